@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from svdq.pipeline.failures import describe_failure
 from svdq.pipeline.models.base import VideoModel
+from svdq.pipeline.models.device_memory import with_second_try
 from svdq.pipeline.planning.binding import Components, bounds_of
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import CostModel, Shape
@@ -145,7 +147,8 @@ class Admission:
         started = time.perf_counter()
         try:
             with self._tracer.span("encode", request.job_id):
-                tensors = self._model.encode(request.photo, parameters)
+                encode = partial(self._model.encode, request.photo, parameters)
+                tensors = with_second_try(encode, f"the encode of {request.job_id}")
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(describe_failure(error, "while its photo was encoded"))
         seconds = time.perf_counter() - started

@@ -4,11 +4,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
 from svdq.pipeline.failures import describe_failure
 from svdq.pipeline.models.base import State, VideoModel, all_finite, nan_advice
+from svdq.pipeline.models.device_memory import with_second_try
 from svdq.pipeline.protocols import Checkpointer, Monitor
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
@@ -75,7 +77,8 @@ class StepLoop:
                         copied = {name: tensor.clone() for name, tensor in changed.items()}
                         self._checkpointer.save(self._advanced(sample, index, state | copied, seconds))
                     self._monitor.step(sample, index)
-                    changed.update(denoiser.step(state, index))
+                    what = f"step {index + 1} of {sample.parameters.steps} of {sample.job_id}"
+                    changed.update(with_second_try(partial(denoiser.step, state, index), what))
                     state.update(changed)
                 if not all_finite(changed.values()):
                     which = f"by step {stop} of {sample.parameters.steps}"

@@ -8,6 +8,11 @@ gc.disable()
 
 import os
 
+# Pieces of memory that are free between others cannot be used without it. The name is that which all supported versions
+# of torch read, when they are imported.
+if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"} & os.environ.keys():
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
 from svdq.producer.process_identity import PARENT_PID, die_with_parent
 
 if __name__ == "__main__" and PARENT_PID in os.environ:

@@ -79,7 +79,8 @@ class Denoiser(Protocol):
     def step(self, state: State, index: int) -> State:
         """Do step `index` (0 is the noisiest) and return the tensors that changed, with the device that they had.
 
-        May modify tensors that it has returned before in place, but not those that the denoiser was made with.
+        May modify tensors that it has returned before in place, but not those that the denoiser was made with. A step
+        that runs out of memory has modified nothing, and can be done again.
         """
         ...
 

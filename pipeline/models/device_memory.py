@@ -1,14 +1,19 @@
 """Memory of a rank's device: its capacity, measured peaks, and the detection of out-of-memory errors."""
 
+import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from svdq.pipeline.models.memory import ACTIVITIES, RESERVE_BYTES, Activity, Shape, shape_for
 from svdq.pipeline.parameters import VideoParameters
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 #: Texts of out-of-memory errors without a class of their own: from the CPU allocator, CUDA, cuBLAS and cuDNN.
 _HOST_RAN_OUT = "DefaultCPUAllocator"
@@ -44,6 +49,22 @@ def release_memory(error: BaseException) -> None:
     # The error's frames hold its intermediate tensors.
     traceback.clear_frames(error.__traceback__)
     torch.cuda.empty_cache()
+
+
+def with_second_try(compute: Callable[[], _T], what: str) -> _T:
+    """Return the result of a computation, which is tried again if memory runs out.
+
+    Fragments, cached blocks and other processes may have held the memory that it lacked.
+    """
+    try:
+        return compute()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.warning("Out of memory in %s; trying once more.", what)
+        release_memory(error)
+    # The error is gone here, and with it what its traceback holds.
+    return compute()
 
 
 def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int | None:

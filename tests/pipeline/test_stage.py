@@ -142,6 +142,46 @@ def test_a_decode_that_runs_out_of_memory_lets_go_of_what_it_had_before_it_is_tr
     assert group.source.reports["job-1"].failure is None
 
 
+@pytest.mark.parametrize("where", ["encode", "step"])
+@pytest.mark.parametrize(("times", "succeeds"), [(1, True), (2, False)])
+def test_an_encode_or_step_that_runs_out_of_memory_is_tried_once_more(where, times, succeeds) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def out_of_memory() -> None:
+        assert [each() for each in held] == [None] * len(held)
+        if len(held) < times:
+            half_made = torch.zeros(3)
+            held.append(weakref.ref(half_made))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    class SmallModel(CountingModel):
+        def encode(self, photo, parameters):
+            if where == "encode" and parameters.seed == 2:
+                out_of_memory()
+            return super().encode(photo, parameters)
+
+        def denoiser(self, tensors, parameters):
+            found = super().denoiser(tensors, parameters)
+            step = found.step
+
+            def sometimes(state, index):
+                if where == "step" and (parameters.seed, index) == (2, 3):
+                    out_of_memory()
+                return step(state, index)
+
+            found.step = sometimes  # type: ignore[method-assign]
+            return found
+
+    group = Alone(SmallModel(), [request(1), request(2), request(3)])
+    group.stage.run()
+    assert set(group.sink.frames) == {"job-1", "job-3", *["job-2"] * succeeds}
+    assert len(held) == times
+    if succeeds:
+        assert int(group.sink.frames["job-2"].max()) == 5
+    else:
+        assert "Out of GPU memory" in str(group.source.reports["job-2"].failure)
+
+
 def test_a_decode_without_memory_is_tried_with_smaller_chunks_and_says_so() -> None:
     model = CountingModel()
     model.decodable_frames = 1

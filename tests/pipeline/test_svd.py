@@ -95,6 +95,23 @@ def test_same_bits_as_diffusers_wherever_the_steps_are_split(ranks, reference, p
     assert ours.std() > 20
 
 
+def test_a_step_that_runs_out_of_memory_can_be_done_again_with_the_same_bits(ranks, reference, photo):
+    values, model = parameters(), ranks[0]
+    tensors = model.encode(photo, values)
+    denoiser = model.denoiser(tensors, values)
+
+    def runs_out(*_given):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    for index in range(values.steps):
+        hook = model.pipeline.unet.conv_out.register_forward_hook(runs_out)
+        with pytest.raises(torch.OutOfMemoryError):
+            denoiser.step(tensors, index)
+        hook.remove()
+        tensors = {**tensors, **denoiser.step(tensors, index)}
+    assert np.array_equal(model.decode(tensors, values, 3).numpy(), reference(photo, values, 3))
+
+
 @pytest.mark.parametrize("decode_chunk_size", [1, 2, 14])
 def test_same_bits_as_diffusers_for_any_decode_chunk_size(ranks, reference, photo, decode_chunk_size):
     values = parameters()

@@ -163,6 +163,26 @@ def test_a_video_is_the_same_after_one_that_was_decoded_in_tiles(opened, videos,
     np.testing.assert_array_equal(frames["first"], frames["again"])
 
 
+def test_a_step_that_runs_out_of_memory_is_done_again_with_the_same_bits(opened, requests, reference) -> None:
+    model = opened(0, None)
+    calls = []
+
+    def runs_out(*_given) -> None:
+        calls.append(1)
+        # In the passes with guidance of the first step, of one with history, and of the second expert.
+        if len(calls) in (2, 7, 13):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    experts = (model.pipeline.transformer, model.pipeline.transformer_2)
+    hooks = [expert.proj_out.register_forward_hook(runs_out) for expert in experts]
+    rank = Alone(model, requests[:1])
+    rank.stage.run()
+    for hook in hooks:
+        hook.remove()
+    assert len(calls) == 2 * 6 + 2 + 1 + 2
+    np.testing.assert_array_equal(rank.sink.frames["job-0"], reference[0])
+
+
 def test_some_videos_have_steps_of_one_expert_only(opened, videos) -> None:
     """Otherwise the tests above would not see ranks that have nothing to do."""
     assert {len(opened(0, None).segments(video)) for video in videos} == {1, 2}

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,3 +170,27 @@ def test_ranks_get_one_mig_instance_each(monkeypatch: pytest.MonkeyPatch, rank: 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1111, MIG-2222")
     assert choose_device("cpu", rank).type == "cpu"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+#: Imports a rank's module without torch, and prints the settings of torch's allocator.
+IMPORT = """
+import contextlib, os, runpy, sys
+sys.modules["torch"] = None
+with contextlib.suppress(ImportError):
+    runpy.run_module("svdq.worker", run_name="imported")
+print(*sorted(f"{name}={value}" for name, value in os.environ.items() if "ALLOC_CONF" in name))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_segments_of_gpu_memory_can_grow_unless_the_user_says_otherwise(monkeypatch, name) -> None:
+    """Before torch is imported, which reads it."""
+
+    def settings() -> str:
+        return subprocess.run([sys.executable, "-c", IMPORT], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    assert settings() == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    assert settings() == f"{name}=max_split_size_mb:64\n"
