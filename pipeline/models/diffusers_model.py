@@ -129,6 +129,7 @@ class DiffusersModel(VideoModel):
             for name, tensor in self._zeros(parameters).items()
         }
 
+    @torch.inference_mode()
     def warm_up(self, parameters: VideoParameters) -> None:
         """Run each part once on a gray photo, so that the first video does not wait for compiling and kernel selection.
 

@@ -137,12 +137,14 @@ class WanModel(DiffusersModel):
         measured = self._meter.begin("step", shape_for("step", parameters))
         scale, scale_2 = parameters.guidance_scale, parameters.guidance_scale_2
         assert scale is not None
+        image_embeds = state.get("image_embeds")
         return WanDenoiser(
             transformers=self._denoisers,
             schedule=self._schedule(parameters),
             prompt_embeds=_padded(state["prompt_embeds"]),
             negative_prompt_embeds=_padded(state["negative_prompt_embeds"]) if parameters.guided else None,
-            image_embeds=state.get("image_embeds"),
+            # Created here like all other inputs: the compiler treats received tensors as another kind.
+            image_embeds=None if image_embeds is None else image_embeds.clone(),
             condition=state["condition"],
             first_frame_mask=first_frame_mask(state["latents"]) if self._facts["expand_timesteps"] else None,
             guidance_scales={HIGH_NOISE: scale, LOW_NOISE: scale if scale_2 is None else scale_2},

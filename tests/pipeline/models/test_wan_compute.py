@@ -168,6 +168,27 @@ def test_compiled_transformers_give_the_same_bits(tiny_wan, photo, monkeypatch, 
     assert torch.equal(denoise(model, photo, values)["latents"], denoise(usual, photo, values)["latents"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("received", [False, True])
+def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(tmp_path, photo, monkeypatch, received):
+    """Tensors that this rank has made in inference mode, and those that a thread has received, are of other kinds."""
+    graphs = []
+    monkeypatch.setattr(compute, "BACKEND", lambda graph, _inputs: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr("svdq.pipeline.models.wan.model.IMAGE_TOKENS", 50)  # of the tiny model
+    torch.compiler.reset()
+    write_tiny_wan(tmp_path, "i2v-14b")
+    model = open_model(str(tmp_path), EVERYTHING, CPU, torch.float32, ComputeOptions(compiled="whole"))
+    values = parameters(model)
+    model.warm_up(values)
+    assert len(graphs) == 1
+    state = dict(model.encode(photo, values))
+    if received:
+        state = {name: torch.from_numpy(tensor.numpy().copy()) for name, tensor in state.items()}
+    state |= model.denoiser(state, values).step(state, 0)
+    assert len(graphs) == 1
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_parameters_and_bytes_of_the_published_transformers(model):
     """From the configs, without memory for weights; layers that stay in float32 count as such."""
