@@ -109,11 +109,21 @@ def _compile(device: torch.device, dtype: torch.dtype) -> None:
     compiled(torch.ones(64, device=device, dtype=dtype))
 
 
+def num_gpus() -> int:
+    """Count the GPUs, or MIG instances, at which ranks take turns; call it before `choose_device`, which hides some."""
+    return len(_mig_instances()) or torch.cuda.device_count()
+
+
 def _choose_mig_instance(local_rank: int) -> None:
     """Select one MIG instance for a rank: a CUDA process uses only the first visible one."""
-    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    if any(name.startswith("MIG-") for name in names):
+    if names := _mig_instances():
         os.environ["CUDA_VISIBLE_DEVICES"] = names[local_rank % len(names)]
+
+
+def _mig_instances() -> list[str]:
+    """Return the visible devices if some of them are MIG instances."""
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return names if any(name.startswith("MIG-") for name in names) else []
 
 
 def _why_no_gpu() -> str:

@@ -1,10 +1,11 @@
 """Starts one rank: loads its parts of the model and connects it to its neighbors."""
 
+import contextlib
 import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,7 @@ from typing import TypeVar
 import torch
 from pydantic import TypeAdapter
 
-from svdq.pipeline.device import check_computes, check_options, choose_device
+from svdq.pipeline.device import check_computes, check_options, choose_device, num_gpus
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role, VideoModel
 from svdq.pipeline.models.device_memory import capacity, name_of
@@ -87,6 +88,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
     wanted = config.device
     if wanted == "auto" and process.run_dir is None and visible_gpus():
         wanted = "cuda"  # else ranks whose torch cannot use the GPUs would compute on the processors
+    num_visible = num_gpus()
     device = choose_device(wanted, topology.local_rank)
     compute = config.compute
     dtype = dtype_for(settings.model, device, compute)
@@ -98,18 +100,19 @@ def _load_model(process: RankProcess) -> LoadedModel:
         prepare_compiling(settings.home, topology.num_ranks)
     check_options(compute, device)
     # svdq worker counts the ranks of all groups; torchrun has one group.
-    sharing = config.ranks_per_gpu or ranks_per_gpu(torch.cuda.device_count(), topology.num_ranks)
+    sharing = config.ranks_per_gpu or ranks_per_gpu(num_visible, topology.num_ranks)
     components = _agree_on_components(process, lambda: capacity(device, settings.memory_limit, sharing), dtype)
     role = replace(Role.of_rank(topology.rank), components=components)
     if config.encoder_rank and topology.first:
         role = replace(role, decode=False)
-    model = open_model(settings.model, role, device, dtype, compute)
-    granted = capacity(device, settings.memory_limit, sharing)
-    if granted is not None and model.info.weight_bytes > granted and not topology.last:
-        # There is no room for the decoder, which the last rank has in any case.
-        role = replace(role, decode=False)
-        del model
+    with loading_threads(device, topology.num_ranks):
         model = open_model(settings.model, role, device, dtype, compute)
+        granted = capacity(device, settings.memory_limit, sharing)
+        if granted is not None and model.info.weight_bytes > granted and not topology.last:
+            # There is no room for the decoder, which the last rank has in any case.
+            role = replace(role, decode=False)
+            del model
+            model = open_model(settings.model, role, device, dtype, compute)
     if config.weights is not None:
         model.info = replace(model.info, compute=model.info.compute | {"weights": config.weights})
     info = RankInfo(
@@ -168,6 +171,18 @@ def exit_without_neighbor(reason: str, stopping: threading.Event, marker: CrashM
     if not stopping.wait(STOP_HEARD_S):
         logger.error("%s", reason)
         os._exit(1)
+
+
+@contextlib.contextmanager
+def loading_threads(device: torch.device, num_ranks: int) -> Iterator[None]:
+    """Convert weights for a GPU with this rank's share of the host's cores; torchrun starts ranks with one thread."""
+    before = torch.get_num_threads()
+    if device.type != "cpu":
+        torch.set_num_threads(max(before, (os.cpu_count() or 1) // num_ranks))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def prepare_compiling(home: Path, num_ranks: int) -> None:

@@ -20,7 +20,7 @@ from svdq.worker.checkpoint.store import FolderCheckpointStore
 from svdq.worker.config import RankConfig, rank_options
 from svdq.worker.intake.memory import RankInfo
 from svdq.worker.launcher import run_dir
-from svdq.worker.startup import COMPILE_S, check_alike, first_step_s, prepare_compiling
+from svdq.worker.startup import COMPILE_S, check_alike, first_step_s, loading_threads, prepare_compiling
 
 
 def test_the_options_of_a_rank_are_those_of_the_pipeline() -> None:
@@ -102,6 +102,17 @@ def test_a_rank_that_compiles_has_a_place_of_its_own_and_time(tmp_path: Path, mo
     assert first_step_s(RankConfig(), 5.0) == 5.0
     assert first_step_s(RankConfig(compile="blocks"), 5.0) == COMPILE_S
     assert first_step_s(RankConfig(compile="whole"), 1e6) == 1e6
+
+
+def test_weights_for_a_gpu_are_converted_by_a_share_of_the_cores(monkeypatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 28)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for device, expected in (("cuda", 4), ("cpu", 1)):
+        with loading_threads(torch.device(device), 7):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 1
+    torch.set_num_threads(before)
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from svdq.pipeline.device import choose_device
+from svdq.pipeline.device import choose_device, num_gpus
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer import keys
 from svdq.producer.process_identity import is_running
@@ -168,6 +168,7 @@ def test_a_group_goes_on_without_a_gpu_that_has_failed(house, tmp_path: Path, un
 def test_ranks_get_one_mig_instance_each(monkeypatch: pytest.MonkeyPatch, rank: int, expected: str) -> None:
     """CUDA computes on the first one that a process is told of, and on no other."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1111, MIG-2222")
+    assert num_gpus() == 2
     assert choose_device("cpu", rank).type == "cpu"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
