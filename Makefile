@@ -22,8 +22,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --durations 10
 # Folders of tests that start no workers.
 UNIT_TESTS := tests/cli tests/producer tests/pipeline tests/test_docs.py
-# Errors only: pip's warnings are about the machine, such as package folders that do not exist.
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 # Without byte code seven ranks would compile torch's Python sources at every start.
 unexport PYTHONDONTWRITEBYTECODE

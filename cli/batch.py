@@ -49,6 +49,7 @@ def batch(
     force: bool,
     skip_bad: bool,
     do_wait: bool,
+    verbose: bool,
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
@@ -69,4 +70,4 @@ def batch(
     defaults = read_options(**parameters)
     JobSpec(options=(defaults,), model=model).check()
     requests = read_batch(file, datetime.now().astimezone(), defaults=defaults, model=model, force=force)
-    return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)
+    return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, verbose=verbose, as_json=as_json)

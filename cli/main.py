@@ -67,6 +67,8 @@ COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in com
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+#: Smallest number of things of which commands print totals in place of a line each.
+MANY = 20
 #: The exit code that shells report for a program ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
 #: Why the output cannot be written: a full disk, a used-up quota, a file size limit, a broken disk.
@@ -124,6 +126,11 @@ def json_option(thing: str = "") -> Callable[[Command], Command]:
     """Return the decorator that adds `--json`: one JSON object, or one for each thing."""
     each = f" for each {thing}, one a line" if thing else ""
     return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON object{each}.")
+
+
+def verbose_option(things: str) -> Callable[[Command], Command]:
+    """Return the decorator that adds `--verbose`: a line for each thing, also of many."""
+    return click.option("--verbose", "-v", is_flag=True, help=f"Print a line for each of many {things}, too.")
 
 
 #: The options of all commands that use Redis, and that read or write the storage.

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import annotated_types
 import click
 
-from svdq.cli.main import Command, json_option
+from svdq.cli.main import Command, json_option, verbose_option
 from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.pipeline.parameters import Format
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
@@ -123,6 +123,7 @@ _SUBMISSION_OPTIONS = (
     click.option("--force", is_flag=True, help="Render again although the same job exists."),
     click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
     click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
+    verbose_option("jobs"),
     json_option("job"),
 )
 

@@ -14,7 +14,7 @@ import click
 from rich.filesize import decimal
 
 from svdq.cli.formatting import echo, echo_json, table, words
-from svdq.cli.main import json_option, redis_options, storage_option
+from svdq.cli.main import MANY, json_option, redis_options, storage_option, verbose_option
 from svdq.cli.option_types import GivenPath, OutputFile, name_option, since_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.text import count
@@ -90,6 +90,7 @@ def gallery(
 @click.option("--all", "fetch_all_videos", is_flag=True, help="All finished videos.")
 @name_option("Videos of jobs")
 @since_option("Videos finished")
+@verbose_option("videos")
 @json_option("video")
 @storage_option
 @redis_options
@@ -99,6 +100,7 @@ def fetch(
     fetch_all_videos: bool,
     name: str | None,
     since: datetime | None,
+    verbose: bool,
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
@@ -129,13 +131,20 @@ def fetch(
     else:
         found = find_results(place, since=since, on_bad=warn)
         results = [result for result in found if not name or fnmatchcase(result.name, name)]
+    is_bulk = len(results) >= MANY
+    sizes = []
     for fetched in fetch_all(place, results, folder, warn):
+        sizes.append(fetched.copied)
         paths = [str(path) for path in fetched.paths]
         if as_json:
             echo_json({"id": fetched.job_id, "paths": paths, "copied": fetched.copied})
-        else:
+        elif verbose or not is_bulk:
             note = "" if fetched.copied else "  (exists already)"
             echo(f"{fetched.job_id}  {'  '.join(paths)}{note}")
+    if is_bulk and not as_json:
+        num_new = len([size for size in sizes if size])
+        text = f"{count(num_new, 'video')} ({decimal(sum(sizes))}); existing: {len(sizes) - num_new:,}."
+        echo(f"Copied to {folder}: {text}")
     if not results and not as_json:
         echo("There are no finished videos to fetch.", err=True)
 

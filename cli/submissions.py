@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from svdq.cli.formatting import echo, echo_json
-from svdq.cli.main import EXIT_FAILED
+from svdq.cli.main import EXIT_FAILED, MANY
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.submit import BadPhotosError, Observer, Request, Submission, submit_all
 from svdq.producer.timeparse import rfc3339
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from svdq.producer.settings import Settings
     from svdq.producer.status.status import JobView
 
-#: Smallest number of photos for which a bar is shown.
-MANY = 20
-#: Largest number of jobs printed on a terminal.
-MAX_LINES = 50
 #: Largest number of bad photos printed.
 MAX_REASONS = 20
 
@@ -69,16 +65,18 @@ def submit_and_print(
     *,
     skip_bad: bool = False,
     do_wait: bool,
+    verbose: bool,
     as_json: bool,
 ) -> int:
     """Submit photos, print a line or JSON object for each job, and return the exit code.
 
-    With `do_wait`, an object is printed when its job has ended. A terminal gets a limited number of lines. The exit
-    code is 1 when photos were left out or a job that the command waited for has failed.
+    With `do_wait`, an object is printed when its job has ended. Many jobs have a line only if `verbose`, and totals.
+    The exit code is 1 when photos were left out or a job that the command waited for has failed.
     """
-    is_terminal = sys.stdout.isatty()
-    is_drawn = len(requests) >= MANY and sys.stderr.isatty() and not (as_json and is_terminal)
-    is_held = is_drawn and is_terminal  # the bar uses the same terminal
+    is_bulk = sum(request.spec.num_jobs for request in requests if isinstance(request, Request)) >= MANY
+    has_lines = not as_json and (verbose or not is_bulk)
+    # Lines and a bar on the same terminal would mix.
+    is_drawn = is_bulk and sys.stderr.isatty() and not (sys.stdout.isatty() and (as_json or has_lines))
     made: list[Submission] = []
     try:
         with contextlib.closing(Bar(is_drawn=is_drawn)) as bar:
@@ -88,16 +86,14 @@ def submit_and_print(
                     made.append(submission)
                     if as_json and not do_wait:
                         echo_json(_object(submission))
-                    elif not as_json and not is_held and (not is_terminal or len(made) <= MAX_LINES):
+                    elif has_lines:
                         echo(_line(submission, do_wait=do_wait))
     except BadPhotosError as error:
         _print_reasons(error.reasons)
         raise
-    if is_held:
-        echo(*(_line(submission, do_wait=do_wait) for submission in made[:MAX_LINES]))
-    if not as_json and len(made) > MAX_LINES:
+    if is_bulk and not as_json:
         num_new = sum(submission.is_new for submission in made)
-        echo(f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}. `svdq list` shows the newest.", err=True)
+        echo(f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}. `svdq list` shows the newest.")
     if cropped := {submission.photo: submission for submission in made if submission.warning}:
         echo(_crop_sentence(list(cropped.values())), err=True)
     if bar.reasons:

@@ -72,6 +72,7 @@ def submit(
     like: Path | None,
     skip_bad: bool,
     do_wait: bool,
+    verbose: bool,
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
@@ -150,4 +151,4 @@ def submit(
         for below in {photo.folder for photo in sources.photos}
     }
     requests = [Request(path=photo.path, spec=specs[photo.folder], source=photo.source) for photo in sources.photos]
-    return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)
+    return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, verbose=verbose, as_json=as_json)

@@ -112,6 +112,10 @@ def wait_for(
                     if not bars and not quiet:
                         echo(describe(view))
                         sys.stdout.flush()
+        except KeyboardInterrupt:
+            if left := [job_id for job_id in job_ids if job_id not in ended]:
+                echo(_interrupted(left), err=True)
+            raise
         finally:
             if bars:
                 bars.clear()
@@ -122,6 +126,13 @@ def wait_for(
     known = ended | pending
     found = [known[job_id] for job_id in job_ids if job_id in known]
     return found, 0 if all(view.status == "finished" and view.is_readable for view in found) else EXIT_FAILED
+
+
+def _interrupted(left: Sequence[str]) -> str:
+    """Say that jobs go on without the command, and how to follow and cancel them."""
+    if len(left) > 1:
+        return f"{len(left):,} jobs go on; follow them with `svdq status`, cancel them with `svdq cancel ID...`."
+    return f"Job {left[0]} goes on; follow it with `svdq wait {left[0]}`, cancel it with `svdq cancel {left[0]}`."
 
 
 def _poll(

@@ -189,4 +189,8 @@ def test_130_interrupted(svdq: Cli) -> None:
         assert "No worker is running" in waiting.stderr.readline()
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(timeout=30) == 130
-        assert "Traceback" not in waiting.stderr.read()
+        left = waiting.stderr.read()
+        assert left.startswith(f"Job {job_id} goes on; ")
+        assert f"`svdq wait {job_id}`" in left
+        assert f"`svdq cancel {job_id}`" in left
+        assert "Traceback" not in left

@@ -99,6 +99,14 @@ def test_fetch(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:
     assert [path.name for path in target.iterdir() if path.name.startswith(".")] == []
 
 
+def test_many_videos_are_fetched_with_totals(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
+    for number in range(20):
+        add_video(storage, number, formats=("gif",))
+    done = svdq("fetch", "--all", "-o", tmp_path / "videos")
+    assert done.stdout.startswith(f"Copied to {tmp_path / 'videos'}: 20 videos (")
+    assert len(svdq("fetch", "--all", "-o", tmp_path / "videos", "-v").stdout.splitlines()) == 21
+
+
 def test_ids_of_any_program_may_be_shortened(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
     uuid = "9713bc6c-4790-4e82-b933-a2f4f66af588"  # as RQ makes them
     ids = [add_video(storage, 1, name="a-cup"), add_video(storage, 2, name="a-cup", job_id=uuid)]

@@ -56,9 +56,11 @@ def test_a_folder(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
     assert below is not None
     assert below.folder == "trip/day 1/sub"
 
-    again = svdq("submit", str(folder / "*.png"), "--output", "trip/day 1", "--name", "{stem}-{seed}")
-    assert [line.split()[0] for line in again.stdout.splitlines()] == [job["id"] for job in made[:20]]
+    again = svdq("submit", str(folder / "*.png"), "--output", "trip/day 1", "--name", "{stem}-{seed}", "-v")
+    *lines, total = again.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [job["id"] for job in made[:20]]
     assert again.stdout.count("exists already") == 20
+    assert total.startswith("New jobs: 0; existing jobs: 20. ")
     assert len(queued(connection)) == 22
 
 
@@ -76,7 +78,7 @@ def test_bad_photos_in_a_folder(svdq: Cli, home: Path, folder: Path) -> None:
 
     done = svdq("submit", folder, "--skip-bad")
     assert done.returncode == 1
-    assert len(done.stdout.splitlines()) == 20
+    assert done.stdout.startswith("New jobs: 20; existing jobs: 0. ")
     assert "bad00.jpg" in done.stderr
     assert done.stderr.endswith("Bad photos left out: 25 of 45.\n")
 
@@ -150,7 +152,7 @@ def test_a_kill_in_the_middle(svdq: Cli, connection: redis.Redis, photo: Path) -
 
 
 def test_a_reader_that_leaves_early(connection: redis.Redis, photo: Path) -> None:
-    with subprocess.Popen([*SVDQ, "submit", photo, "--variations", "600"], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([*SVDQ, "submit", photo, "--variations", "600", "-v"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
@@ -186,11 +188,8 @@ def test_a_terminal_has_a_bar_and_a_summary(home: Path, connection: redis.Redis,
     os.close(ours)
     text = shown.decode()
     assert "enqueueing" in text
-    # Lines, no more than a terminal can show, and only when the bar is gone.
-    last_of_bar = text.rindex("60/60")
-    lines = text[last_of_bar:].splitlines()
-    assert sum("svdq wait" in line for line in lines) == text.count("svdq wait") == 50
-    assert lines[-1] == "New jobs: 60; existing jobs: 0. `svdq list` shows the newest."
+    assert "svdq wait" not in text
+    assert text.splitlines()[-1].endswith("New jobs: 60; existing jobs: 0. `svdq list` shows the newest.")
 
 
 def _read(terminal: int) -> bytes:
