@@ -242,7 +242,7 @@ def pauses(connection: redis.Redis) -> Sequence[str]:
     found: Any = connection.hgetall(keys.PAUSES)
     for worker, reason in sorted(found.items()):
         # The reason of a dead group is dropped; the next group tries again.
-        if connection.exists(Worker.redis_worker_namespace_prefix.encode() + worker):
+        if worker == keys.BURSTS.encode() or connection.exists(Worker.redis_worker_namespace_prefix.encode() + worker):
             name, text = (part.decode(errors="backslashreplace") for part in (worker, reason))
             sentences.append(f"PAUSED {name}: {text} Fix the cause, then run `svdq resume`.")
     return sentences

@@ -33,8 +33,10 @@ CANCELED: Final = "svdq:canceled"
 STOPPED: Final = "svdq:stopped"
 #: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
 CRASHES: Final = "svdq:crashes"
-#: Hash, worker name -> why that group takes no more jobs.
+#: Hash, worker name or BURSTS -> why that group, or every burst, takes no more jobs.
 PAUSES: Final = "svdq:pauses"
+#: A burst ends when it is paused, and whatever starts bursts would start the next one, again and again.
+BURSTS: Final = "bursts"
 #: String that lives as long as one group's turn to remove what has expired; the value is the group's name.
 MAINTAINED: Final = "svdq:maintained"
 #: Hash, job id -> `keep` or `reject`: what a person has decided about a finished video. It outlives the job.

@@ -50,6 +50,7 @@ def routes() -> list[BaseRoute]:
     return [
         Route("/health", health),
         Route("/health/live", live),
+        Route("/queue", queue),
         Route("/v1/models", list_models),
         Route("/v1/models/{model_id:path}", retrieve_model),
         Route("/v1/videos", list_videos),
@@ -80,6 +81,13 @@ async def health(request: Request) -> Response:
 async def live(_request: Request) -> Response:
     """Answer 200 while the server runs."""
     return Json({"status": "ok"})
+
+
+async def queue(request: Request) -> Response:
+    """Return how many jobs wait for a worker, 0 while intake is paused: for what starts workers, such as KEDA."""
+    snapshot = await request.app.state.snapshots.get(None)
+    waiting = sum(counts["queued"] for counts in snapshot.queues.values())
+    return Json({"waiting": 0 if snapshot.pauses else waiting})
 
 
 async def list_models(request: Request) -> Response:

@@ -9,14 +9,16 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from starlette.routing import Route
 
 from svdq.cli.serve.access import OPEN_PATHS
+from svdq.cli.serve.api import routes
 from svdq.cli.serve.options import ServeOptions
 from svdq.cli.serve.server import GRACE_S, THREADS_S
-from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.worker.launcher.launcher import STOP_S
 from svdq.worker.launcher.torchrun import KILL_S
@@ -90,7 +92,8 @@ def test_kustomize_builds_them(variant: str) -> None:
     built = list(yaml.safe_load_all(done.stdout))
     kinds = [thing["kind"] for thing in built]
     assert "ConfigMap" in kinds
-    assert len(kinds) == len(list(read("base"))) + 1 + (len(list(read(variant))) if variant != "base" else 0)
+    folders = {"base", variant, *(["serve"] if variant == "bursts" else [])}
+    assert len(kinds) == 1 + sum(len(list(read(folder))) for folder in folders)
     for thing in built:
         assert thing["metadata"].get("namespace", "svdq") == "svdq"
         if not thing["apiVersion"].startswith("keda.sh/"):
@@ -175,21 +178,25 @@ def test_secrets_are_named_and_not_given() -> None:
     assert names <= {f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields}
 
 
-def test_keda_looks_at_the_lists_that_rq_keeps() -> None:
+def test_keda_asks_the_server_that_is_deployed_beside_it() -> None:
     spec = find("bursts", "ScaledJob")["spec"]
     assert set(spec) <= SCALED_JOB_FIELDS
     assert set(spec["scalingStrategy"]) <= SCALING_STRATEGY_FIELDS
-    assert {trigger["metadata"]["listName"] for trigger in spec["triggers"]} == {
-        f"rq:queue:{name}" for name in QUEUE_NAMES
-    }
-    authentication = find("bursts", "TriggerAuthentication")["metadata"]["name"]
-    service = find("base", "Service")
-    for trigger in spec["triggers"]:
-        assert trigger["type"] == "redis"
-        assert set(trigger["metadata"]) == {"address", "listName", "listLength"}
-        port = service["spec"]["ports"][0]["port"]
-        assert trigger["metadata"]["address"] == f"{service['metadata']['name']}.svdq.svc.cluster.local:{port}"
-        assert trigger["authenticationRef"] == {"name": authentication}
+    [trigger] = spec["triggers"]
+    assert trigger["type"] == "metrics-api"
+    assert set(trigger["metadata"]) == {"url", "valueLocation", "targetValue", "authMode"}
+    url = urlsplit(trigger["metadata"]["url"])
+    service = find("serve", "Service")
+    assert (url.hostname or "").split(".")[:2] == [service["metadata"]["name"], "svdq"]
+    assert (url.port or 80) == service["spec"]["ports"][0]["port"]
+    [container] = find("serve", "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert url.hostname in container["args"], "it is answered under this name"
+    assert url.path in {route.path for route in routes() if isinstance(route, Route)}
+    authentication = find("bursts", "TriggerAuthentication")
+    assert trigger["authenticationRef"] == {"name": authentication["metadata"]["name"]}
+    secret = {"name": "svdq-serve", "key": "token"}
+    assert authentication["spec"]["secretTargetRef"] == [{"parameter": "token", **secret}]
+    assert "../serve" in (KUBERNETES / "bursts/kustomization.yaml").read_text()
 
 
 def test_keda_is_told_what_kubernetes_itself_would_fill_in() -> None:

@@ -353,6 +353,22 @@ def test_a_key_of_the_wrong_type_fails_its_queued_job_alone(connection: redis.Re
     assert status_of(connection, "a") == "failed"
 
 
+def test_the_pause_of_a_burst_holds_for_the_next_one(connection: redis.Redis, worker: GroupWorker) -> None:
+    """Which KEDA starts half a minute later, under another name, and which would fail three more jobs."""
+    put(connection, "a", "b")
+    bursts = [GroupWorker(connection, on_stop=print, on_shutdown=print, is_burst=True) for _ in range(2)]
+    bursts[0].start()
+    bursts[0].pause("3 jobs failed.")
+    bursts[0].end()
+    recovery.Recovery(bursts[1], 2).at_start([])
+    assert bursts[1].pop() is None
+    assert bursts[1].paused
+    assert control.pauses(connection) == ["PAUSED bursts: 3 jobs failed. Fix the cause, then run `svdq resume`."]
+    assert take(worker)[0].rq_job.id == "a", "it is for bursts alone"
+    control.resume(connection)
+    assert take(bursts[1])[0].rq_job.id == "b"
+
+
 def test_a_beat_prolongs_every_lease(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
     put(connection, "c", priority="low")

@@ -62,7 +62,7 @@ class Intake(Source):
         self._options = options
         self._checkpoints = checkpoints
         self._connection_health = connection_health or ConnectionHealth()
-        self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain)
+        self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain, is_burst=options.burst)
         self._recovery = Recovery(self._worker, options.max_attempts)
         #: Executions by job id; changed by the bookkeeping thread alone.
         self._active_jobs: dict[str, ActiveJob] = {}

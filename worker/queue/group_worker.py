@@ -152,7 +152,7 @@ class GroupWorker(RqWorker):
         A job that is not valid ends as failed with a reason, and the next one is taken.
         """
         while True:
-            popped = transitions.pop(self.connection, self.queues, self.name)
+            popped = transitions.pop(self.connection, self.queues, self.name, self.pause_field)
             self.paused = popped.paused
             if popped.queue is None:
                 return None
@@ -243,7 +243,7 @@ class GroupWorker(RqWorker):
 
     def pause(self, reason: str) -> None:
         """Take no more jobs until the user runs `svdq resume`."""
-        self.connection.hset(keys.PAUSES, self.name, reason)
+        self.connection.hset(keys.PAUSES, self.pause_field, reason)
 
     def return_to_queue(self, active_jobs: Iterable[ActiveJob]) -> None:
         """Return jobs to the front of their queues, in their old order, without spending retries."""

@@ -60,10 +60,18 @@ class RqWorker(BaseWorker):
 
     queue_class = SvdqQueue  # type: ignore[assignment]  # RQ types it as the base class itself
 
-    def __init__(self, connection: redis.Redis, *, on_stop: Callable[[str], None], on_shutdown: Callable[[], None]):
+    def __init__(
+        self,
+        connection: redis.Redis,
+        *,
+        on_stop: Callable[[str], None],
+        on_shutdown: Callable[[], None],
+        is_burst: bool = False,
+    ) -> None:
         """Make the worker; nothing is registered yet. The bookkeeping thread alone uses `connection`.
 
-        RQ's listening thread calls `on_stop` with the job id of RQ's stop command, and `on_shutdown`.
+        RQ's listening thread calls `on_stop` with the job id of RQ's stop command, and `on_shutdown`. Bursts pause
+        together.
         """
         super().__init__(
             queues(connection),
@@ -77,6 +85,8 @@ class RqWorker(BaseWorker):
         )
         self._on_stop = on_stop
         self._on_shutdown = on_shutdown
+        #: The field of `keys.PAUSES` that concerns it.
+        self.pause_field = keys.BURSTS if is_burst else self.name
         #: Whether the last `pop` found intake paused: by RQ's suspend, or because too many jobs failed here.
         self.paused = False
         #: The job whose end is being written; None if it was not begun.

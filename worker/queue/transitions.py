@@ -18,10 +18,11 @@ from rq.utils import utcformat
 from svdq.producer import keys
 from svdq.producer.untrusted_job import key_of
 
-#: KEYS: rq:suspended, our pauses, svdq:popped, then queue and intermediate queue in turn. ARGV: the worker's name.
+#: KEYS: rq:suspended, our pauses, svdq:popped, then queue and intermediate queue in turn. ARGV: the worker's name, and
+#: the field of our pauses that concerns it.
 #: Returns {number of the queue, job id}; {} when nothing is queued; {-1} when intake is paused.
 _POP = """
-if redis.call('exists', KEYS[1]) == 1 or redis.call('hexists', KEYS[2], ARGV[1]) == 1 then
+if redis.call('exists', KEYS[1]) == 1 or redis.call('hexists', KEYS[2], ARGV[2]) == 1 then
   return {-1}
 end
 for i = 4, #KEYS, 2 do
@@ -189,11 +190,14 @@ def _eval(connection: redis.Redis, script: str, names: Sequence[str | bytes], *v
     return connection.eval(script, len(names), *names, *values)  # type: ignore[arg-type]  # redis-py's stub wants text
 
 
-def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str) -> Pop:
-    """Take the next job off the queues, most urgent queue first, and record its owner."""
+def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str, pause: str = "") -> Pop:
+    """Take the next job off the queues, most urgent queue first, and record its owner.
+
+    Take none while `keys.PAUSES` has the field `pause`, by default the worker's name.
+    """
     places = [key for queue in queues for key in (queue.key, queue.intermediate_queue_key)]
     names = [keys.SUSPENDED, keys.PAUSES, keys.POPPED, *places]
-    answer = _eval(connection, _POP, names, worker_name)
+    answer = _eval(connection, _POP, names, worker_name, pause or worker_name)
     if not answer:
         return Pop()
     return Pop(paused=True) if answer[0] < 0 else Pop(queue=queues[answer[0]], job_id=answer[1])

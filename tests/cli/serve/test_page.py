@@ -17,6 +17,7 @@ from PIL import Image
 from rq.results import Result
 
 from svdq.producer import keys
+from svdq.producer.control import pause, resume
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch
 from svdq.producer.results import verdicts
@@ -28,6 +29,7 @@ from tests.cli.serve.ended import fail, finish
 from tests.cli.serve.multipart import TYPE, multipart
 from tests.cli.serve.servers import Answer, Serve, Server
 from tests.queued import enqueue
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -400,6 +402,18 @@ def test_the_stream_says_that_a_group_has_paused_itself(server: Server, connecti
     assert act(server, "pause") == []
     state = next(states(server))
     assert (state["paused"], len(state["warnings"])) == (True, 1)
+
+
+def test_what_starts_workers_sees_no_jobs_while_the_queue_is_paused(server: Server, connection: redis.Redis) -> None:
+    enqueue(connection, job(1), "1" * 20)
+    enqueue(connection, job(2), "2" * 20, "high")
+    wait_until(lambda: server.get("/queue").json == {"waiting": 2})
+    pause(connection)
+    wait_until(lambda: server.get("/queue").json == {"waiting": 0})
+    resume(connection)
+    connection.hset(keys.PAUSES, keys.BURSTS, "3 jobs failed.")
+    assert server.get("/queue").json == {"waiting": 0}
+    assert server.ask("GET", "/queue", headers={}).status == 401
 
 
 def test_the_stream_says_that_a_gpu_has_failed(server: Server, connection: redis.Redis) -> None:
