@@ -61,12 +61,12 @@ def batch(
 
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
-    from svdq.producer.submitting.family import ConfiguredModel
     from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.lists import read_batch
+    from svdq.producer.submitting.submit import expected_model
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
-    model = ConfiguredModel.of(settings.model)
+    model = expected_model(settings)
     defaults = read_options(**parameters)
     JobSpec(options=(defaults,), model=model).check()
     requests = read_batch(file, datetime.now().astimezone(), defaults=defaults, model=model, force=force)

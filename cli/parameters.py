@@ -97,7 +97,8 @@ def _options() -> list[Callable[[Command], Command]]:
     family = click.option(
         "--family",
         type=click.Choice(tuple(JOBS)),
-        help="Family of models [default: that of the other parameters, or of the configured model, or svd].",
+        help="Family of models [default: that of the other parameters, of the configured model, of the workers, or of "
+        "a prompt beside a photo; else svd].",
     )
     size = click.option(
         "--size",

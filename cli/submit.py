@@ -113,11 +113,10 @@ def submit(
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
-    from svdq.producer.submitting.family import ConfiguredModel
     from svdq.producer.submitting.job_spec import JobSpec, read_folder
     from svdq.producer.submitting.options import sweep
     from svdq.producer.submitting.sources import find_photos
-    from svdq.producer.submitting.submit import Request
+    from svdq.producer.submitting.submit import Request, expected_model
     from svdq.producer.timeparse import parse_future
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
@@ -129,7 +128,7 @@ def submit(
         options = tuple(each.with_defaults_from(recorded) for each in options)
     spec = JobSpec(
         options=options,
-        model=ConfiguredModel.of(settings.model),
+        model=expected_model(settings),
         variations=variations,
         priority=priority,
         name=name,

@@ -88,7 +88,6 @@ def watch(
     """
     # Imported here so that `svdq watch --help` stays fast.
     from svdq.producer.settings import Settings
-    from svdq.producer.submitting.family import ConfiguredModel
     from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.watching.folder_config import PHOTO_GLOBS, Selection, WatchOptions
     from svdq.producer.watching.watch import watch as watch_folder
@@ -105,7 +104,7 @@ def watch(
         counts = watch_folder(
             settings,
             folder,
-            JobSpec(options=(options,), model=ConfiguredModel.of(settings.model), priority=priority),
+            JobSpec(options=(options,), priority=priority),
             WatchOptions(
                 selection=Selection(recursive=recursive, globs=globs or PHOTO_GLOBS),
                 existing=existing,

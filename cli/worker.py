@@ -75,8 +75,8 @@ def worker(
 ) -> None:
     """Start a group of ranks that renders queued jobs.
 
-    Ctrl-C once stops taking jobs and finishes those in flight; twice stops now. A burst exits with 0 and leaves the
-    queue alone if another burst uses the same devices, as may happen with a crontab.
+    Ctrl-C once stops taking jobs and finishes those in flight; twice stops now. A burst exits with 1 if all its videos
+    failed, and with 0 and leaves the queue alone if another burst uses the same devices, as may happen with a crontab.
 
     \b
     Examples:
@@ -152,16 +152,17 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
 
 
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
-    """Run until the end, print the summary of a burst, and return the exit code."""
+    """Run until the end, print the summary of a burst, and return the exit code: 1 for a burst in which all failed."""
     from svdq.pipeline.errors import UnavailableError
     from svdq.producer.storage.temporary import write_file
     from svdq.worker.launcher.launcher import launch
     from svdq.worker.launcher.notifications import Notifications
-    from svdq.worker.launcher.summary import report_of_run
+    from svdq.worker.launcher.summary import exit_code, report_of_run
 
     started_at = datetime.now().astimezone()
     with Notifications(settings) as notifications:
         ending = launch(settings, options)
+        code = ending.code
         is_shown = options.rank.burst or report is not None
         if is_shown or notifications.are_wanted:
             try:
@@ -170,9 +171,10 @@ def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) ->
                 if is_shown:
                     raise
                 return ending.code  # a notification fails no run
+            code = exit_code(ending, found)
             if is_shown:
                 echo(*found.lines())
             if report is not None:
                 write_file(report, [json.dumps(found.as_json(), indent=2) + "\n"])
             notifications.send_summary(found)
-    return ending.code
+    return code

@@ -52,6 +52,8 @@ class Report:
     failure: str | None = None
     #: Whether it was canceled.
     canceled: bool = False
+    #: Whether it failed because this group makes no such videos, so that it would refuse others like it.
+    refused: bool = False
 
     @classmethod
     def of(cls, sample: Sample) -> Self:

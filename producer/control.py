@@ -37,12 +37,13 @@ if TYPE_CHECKING:
     from svdq.producer.storage.storage import Storage
 
 #: Actions on jobs.
-Action = Literal["cancel", "retry", "retry --force", "move"]
+Action = Literal["cancel", "retry", "retry --force", "retry --family", "move"]
 #: Statuses of the jobs that each action applies to.
 STATUSES_FOR: Mapping[Action, Sequence[str]] = {
     "cancel": ("queued", "started", "scheduled", "deferred"),
     "retry": ("failed", "stopped", "canceled"),
     "retry --force": ("finished", "failed", "stopped", "canceled"),
+    "retry --family": ("queued", "failed", "stopped", "canceled"),
     "move": ("queued",),
 }
 
@@ -98,6 +99,10 @@ def _find(connection: redis.Redis, action: Action, job_id: str) -> rq.job.Job:
             raise InputError(f"Job {job_id!r} is {status}: only failed, stopped and canceled jobs are retried{hint}.")
         case "retry --force" if status not in STATUSES_FOR[action]:
             raise InputError(f"Job {job_id!r} has not ended: it is {status}.")
+        case "retry --family" if status not in STATUSES_FOR[action]:
+            raise InputError(
+                f"Job {job_id!r} is {status}: only queued, failed, stopped and canceled ones are made anew."
+            )
         case "move" if status not in STATUSES_FOR[action]:
             raise InputError(f"Job {job_id!r} is {status}: only queued jobs can be moved.")
     return job

@@ -50,8 +50,8 @@ RANK: Final = "svdq:rank:"
 RANKS: Final = "svdq:ranks"
 #: Seconds after its last update at which a rank's record expires.
 RANK_TTL_S: Final = 15
-#: Sorted set of launchers (`<host>:<pid>`) whose groups are not ready yet, by the expiry of the entry in seconds of
-#: Redis' clock.
+#: Sorted set of launchers whose groups are not ready yet, by the expiry of the entry in seconds of Redis' clock:
+#: `<host>:<pid> <family> <model>`, with - for a family that is not known.
 STARTING: Final = "svdq:starting"
 #: Seconds after its last update at which a launcher's entry expires.
 STARTING_TTL_S: Final = 15

@@ -54,7 +54,8 @@ def run_rank(process: RankProcess) -> None:
 
     # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its jobs.
     ending = contextlib.ExitStack()
-    reporter = RankReporter(describe(topology, loaded.device, info.name, info.notice), loaded.device)
+    family = info.family.name if info.family is not None else ""
+    reporter = RankReporter(describe(topology, loaded.device, info.name, info.notice, family), loaded.device)
     tracer = TimingTracer(reporter.work, on=config.record_trace)
     ending.callback(marker.mark_clean_exit)
     checkpoints = None

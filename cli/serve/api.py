@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from svdq.cli.serve.actions import remove
 from svdq.cli.serve.content import Content, not_ready
-from svdq.cli.serve.creation import create, make_again, options_of
+from svdq.cli.serve.creation import create, find_model, make_again, options_of
 from svdq.cli.serve.errors import ApiError, Json, no_such_video
 from svdq.cli.serve.fields import PHOTO, PROMPTS, VideoRequest, read_request
 from svdq.cli.serve.sharing import Polled, estimate_pending
@@ -147,7 +147,7 @@ async def _wait(request: Request, video_id: str) -> JobView:
 async def _create(request: Request) -> tuple[Submission, list[JobView], VideoRequest]:
     form = await request.app.state.reader.read(request)
     try:
-        asked = read_request(form.fields, datetime.now().astimezone(), request.app.state.model)
+        asked = read_request(form.fields, datetime.now().astimezone(), await find_model(request.app.state.backend))
         await _check_model(request, asked)
         if form.file is None:
             message = f"The photo is missing; send it as the file {PHOTO}, or as a data URL."
@@ -231,7 +231,7 @@ async def remix_video(request: Request) -> Response:
     form = await request.app.state.reader.read(request)
     form.close()
     base = replace(options_of(view), seed=None)
-    asked = read_request(form.fields, datetime.now().astimezone(), request.app.state.model, base)
+    asked = read_request(form.fields, datetime.now().astimezone(), await find_model(request.app.state.backend), base)
     await _check_model(request, asked)
     if form.file is not None:
         raise ApiError(400, "A remix has the photo of its video; leave the photo out.", param=PHOTO)

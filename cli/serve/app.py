@@ -19,7 +19,6 @@ from svdq.cli.serve.options import ServeOptions
 from svdq.cli.serve.sharing import Polls, Shared
 from svdq.producer.settings import Settings
 from svdq.producer.status.snapshot import Snapshot, take
-from svdq.producer.submitting.family import ConfiguredModel
 
 #: Headers that a page of another site may read.
 EXPOSED_HEADERS = ("X-Request-Id", "Openai-Poll-After-Ms", "Retry-After", "Content-Disposition", *api.SYNC_HEADERS)
@@ -56,7 +55,6 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     )
     app.state.options = options
     app.state.backend = backend
-    app.state.model = ConfiguredModel.of(settings.model)
     app.state.snapshots = Shared(read_snapshot)
     app.state.polls = Polls(backend)
     app.state.pages = Shared(api.PageReader(backend))

@@ -13,12 +13,18 @@ from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
 from svdq.pipeline.errors import InputError
 from svdq.producer.control import queue_now
 from svdq.producer.status.status import JobView, view_many
+from svdq.producer.submitting.family import ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.submit import Request, Submission, submit_all
+from svdq.producer.submitting.submit import Request, Submission, expected_model, submit_all
 
 #: Characters of a file's name that are kept.
 MAX_NAME = 255
+
+
+async def find_model(backend: Backend) -> ExpectedModel | None:
+    """Return the model that new videos are for; raises ApiError if Redis is away."""
+    return await backend.read(lambda connection: expected_model(backend.settings, connection))
 
 
 async def create(

@@ -12,8 +12,9 @@ from unicodedata import category
 
 from svdq.cli.serve.errors import ApiError
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
 from svdq.producer.job import JOBS, VIDEO_FIELDS
-from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel, choose_family
+from svdq.producer.submitting.family import WITH_PROMPTS, ExpectedModel, choose_family
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.options import SubmitOptions, as_key, as_text, nearest_side, read_field
 from svdq.producer.timeparse import parse_future
@@ -80,7 +81,7 @@ class VideoRequest:
 def read_request(
     fields: Iterable[tuple[str, Any]],
     now: datetime,
-    model: ConfiguredModel | None = None,
+    model: ExpectedModel | None = None,
     base: SubmitOptions | None = None,
 ) -> VideoRequest:
     """Read the fields of a request: names with texts or, of JSON, values.
@@ -105,11 +106,14 @@ def read_request(
     param = ""
     try:
         plain = _plain_options(texts)
-        family = choose_family(
-            [name for name in plain if name in VIDEO_FIELDS and name != "family"],
-            plain.get("family") or (base.family if base is not None else None),
-            model,
-            spell,
+        family = (
+            choose_family(
+                [name for name in plain if name in VIDEO_FIELDS and name != "family"],
+                plain.get("family") or (base.family if base is not None else None),
+                model,
+                spell,
+            )
+            or DEFAULT_FAMILY
         )
         notice = _take_nearest_size(plain, JOBS[family].side_multiple)
         options = _with_family(plain, texts, family, {} if base is None else base.given())

@@ -1,6 +1,6 @@
 """The form of the page: its fields with their defaults, limits and descriptions, and what it asks for."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -94,12 +94,11 @@ def fields(family: str) -> list[Field]:
     return sorted(found, key=lambda field: MAIN.index(field.name) if field.is_main else len(MAIN))
 
 
-def families(models: Iterable[str], configured: str) -> list[str]:
-    """Return the families whose videos can be made now by the models that workers run, the configured one's first."""
+def families(running: Mapping[str, str | None], configured: str) -> list[str]:
+    """Return the families whose videos can be made now by the `running_models`, the configured one's first."""
     first = family_of_model(configured) or DEFAULT_FAMILY
-    running = [family_of_model(model) for model in models]
-    known = dict.fromkeys([family for family in running if family is not None])
-    if not known or None in running:  # preview and simulated render videos of all families
+    known = dict.fromkeys([family for family in running.values() if family is not None])
+    if not known or None in running.values():  # preview and simulated render videos of all families
         known |= dict.fromkeys([first, *(JOBS if not has_weights(configured) else ())])
     return sorted(known, key=lambda family: family != first)
 

@@ -24,6 +24,7 @@ from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.producer.queue import MAX_SOURCE_LENGTH
 from svdq.producer.status.status import JobView, view_many
+from svdq.producer.status.workers import running_models
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES, SYSTEM_FOLDERS
@@ -73,10 +74,10 @@ async def index(request: Request) -> Response:
     """Show the page."""
     state = request.app.state
     try:
-        running = {rank.model for group in (await state.snapshots.get(None)).groups for rank in group.ranks}
+        running = await state.backend.read(running_models)
     except ApiError:  # the page says itself that Redis is away
-        running = set()
-    names = await state.backend.in_thread(lambda: families(sorted(running), state.backend.settings.model))
+        running = {}
+    names = await state.backend.in_thread(lambda: families(running, state.backend.settings.model))
     offered = [{"name": name, "title": PARAMETERS[name].title, "fields": fields(name)} for name in names]
     names_of_files = {"suffixes": sorted(SUFFIXES), "system_folders": sorted(SYSTEM_FOLDERS)}
     return templates.TemplateResponse(request, "index.html", {"families": offered, **names_of_files})

@@ -46,6 +46,8 @@ class Family:
     encoded: tuple[str, ...]
     #: Half precision that its weights suit, which is the default on GPUs: fp16 or bf16.
     half: str
+    #: How the names of its published models begin, in lower case.
+    published_as: str
     #: The facts of its published model, which count if no folder is known.
     published: Facts
     #: Reads the facts of a checked folder; the name is for messages.
@@ -72,7 +74,7 @@ class Family:
         if not isinstance(parameters, self.parameters):
             raise InputError(
                 f"The model {model} makes videos of {self.parameters.title}, and this one is for {parameters.title}: "
-                f"start a worker with a model of {parameters.title}, or submit the photo again with --family "
-                f"{self.name}."
+                f"start a worker with a model of {parameters.title}, or make such jobs anew with `svdq retry --family "
+                f"{self.name} --status failed --status queued`."
             )
         return self.complete(parameters, facts)

@@ -1,6 +1,6 @@
 """The families of models, by name and by the pipeline that a folder's model_index.json names. Does not import torch."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Family
@@ -57,15 +57,16 @@ def needed_pipelines() -> str:
 def family_of_model(name: str) -> str | None:
     """Return the family of a model by its name; None if that is not known on this machine.
 
-    Reads only the model_index.json of a folder, or of a hub id in the cache. `preview` and `simulated` render videos of
-    all families.
+    Reads only the model_index.json of a folder, or of a hub id in the cache; without one, the published name counts.
+    `preview` and `simulated` render videos of all families.
     """
     if not has_weights(name):
         return None
     try:
         pipeline = pipeline_of(find_folder(name), name)
     except InputError:
-        return None
+        published = PurePosixPath(name).name.lower()
+        return next((family.name for family in FAMILIES if published.startswith(family.published_as)), None)
     return next((family.name for family in FAMILIES if pipeline in family.layouts), None)
 
 

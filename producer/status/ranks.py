@@ -131,8 +131,9 @@ class RankStatus(_Record):
     device_name: str = ""
     #: Notice to show with videos of the model, or "".
     notice: str = ""
-    #: Name of the model.
+    #: Name of the model, and its family; "" if it makes videos of any.
     model: str
+    family: str = ""
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
     at: Moment

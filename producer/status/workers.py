@@ -1,4 +1,4 @@
-"""Reads the worker groups that are registered in RQ; `ranks` has their activity."""
+"""Reads the worker groups that are registered in RQ, and the models of workers; `ranks` has their activity."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,9 @@ from typing import Any, Literal
 import redis
 from rq.worker import Worker
 
+from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.producer import keys
+from svdq.producer.status.ranks import read_groups
 
 WorkerState = Literal["running", "starting", "none"]
 
@@ -61,6 +63,26 @@ def view_workers(connection: redis.Redis) -> list[WorkerView]:
 
 def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 19 else 0
+
+
+def running_models(connection: redis.Redis) -> dict[str, str | None]:
+    """Return the models that workers run or load, by name, with their families; None where that is any or unknown."""
+    # Imported here so that `svdq status` stays fast.
+    from svdq.pipeline.models.registry import family_of_model
+
+    found = {
+        rank.model: rank.family or family_of_model(rank.model)
+        for group in read_groups(connection)
+        for rank in group.ranks
+    }
+    now, _ = connection.time()
+    starting: Any = connection.zrange(keys.STARTING, now, "+inf", byscore=True)
+    for member in starting:
+        _, _, described = member.decode(errors="backslashreplace").partition(" ")
+        family, _, name = described.partition(" ")
+        if name:
+            found.setdefault(name, family if family in PARAMETERS else None)
+    return found
 
 
 def worker_state(connection: redis.Redis, workers: Sequence[WorkerView] | None = None) -> WorkerState:

@@ -1,12 +1,15 @@
-"""Chooses the family of models for requested parameters: by the parameters, `--family` or the configured model."""
+"""Chooses the family of models that new videos are for.
+
+In this order: `--family` or a parameter that only one family has, the configured model, the models that workers run, a
+prompt beside a photo, the default.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
-from svdq.pipeline.models.registry import family_of_model
+from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.producer.job import JOBS
 
 #: The fields of each family's jobs.
@@ -16,23 +19,19 @@ WITH_PROMPTS = frozenset(name for name, fields in _FIELDS.items() if "prompt" in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConfiguredModel:
-    """The model of the settings, where its family is known on this machine."""
+class ExpectedModel:
+    """The model that is expected to make the videos, where its family is known; `submit.expected_model` finds it."""
 
     name: str
     family: str
-
-    @classmethod
-    def of(cls, name: str) -> "ConfiguredModel | None":
-        """Return the model if its family is known; `preview` and `simulated` render all families."""
-        family = family_of_model(name)
-        return cls(name=name, family=family) if family else None
+    #: Whether it is in the settings; parameters of another family are then refused.
+    is_configured: bool = True
 
 
 def choose_family(
-    fields: Collection[str], family: str | None, model: ConfiguredModel | None, spell: Callable[[str], str]
-) -> str:
-    """Return the family that all given fields apply to.
+    fields: Collection[str], family: str | None, model: ExpectedModel | None, spell: Callable[[str], str]
+) -> str | None:
+    """Return the family that all given fields apply to; None if nothing decides.
 
     `spell` returns the name of a field for errors.
 
@@ -48,7 +47,7 @@ def choose_family(
             f"{spell(wrong)} does not apply to {PARAMETERS[family].title} ({spell('family')} {family}), only to "
             f"{_titles(wrong)}; leave out one of the two."
         )
-    if wrong is not None and model is not None:
+    if wrong is not None and model is not None and model.is_configured:
         there = next(name for name, has in _FIELDS.items() if wrong in has)
         raise InputError(
             f"{spell(wrong)} does not apply to the configured model {model.name}, which is "
@@ -66,8 +65,9 @@ def choose_family(
             f"{spell(one)} applies only to {_titles(one)} and {spell(other)} only to {_titles(other)}; "
             "leave out one of the two."
         )
-    preferred = chosen or DEFAULT_FAMILY
-    return preferred if preferred in fitting else fitting[0]
+    if chosen in fitting:
+        return chosen
+    return None if len(fitting) == len(JOBS) else fitting[0]
 
 
 def _titles(field: str) -> str:

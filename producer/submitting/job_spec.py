@@ -12,7 +12,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name
 from svdq.producer.queue import check_priority
-from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel
+from svdq.producer.submitting.family import WITH_PROMPTS, ExpectedModel
 from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions, as_flag, make_job
 from svdq.producer.submitting.photos import Photo, safe_name
 
@@ -32,8 +32,8 @@ class JobSpec:
 
     #: Parameters of its videos: one set, or several for a sweep.
     options: tuple[SubmitOptions, ...] = (SubmitOptions(),)
-    #: The configured model, which decides the family of videos whose parameters do not; None if that is not known.
-    model: ConfiguredModel | None = None
+    #: The model that decides the family of videos whose parameters do not; None if that is not known.
+    model: ExpectedModel | None = None
     #: Number of videos for each set, each with its own seed.
     variations: int = 1
     #: The priority, which selects the queue.
@@ -58,6 +58,11 @@ class JobSpec:
     def num_jobs(self) -> int:
         """Number of jobs for one photo."""
         return self.variations * len(self.options)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing decides the family of one of its videos."""
+        return any(options.family_for(self.model) is None for options in self.options)
 
     @property
     def has_prompts(self) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.family import ConfiguredModel
+from svdq.producer.submitting.family import ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.options import FIELDS, SubmitOptions, as_key, as_text, read_field
 from svdq.producer.submitting.submit import Request
@@ -37,7 +37,7 @@ def read_batch(
     now: datetime,
     *,
     defaults: SubmitOptions = NO_OPTIONS,
-    model: ConfiguredModel | None = None,
+    model: ExpectedModel | None = None,
     force: bool = False,
 ) -> list[Request | InputError]:
     """Read a list without opening the photos; return a request for each row, or why the row is invalid.
@@ -84,7 +84,7 @@ def _parse(
     row: Mapping[str, Any] | InputError,
     now: datetime,
     defaults: SubmitOptions,
-    model: ConfiguredModel | None,
+    model: ExpectedModel | None,
     force: bool,
 ) -> tuple[str, JobSpec]:
     """Return the photo of a row, and what is to be made of it."""

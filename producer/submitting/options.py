@@ -18,7 +18,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
 from svdq.pipeline.parameters import MAX_SIDE
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
-from svdq.producer.submitting.family import ConfiguredModel, choose_family
+from svdq.producer.submitting.family import ExpectedModel, choose_family
 from svdq.producer.submitting.sizes import nearest_size
 
 #: Number of bits of random seeds: short enough to type again.
@@ -47,7 +47,7 @@ _NO_FRACTION = re.compile(r"(?<=\d)\.0+$")
 class SubmitOptions:
     """Requested parameters; None means the default. The fields are those of the jobs of all families."""
 
-    #: `svd` or `wan`; None: that of the other fields or of the configured model.
+    #: `svd` or `wan`; None: that of the other fields or of the expected model.
     family: str | None = None
     frames: int | None = None
     steps: int | None = None
@@ -86,8 +86,8 @@ class SubmitOptions:
             )
         return SubmitOptions(**{**recorded, **self.given()})
 
-    def family_for(self, model: ConfiguredModel | None, spell: Callable[[str], str] | None = None) -> str:
-        """Return the family of models that is to make the video.
+    def family_for(self, model: ExpectedModel | None, spell: Callable[[str], str] | None = None) -> str | None:
+        """Return the family of models that is to make the video; None if nothing decides, so that it is the default.
 
         Raises:
             InputError: a parameter does not apply to it; `spell` returns the name of a parameter for errors.
@@ -212,7 +212,7 @@ def _column(text: str) -> list[dict[str, Any]]:
 def make_job(
     options: SubmitOptions,
     *,
-    model: ConfiguredModel | None = None,
+    model: ExpectedModel | None = None,
     spell: Callable[[str], str] = as_flag,
     variation: int = 0,
     photo_size: tuple[int, int] | None = None,
@@ -226,7 +226,7 @@ def make_job(
     Raises:
         InputError: a value is not allowed.
     """
-    family = options.family_for(model, spell)
+    family = options.family_for(model, spell) or DEFAULT_FAMILY
     values = options.given() | others | {"family": family}
     if options.seed is None:
         values["seed"] = secrets.randbits(SEED_BITS)

@@ -1,10 +1,13 @@
 """Reads the prompt of a photo from the text file beside it: `photo.txt` for `photo.jpg`."""
 
+import contextlib
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.wan.parameters import MAX_PROMPT
 from svdq.producer.regular_file import open_regular
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import as_flag
@@ -18,6 +21,16 @@ def prompt_path(photo: Path) -> Path | None:
     """Return the path that the prompt of a photo has, or None if that is the photo's own."""
     path = photo.with_suffix(SUFFIX)
     return None if path == photo else path
+
+
+def usable_prompt(photo: Path) -> str:
+    """Return the prompt beside a photo; "" if there is none, or a text that cannot be one."""
+    path = prompt_path(photo)
+    with contextlib.suppress(InputError):
+        prompt = read_prompt(path) if path is not None else None
+        if prompt and len(prompt) <= MAX_PROMPT:
+            return prompt
+    return ""
 
 
 def read_prompt(path: Path) -> str | None:
@@ -60,7 +73,7 @@ class PromptFiles:
         self.num_ignored = 0
 
     def spec_for(self, spec: JobSpec, photo: Path) -> JobSpec:
-        """Return a spec with the prompt beside a photo, unless it has one.
+        """Return a spec with the prompt beside a photo, unless it has one; a family without prompts records it.
 
         Raises:
             InputError: the prompt cannot be used.
@@ -70,7 +83,8 @@ class PromptFiles:
             return spec
         if spec.with_prompt("") is spec:
             self.num_ignored += os.path.isfile(path)  # unlike `Path.is_file`, it refuses no name
-            return spec
+            ignored = usable_prompt(photo)
+            return replace(spec, notes=(*spec.notes, ("prompt", ignored))) if ignored else spec
         prompt = read_prompt(path)
         if prompt is None:
             return spec

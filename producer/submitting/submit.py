@@ -6,25 +6,29 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
+from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
+from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.registry import family_of_model
-from svdq.producer.control import retry
-from svdq.producer.queue import SOURCE_NOTE, connect, read_job, session
+from svdq.producer.control import cancel, check, retry
+from svdq.producer.embedded_redis.server import running_url
+from svdq.producer.job import JOBS, VIDEO_FIELDS
+from svdq.producer.queue import SOURCE_NOTE, connect, fetch, notes_of, photo_of, read_job, session, source_of
 from svdq.producer.settings import Settings
-from svdq.producer.status.ranks import read_groups
 from svdq.producer.status.status import view_many
+from svdq.producer.status.workers import running_models
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many, unfinished
-from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel
+from svdq.producer.submitting.family import WITH_PROMPTS, ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.options import SubmitOptions, as_key, make_job
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, source_path
-from svdq.producer.submitting.prompts import PromptFiles
+from svdq.producer.submitting.prompts import PromptFiles, usable_prompt
 from svdq.producer.submitting.sizes import crop_warning
 from svdq.producer.threads import Budget, ordered_map
 
@@ -104,6 +108,47 @@ class Observer:
         """Handle a sentence for the user."""
 
 
+def configured_model(settings: Settings) -> ExpectedModel | None:
+    """Return the model of the settings; None if its family is not known: `preview` and `simulated` render all."""
+    family = family_of_model(settings.model)
+    return ExpectedModel(name=settings.model, family=family) if family else None
+
+
+def expected_model(settings: Settings, connection: redis.Redis | None = None) -> ExpectedModel | None:
+    """Return the configured model, else that of the workers if all have models of one family.
+
+    None if neither says the family. Without a connection it connects, unless the embedded server is not running.
+
+    Raises:
+        UnavailableError: Redis cannot be reached.
+    """
+    if configured := configured_model(settings):
+        return configured
+    if connection is None:
+        if not (settings.redis_url or running_url(settings.home)):
+            return None
+        with session(settings) as connection:
+            return expected_model(settings, connection)
+    running = {family: name for name, family in running_models(connection).items() if has_weights(name)}
+    [(family, name), *others] = running.items() or [(None, "")]
+    return ExpectedModel(name=name, family=family, is_configured=False) if family and not others else None
+
+
+def why_default(settings: Settings, connection: redis.Redis) -> str:
+    """Say in a sentence that videos are for the default family as nothing else is known; "" where any will do."""
+    running = running_models(connection)
+    if any(map(has_weights, running)):
+        reason = "the workers do not all have models of one known family"
+    elif has_weights(settings.model):
+        reason = f"the family of the model {settings.model} is not known here"
+    elif running or "model" in settings.model_fields_set:
+        return ""
+    else:
+        reason = "no worker is running and no model is configured"
+    others = " or ".join(f"--family {name} for {PARAMETERS[name].title}" for name in JOBS if name != DEFAULT_FAMILY)
+    return f"The videos are for {PARAMETERS[DEFAULT_FAMILY].title}, the default: {reason}. Give {others}."
+
+
 def submit(
     settings: Settings,
     photos: Sequence[str | Path],
@@ -117,9 +162,58 @@ def submit(
         InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
         UnavailableError: storage or Redis cannot be reached.
     """
-    model = ConfiguredModel.of(settings.model)
+    model = expected_model(settings)
     spec = JobSpec(options=(options,), model=model, priority=priority, force=force)
     return list(submit_all(settings, [Request(path=Path(photo), spec=spec) for photo in photos]))
+
+
+def make_anew(connection: redis.Redis, job_id: str, family: str) -> str:
+    """Queue the photo and the prompt of a job anew for another family, and cancel the job if it is queued.
+
+    A prompt beside the photo counts, too, although a family without prompts has ignored it. The parameters
+    stay that both families have and that were not left at their defaults. A job of that family is only retried.
+
+    Returns:
+        The id of the job that is queued.
+
+    Raises:
+        InputError: the other family cannot make such a video, or the job is not one of svdq or has another status.
+    """
+    check(connection, "retry --family", [job_id])
+    rq_job = fetch(connection, job_id)
+    job, is_queued = read_job(rq_job), rq_job.get_status(refresh=False) is JobStatus.QUEUED
+    if job is None:
+        raise InputError(f"Job {job_id!r} is not a job of this version of svdq; submit its photo again.")
+    if job.family == family:
+        if not is_queued:
+            retry(connection, job_id)
+        return job_id
+    notes, fields = notes_of(rq_job), type(job).model_fields
+    if source := source_of(rq_job):
+        notes[SOURCE_NOTE] = source
+    kept = {name for name in VIDEO_FIELDS if name in fields and getattr(job, name) != fields[name].default}
+    if kept & {"width", "height"}:
+        kept |= {"width", "height"}
+    was_drawn = job.digest(seed_was_drawn=True) == job_id
+    if was_drawn:
+        kept.remove("seed")
+    options: dict[str, Any] = {name: notes[name] for name in ("prompt", "negative_prompt") if name in notes}
+    options |= {name: getattr(job, name) for name in kept}
+    options = {name: value for name, value in options.items() if name in JOBS[family].model_fields}
+    options["family"] = family
+    made = make_job(SubmitOptions(**options), spell=as_key, image=job.image, name=job.name, folder=job.folder)
+    is_named = not was_drawn and job.digest(seed_was_drawn=False) != job_id
+    entry = Entry(
+        job=made,
+        job_id=made.digest(seed_was_drawn=was_drawn, given_name=job.name if is_named else ""),
+        photo=photo_of(rq_job),
+        priority=rq_job.origin.removeprefix("svdq-"),
+        notes={name: text for name, text in notes.items() if name not in options},
+    )
+    enqueue_many(connection, [entry])
+    if is_queued:
+        cancel(connection, job_id)
+    return entry.job_id
 
 
 def submit_all(
@@ -146,7 +240,8 @@ def submit_all(
         UnavailableError: storage or Redis cannot be reached.
     """
     observer = observer or Observer()
-    for spec in {id(request.spec): request.spec for request in requests if isinstance(request, Request)}.values():
+    requests = _with_family_of_prompts(requests)
+    for spec in _each(request.spec for request in requests if isinstance(request, Request)):
         spec.check()
     if connection is not None:
         connection.ping()
@@ -159,6 +254,9 @@ def submit_all(
             unfinished(connection, parents)
         _store(storage, [photo for photo, _ in checked], observer)
         models = _current_models(connection, settings)
+        is_open = any(spec.is_open for spec in _each(spec for _, spec in checked))
+        if is_open and (sentence := why_default(settings, connection)):
+            observer.note(sentence)
         observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
         entries = entries_of(checked)
         while chunk := list(islice(entries, CHUNK)):
@@ -170,6 +268,25 @@ def submit_all(
             for (entry, _), enqueued in zip(chunk, results, strict=True):
                 observer.advance()
                 yield _submission(entry, enqueued, replaced.get(entry.job_id, ""))
+
+
+def _each(specs: Iterable[JobSpec]) -> Iterable[JobSpec]:
+    """Return specs that many photos share once each."""
+    return {id(spec): spec for spec in specs}.values()
+
+
+def _with_family_of_prompts(requests: Sequence[Request | InputError]) -> Sequence[Request | InputError]:
+    """Choose a family with prompts for videos whose family is open if one of their photos has a prompt."""
+    photos = [request for request in requests if isinstance(request, Request)]
+    family = next(name for name in JOBS if name in WITH_PROMPTS)
+    model = ExpectedModel(name="", family=family, is_configured=False)
+    prompted = {id(spec): replace(spec, model=model) for spec in _each(each.spec for each in photos) if spec.is_open}
+    if not any(id(each.spec) in prompted and each.data is None and usable_prompt(each.path) for each in photos):
+        return requests
+    return [
+        replace(each, spec=prompted.get(id(each.spec), each.spec)) if isinstance(each, Request) else each
+        for each in requests
+    ]
 
 
 def _check(
@@ -234,10 +351,10 @@ def _current_models(connection: redis.Redis, settings: Settings) -> dict[str, st
 
     Only the last part of a folder or hub id: the same model in another folder is the same model.
     """
-    running = {rank.model for group in read_groups(connection) for rank in group.ranks}
     # Without workers, only an explicit model counts: the workers may use another default.
-    asked_for = {settings.model} if "model" in settings.model_fields_set else set()
-    return {PurePosixPath(name).name: family_of_model(name) for name in running or asked_for}
+    asked_for = {settings.model: family_of_model(settings.model)} if "model" in settings.model_fields_set else {}
+    models = running_models(connection) or asked_for
+    return {PurePosixPath(name).name: family for name, family in models.items()}
 
 
 def _replace(

@@ -148,6 +148,11 @@ class FolderConfig:
         """The prompt of the command, which is that of all photos; None if it has none."""
         return self._spec.options[0].prompt
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the command does not decide the family of the videos."""
+        return self._spec.is_open
+
     def spec_for(self, path: str) -> JobSpec:
         """Return the parameters of a photo, by its path from the watched folder.
 

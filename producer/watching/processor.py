@@ -14,6 +14,7 @@ import redis
 from svdq.pipeline.errors import InputError
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.family import ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
 from svdq.producer.submitting.prompts import SUFFIX
@@ -47,6 +48,8 @@ class Processor:
     #: Files that were processed are removed from it.
     waiting: Debounce
     report: Report
+    #: The model that the videos are for if the parameters do not decide.
+    model: ExpectedModel | None = None
     #: When a file was last on hold, by the reason.
     held_s: dict[str, float] = field(default_factory=dict)
 
@@ -72,7 +75,8 @@ class Processor:
 
     def _submit_or_wait(self, file: WaitingFile, connection: redis.Redis) -> None:
         try:
-            spec = self._prompts.add(file, self.config.spec_for(file.path))
+            asked = self.config.spec_for(file.path)
+            spec = self._prompts.add(file, asked if asked.model else replace(asked, model=self.model))
         except InputError as error:
             self._hold(file, f"{error} Its photos wait until this is corrected.")
             return

@@ -99,7 +99,8 @@ class Prompts:
 
 
 def _takes_prompts(spec: JobSpec) -> bool:
-    return spec.options[0].family_for(spec.model) in WITH_PROMPTS
+    """Return whether its family takes prompts, or nothing but a prompt would decide it."""
+    return spec.options[0].family_for(spec.model) in {None, *WITH_PROMPTS}
 
 
 def _prompt_of(photo: str) -> str:

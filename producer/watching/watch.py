@@ -5,14 +5,15 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.queue import connect, session
+from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.submit import configured_model, expected_model, why_default
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.processor import REJECTED, Processor
 from svdq.producer.watching.scanner import Debounce, Scanner
@@ -60,11 +61,13 @@ def watch(
     post_submit = PostSubmit.parse(options.on_success, root)
     if "" in options.selection.globs:
         raise InputError("--glob is empty; give a pattern such as '*.jpg', or leave it out.")
-    config = FolderConfig(root, spec)
+    config = FolderConfig(root, replace(spec, model=configured_model(settings)))
     with State(settings.home, root) as state:
-        unavailable = None
+        unavailable, default = None, ""
         try:
-            connect(settings).close()  # so that a problem is reported at the start
+            with session(settings) as connection:  # so that a problem is reported at the start
+                if config.is_open and expected_model(settings, connection) is None:
+                    default = f" {why_default(settings, connection)}".rstrip()
         except UnavailableError as error:
             if options.once:
                 raise
@@ -76,7 +79,7 @@ def watch(
         state.begin(options.selection, skipped)
         num_photos = sum(options.selection.matches(path) for path, _ in skipped)
         note = f" Photos that are in it already are skipped: {num_photos:,}; --existing submits them."
-        report(Event(kind="watching", text=f"Watching {str(root)!r}.{note if num_photos else ''}"))
+        report(Event(kind="watching", text=f"Watching {str(root)!r}.{note if num_photos else ''}{default}"))
         processor = Processor(
             options=options,
             storage=storage,
@@ -146,6 +149,8 @@ class _Watcher:
         due = self.waiting.due(time.monotonic())[:BATCH]
         if due:
             with session(self.settings) as connection:
+                if self.processor.config.is_open:
+                    self.processor.model = expected_model(self.settings, connection)
                 for file in due:
                     if self.is_stopped():
                         return

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from svdq.producer.results.run_report import End, RunRecord, summarize
 from svdq.worker.launcher.launcher import Ending
 from svdq.worker.launcher.preflight import burst_lock, devices_of
-from svdq.worker.launcher.summary import why_ended
+from svdq.worker.launcher.summary import exit_code, why_ended
 
 SIMULATED = "simulated:step_ms=100"
 
@@ -43,6 +44,21 @@ def ending(ended_by: str = "", code: int = 0, until_s: float | None = None) -> E
 )
 def test_why_a_run_ended(how: Ending, left: dict, pauses: list[str], words: str) -> None:
     assert words in why_ended(how, STARTED_AT, left=left, pauses=pauses)
+
+
+@pytest.mark.parametrize(
+    ("how", "ends", "code"),
+    [
+        (ending(), ["failed", "failed", "canceled"], 1),
+        (ending(), ["failed", "finished"], 0),
+        (ending(), [], 0),
+        (ending(code=3), ["failed"], 3),
+        (replace(ending(until_s=MORNING), burst=False), ["failed"], 0),
+    ],
+)
+def test_a_burst_in_which_all_videos_failed_ends_with_1(how: Ending, ends: list[End], code: int) -> None:
+    jobs = [RunRecord(id=str(number), name="x", status=end, ended_at=STARTED_AT) for number, end in enumerate(ends)]
+    assert exit_code(how, summarize(jobs, {}, since=STARTED_AT, until=STARTED_AT)) == code
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import redis
 import torch
 from PIL import Image
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report, Request
@@ -53,7 +54,7 @@ def open_intake(house) -> Iterator[Open]:
     ) -> Intake:
         link = link or connect(server_url(house.settings))
         storage = Storage(house.settings.storage)
-        asked = IntakeOptions(complete=complete, **options)
+        asked = IntakeOptions(**{"complete": complete, **options})
         intake = Intake(link, storage, MODEL, asked, checkpoints)
         opened.append((intake, link))
         intake.start()
@@ -92,6 +93,22 @@ def test_a_request_is_what_was_submitted(house, open_intake: Open) -> None:
     assert request.metadata["name"] == "wide"
     assert list(request.metadata["formats"]) == ["mp4", "gif"]
     assert house.view(job_id).status == "started"
+
+
+def test_a_group_that_refuses_all_videos_alike_pauses(house, open_intake: Open, until) -> None:
+    """A night's photos that were submitted for another family wait for a person, rather than failing one by one."""
+
+    def refuse(parameters: VideoParameters) -> VideoParameters:
+        raise InputError("The model fake makes videos of Wan.")
+
+    job_ids = [house.submit() for _ in range(20)]
+    intake = open_intake(complete=refuse, burst=True)
+    assert intake.take() is None, "the burst ends"
+    states = house.states(job_ids)
+    assert states.count("failed") >= 3
+    assert states.count("queued") >= 14
+    until(lambda: control.pauses(house.connection))
+    assert "The model fake makes videos of Wan." in control.pauses(house.connection)[0]
 
 
 def num_calls(house, *commands: str) -> int:

@@ -4,6 +4,8 @@ import pytest
 
 from svdq.producer import keys
 from svdq.producer.status.workers import worker_state
+from svdq.producer.submitting.family import ExpectedModel
+from svdq.producer.submitting.submit import expected_model
 from svdq.worker.launcher.starting import starting_record
 
 
@@ -23,6 +25,14 @@ def test_a_launcher_that_was_killed_does_not_start_for_ever(house) -> None:
     now, _ = house.connection.time()
     house.connection.zadd(keys.STARTING, {"host:1": now - 1})
     assert worker_state(house.connection) == "none"
+
+
+def test_the_model_that_a_worker_loads_decides_what_photos_are_for(house, until) -> None:
+    loading = house.settings.model_copy(update={"model": "Wan-AI/Wan2.2-I2V-A14B-Diffusers"})
+    with starting_record(loading, lambda: False):
+        model = ExpectedModel(name=loading.model, family="wan", is_configured=False)
+        until(lambda: expected_model(house.settings) == model)
+    assert expected_model(house.settings) is None
 
 
 @pytest.mark.long

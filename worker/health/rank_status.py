@@ -123,7 +123,9 @@ class RankReporter:
         }
 
 
-def describe(topology: Topology, device: torch.device, model_name: str, notice: str = "") -> RankStatus:
+def describe(
+    topology: Topology, device: torch.device, model_name: str, notice: str = "", family: str = ""
+) -> RankStatus:
     """Return the record of this process with all fields that never change."""
     now = time.time()
     return RankStatus(
@@ -135,6 +137,7 @@ def describe(topology: Topology, device: torch.device, model_name: str, notice: 
         device=str(device),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         model=model_name,
+        family=family,
         notice=notice,
         started_at=now,
         at=now,

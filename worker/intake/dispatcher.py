@@ -18,7 +18,7 @@ from svdq.producer.job import Job
 from svdq.producer.queue import SOURCE_NOTE, read_job, replaced_of, source_of
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
 from svdq.worker.intake.policy import IntakeOptions, is_too_late
-from svdq.worker.intake.prefetcher import Prefetcher, Prepared
+from svdq.worker.intake.prefetcher import Prefetcher, Prepared, RefusedError
 from svdq.worker.output.fence import execution_metadata
 from svdq.worker.queue.crash_count import must_run_alone
 from svdq.worker.queue.group_worker import GroupWorker, refusal_of
@@ -161,7 +161,8 @@ class Dispatcher:
             self._on_report(Report(job_id=job_id, body={}, result={}, canceled=True))
             return
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
-            self._on_report(Report(job_id=job_id, body={}, result={}, failure=_sentence(error)))
+            is_refused = isinstance(error, RefusedError)
+            self._on_report(Report(job_id=job_id, body={}, result={}, failure=_sentence(error), refused=is_refused))
             return
         if request is None:
             logger.info("The files of job %s exist already; nothing is rendered again.", job_id)

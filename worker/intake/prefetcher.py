@@ -11,7 +11,7 @@ from typing import Any
 from PIL.Image import Image
 from pydantic import ValidationError
 
-from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
@@ -25,6 +25,10 @@ from svdq.worker.output.sidecar import find_result, job_as_used
 from svdq.worker.storage_retry import FileRefusals, StorageRetry
 
 logger = logging.getLogger(__name__)
+
+
+class RefusedError(SvdqError):
+    """The model cannot make such a video, whatever its photo is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,9 @@ class Prefetcher:
         the memory plan.
 
         Raises:
-            SvdqError: its video does not fit into memory, or the photo cannot be used.
+            RefusedError: the model cannot make such videos.
+            DoesNotFitError: it does not fit into memory.
+            SvdqError: the photo cannot be used.
             NoLongerWantedError: `abandon` was called.
             RetryStoppedError: `stop` was called.
         """
@@ -79,7 +85,9 @@ class Prefetcher:
         """Do the same in one attempt, for a job that may never be taken.
 
         Raises:
-            SvdqError: its video does not fit into memory, or the photo cannot be used.
+            RefusedError: the model cannot make such videos.
+            DoesNotFitError: it does not fit into memory.
+            SvdqError: the photo cannot be used.
             UnavailableError: the storage cannot be used at present.
         """
         return self._decoded(*self._find(job_id, job, FileRefusals(), replaced), job_id, job)
@@ -102,12 +110,15 @@ class Prefetcher:
     def _find(self, job_id: str, job: Job, refusals: FileRefusals, replaced: str) -> tuple[Prepared, bytes | None]:
         """Make one attempt to find files or checkpoint; return the bytes of the photo if there are none."""
         with self._options.mark_prepare(job_id):
-            parameters = self._options.complete(job.parameters)
+            try:
+                parameters = self._options.complete(job.parameters)
+            except InputError as error:
+                raise RefusedError(str(error)) from error
             try:
                 wanted = job_as_used(parameters, job.model_dump())
             except ValidationError as error:
                 reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-                raise SvdqError(
+                raise RefusedError(
                     f"The job does not fit the defaults of the model {self._model.name}: {reason}; choose others."
                 ) from error
             try:

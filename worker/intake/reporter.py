@@ -140,8 +140,9 @@ class Reporter:
     def _failed(self, active: ActiveJob, report: Report) -> None:
         self.num_failed += 1
         self._on_ended(active, False)
-        # Without a body it has not reached a rank: a bad photo concerns only its job.
-        if report.body and report.failure is not None and self._breaker.record_failure(report.job_id, report.failure):
+        # One that has not reached a rank was refused, or has a bad photo, which concerns only its job.
+        counts = bool(report.body) or report.refused
+        if counts and report.failure is not None and self._breaker.record_failure(report.job_id, report.failure):
             self._pause(report.failure)
 
     def _pause(self, failure: str) -> None:

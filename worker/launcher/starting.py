@@ -9,6 +9,7 @@ from typing import Final
 
 import redis
 
+from svdq.pipeline.models.registry import family_of_model
 from svdq.producer import keys
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
@@ -27,7 +28,8 @@ def starting_record(settings: Settings, is_ready: Callable[[], bool]) -> Iterato
     url, ended = server_url(settings), threading.Event()
 
     def keep() -> None:
-        name = f"{socket.gethostname()}:{os.getpid()}"
+        family = family_of_model(settings.model) or "-"
+        name = f"{socket.gethostname()}:{os.getpid()} {family} {settings.model}"
         with connect(url) as connection:
             while not (is_ready() or ended.is_set()):
                 with contextlib.suppress(redis.RedisError):

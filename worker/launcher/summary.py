@@ -43,6 +43,12 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> R
     )
 
 
+def exit_code(ending: Ending, report: RunReport) -> int:
+    """Return the exit code of a run: 1 also for a burst in which all videos failed."""
+    all_failed = report.count("failed") > 0 and not report.count("finished")
+    return ending.code or int(ending.burst and all_failed)
+
+
 def why_ended(ending: Ending, started_at: datetime, *, left: Mapping[str, int], pauses: Sequence[str]) -> str:
     """Say why a run ended.
 

@@ -71,6 +71,7 @@ FAMILY = Family(
     find_segments="svdq.pipeline.models.svd.denoiser:segments",
     encoded=("image_latents",),
     half="fp16",
+    published_as="stable-video-diffusion",
     published=PUBLISHED,
     read_facts=read_facts,
     complete=complete,

@@ -162,6 +162,7 @@ FAMILY = Family(
     find_segments="svdq.pipeline.models.wan.denoiser:segments",
     encoded=("prompt_embeds", "condition"),
     half="bf16",
+    published_as="wan2",
     published=PUBLISHED,
     read_facts=read_facts,
     complete=complete,

@@ -5,19 +5,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
+from PIL import Image
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.client import job_status
 from svdq.producer.job import JOBS, Job
-from svdq.producer.submitting.family import ConfiguredModel
+from svdq.producer.settings import Settings
+from svdq.producer.status.ranks import RankStatus
+from svdq.producer.submitting.family import ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions, make_job
+from svdq.producer.submitting.submit import configured_model, expected_model, make_anew, submit
 
 PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
-SVD = ConfiguredModel(name="/models/svd", family="svd")
-WAN = ConfiguredModel(name="/models/wan", family="wan")
+SVD = ExpectedModel(name="/models/svd", family="svd")
+WAN = ExpectedModel(name="/models/wan", family="wan")
 
 
-def job_of(model: ConfiguredModel | None = None, **options) -> Job:
+def job_of(model: ExpectedModel | None = None, **options) -> Job:
     return make_job(SubmitOptions(**options), model=model, **PHOTO)
 
 
@@ -39,7 +45,7 @@ def job_of(model: ConfiguredModel | None = None, **options) -> Job:
     ],
 )
 def test_parameters_and_the_model_decide_the_family(
-    options: dict[str, object], model: ConfiguredModel | None, family: str
+    options: dict[str, object], model: ExpectedModel | None, family: str
 ) -> None:
     assert job_of(model, **options).family == family
 
@@ -56,7 +62,7 @@ def test_parameters_and_the_model_decide_the_family(
         ({"family": "sora"}, None, "--family sora is not allowed: it must be one of svd, wan"),
     ],
 )
-def test_what_does_not_apply_is_refused(options: dict[str, object], model: ConfiguredModel | None, says: str) -> None:
+def test_what_does_not_apply_is_refused(options: dict[str, object], model: ExpectedModel | None, says: str) -> None:
     with pytest.raises(InputError, match=says):
         job_of(model, **options)
 
@@ -128,17 +134,78 @@ def test_the_family_of_a_model_folder(tmp_path: Path) -> None:
     index = tmp_path / "model_index.json"
     for pipeline, family in (("WanImageToVideoPipeline", "wan"), ("StableVideoDiffusionPipeline", "svd")):
         index.write_text(json.dumps({"_class_name": pipeline}))
-        found = ConfiguredModel.of(str(tmp_path))
+        found = configured_model(Settings.load(model=str(tmp_path)))
         assert found is not None
         assert (found.name, found.family) == (str(tmp_path), family)
+    for name in ("stabilityai/stable-video-diffusion-img2vid", "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"):
+        assert configured_model(Settings.load(model=name)) is not None, "known although it is not here"
     for text in ('{"_class_name": "FluxPipeline"}', "{}", "no JSON"):
         index.write_text(text)
-        assert ConfiguredModel.of(str(tmp_path)) is None
+        assert configured_model(Settings.load(model=str(tmp_path))) is None
     for name in ("preview", "simulated:step_ms=1", "/nowhere", "nobody/has-this", "a/b..c", "a/b--", f"a/{'b' * 200}"):
-        assert ConfiguredModel.of(name) is None
+        assert configured_model(Settings.load(model=name)) is None
 
 
 def test_every_family_has_its_class_of_jobs() -> None:
     for family, cls in JOBS.items():
         assert cls.model_fields["family"].default == family
         assert len(cls.title) > 2
+
+
+def running(connection: redis.Redis, model: str, family: str = "", group: str = "g") -> None:
+    identity = {"rank": 0, "num_ranks": 1, "host": "h", "pid": 1, "device": "cpu", "started_at": 0, "at": 0}
+    RankStatus(group=group, model=model, family=family, **identity).save(connection)
+
+
+def family_of(settings: Settings) -> str | None:
+    model = expected_model(settings)
+    return model and model.family
+
+
+def test_the_models_of_workers_decide_if_they_agree(connection: redis.Redis, settings: Settings, photo: Path) -> None:
+    assert family_of(settings) is None
+    running(connection, "preview")
+    assert family_of(settings) is None
+    running(connection, "/models/on-their-host", "wan", "h")
+    assert family_of(settings) == "wan"
+    assert family_of(settings.model_copy(update={"model": "stabilityai/stable-video-diffusion-img2vid-xt"})) == "svd"
+    for options, family in (({}, "wan"), ({"motion_bucket_id": 5}, "svd"), ({"family": "svd"}, "svd")):
+        [submission] = submit(settings, [photo], SubmitOptions(seed=1, **options))
+        assert job_status(settings, submission.id).parameters.get("family", "svd") == family
+    running(connection, "stabilityai/stable-video-diffusion-img2vid-xt", group="i")
+    assert family_of(settings) is None
+
+
+def test_prompts_beside_the_photos_decide_where_nothing_else_does(
+    connection: redis.Redis, settings: Settings, photo: Path, tmp_path: Path
+) -> None:
+    plain = tmp_path / "plain.png"
+    Image.new("RGB", (8, 8)).save(plain)
+    photo.with_suffix(".txt").write_text("A wave breaks.")
+    found = submit(settings, [plain, photo], SubmitOptions(seed=1))
+    jobs = [job_status(settings, each.id) for each in found]
+    assert [(job.parameters.get("family"), job.prompt) for job in jobs] == [("wan", ""), ("wan", "A wave breaks.")]
+    [plain_again] = submit(settings, [plain], SubmitOptions(seed=1))
+    assert "family" not in job_status(settings, plain_again.id).parameters
+
+
+def test_jobs_are_made_anew_for_another_family(
+    connection: redis.Redis, settings: Settings, photo: Path, tmp_path: Path
+) -> None:
+    photo.with_suffix(".txt").write_text("A wave breaks.")
+    wanted = [
+        SubmitOptions(),
+        SubmitOptions(seed=7),
+        SubmitOptions(seed=7, frames=25, width=576, height=320, formats=("gif",), motion_bucket_id=5),
+    ]
+    ids = [submit(settings, [photo], replace(each, family="svd"))[0].id for each in wanted]
+    made = [make_anew(connection, job_id, "wan") for job_id in ids]
+    wanted[2] = replace(wanted[2], motion_bucket_id=None)
+    again = [submit(settings, [photo], replace(each, family="wan"))[0] for each in wanted]
+    assert [(each.id, each.is_new) for each in again] == [(job_id, False) for job_id in made], "as if submitted so"
+    assert {job_status(settings, job_id).prompt for job_id in made} == {"A wave breaks."}
+    assert {job_status(settings, job_id).status for job_id in ids} == {"canceled"}
+    assert make_anew(connection, made[0], "wan") == made[0]
+    [short] = submit(settings, [photo], SubmitOptions(frames=14, family="svd"))
+    with pytest.raises(InputError, match="frames 14 is not allowed"):
+        make_anew(connection, short.id, "wan")

@@ -8,7 +8,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS
-from svdq.producer.submitting.family import ConfiguredModel
+from svdq.producer.submitting.family import ExpectedModel
 from svdq.producer.submitting.lists import COLUMNS, read_batch
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import Request
@@ -102,7 +102,7 @@ def test_prompts_and_families(tmp_path: Path) -> None:
 def test_the_configured_model_decides_the_family_of_rows(tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
     path.write_text("photo,frames,motion_bucket_id\na.jpg,17,\nb.jpg,18,\nc.jpg,,60\n")
-    model = ConfiguredModel(name="/models/wan", family="wan")
+    model = ExpectedModel(name="/models/wan", family="wan")
     good, frames, motion = read_batch(path, NOW, model=model)
     assert isinstance(good, Request)
     assert isinstance(frames, InputError)

@@ -117,8 +117,9 @@ def test_a_family_without_prompts_ignores_them(connection: redis.Redis, settings
     request = Request(path=photo, spec=JobSpec(options=(SubmitOptions(seed=1),)))
     (submission,) = submit_all(settings, [request], observer=observer)
     assert submission.id == before.id
-    (note,) = observer.notes
-    assert "takes none: 1; give --family wan" in note
+    ignored, default = observer.notes
+    assert "takes none: 1; give --family wan" in ignored
+    assert "for Stable Video Diffusion, the default: no worker is running" in default
 
 
 def test_a_bad_prompt_is_a_bad_photo(connection: redis.Redis, settings: Settings, tmp_path: Path) -> None:
