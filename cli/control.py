@@ -1,62 +1,36 @@
 """`svdq cancel`, `retry`, `move`, `pause` and `resume`: change jobs and queues."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from svdq.cli.formatting import echo
-from svdq.cli.main import EXIT_FAILED, Command, connect, redis_options, storage_option
-from svdq.cli.option_types import name_option, since_option
+from svdq.cli.main import EXIT_FAILED, connect, redis_options, storage_option
+from svdq.cli.option_types import selection_options
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.producer.keys import PRIORITIES
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     import redis
 
     from svdq.producer.control import Action
+    from svdq.producer.selection import Selection
 
 
-def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[Command], Command]:
-    """Add the options that select jobs: IDs, the given flags of `all`, `queued` and `failed`, name and age."""
-    help_texts = {"all": "All jobs that allow it.", "queued": "All queued jobs.", "failed": "All failed jobs."}
-
-    def add(command: Command) -> Command:
-        command = since_option(since)(command)
-        command = name_option("Jobs")(command)
-        for flag in reversed(flags):
-            command = click.option(f"--{flag}", f"take_{flag}", is_flag=True, help=help_texts[flag])(command)
-        return click.argument("job_ids", metavar="[ID]...", nargs=-1)(command)
-
-    return add
-
-
-def _selected(
-    connection: "redis.Redis",
-    action: "Action",
-    job_ids: tuple[str, ...],
-    *,
-    name: str | None,
-    since: "datetime | None",
-    **flags: bool,
-) -> list[str]:
+def _selected(connection: "redis.Redis", action: "Action", selection: "Selection") -> list[str]:
     """Find the selected jobs; jobs selected by ID are all checked before the first one changes."""
     from svdq.producer import control
-    from svdq.producer.selection import Selection, select
+    from svdq.producer.selection import complete_ids, select
 
-    chosen = [flag.removeprefix("take_") for flag, is_set in flags.items() if is_set]
-    if bool(job_ids) == bool(chosen or name or since):
-        raise InputError("Give either IDs of jobs or options that select jobs, such as --all; see --help.")
-    statuses = tuple(flag for flag in chosen if flag != "all")
-    selection = Selection(
-        job_ids=job_ids, statuses=statuses or control.STATUSES_FOR[action], name=name or "", since=since
-    )
-    ids = select(connection, selection)
-    if job_ids:
+    selection = selection.among(control.STATUSES_FOR[action])
+    if selection.job_ids:
+        ids = complete_ids(connection, selection.job_ids)
         control.check(connection, action, ids)
-    elif not ids:
+        return ids
+    ids = [view.id for view in select(connection, selection)]
+    if not ids:
         echo("No jobs match.", err=True)
     return ids
 
@@ -79,7 +53,7 @@ def _do(act: Callable[[str], str], job_ids: Iterable[str]) -> int:
 @click.command()
 @selection_options("all", "queued")
 @redis_options
-def cancel(job_ids: tuple[str, ...], redis_url: str | None, **selection: Any) -> int:
+def cancel(selection: "Selection", redis_url: str | None) -> int:
     """Cancel jobs: waiting jobs become canceled at once, jobs in flight stop at their next step.
 
     IDs may be shortened to their first characters. If one of them cannot be canceled, none is.
@@ -88,7 +62,8 @@ def cancel(job_ids: tuple[str, ...], redis_url: str | None, **selection: Any) ->
     Examples:
       svdq cancel 1f0c 2a7d
       svdq cancel --queued
-      svdq cancel --all --name 'cup*' --since 22:00
+      svdq cancel --name 'cup*' --since 22:00
+      svdq cancel --status scheduled
     """
     from svdq.producer import control
 
@@ -97,40 +72,59 @@ def cancel(job_ids: tuple[str, ...], redis_url: str | None, **selection: Any) ->
         def act(job_id: str) -> str:
             return "canceled" if control.cancel(connection, job_id) == "canceled" else "stops at its next step"
 
-        return _do(act, _selected(connection, "cancel", job_ids, **selection))
+        return _do(act, _selected(connection, "cancel", selection))
 
 
 @click.command()
 @selection_options("all", "failed", since="Jobs that ended")
 @click.option("--force", is_flag=True, help="Also finished jobs; their files stay until new ones replace them.")
+@click.option(
+    "--family",
+    type=click.Choice(tuple(PARAMETERS)),
+    help="Make jobs of another family of models anew for this one: failed jobs, unless others are selected.",
+)
 @storage_option
 @redis_options
-def retry(job_ids: tuple[str, ...], force: bool, storage: str | None, redis_url: str | None, **selection: Any) -> int:
+def retry(selection: "Selection", force: bool, family: str | None, storage: str | None, redis_url: str | None) -> int:
     """Queue failed, stopped or canceled jobs again, with the same id and seed, at the end of their queue.
 
-    IDs may be shortened to their first characters. If one of them cannot be queued, none is.
+    IDs may be shortened to their first characters. If one of them cannot be queued, none is. With --family, jobs of
+    another family become new ones with the same photos, prompts and names, also prompts beside the photos that the
+    other family has ignored; those that were queued are canceled.
 
     \b
     Examples:
       svdq retry 1f0c
       svdq retry --failed
       svdq retry --failed --since 12h
+      svdq retry --status canceled --name 'cup*'
       svdq retry 1f0c --force
+      svdq retry --family wan
     """
     from svdq.producer import control
     from svdq.producer.queue import session
+    from svdq.producer.selection import Selection
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
+    from svdq.producer.submitting.submit import make_anew
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage) if force else None
+    action: Action = "retry --family" if family else "retry --force" if force else "retry"
+    if family and force:
+        raise InputError("--family and --force cannot be combined; give one of them.")
+    if family and selection == Selection():
+        selection = Selection(statuses=("failed",))
     with session(settings) as connection:
 
         def act(job_id: str) -> str:
-            control.retry(connection, job_id, storage=place)
+            if family is None:
+                control.retry(connection, job_id, storage=place)
+            elif (made := make_anew(connection, job_id, family)) != job_id:
+                return f"made anew for {PARAMETERS[family].title}: {made}"
             return "queued"
 
-        return _do(act, _selected(connection, "retry --force" if force else "retry", job_ids, **selection))
+        return _do(act, _selected(connection, action, selection))
 
 
 @click.command()
@@ -138,7 +132,7 @@ def retry(job_ids: tuple[str, ...], force: bool, storage: str | None, redis_url:
 @click.option("--front", is_flag=True, help="To the front of the queue, in the order given, else oldest first.")
 @click.option("--priority", type=click.Choice(PRIORITIES), help="To the queue of this priority.")
 @redis_options
-def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url: str | None, **selection: Any) -> int:
+def move(selection: "Selection", front: bool, priority: str | None, redis_url: str | None) -> int:
     """Move queued jobs to the front of their queue, or to another priority.
 
     IDs may be shortened to their first characters. If one of them cannot be moved, none is.
@@ -159,7 +153,7 @@ def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url:
             control.move(connection, job_id, front=front, priority=priority)
             return "moved"
 
-        ids = _selected(connection, "move", job_ids, **selection)
+        ids = _selected(connection, "move", selection)
         # In reverse, so that the first job ends up in front.
         return _do(act, reversed(ids) if front else ids)
 

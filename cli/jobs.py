@@ -11,13 +11,13 @@ import click
 
 from svdq.cli.formatting import describe, echo, echo_json, outage_of
 from svdq.cli.main import connect, json_option, redis_options, storage_option
-from svdq.cli.option_types import PastTime, since_option
+from svdq.cli.option_types import PastTime, selection_options, since_option
 from svdq.pipeline.errors import InputError
-from svdq.producer.keys import STATUSES
 
 if TYPE_CHECKING:
     import redis
 
+    from svdq.producer.selection import Selection
     from svdq.producer.status.job_log import LogEntry
 
 #: Seconds between polls for new log entries.
@@ -77,27 +77,33 @@ def print_snapshot(connection: "redis.Redis", as_json: bool) -> None:
 @click.command("list")
 @click.option("--limit", type=click.IntRange(1, 10**9), default=50, show_default=True, help="Largest number of jobs.")
 @click.option("--offset", type=click.IntRange(0, 10**9), default=0, help="Newer jobs to leave out: the next page.")
-@click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only this status; repeatable.")
+@selection_options()
 @json_option("job")
 @redis_options
-def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
-    """List the newest jobs of all queues, newest first.
+def list_jobs(limit: int, offset: int, selection: "Selection", as_json: bool, redis_url: str | None) -> None:
+    """List the newest jobs of all queues, newest first; with IDs, which may be shortened, these jobs.
 
     \b
     Examples:
       svdq list
       svdq list --status failed --limit 10
+      svdq list --name 'cup*' --since 22:00
       svdq list --offset 50                      the next page
       svdq list --json | jq -r '.outputs[]'
     """
+    from svdq.producer.selection import select
     from svdq.producer.status.paging import list_jobs as newest_jobs
 
     with connect(redis_url=redis_url) as connection:
-        jobs = newest_jobs(connection, limit, statuses, offset=offset)
+        if selection.job_ids or selection.name or selection.since:
+            jobs = select(connection, selection)
+            jobs = (jobs if selection.job_ids else jobs[::-1])[offset : offset + limit]
+        else:  # without reading all of them
+            jobs = newest_jobs(connection, limit, selection.statuses, offset=offset)
     for job in jobs:
         echo_json(job.as_json()) if as_json else echo(describe(job))
     if not jobs and not as_json:
-        some = "such " if statuses else "more " if offset else ""
+        some = "such " if selection.statuses or selection.name or selection.since else "more " if offset else ""
         echo(f"There are no {some}jobs; add one with `svdq submit PHOTO`.", err=True)
 
 

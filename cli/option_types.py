@@ -1,5 +1,6 @@
 """Options of several commands, and types that click lacks: finite numbers, past times, steps of experts, paths."""
 
+import functools
 import math
 import os
 import unicodedata
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from svdq.cli.main import Command
+from svdq.producer.keys import STATUSES
 
 
 class Number(click.FloatRange):
@@ -53,9 +55,49 @@ def _composed(_context: click.Context, _option: click.Parameter, value: str | No
     return None if value is None else unicodedata.normalize("NFC", value)
 
 
-def name_option(what: str) -> Callable[[Command], Command]:
-    """Return the decorator that adds `--name`, a pattern."""
-    return click.option("--name", metavar="PATTERN", callback=_composed, help=f"{what} with this name, such as 'cup*'.")
+#: Short forms of `--status`.
+_FLAGS = {"all": "All jobs that allow it.", "queued": "All queued jobs.", "failed": "All failed jobs."}
+
+
+def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[Command], Command]:
+    """Return the decorator that adds the options which select jobs, and hands them over as `selection`.
+
+    They are IDs, the given ones of the flags `all`, `queued` and `failed`, status, name and age.
+    """
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_selection(
+            *args: Any, statuses: tuple[str, ...], name: str | None, take_all: bool = False, **others: Any
+        ) -> Any:
+            from svdq.producer.selection import Selection
+
+            taken = tuple(flag for flag in flags if flag != "all" and others.pop(f"take_{flag}"))
+            selection = Selection(
+                job_ids=others.pop("job_ids"),
+                statuses=statuses + taken,
+                name=name or "",
+                since=others.pop("since"),
+                take_all=take_all,
+            )
+            return command(*args, selection=selection, **others)
+
+        options = [click.argument("job_ids", metavar="[ID]...", nargs=-1)]
+        options += [click.option(f"--{flag}", f"take_{flag}", is_flag=True, help=_FLAGS[flag]) for flag in flags]
+        options += [
+            click.option(
+                "--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only this status; repeatable."
+            ),
+            click.option("--name", metavar="PATTERN", callback=_composed, help="Jobs with this name, such as 'cup*'."),
+            since_option(since),
+        ]
+        decorated: Any = with_selection
+        for option in reversed(options):
+            decorated = option(decorated)
+        selected: Command = decorated
+        return selected
+
+    return add
 
 
 def parse_experts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:

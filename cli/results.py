@@ -5,7 +5,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,13 @@ from rich.filesize import decimal
 
 from svdq.cli.formatting import echo, echo_json, table, words
 from svdq.cli.main import MANY, json_option, redis_options, storage_option, verbose_option
-from svdq.cli.option_types import GivenPath, OutputFile, name_option, since_option
+from svdq.cli.option_types import GivenPath, OutputFile, selection_options, since_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.text import count
 
 if TYPE_CHECKING:
     from svdq.producer.results.prune import Removal
+    from svdq.producer.selection import Selection
 
 warn = partial(echo, err=True)
 
@@ -85,21 +85,15 @@ def gallery(
 
 
 @click.command()
-@click.argument("job_ids", metavar="[ID]...", nargs=-1)
+@selection_options("all", since="Jobs finished")
 @click.option("--output", "-o", "folder", required=True, type=GivenPath(), help="Folder to copy to.")
-@click.option("--all", "fetch_all_videos", is_flag=True, help="All finished videos.")
-@name_option("Videos of jobs")
-@since_option("Videos finished")
 @verbose_option("videos")
 @json_option("video")
 @storage_option
 @redis_options
 def fetch(
-    job_ids: tuple[str, ...],
+    selection: "Selection",
     folder: Path,
-    fetch_all_videos: bool,
-    name: str | None,
-    since: datetime | None,
     verbose: bool,
     as_json: bool,
     storage: str | None,
@@ -122,15 +116,14 @@ def fetch(
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
 
-    if bool(job_ids) == bool(fetch_all_videos or name or since):
-        raise InputError("Give either IDs of jobs or options that select videos: --all, --name, --since.")
+    selection = selection.among(("finished",))
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage)
-    if job_ids:
-        results = results_of(settings, place, job_ids, warn)
+    if selection.job_ids:
+        results = results_of(settings, place, selection.job_ids, warn)
     else:
-        found = find_results(place, since=since, on_bad=warn)
-        results = [result for result in found if not name or fnmatchcase(result.name, name)]
+        found = find_results(place, since=selection.since, on_bad=warn)
+        results = [result for result in found if selection.matches_name(result.name)]
     is_bulk = len(results) >= MANY
     sizes = []
     for fetched in fetch_all(place, results, folder, warn):

@@ -2,8 +2,9 @@
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Self
 
 import redis
 
@@ -25,30 +26,52 @@ class Selection:
 
     #: Prefixes of ids; if there are any, the other criteria do not apply.
     job_ids: Sequence[str] = ()
-    #: Only jobs with one of these statuses.
+    #: Only jobs with one of these statuses; none means any.
     statuses: Sequence[str] = ()
     #: Only jobs whose names match this pattern with * and ?; "" means all.
     name: str = ""
     #: Only jobs that ended at this time or later or, where they have not ended, were submitted.
     since: datetime | None = None
+    #: All jobs, if there is no other criterion.
+    take_all: bool = False
+
+    def among(self, allowed: Sequence[str]) -> Self:
+        """Return it for an action that applies to some statuses only.
+
+        Raises:
+            InputError: it has both ids and criteria, or neither, or no job of its statuses is allowed.
+        """
+        if bool(self.job_ids) == bool(self.statuses or self.name or self.since or self.take_all):
+            raise InputError("Give either IDs of jobs or options that select jobs, such as --all; see --help.")
+        statuses = [status for status in allowed if not self.statuses or status in self.statuses]
+        if not statuses:
+            raise InputError(
+                f"This is not for jobs that are {' or '.join(self.statuses)}, only for those that are "
+                f"{' or '.join(allowed)}."
+            )
+        return replace(self, statuses=statuses)
+
+    def matches_name(self, name: str) -> bool:
+        """Return whether the name of a job matches."""
+        return not self.name or fnmatch.fnmatchcase(name, self.name)
 
     def matches(self, view: JobView) -> bool:
         """Return whether a job matches."""
         return (
-            view.status in self.statuses
-            and (not self.name or fnmatch.fnmatchcase(view.name, self.name))
+            (not self.statuses or view.status in self.statuses)
+            and self.matches_name(view.name)
             and (self.since is None or (view.ended_at or view.created_at) >= self.since)
         )
 
 
-def select(connection: redis.Redis, selection: Selection) -> list[str]:
-    """Return the ids of matching jobs without duplicates; oldest first unless ids were given.
+def select(connection: redis.Redis, selection: Selection) -> list[JobView]:
+    """Return the matching jobs without duplicates; oldest first unless ids were given.
 
     Raises:
         InputError: a prefix matches no job or several jobs.
     """
     if selection.job_ids:
-        return complete_ids(connection, selection.job_ids)
+        return view_many(connection, complete_ids(connection, selection.job_ids))
     ids = newest_ids(connection, statuses=selection.statuses)
     found = [
         view
@@ -56,7 +79,7 @@ def select(connection: redis.Redis, selection: Selection) -> list[str]:
         for view in view_many(connection, ids[start : start + AT_ONCE])
         if view.is_readable and selection.matches(view)
     ]
-    return [view.id for view in sorted(found, key=lambda view: view.created_at)]
+    return sorted(found, key=lambda view: view.created_at)
 
 
 def complete_ids(connection: redis.Redis, beginnings: Sequence[str]) -> list[str]:

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_list(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
     rows = "photo,fps,priority,at,name,output\n0.png,8,,,,\n1.png,9,high,,one,x\n2.png,,low,2099-01-31,,\n0.png,8,,,,\n"
     (folder / "list.csv").write_text(rows)
-    done = svdq("batch", folder / "list.csv", "--json")
+    done = svdq("batch", folder / "list.csv", "--json", "--family", "svd")
     assert (done.returncode, done.stderr) == (0, "")
     made = [json.loads(line) for line in done.stdout.splitlines()]
     assert [job["status"] for job in made] == ["queued", "queued", "scheduled", "queued"]

@@ -66,7 +66,7 @@ def test_0_done(svdq: Cli) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", ["list --json", "submit photos", "--help", "--version"])
+@pytest.mark.parametrize("arguments", ["list --json", "submit photos --family svd", "--help", "--version"])
 def test_1_the_output_cannot_be_written(svdq: Cli, arguments: str) -> None:
     Path("photos").mkdir()
     for number in range(3):

@@ -11,7 +11,7 @@ from rq.job import JobStatus
 from rq.utils import now, utcformat
 
 from svdq.producer.job import SvdJob
-from svdq.producer.queue import SvdqQueue, fetch, statuses
+from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.test_jobs import Cli, add, fail, finish
@@ -73,6 +73,34 @@ def test_a_stopped_job_is_not_failed(svdq: Cli, connection: redis.Redis) -> None
     job.set_status(JobStatus.STOPPED)
     assert svdq("retry", "--failed").stderr == "No jobs match.\n"
     assert svdq("retry", "--all").stdout == f"{job.id}  queued\n"
+
+
+def test_the_same_selection_everywhere(svdq: Cli, connection: redis.Redis, settings: Settings) -> None:
+    cups = [named(connection, f"{number}" * 20, f"cup{number}") for number in (1, 2)]
+    dog = named(connection, "d" * 20, "dog")
+    assert svdq("list", "--name", "cup*", "--limit", "1").stdout.startswith(cups[1].id)
+    assert svdq("list", "1111", "dddd", "--json").stdout.count("\n") == 2
+    assert svdq("list", "--since", "1h", "--name", "x").stderr.startswith("There are no such jobs")
+    svdq("cancel", "--status", "queued", "--name", "cup*")
+    assert svdq("list", "--status", "canceled", "--name", "*2").stdout.startswith(cups[1].id)
+    assert svdq("retry", "--status", "canceled", "--name", "cup1").stdout == f"{cups[0].id}  queued\n"
+    assert svdq("move", "--status", "queued", "--since", "1h", "--priority", "low").stdout.count("moved") == 2
+    wrong = svdq("move", "--status", "failed", "--priority", "low")
+    assert (wrong.returncode, "not for jobs that are failed" in wrong.stderr) == (2, True)
+    video_id = add_video(Storage(settings.storage), 7, name="cup9")
+    assert svdq("fetch", "--status", "finished", "--name", "cup*", "--output", "v").stdout.startswith(video_id)
+    assert statuses(connection, [dog.id]) == ["queued"]
+
+
+def test_failed_and_queued_jobs_are_made_anew_for_another_family(svdq: Cli, connection: redis.Redis) -> None:
+    one, two = named(connection, "1" * 20, "one"), named(connection, "2" * 20, "two")
+    fail(one)
+    [line] = svdq("retry", "--family", "wan").stdout.splitlines()
+    assert line.startswith(f"{one.id}  made anew for Wan: ")
+    assert read_job(fetch(connection, line.split()[-1])).family == "wan"
+    assert svdq("retry", "--family", "wan", "--status", "queued").stdout.count("made anew") == 1
+    assert statuses(connection, [one.id, two.id]) == ["failed", "canceled"]
+    assert svdq("retry", "--family", "wan", "--force").returncode == 2
 
 
 @pytest.mark.parametrize("command", [["cancel"], ["retry"], ["move", "--front"], ["fetch", "--output", "videos"]])

@@ -42,7 +42,18 @@ def objects(text: str) -> list[dict[str, object]]:
 
 
 def test_a_folder(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
-    done = svdq("submit", folder, "--recursive", "--output", "trip/day 1/", "--name", "{stem}-{seed}", "--json")
+    done = svdq(
+        "submit",
+        folder,
+        "--family",
+        "svd",
+        "--recursive",
+        "--output",
+        "trip/day 1/",
+        "--name",
+        "{stem}-{seed}",
+        "--json",
+    )
     assert (done.returncode, done.stderr) == (0, "Files left out because they have no photo suffix: 1.\n")
     made = objects(done.stdout)
     assert len(made) == 22
@@ -96,7 +107,9 @@ def test_variations_of_a_sweep(svdq: Cli, connection: redis.Redis, photo: Path) 
 
 def test_paths_on_standard_input(home: Path, connection: redis.Redis, folder: Path) -> None:
     paths = "\n".join(map(str, sorted(folder.glob("*.png"))[:3]))
-    done = subprocess.run([*SVDQ, "submit", "-"], input=paths, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*SVDQ, "submit", "-", "--family", "svd"], input=paths, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split()[1] for line in done.stdout.splitlines()] == ["00", "01", "02"]
     assert len(queued(connection)) == 3

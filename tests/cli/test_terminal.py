@@ -102,7 +102,7 @@ def test_a_terminal_without_the_characters_of_a_name(tmp_path: Path) -> None:
         Image.effect_noise((256, 144), number).save(inbox / f"{name}.jpg")
     command = [sys.executable, "-m", "svdq.cli"]
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
-    for arguments in (["submit", inbox], ["list"]):
+    for arguments in (["submit", inbox, "--family", "svd"], ["list"]):
         done = subprocess.run([*command, *arguments], env=environment, capture_output=True)
         assert (done.returncode, done.stderr) == (0, b"")
         assert rb"\u5199\u771f" in done.stdout
