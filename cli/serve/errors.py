@@ -12,7 +12,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Match
+from starlette.routing import Match, Route
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.settings import Settings
@@ -140,6 +140,8 @@ def _of_router(error: HTTPException, request: Request) -> ApiError:
     }.get(error.status_code, (str(error.detail), "bad_request"))
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # Starlette names the methods of one route of the path only
-        matching = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
-        headers["Allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
+        routes = [route for route in request.app.routes if isinstance(route, Route)]
+        matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        methods = {method for route in matching for method in route.methods or ()} or {"GET", "HEAD"}
+        headers["Allow"] = ", ".join(sorted(methods))
     return ApiError(error.status_code, message, code=code, headers=headers)

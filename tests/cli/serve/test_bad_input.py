@@ -182,6 +182,7 @@ def test_wrong_methods_and_paths(server: Server) -> None:
         ("POST", "/v1/models", "GET, HEAD"),
         ("POST", "/v1/videos/x/content", "GET, HEAD"),
         ("PATCH", "/v1/videos/x", "DELETE, GET, HEAD"),
+        ("POST", "/static/style.css", "GET, HEAD"),
     ]:
         answer = server.ask(method, path)
         assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
