@@ -36,8 +36,8 @@ _PHOTO_URL = "image_url"
 EXTRAS = ("extra_params", "extra_body", "extra_json", "video_params")
 #: Such objects within each other.
 _MAX_DEPTH = 3
-#: Parameters of other servers that svdq has not, with the texts that ask for nothing.
 _OFF = ("false", "0")
+#: Parameters of other servers that svdq has not, with the texts that ask for nothing.
 NO_OPS: Mapping[str, tuple[str, ...]] = {
     "n": ("1",),
     "num_outputs_per_prompt": ("1",),
