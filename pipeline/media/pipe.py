@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,8 @@ _MACHINE_ERRORS = (
 )
 
 
-def run_ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: list[str]) -> bytes:
-    """Run ffmpeg on one thread with frames (F, H, W, 3) as its input, and return its standard output.
+def run_ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: Sequence[str], more_inputs: Sequence[str] = ()) -> bytes:
+    """Run ffmpeg on one thread with frames (F, H, W, 3) as its first input, and return its standard output.
 
     Raises:
         SampleError: ffmpeg refuses the frames, or it cannot be started.
@@ -37,7 +38,7 @@ def run_ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: list[str]) -> byt
     _, height, width, _ = frames.shape
     options = ["-hide_banner", "-loglevel", "error", "-y", "-threads", "1", "-filter_threads", "1"]
     options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{width}x{height}", "-framerate", f"{fps}"]
-    options += ["-i", "pipe:0", "-threads", "1", *arguments]
+    options += ["-i", "pipe:0", *more_inputs, "-threads", "1", *arguments]
     with _start_ffmpeg(options) as process:
         # As a view: a copy of all frames would hold the GIL for milliseconds.
         output, messages = process.communicate(np.ascontiguousarray(frames).reshape(-1).data)  # type: ignore[arg-type]

@@ -4,7 +4,9 @@ It runs in a thread in parallel with the GPU, so heavy work happens in ffmpeg or
 one thread, which leaves the cores to the other ranks. The same frames give the same bytes.
 """
 
+import re
 import struct
+import tempfile
 from io import BytesIO
 from pathlib import Path
 
@@ -61,8 +63,14 @@ def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
     ]
     arguments = ["-vf", ",".join(filters), "-c:v", "libx264", "-preset", "medium", "-crf", "17"]
     # Bit-exact: no version strings, so that the same frames give the same bytes.
-    arguments += ["-flags:v", "+bitexact", "-fflags", "+bitexact", "-metadata", f"comment={comment}"]
-    run_ffmpeg(frames, fps, [*arguments, "-movflags", "+faststart", "-f", "mp4", f"file:{path}"])
+    arguments += ["-flags:v", "+bitexact", "-fflags", "+bitexact", "-map_metadata", "1"]
+    # In a file: other users of the machine can read a command line.
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", newline="\n") as metadata:
+        escaped = re.sub(r"([=;#\\\n\r])", r"\\\1", comment)
+        metadata.write(f";FFMETADATA1\ncomment={escaped}")
+        metadata.flush()
+        inputs = ["-f", "ffmetadata", "-i", f"file:{metadata.name}"]
+        run_ffmpeg(frames, fps, [*arguments, "-movflags", "+faststart", "-f", "mp4", f"file:{path}"], inputs)
 
 
 def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:

@@ -197,6 +197,20 @@ def fake_ffmpeg(monkeypatch, folder, script):
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
 
 
+def test_no_command_line_shows_the_comment(monkeypatch, tmp_path):
+    fake_ffmpeg(monkeypatch, tmp_path, f'echo "$*" > {tmp_path}/arguments; cat > /dev/null')
+    write_video(still(), tmp_path / "a.mp4", "mp4", 7, "a secret prompt")
+    assert "secret" not in (tmp_path / "arguments").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"arguments", "ffmpeg"}
+
+
+@pytest.mark.parametrize("comment", ["a=b; #c \\\n\r\td", " x ", "", "é" * 40_000, "\\"])
+def test_any_comment_fits_in_an_mp4(tmp_path, comment):
+    write_video(still(1), tmp_path / "a.mp4", "mp4", 7, comment)
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        assert container.metadata.get("comment", "") == comment
+
+
 def test_a_killed_ffmpeg_is_an_os_error(monkeypatch, tmp_path):
     fake_ffmpeg(monkeypatch, tmp_path, "kill -9 $$")
     with pytest.raises(OSError, match="signal 9"):
