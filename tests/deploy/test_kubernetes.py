@@ -173,6 +173,8 @@ def test_secrets_are_named_and_not_given() -> None:
     for pod in pods().values():
         variables = {variable["name"]: variable for variable in pod["spec"]["containers"][0]["env"]}
         assert variables["SVDQ_REDIS_URL"]["valueFrom"]["secretKeyRef"] == {"name": "svdq-redis", "key": "url"}
+        assert "HF_TOKEN" not in variables  # the init container has it, which alone fetches
+        assert "HF_TOKEN" in {variable["name"] for variable in pod["spec"]["initContainers"][0]["env"]}
     texts = "".join(path.read_text() for path in KUBERNETES.rglob("*.yaml"))
     names = set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]+", texts))
     assert names <= {f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields}

@@ -254,6 +254,7 @@ def test_under_slurm_it_is_stopped_before_the_end_and_comes_back(
 def test_the_task_for_skypilot_calls_commands_of_ours(check_command: Callable[[list[str]], None]) -> None:
     task = yaml.safe_load((ROOT / "deploy/skypilot/night.yaml").read_text())
     assert {"resources", "envs", "setup", "run"} <= task.keys()
+    assert task["secrets"] == {"SVDQ_REDIS_URL": "", "HF_TOKEN": ""}
     assert task["resources"]["use_spot"] is True
     assert task["envs"]["SVDQ_STORAGE"].startswith("s3://")
     commands = re.findall(r"\bsvdq/bin/svdq (.+)|^svdq (.+)", task["setup"] + task["run"], re.M)
