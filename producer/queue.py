@@ -16,6 +16,7 @@ from rq.serializers import JSONSerializer
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason_of
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, full_disk
+from svdq.producer.embedded_redis.socket_path import make_home
 from svdq.producer.job import Job, parse_job
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
@@ -67,8 +68,12 @@ def queues(connection: redis.Redis) -> list[SvdqQueue]:
 
 
 def server_url(settings: Settings) -> str:
-    """Return the URL of the Redis server; start the embedded one if none is set."""
-    return settings.redis_url or ensure_server(settings.home)
+    """Return the URL of the Redis server; start the embedded one if none is set. Makes the home private first."""
+    if settings.redis_url is None:
+        return ensure_server(settings.home)
+    with contextlib.suppress(OSError):  # whoever needs the home says why
+        make_home(settings.home)
+    return settings.redis_url
 
 
 def connect(settings: Settings) -> redis.Redis:

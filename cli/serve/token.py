@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.embedded_redis.socket_path import make_home
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import temporary_name
 
@@ -44,7 +45,7 @@ def token_file(settings: Settings) -> Path:
 
 def _create(path: Path) -> bool:
     """Create the file whole, unless another process is faster; return whether this one did."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_home(path.parent)
     temporary = path.with_name(f".{temporary_name()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

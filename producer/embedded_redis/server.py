@@ -26,7 +26,7 @@ from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.embedded_redis.binary import find_binaries
-from svdq.producer.embedded_redis.socket_path import private_folder, socket_path
+from svdq.producer.embedded_redis.socket_path import make_home, private_folder, socket_path
 from svdq.producer.storage.local import reserve_bytes
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ def ensure_server(home: Path) -> str:
         UnavailableError: there is no server program, or it does not start.
     """
     with _plain_errors(home):
+        make_home(home)
         folder = private_folder(home.resolve() / "redis")
         socket = _running(folder)
         if socket is None:

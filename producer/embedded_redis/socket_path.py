@@ -1,4 +1,4 @@
-"""Chooses the path of the embedded server's unix socket: in its data folder, or a short one if that is too long."""
+"""Makes private folders, and chooses the path of the embedded server's unix socket: in its folder, or a short one."""
 
 import contextlib
 import hashlib
@@ -37,3 +37,15 @@ def private_folder(folder: Path) -> Path:
     if stat.S_IMODE(status.st_mode) != 0o700:
         folder.chmod(0o700)
     return folder
+
+
+def make_home(home: Path) -> None:
+    """Create SVDQ_HOME, and close it to other users if it is ours, whatever the umask is or was.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = home.stat()
+    if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
+        home.chmod(0o700)

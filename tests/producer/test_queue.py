@@ -1,4 +1,6 @@
+import os
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +45,18 @@ def test_enqueues_json_once(connection: redis.Redis) -> None:
     assert SvdqQueue("svdq-low", connection=connection).count == 0
     assert fetch(connection, ID).id == ID
     assert statuses(connection, ["f" * 20, ID]) == [None, "queued"]
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_the_home_is_private_whatever_the_umask(home: Path, is_old: bool) -> None:
+    before = os.umask(0)
+    try:
+        if is_old:
+            home.mkdir(mode=0o777)
+        connect(Settings.load()).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
 @pytest.mark.slow

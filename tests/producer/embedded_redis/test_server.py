@@ -44,7 +44,7 @@ def test_starts_once_and_is_private(home: Path) -> None:
     assert url.startswith("unix://")
     assert ensure_server(home) == url == running_url(home)
     assert pid_of(home) == pid
-    assert stat.S_IMODE((home / "redis").stat().st_mode) == 0o700
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (home, home / "redis")] == [0o700, 0o700]
     with redis.Redis.from_url(url) as client:
         assert client.config_get("appendfsync")["appendfsync"] == "always"
         assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
