@@ -37,7 +37,7 @@ def video_object(
     view: JobView, estimate: Estimate | None, current_models: Sequence[str], settings: Settings
 ) -> dict[str, Any]:
     """Describe a job."""
-    status = STATUS.get(view.status, "failed")
+    status = STATUS.get(view.status, "failed") if view.is_readable else "failed"
     parameters = view.parameters
     completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None
     ttl_s = keys.RESULT_TTL_S if status == "completed" else keys.FAILURE_TTL_S

@@ -19,6 +19,10 @@ from svdq.producer.queue import ENDED, SvdqQueue, fetch, notes_of, photo_of, rea
 from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, read_many, read_results
 
+#: Numbers of a record are below this: arithmetic with floats fails on larger ones.
+_TOO_LARGE = 2**31
+#: Characters that no path of a storage has.
+_NO_PATH = re.compile(r"[\x00-\x1f\x7f]")
 #: The exception class before the sentence on a traceback's last line, such as `svdq.pipeline.errors.SampleError: `.
 _EXCEPTION_CLASS = re.compile(r"^(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)): ")
 
@@ -130,7 +134,9 @@ def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
                 result = results.get(record.id)
                 if isinstance(result, UnreadableJobError):
                     raise result
-                views.append(_view(record, result, waits.get(record.id, {})))
+                view = _view(record, result, waits.get(record.id, {}))
+                _check(view)
+                views.append(view)
                 continue
             except UnreadableJobError as error:
                 record = error
@@ -185,6 +191,17 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         worker=rq_job.worker_name,
         **wait,
     )
+
+
+def _check(view: JobView) -> None:
+    """Raise ValueError for what programs that show a job cannot handle: anyone may have written its record."""
+    numbers = (view.step, view.rank or 0, view.decoder or 0, *view.boundaries)
+    if not all(0 <= number < _TOO_LARGE for number in numbers):
+        raise ValueError("a number is out of its range")
+    if any(map(_NO_PATH.search, view.outputs)):
+        raise ValueError("a path has control characters")
+    texts = (*view.outputs, view.error or "", view.notice, view.model, view.photo, *view.notes, *view.notes.values())
+    "".join(texts).encode()  # surrogates that JSON allows are no text
 
 
 def _parameters(job: Job | None, used: object) -> dict[str, Any]:

@@ -35,10 +35,11 @@ def add(connection: redis.Redis, number: int) -> rq.job.Job:
     return enqueue(connection, JOB, f"{number:020x}", "default")
 
 
-def finish(job: rq.job.Job) -> None:
+def finish(job: rq.job.Job, result: object = None) -> None:
     queue = SvdqQueue(job.origin, connection=job.connection)
     queue.remove(job)
-    Result.create(job, Result.Type.SUCCESSFUL, ttl=100, return_value={"outputs": ["/a b.mp4"], "notice": NOTICE})
+    result = result or {"outputs": ["/a b.mp4"], "notice": NOTICE}
+    Result.create(job, Result.Type.SUCCESSFUL, ttl=100, return_value=result)
     job.set_status(JobStatus.FINISHED)
     queue.finished_job_registry.add(job, 100)
 

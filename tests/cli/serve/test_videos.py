@@ -399,6 +399,16 @@ def test_a_list_has_the_estimates_of_its_videos(server: Server, data: bytes, con
     assert 0 < listed[made[0]] < listed[made[1]] < listed[made[2]]
 
 
+def test_a_bad_record_is_a_failed_video_beside_the_others(server: Server, data: bytes, connection: redis.Redis) -> None:
+    good, bad = (server.create(data, seed=seed).json["id"] for seed in (1, 2))
+    for spoiled in ({"step": 10**400}, {"notice": "\ud800"}):
+        connection.hset(f"rq:job:{bad}", "meta", json.dumps(spoiled))
+        listed = {video["id"]: video for video in server.get("/v1/videos").json["data"]}
+        assert (listed[good]["status"], listed[bad]["status"]) == ("queued", "failed")
+        assert "cannot be read" in server.get(f"/v1/videos/{bad}").json["error"]["message"]
+        assert server.get("/").status == 200
+
+
 def test_an_empty_list(server: Server) -> None:
     empty = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
     assert server.get("/v1/videos").json == empty
