@@ -17,7 +17,7 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, full_disk
 from svdq.producer.embedded_redis.socket_path import make_home
-from svdq.producer.job import Job, parse_job
+from svdq.producer.job import Job, newer_parts, parse_job
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of, read_many
@@ -40,6 +40,8 @@ _RESTART = Retry(ConstantBackoff(0.2), 10, supported_errors=(redis.ConnectionErr
 SOURCE_NOTE = "source"
 #: Characters.
 MAX_SOURCE_LENGTH = 1000
+#: Entry of an RQ job's `meta`: why a worker has put the job off.
+PUT_OFF_META = "put_off"
 #: The note with the digest of the sidecar of a finished video that is to be rendered again.
 REPLACED_NOTE = "replaced"
 
@@ -93,13 +95,16 @@ def connect(settings: Settings) -> redis.Redis:
     )
     with plain_errors(settings):
         try:
+            is_loading = False
             while True:
                 try:
                     # No other command is retried: it might be done twice.
                     _RESTART.call_with_retry(connection.ping, _unless_refused)
                     break
                 except redis.BusyLoadingError:
-                    logger.warning("Redis loads its data; waiting for it.")
+                    if not is_loading:
+                        logger.warning("Redis loads its data; waiting for it.")
+                    is_loading = True
         except RedisError:
             connection.close()
             raise
@@ -216,6 +221,15 @@ def read_job(rq_job: rq.job.Job) -> Job | None:
         return parse_job(rq_job.kwargs["job"]) if rq_job.func_name == RENDER else None
     except Exception:  # noqa: BLE001 - anyone can write to Redis; an invalid job is not ours
         return None
+
+
+def newer_version_of(rq_job: rq.job.Job) -> str:
+    """Return the sentence about a job that a newer version of svdq submitted; "" for all other jobs."""
+    try:
+        parts = newer_parts(rq_job.kwargs["job"]) if rq_job.func_name == RENDER else ""
+    except Exception:  # noqa: BLE001 - as above
+        return ""
+    return f"A newer version of svdq submitted it ({parts}); it waits for a worker of that version." if parts else ""
 
 
 def is_ours(rq_job: rq.job.Job) -> bool:

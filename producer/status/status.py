@@ -15,7 +15,17 @@ from rq.job import JobStatus
 from rq.results import Result
 
 from svdq.producer.job import Job, parse_job
-from svdq.producer.queue import ENDED, SvdqQueue, fetch, notes_of, photo_of, read_job, source_of
+from svdq.producer.queue import (
+    ENDED,
+    PUT_OFF_META,
+    SvdqQueue,
+    fetch,
+    newer_version_of,
+    notes_of,
+    photo_of,
+    read_job,
+    source_of,
+)
 from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, read_many, read_results
 
@@ -48,7 +58,7 @@ class JobView:
     decoder: int | None = None
     #: Paths or URLs of its files, once it is finished.
     outputs: tuple[str, ...] = ()
-    #: Why it failed, as a sentence.
+    #: Why it failed, or was put off by a worker, as a sentence.
     error: str | None = None
     #: Notice if no trained model made the video, such as "preview (no diffusion model)".
     notice: str = ""
@@ -164,8 +174,13 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
     error = None
     if status == JobStatus.FAILED.value:
         error = last_sentence(result.exc_string if result else None)
+    elif status == JobStatus.SCHEDULED.value and meta.get(PUT_OFF_META):
+        error = str(meta[PUT_OFF_META])
     elif job is None:
-        error = "This is not a job of svdq, or another version submitted it; submit its photo again."
+        error = (
+            newer_version_of(rq_job)
+            or "This is not a job of svdq, or another version submitted it; submit its photo again."
+        )
     elif status == JobStatus.STOPPED.value:
         error = "The user stopped it; `svdq retry` queues it again."
     return JobView(

@@ -494,7 +494,7 @@ FOREIGN = {
     "on_failure": (lambda trap: {"on_failure": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not run"),
     "on_stopped": (lambda trap: {"on_stopped": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not run"),
     "webhook": (lambda trap: {"webhooks": webhook(trap)}, "Its webhook 'http://127.0.0.1"),
-    "extra field": (lambda trap: {"kwargs": {"job": JOB.model_dump(mode="json") | {"run": "svdq_trap.go"}}}, "param"),
+    "extra field": (lambda trap: with_values(run="svdq_trap.go", steps=0), "parameters"),
     "wrong value": (lambda trap: {"kwargs": {"job": JOB.model_dump(mode="json") | {"steps": 0}}}, "parameters"),
     "name that leads out": (lambda trap: with_values(name="../x"), "parameters"),
     "folder that leads out": (lambda trap: with_values(folder="a/../.."), "parameters"),
@@ -542,6 +542,43 @@ def test_a_job_is_refused_whose_id_no_crash_marker_can_name(connection: redis.Re
     refused = view(connection, "a" * (MAX_ID_LENGTH + 1))
     assert refused.status == "failed"
     assert f"its id has {MAX_ID_LENGTH + 1} characters" in str(refused.error).lower()
+
+
+@pytest.mark.parametrize("newer", [{"loop": True}, {"family": "ltx", "sound": True}])
+def test_a_job_of_a_newer_version_waits_for_a_newer_worker(
+    connection: redis.Redis, worker: GroupWorker, newer: dict[str, object]
+) -> None:
+    put_raw(connection, **with_values(**newer))
+    put(connection, "good")
+    assert "A newer version of svdq submitted it" in str(view(connection, "bad").error)
+    assert [active.rq_job.id for active in take(worker)] == ["good"]
+    assert worker.pop() is None
+    waits = view(connection, "bad")
+    assert waits.status == "scheduled"
+    assert "waits for a worker of that version" in str(waits.error)
+    assert worker.num_scheduled() == (0, 1)
+
+    # Offered again, and put off again until it is canceled.
+    scheduled = SvdqQueue("svdq-default", connection=connection).scheduled_job_registry
+    connection.zadd(scheduled.key, {"bad": 1})
+    worker.promote_due()
+    assert waiting(connection) == ["bad"]
+    assert worker.pop() is None
+    assert view(connection, "bad").status == "scheduled"
+    assert control.cancel(connection, "bad") == "canceled"
+    assert not connection.exists(keys.POPPED, scheduled.key)
+
+
+def test_many_jobs_of_a_newer_version_do_not_keep_leases_from_being_renewed(
+    connection: redis.Redis, worker: GroupWorker
+) -> None:
+    queue = SvdqQueue("svdq-default", connection=connection)
+    for _ in range(group_worker.LOOKED_AT_ONCE + 1):
+        queue.enqueue_call(RENDER, **with_values(loop=True))
+    put(connection, "good")
+    assert worker.pop() is None
+    assert queue.count == 2
+    assert [active.rq_job.id for active in take(worker)] == ["good"]
 
 
 def test_a_refusal_that_is_not_written_loses_no_job(

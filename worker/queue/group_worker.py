@@ -23,7 +23,7 @@ from rq.worker import WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register
 
 from svdq.producer import keys
-from svdq.producer.queue import RENDER, read_job
+from svdq.producer.queue import PUT_OFF_META, RENDER, newer_version_of, read_job
 from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.health.crash_marker import MAX_ID_LENGTH
@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 #: Largest number of due jobs that are queued between two renewals of leases.
 PROMOTED_AT_ONCE = 1000
+#: Jobs that are refused or put off between two renewals of leases.
+LOOKED_AT_ONCE = 100
+#: Seconds until a job of a newer version is offered again.
+PUT_OFF_S = 300
 #: `Job.heartbeat` for a job that exists: HSET alone would create a job that was deleted.
 _HEARTBEAT = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], 'last_heartbeat', ARGV[1]) end"
 
@@ -149,9 +153,9 @@ class GroupWorker(RqWorker):
     def pop(self) -> ActiveJob | None:
         """Take the next job off the queues, most urgent queue first, and start its execution.
 
-        A job that is not valid ends as failed with a reason, and the next one is taken.
+        A job that is not valid ends as failed with a reason, one of a newer version is put off, and the next is taken.
         """
-        while True:
+        for _ in range(LOOKED_AT_ONCE):
             popped = transitions.pop(self.connection, self.queues, self.name, self.pause_field)
             self.paused = popped.paused
             if popped.queue is None:
@@ -169,6 +173,7 @@ class GroupWorker(RqWorker):
                 continue
             if active is not None:
                 return active
+        return None  # leases have to be renewed first
 
     def fetch(self, job_id: bytes | str) -> rq.job.Job | None:
         """Read a job; None if there is no readable job of that id."""
@@ -200,6 +205,9 @@ class GroupWorker(RqWorker):
         self.connection.persist(rq_job.key)
         refusal = refusal_of(rq_job)
         job = None if refusal else read_job(rq_job)
+        if job is None and not refusal and (reason := newer_version_of(rq_job)):
+            self._put_off(rq_job, queue, reason)
+            return None
         if job is None:
             reason = refusal or "Its parameters are not those of a svdq job."
             logger.error("Job %s was refused: %s", rq_job.id, reason)
@@ -211,6 +219,13 @@ class GroupWorker(RqWorker):
             return None
         execution = self._begin(rq_job, queue)
         return None if execution is None else ActiveJob(rq_job=rq_job, queue=queue, execution=execution, job=job)
+
+    def _put_off(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
+        """Schedule a popped job for later, when a worker of another version may take it."""
+        logger.warning("Job %s is put off: %s", rq_job.id, reason)
+        due_s = int(transitions.server_time(self.connection)) + PUT_OFF_S
+        meta = rq_job.serializer.dumps(rq_job.meta | {PUT_OFF_META: reason})
+        transitions.put_off(self.connection, queue, rq_job.id, self.name, due_s, meta)
 
     def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
         """Start the execution of a popped job; None if it was canceled, deleted or returned since it was popped."""
