@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from svdq.producer.selection import Selection
 
 
+#: What is said of a job in flight that was canceled.
+STOPS = "stops at its next step"
+
+
 def _selected(connection: "redis.Redis", action: "Action", selection: "Selection") -> list[str]:
     """Find the selected jobs; jobs selected by ID are all checked before the first one changes."""
     from svdq.producer import control
@@ -40,13 +44,24 @@ def _do(act: Callable[[str], str], job_ids: Iterable[str]) -> int:
 
     A job that another process has changed meanwhile is reported; the others are still processed.
     """
-    exit_code = 0
-    for job_id in job_ids:
+
+    def outcome(job_id: str) -> "str | InputError":
         try:
-            echo(f"{job_id}  {act(job_id)}")
+            return act(job_id)
         except InputError as error:
-            echo(f"Error: {error}", err=True)
+            return error
+
+    return _print((job_id, outcome(job_id)) for job_id in job_ids)
+
+
+def _print(outcomes: "Iterable[tuple[str, str | InputError]]") -> int:
+    exit_code = 0
+    for job_id, outcome in outcomes:
+        if isinstance(outcome, InputError):
+            echo(f"Error: {outcome}", err=True)
             exit_code = EXIT_FAILED
+        else:
+            echo(f"{job_id}  {outcome}")
     return exit_code
 
 
@@ -68,11 +83,8 @@ def cancel(selection: "Selection", redis_url: str | None) -> int:
     from svdq.producer import control
 
     with connect(redis_url=redis_url) as connection:
-
-        def act(job_id: str) -> str:
-            return "canceled" if control.cancel(connection, job_id) == "canceled" else "stops at its next step"
-
-        return _do(act, _selected(connection, "cancel", selection))
+        outcomes = control.cancel_many(connection, _selected(connection, "cancel", selection))
+        return _print((job_id, STOPS if outcome == "stopping" else outcome) for job_id, outcome in outcomes)
 
 
 @click.command()

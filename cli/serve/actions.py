@@ -16,8 +16,6 @@ from svdq.producer.results import verdicts
 from svdq.producer.results.removal import remove_job
 from svdq.producer.status.registries import newest_ids
 
-#: Statuses of the jobs that have not started.
-_WAITING = ("queued", "scheduled", "deferred")
 #: Seconds that a request waits for a video in flight to stop, and seconds after which nobody waits any more.
 WAIT_S = 1.5
 GIVE_UP_S = 600.0
@@ -36,10 +34,11 @@ def act(connection: redis.Redis, action: str, job_ids: Sequence[str]) -> list[st
         case "resume":
             control.resume(connection)
         case "cancel":
-            return _each(job_ids, lambda job_id: control.cancel(connection, job_id))
+            outcomes = control.cancel_many(connection, job_ids)
+            return [str(outcome) for _, outcome in outcomes if isinstance(outcome, InputError)]
         case "cancel-waiting":
-            # Those that have just begun or ended are not meant.
-            _each(newest_ids(connection, statuses=_WAITING), lambda job_id: control.cancel(connection, job_id))
+            for _ in control.cancel_many(connection, newest_ids(connection, statuses=control.WAITING)):
+                pass  # those that have just begun or ended are not meant
         case "front":
             return _each(job_ids, lambda job_id: _move_to_front(connection, job_id))
         case "retry":
