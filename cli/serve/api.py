@@ -38,7 +38,7 @@ MAX_ENDS = 1000
 #: Paths below `/v1/videos` of OpenAI that svdq does not have.
 UNSUPPORTED = ("edits", "extensions", "characters", "characters/{character_id}")
 #: Headers of the answer of `/v1/videos/sync`.
-SYNC_HEADERS = ("X-Video-Id", "X-Model", "X-Inference-Time-S")
+SYNC_HEADERS = ("X-Video-Id", "X-Model", "X-Inference-Time-S", "X-Stage-Durations", "X-Peak-Memory-MB")
 #: Seconds between two looks at a video that somebody waits for.
 WAIT_S = 0.5
 #: Milliseconds after which clients are told to ask again: the shortest and the longest.
@@ -122,7 +122,8 @@ async def create_and_wait(request: Request) -> Response:
         failure = failure_of(view, request.app.state.backend.settings)
         raise ApiError(500, failure["message"], code=failure["code"])
     response: Response = await request.app.state.content.video(view, None)
-    values = (view.id, quote(model_stem(view.model)), f"{time.monotonic() - begun_at:.3f}")
+    # The last two are what vLLM-Omni sends where nothing was measured.
+    values = (view.id, quote(model_stem(view.model)), f"{time.monotonic() - begun_at:.3f}", "{}", "0.000")
     response.headers.update(dict(zip(SYNC_HEADERS, values, strict=True)))
     return response
 
@@ -296,7 +297,7 @@ async def _answer(request: Request, submission: Submission, views: list[JobView]
 async def _find(request: Request) -> tuple[JobView, Any]:
     video_id = request.path_params["video_id"]
     found: Polled = await request.app.state.polls.get(video_id) if JOB_ID.fullmatch(video_id) else None
-    if found is None:
+    if found is None or video_id in request.app.state.removals:
         raise no_such_video(video_id)
     return found
 

@@ -59,6 +59,8 @@ def video_object(
         "size": f"{width}x{height}" if width and height else "auto",
         "remixed_from_video_id": view.notes.get("remixed_from"),
         "error": failure_of(view, settings) if status == "failed" else None,
+        "file_name": next((PurePosixPath(key).name for key in files_of(view).values()), None),
+        "inference_time_s": None if view.duration_s is None else round(view.duration_s, 3),
         "svdq": _own(view, estimate, settings),
     }
 

@@ -1,6 +1,7 @@
 """The official openai client, unchanged, against a server with a worker beside it."""
 
 import io
+import json
 import os
 import subprocess
 import time
@@ -61,6 +62,8 @@ def test_create_poll_list_download_delete(client: Any, openai: ModuleType, serve
     assert video.completed_at is not None
     assert video.completed_at >= video.created_at > 1.7e9
     assert [file["format"] for file in video.model_extra["svdq"]["files"]] == ["mp4", "gif"]
+    assert video.model_extra["file_name"] == video.model_extra["svdq"]["files"][0]["name"]
+    assert video.model_extra["inference_time_s"] > 0
 
     with_file = client.videos.create_and_poll(
         prompt="", input_reference=photo, size="576x320", extra_body={**small, "seed": 8}, poll_interval_ms=200
@@ -83,6 +86,8 @@ def test_create_poll_list_download_delete(client: Any, openai: ModuleType, serve
     assert (rendered.status, rendered.headers["Content-Type"], rendered.body[4:8]) == (200, "video/mp4", b"ftyp")
     assert rendered.headers["X-Model"] == "preview"
     assert rendered.headers["X-Request-Id"]
+    assert json.loads(rendered.headers["X-Stage-Durations"]) == {}
+    assert float(rendered.headers["X-Peak-Memory-MB"]) == 0
     assert 0 < float(rendered.headers["X-Inference-Time-S"]) < time.monotonic() - begin
     assert client.videos.retrieve(rendered.headers["X-Video-Id"]).status == "completed"
 

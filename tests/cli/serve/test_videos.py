@@ -170,6 +170,7 @@ def test_a_request_for_a_video_that_is_being_deleted_makes_it_anew(
     job.set_status(JobStatus.STARTED)
     connection.zadd(f"rq:executions:{video_id}", {"e": time.time() + 60})  # a group has it
     assert server.ask("DELETE", f"/v1/videos/{video_id}").json["deleted"]
+    assert server.get(f"/v1/videos/{video_id}").status == 404  # for whoever has deleted it
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.create, data)
         connection.delete(f"rq:executions:{video_id}")  # as the group does after its current step
