@@ -165,7 +165,10 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(error.ctx.get_help() if error.ctx else error.message, err=True)  # noqa: TID251 - many lines
         return EXIT_BAD_INPUT
     except click.ClickException as error:
-        text, context = error.format_message(), getattr(error, "ctx", None)
+        # Imported here so that the command table imports only click.
+        from svdq.cli.guesses import answer
+
+        text, context = answer(error) or error.format_message(), getattr(error, "ctx", None)
         help_of = f" See `{context.command_path} --help`." if context else ""
         return _complain(f"{text}{'' if text.endswith(('.', '?', '?)')) else '.'}{help_of}", error.exit_code)
     except SvdqError as error:

@@ -14,6 +14,31 @@ import click
 from svdq.cli.main import Command
 from svdq.producer.keys import STATUSES
 
+#: Names of options that most people never need, for the help of commands with many.
+ADVANCED = {
+    *("bind", "checkpoints", "compile", "decode_chunk_size", "depends_on", "dtype", "encoder_rank", "log_format"),
+    *("memory_limit", "metrics_address", "metrics_port", "no_lock", "redis_url", "storage", "trace", "warmup"),
+}
+
+
+class SectionedCommand(click.Command):
+    """A command whose help lists its options in sections, the advanced ones last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for each kind of option."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            # click also has records of arguments, which the usage line shows.
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                sections.setdefault(self.section_of(parameter), []).append(record)
+        for title in sorted(sections, key="Advanced".__eq__):
+            with formatter.section(title):
+                formatter.write_dl(sections[title])
+
+    def section_of(self, option: click.Option) -> str:
+        """Return the title of the section of an option."""
+        return "Advanced" if option.name in ADVANCED else "Options"
+
 
 class Number(click.FloatRange):
     """A finite number within bounds; click's own type accepts `nan`."""

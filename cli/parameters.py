@@ -7,6 +7,7 @@ import annotated_types
 import click
 
 from svdq.cli.main import Command, json_option, verbose_option
+from svdq.cli.option_types import SectionedCommand
 from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.pipeline.parameters import Format
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
@@ -14,21 +15,13 @@ from svdq.producer.keys import PRIORITIES
 from svdq.producer.submitting.options import FIELD_OF, SubmitOptions, as_flag, read_field
 
 
-class VideoCommand(click.Command):
+class VideoCommand(SectionedCommand):
     """A command whose help has a section for the options of each family of models."""
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of all families first."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            # click also has records of arguments, which the usage line shows.
-            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
-                families = [job.title for job in JOBS.values() if parameter.name in job.model_fields]
-                title = f"Options for {families[0]}" if 0 < len(families) < len(JOBS) else "Options"
-                sections.setdefault(title, []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+    def section_of(self, option: click.Option) -> str:
+        """Return the section of the only family that has a parameter, or that of all."""
+        families = [job.title for job in JOBS.values() if option.name in job.model_fields]
+        return f"Options for {families[0]}" if 0 < len(families) < len(JOBS) else super().section_of(option)
 
 
 def _read_size(_context: click.Context, _option: click.Parameter, value: str | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
+from svdq.cli.option_types import SectionedCommand
 from svdq.worker.config import RankConfig, rank_options
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 COUNT = click.IntRange(1, 1000)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.option(
     "--ranks",
     type=COUNT,
