@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -162,6 +163,19 @@ def test_a_group_goes_on_without_a_gpu_that_has_failed(house, tmp_path: Path, un
     assert group.end() == UnavailableError.exit_code
     ended = "Error: No GPU is left. GPU 6 has failed (it is broken). GPU 4 has failed (it is broken)."
     assert ended in group.text
+
+
+@pytest.mark.long
+def test_a_rank_whose_driver_hangs_is_left_behind(house, tmp_path: Path, until) -> None:
+    """Such a process ends on no signal, and torchrun waits for it for ever."""
+    faults = {"PYTHONPATH": str(INJECTION), "FAULTS_AT": "device", "FAULTS_FOLDER": str(tmp_path)}
+    group = house.start(2, "--device", "cuda", model="simulated:step_ms=50", CUDA_VISIBLE_DEVICES="4,6", **faults)
+    jobs = [house.submit(seed=seed, steps=20) for seed in range(6)]
+    until(lambda: "finished" in house.states(jobs), lambda: group.text)
+    os.mkfifo(tmp_path / "6")
+    until(lambda: any(rank.status() == psutil.STATUS_DISK_SLEEP for rank in group.ranks()))
+    assert [view.status for view in house.wait(jobs)] == ["finished"] * 6, group.text
+    assert "The group goes on with 1 rank." in group.text
 
 
 @pytest.mark.parametrize(("rank", "expected"), list(enumerate(["MIG-1111", "MIG-2222", "MIG-1111"])))

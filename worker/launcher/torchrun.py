@@ -38,6 +38,9 @@ TORCHRUN = (
 )
 #: How often torchrun restarts a group before it gives up: about twelve hours of waiting for a model or a disk.
 MAX_RESTARTS = 3000
+#: Seconds for which a rank must wait in its kernel, as for a driver that hangs, until GPUs are tested; and seconds
+#: between two looks at that.
+STUCK_S, LOOK_S = 60.0, 5.0
 #: Seconds that killed processes get to disappear.
 KILL_S = 5.0
 #: Seconds between two checks of what is being killed.
@@ -67,12 +70,14 @@ class GroupProcess:
         #: The restart for which GPUs were tried out last; of one that waits for that, why each GPU failed, or "".
         self._tested = 0
         self._results: dict[str, str] | None = None
+        #: Process ids of ranks that wait in the kernel, and since when; and when to look again.
+        self._waiting: dict[int, float] = {}
+        self._look_at = 0.0
         self._sent: set[tuple[int, signal.Signals]] = set()
         self._last_signal: signal.Signals | None = None
         # Without this variable torchrun opens a TCP port at all addresses, which these ranks do not use.
         self._environment = {**environment_of(settings), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         folder.mkdir()
-        self._prepare()
         self._start()
 
     @property
@@ -80,15 +85,13 @@ class GroupProcess:
         """Number of GPUs that have failed and were left out."""
         return len(self._config.failed_gpus)
 
-    def _prepare(self) -> None:
-        """Make the run folder for the present ranks: torchrun cannot use the rendezvous of another one."""
+    def _start(self) -> None:
+        # torchrun cannot use the rendezvous of another one.
         self.run_dir = self._folder / f"{len(self._config.failed_gpus)}"
         self.run_dir.mkdir()
         run_dirs.write_config(self.run_dir, self._config)
         if self._devices is not None:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
-
-    def _start(self) -> None:
         command = [sys.executable, "-c", TORCHRUN, *_rendezvous(self.run_dir), "--nproc-per-node", str(self.num_ranks)]
         # Without --log-dir torchrun leaves an empty folder in TMPDIR at each start.
         command += ["--max-restarts", str(MAX_RESTARTS), "--log-dir", str(self.run_dir / "torchrun")]
@@ -120,23 +123,32 @@ class GroupProcess:
         return code
 
     def _test_gpus(self) -> None:
-        """Try out the GPUs of a group that was restarted, beside each other; go on without those that fail."""
+        """Try out the GPUs of a group that was restarted or hangs, beside each other; go on without those that fail."""
         restart_count = run_dirs.restarts(self.run_dir)
-        if restart_count == self._tested:
-            return
         devices = self._devices or []
         if self._results is None:
+            if restart_count == self._tested and not self._is_stuck():
+                return
             self._results = {}
             for device in devices:
                 threading.Thread(target=_test, args=(device, self._results), name="probe", daemon=True).start()
         if len(self._results) < len(devices):
             return
         failed = {device: reason for device, reason in self._results.items() if reason}
-        self._results, self._tested = None, restart_count
+        self._results, self._tested, self._waiting = None, restart_count, {}
         if failed:
             self._leave_out(failed)
         else:
             run_dirs.permit(self.run_dir, restart_count)
+
+    def _is_stuck(self) -> bool:
+        """Whether a rank has waited in the kernel for a while: no signal ends it, so torchrun notices nothing."""
+        now = time.monotonic()
+        if not self._devices or now < self._look_at:
+            return False
+        self._look_at = now + LOOK_S
+        self._waiting = {pid: self._waiting.get(pid, now) for pid in self.running_pids().values() if _waits(pid)}
+        return any(now - since >= STUCK_S for since in self._waiting.values())
 
     def _leave_out(self, failed: dict[str, str]) -> None:
         """Start the group again with the GPUs that have not failed."""
@@ -155,7 +167,6 @@ class GroupProcess:
             count(self.num_ranks, "rank"),
         )
         self._tested = 0
-        self._prepare()
         self._start()
 
     def _failures(self) -> str:
@@ -200,6 +211,15 @@ class GroupProcess:
 
         run_dir = str(self.run_dir)
         return [process for process in psutil.process_iter(["cmdline"]) if run_dir in (process.info["cmdline"] or ())]
+
+
+def _waits(pid: int) -> bool:
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP)
+    except psutil.Error:
+        return False
 
 
 def _test(device: str, results: dict[str, str]) -> None:

@@ -9,7 +9,8 @@ where, FAULTS_FOLDER names a folder through which the harness counts and control
   the photo is not at hand, the video has POISON_FRAMES frames or its files are named after the photo;
 - `full` and `slow`: while the file `on` is there, writes to the storage fail with ENOSPC, or take two seconds;
 - `device`: ranks take the names in CUDA_VISIBLE_DEVICES for GPUs and compute on processors; a GPU fails for good, for
-  its rank and for the launcher's test, while there is a file of its name;
+  its rank and for the launcher's test, while there is a file of its name; the rank dies, or waits in the kernel if that
+  is a named pipe;
 - `clock`: the wall clock of all processes, the launcher included, is shifted by the seconds in the file `offset`.
 """
 
@@ -96,8 +97,14 @@ def _break_devices(folder: Path) -> None:
             raise InputError(f"The GPU of rank {local_rank} of this host cannot be used: it is broken.")
         return torch.device("cpu")
 
+    def fails(*_: object) -> bool:
+        if broken.is_fifo():
+            # vfork: the parent waits for its child, which waits for a writer.
+            os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, broken, os.O_RDONLY, 0)])
+        return broken.exists()
+
     device.choose_device = choose_device
-    _kill_if(SimulatedModel, "step", lambda *_: broken.exists())
+    _kill_if(SimulatedModel, "step", fails)
 
 
 def _shift_clock(folder: Path) -> None:
