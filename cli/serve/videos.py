@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import PurePosixPath
 from typing import Any
 
 from svdq.cli.serve.errors import without_paths
@@ -44,6 +43,7 @@ def video_object(
     usual_frames, usual_fps = USUAL.get(parameters.get("family", DEFAULT_FAMILY), USUAL[DEFAULT_FAMILY])
     frames, fps = parameters.get("frames") or usual_frames, parameters.get("fps") or usual_fps
     width, height = parameters.get("width"), parameters.get("height")
+    own = _own(view, estimate, settings)
     progress = 100 if status == "completed" else int(100 * view.step / view.steps) if view.steps else 0
     return {
         "id": view.id,
@@ -59,9 +59,9 @@ def video_object(
         "size": f"{width}x{height}" if width and height else "auto",
         "remixed_from_video_id": view.notes.get("remixed_from"),
         "error": failure_of(view, settings) if status == "failed" else None,
-        "file_name": next((PurePosixPath(key).name for key in files_of(view).values()), None),
+        "file_name": own["files"][0]["name"] if own["files"] else None,
         "inference_time_s": None if view.duration_s is None else round(view.duration_s, 3),
-        "svdq": _own(view, estimate, settings),
+        "svdq": own,
     }
 
 
@@ -98,7 +98,7 @@ def _own(view: JobView, estimate: Estimate | None, settings: Settings) -> dict[s
             if name not in ("image", "name", "folder", "seed", "prompt")
         },
         "files": [
-            {"name": PurePosixPath(key).name, "format": kind, "url": f"/v1/videos/{view.id}/content?format={kind}"}
+            {"name": key.rpartition("/")[2], "format": kind, "url": f"/v1/videos/{view.id}/content?format={kind}"}
             for kind, key in files_of(view).items()
         ],
     }
