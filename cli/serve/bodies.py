@@ -216,6 +216,16 @@ class _Parser(MultiPartParser):
             part.content_disposition = (part.content_disposition or b"") + b'; filename=""'
         super().on_headers_finished()
 
+    def on_part_end(self) -> None:
+        """End a part; Starlette reads text that is not UTF-8 as Latin-1, whatever it is."""
+        if self._current_part.file is None:
+            try:
+                self._current_part.data.decode()
+            except UnicodeDecodeError as error:
+                name = self._current_part.field_name
+                raise MultiPartException(f"Its field {name[:40]!r} is not in UTF-8") from error
+        super().on_part_end()
+
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         """Take bytes of a part."""
         if self._current_part.file is None:

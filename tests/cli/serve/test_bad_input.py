@@ -129,6 +129,7 @@ BROKEN_BODIES = [
     (f"--{BOUNDARY}\r\nContent-Disposition: form-data\r\n\r\nx\r\n--{BOUNDARY}--\r\n".encode(), TYPE, "bad_form"),
     (b"x", "multipart/form-data", "bad_form"),
     (multipart(prompt="a" * (1 << 20)), f'{TYPE}; Charset="punycode"', "bad_form"),
+    (multipart(prompt="\xa1un perro!").decode().encode("latin-1"), TYPE, "bad_form"),
     (b"{", "application/json", "bad_json"),
     (b"\xff", "application/json", "bad_json"),
     (b"[" * 100_000, "application/json", "bad_json"),
