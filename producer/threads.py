@@ -56,6 +56,6 @@ class Budget:
 
 
 #: Bytes of memory that decodings of photos take at a time, all of this process together.
-DECODED = Budget(1 << 25)
+DECODED = Budget(1 << 27)
 #: The same for one photo that somebody else has sent or dropped.
 MAX_DECODED_BYTES = 480 << 20
