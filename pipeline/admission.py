@@ -18,8 +18,8 @@ from svdq.pipeline.planning.planner import Assignment, Planner
 from svdq.pipeline.protocols import Monitor, Report, Request, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.links import Arrival
 from svdq.pipeline.transport.message import Kind, Work
-from svdq.pipeline.transport.transport import Arrival
 
 logger = logging.getLogger(__name__)
 

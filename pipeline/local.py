@@ -21,7 +21,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from svdq.pipeline import errors
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.topology import Topology, join
+from svdq.pipeline.transport.topology import Topology, join
 
 #: What a rank does; called with its topology, its links, and the further arguments of `spawn_ranks`.
 RankMain = Callable[..., None]

@@ -12,8 +12,7 @@ from PIL.Image import Image
 
 from svdq.pipeline.models.base import Frames
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Sample
-from svdq.pipeline.transport.message import sample_body
+from svdq.pipeline.sample import Sample, sample_body
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from torch import Tensor
 from svdq.pipeline.inbox import Inbox, PendingWarmup
 from svdq.pipeline.models.family_parameters import parse_parameters
 from svdq.pipeline.protocols import Report, Sink
-from svdq.pipeline.transport.message import Kind, sample_from
-from svdq.pipeline.transport.transport import Arrival, Sender
+from svdq.pipeline.sample import sample_from
+from svdq.pipeline.transport.links import Arrival, Sender
+from svdq.pipeline.transport.message import Kind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,13 @@ anywhere with the same bits.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from torch import Tensor
+
 from svdq.pipeline.models.base import State
+from svdq.pipeline.models.family_parameters import parse_parameters
 from svdq.pipeline.parameters import VideoParameters
 
 
@@ -78,3 +81,53 @@ class Sample:
     def failed(self, reason: str) -> Self:
         """Return the sample as failed with a reason, without its tensors."""
         return replace(self, failure=reason, tensors={})
+
+
+def sample_body(sample: Sample) -> dict[str, Any]:
+    """Convert everything of a sample but its tensors to JSON."""
+    return {
+        "job_id": sample.job_id,
+        "index": sample.index,
+        "parameters": sample.parameters.model_dump(mode="json"),
+        "boundaries": list(sample.boundaries),
+        "decoder": sample.decoder,
+        "step": sample.step,
+        "metadata": dict(sample.metadata),
+        "failure": sample.failure,
+        "canceled": sample.canceled,
+        "stages": [list(stage) for stage in sample.stages],
+        "seconds": dict(sample.seconds),
+        "memory": dict(sample.memory),
+        "chunk_chosen": sample.chunk_chosen,
+        "ran_out": sample.ran_out,
+        "resumed": [asdict(resumption) for resumption in sample.resumed],
+    }
+
+
+def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sample:
+    """Build a sample from its JSON and tensors; the inverse of `sample_body`.
+
+    Raises:
+        ValueError: the JSON is not a valid sample (pydantic's ValidationError is one).
+    """
+    try:
+        return Sample(
+            job_id=body["job_id"],
+            index=body["index"],
+            parameters=parse_parameters(body["parameters"]),
+            boundaries=tuple(body["boundaries"]),
+            decoder=body["decoder"],
+            step=body["step"],
+            tensors=tensors,
+            metadata=body["metadata"],
+            failure=body["failure"],
+            canceled=body["canceled"],
+            stages=tuple((rank, num_steps, seconds) for rank, num_steps, seconds in body["stages"]),
+            seconds=body["seconds"],
+            memory=body["memory"],
+            chunk_chosen=body.get("chunk_chosen", False),
+            ran_out=body.get("ran_out", False),
+            resumed=tuple(Resumption(**resumption) for resumption in body["resumed"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is not a sample: {error!r}") from error

@@ -24,11 +24,11 @@ from svdq.pipeline.planning.costs import CostModel
 from svdq.pipeline.planning.planner import Planner
 from svdq.pipeline.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
 from svdq.pipeline.receiving import Router
-from svdq.pipeline.sample import Sample
-from svdq.pipeline.topology import Links, Topology
+from svdq.pipeline.sample import Sample, sample_body
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport.message import Kind, Message, Work, on_host, sample_body
-from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
+from svdq.pipeline.transport.links import OnLost, Receiver, Sender
+from svdq.pipeline.transport.message import Kind, Message, Work, on_host
+from svdq.pipeline.transport.topology import Links, Topology
 from svdq.pipeline.warmup import Warmup
 
 logger = logging.getLogger(__name__)

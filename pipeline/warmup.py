@@ -8,8 +8,8 @@ from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.protocols import Request
 from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.links import Sender
 from svdq.pipeline.transport.message import Kind, Message
-from svdq.pipeline.transport.transport import Sender
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from typing import Any
 import click
 
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.topology import Topology
+from svdq.pipeline.transport.topology import Topology
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.text import printable

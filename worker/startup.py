@@ -19,7 +19,7 @@ from svdq.pipeline.models.base import Role, VideoModel
 from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.planning.binding import Components
-from svdq.pipeline.topology import Links, Topology, agree, join
+from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.settings import Settings
 from svdq.worker import roles

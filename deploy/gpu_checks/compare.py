@@ -36,8 +36,8 @@ from svdq.pipeline.planning.binding import Components, bind
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
-from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.topology import Links, Topology
 
 #: The parameters of all families that are options of their own.
 _PARAMETERS = dict.fromkeys(

@@ -24,8 +24,8 @@ from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
-from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.topology import Links, Topology
 
 #: Seconds in which a group is idle between two bursts.
 IDLE_S = 0.5

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from svdq.pipeline.transport.message import (
     MAX_HEADER_BYTES,
-    Layout,
+    TensorSpecs,
     Message,
     allocate,
     byte_views,
@@ -75,7 +75,7 @@ class Channel:
             num_sent -= len(buffer)
         return []
 
-    def receive_header(self) -> tuple[Message, Layout]:
+    def receive_header(self) -> tuple[Message, TensorSpecs]:
         """Wait, possibly for days, for the next message; return it without its tensors, and their layout.
 
         Raises:
@@ -91,7 +91,7 @@ class Channel:
         self._receive_exactly(memoryview(header))
         return decode_header(header)
 
-    def receive_tensors(self, layout: Layout) -> dict[str, Tensor]:
+    def receive_tensors(self, layout: TensorSpecs) -> dict[str, Tensor]:
         """Receive the tensors that a header has announced, into memory of the host; pinned if the rank has a GPU."""
         tensors = allocate(layout, torch.device("cpu"), pin_memory=self.device.type == "cuda")
         for view in byte_views(tensors):

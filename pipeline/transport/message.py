@@ -5,16 +5,13 @@ Messages contain no pickle or other executable data. A checkpoint is the same he
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 from pydantic_core import from_json, to_json
 from torch import Tensor
-
-from svdq.pipeline.models.family_parameters import parse_parameters
-from svdq.pipeline.sample import Resumption, Sample
 
 #: Bytes of a header, and of all tensors of a message, at most: a corrupt neighbor must not fill the memory. The
 #: largest sample, 1024 frames of 4096x4096 in float32, has 8.6 GB.
@@ -70,57 +67,7 @@ class Message:
 
 
 #: Name, dtype and shape of each tensor of a message, in order.
-Layout = Sequence[tuple[str, str, Sequence[int]]]
-
-
-def sample_body(sample: Sample) -> dict[str, Any]:
-    """Convert everything of a sample but its tensors to JSON."""
-    return {
-        "job_id": sample.job_id,
-        "index": sample.index,
-        "parameters": sample.parameters.model_dump(mode="json"),
-        "boundaries": list(sample.boundaries),
-        "decoder": sample.decoder,
-        "step": sample.step,
-        "metadata": dict(sample.metadata),
-        "failure": sample.failure,
-        "canceled": sample.canceled,
-        "stages": [list(stage) for stage in sample.stages],
-        "seconds": dict(sample.seconds),
-        "memory": dict(sample.memory),
-        "chunk_chosen": sample.chunk_chosen,
-        "ran_out": sample.ran_out,
-        "resumed": [asdict(resumption) for resumption in sample.resumed],
-    }
-
-
-def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sample:
-    """Build a sample from its JSON and tensors; the inverse of `sample_body`.
-
-    Raises:
-        ValueError: the JSON is not a valid sample (pydantic's ValidationError is one).
-    """
-    try:
-        return Sample(
-            job_id=body["job_id"],
-            index=body["index"],
-            parameters=parse_parameters(body["parameters"]),
-            boundaries=tuple(body["boundaries"]),
-            decoder=body["decoder"],
-            step=body["step"],
-            tensors=tensors,
-            metadata=body["metadata"],
-            failure=body["failure"],
-            canceled=body["canceled"],
-            stages=tuple((rank, num_steps, seconds) for rank, num_steps, seconds in body["stages"]),
-            seconds=body["seconds"],
-            memory=body["memory"],
-            chunk_chosen=body.get("chunk_chosen", False),
-            ran_out=body.get("ran_out", False),
-            resumed=tuple(Resumption(**resumption) for resumption in body["resumed"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"this is not a sample: {error!r}") from error
+TensorSpecs = Sequence[tuple[str, str, Sequence[int]]]
 
 
 def encode_header(message: Message) -> bytes:
@@ -135,7 +82,7 @@ def encode_header(message: Message) -> bytes:
     return to_json(document)
 
 
-def decode_header(header: bytes | bytearray) -> tuple[Message, Layout]:
+def decode_header(header: bytes | bytearray) -> tuple[Message, TensorSpecs]:
     """Read a message without its tensors, and what tensors follow; the opposite of `encode_header`.
 
     Raises:
@@ -166,7 +113,7 @@ def _work(rank: object, sample: object, kind: object, seconds: object) -> Work:
     return Work(rank, sample, kind, seconds)  # type: ignore[arg-type]
 
 
-def num_payload_bytes(layout: Layout) -> int:
+def num_payload_bytes(layout: TensorSpecs) -> int:
     """Return the bytes of all tensors of a layout."""
     return sum(_num_bytes(*tensor) for tensor in layout)
 
@@ -210,7 +157,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.numpy().data.cast("B")
 
 
-def allocate(layout: Layout, device: torch.device, *, pin_memory: bool = False) -> dict[str, Tensor]:
+def allocate(layout: TensorSpecs, device: torch.device, *, pin_memory: bool = False) -> dict[str, Tensor]:
     """Allocate the tensors of a message; pinned host memory allows asynchronous copies to a GPU."""
     return {
         name: torch.empty(shape, dtype=_DTYPES[dtype], device=device, pin_memory=pin_memory)

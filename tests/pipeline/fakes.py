@@ -15,12 +15,11 @@ from svdq.pipeline.planning.binding import Components, Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.planning.planner import Assignment, Planner
 from svdq.pipeline.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
-from svdq.pipeline.sample import Sample
+from svdq.pipeline.sample import Sample, sample_body
 from svdq.pipeline.stage import Stage
-from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.message import sample_body
+from svdq.pipeline.transport.topology import Links, Topology
 
 CPU = torch.device("cpu")
 

@@ -17,9 +17,9 @@ from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
-from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
+from svdq.pipeline.transport.topology import Links, Topology
 
 RANKS = 3
 CPU = torch.device("cpu")

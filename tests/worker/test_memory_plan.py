@@ -15,9 +15,8 @@ from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.memory import MeasuredMemory
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.protocols import Report
-from svdq.pipeline.sample import Sample
+from svdq.pipeline.sample import Sample, sample_body
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport.message import sample_body
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import server_url
 from svdq.producer.storage.storage import Storage

@@ -26,7 +26,7 @@ from redis.retry import Retry
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.topology import Topology
+from svdq.pipeline.transport.topology import Topology
 from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue

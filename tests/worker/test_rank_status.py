@@ -13,7 +13,7 @@ import torch
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.topology import Topology
+from svdq.pipeline.transport.topology import Topology
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch
 from svdq.producer.status import job_log

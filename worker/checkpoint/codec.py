@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from svdq.pipeline.models.base import State
 from svdq.pipeline.models.family_parameters import AnyParameters
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Resumption, Sample
-from svdq.pipeline.transport.message import byte_views, sample_body
+from svdq.pipeline.sample import Resumption, Sample, sample_body
+from svdq.pipeline.transport.message import byte_views
 
 #: The dtypes of samples.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)

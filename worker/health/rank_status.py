@@ -15,7 +15,7 @@ import torch
 
 from svdq.pipeline.planning.costs import CostModel
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.topology import Topology
+from svdq.pipeline.transport.topology import Topology
 from svdq.producer import process_identity
 from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus, ShapeCosts
 from svdq.worker.health.histograms import Histogram

@@ -21,9 +21,8 @@ from svdq.pipeline.media import video
 from svdq.pipeline.media.motion import change_motion
 from svdq.pipeline.models.base import Frames, ModelInfo
 from svdq.pipeline.protocols import Report, Sink
-from svdq.pipeline.sample import Sample
+from svdq.pipeline.sample import Sample, sample_body
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport.message import sample_body
 from svdq.producer.queue import SOURCE_NOTE
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage

@@ -170,8 +170,8 @@ def _decode_before_the_last_rank() -> None:
 
 
 def _kill_when_frames_arrive(kill: Callable[[], None]) -> None:
+    from svdq.pipeline.transport.links import Arrival
     from svdq.pipeline.transport.message import Kind
-    from svdq.pipeline.transport.transport import Arrival
 
     receive = Arrival.receive
 

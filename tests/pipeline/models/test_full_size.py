@@ -23,8 +23,8 @@ from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.planning.planner import Assignment
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink
 from svdq.pipeline.stage import Stage
-from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.topology import Links, Topology
 from tests.pipeline.fakes import ListPlanner
 
 #: Free memory for the weights, which are in it twice while they are written, and for three processes.

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.sample import Resumption, Sample
+from svdq.pipeline.sample import Resumption, Sample, sample_body, sample_from
 from svdq.pipeline.transport.channel import Channel, ChannelClosedError
-from svdq.pipeline.transport.message import Kind, Message, decode_header, sample_body, sample_from
+from svdq.pipeline.transport.message import Kind, Message, decode_header
 
 CPU = torch.device("cpu")
 DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])

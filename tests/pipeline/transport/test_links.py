@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from svdq.pipeline.transport.channel import Channel
+from svdq.pipeline.transport.links import Arrival, Receiver, Sender
 from svdq.pipeline.transport.message import Kind, Message, Work
-from svdq.pipeline.transport.transport import Arrival, Receiver, Sender
 
 CPU = torch.device("cpu")
 LARGE = {"text": "x" * 10**7}

@@ -10,15 +10,15 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from svdq.pipeline.models.base import State
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.message import Kind, Layout, Message, Work, num_payload_bytes
+from svdq.pipeline.transport.message import Kind, TensorSpecs, Message, Work, num_payload_bytes
 
 #: Called once with a sentence, from a link's thread, when the neighbor is gone.
 OnLost = Callable[[str], None]
@@ -164,7 +164,7 @@ class Arrival:
     #: Without tensors.
     message: Message
     #: Of the tensors that follow.
-    layout: Layout
+    layout: TensorSpecs
     #: Where they come from.
     channel: Channel
 
@@ -173,7 +173,7 @@ class Arrival:
         """Bytes of the tensors."""
         return num_payload_bytes(self.layout)
 
-    def receive(self) -> State:
+    def receive(self) -> Mapping[str, Tensor]:
         """Receive the tensors into the host's memory."""
         return self.channel.receive_tensors(self.layout)
 
