@@ -16,8 +16,8 @@ from torch import Tensor
 
 from svdq.pipeline.transport.message import (
     MAX_HEADER_BYTES,
-    TensorSpecs,
     Message,
+    TensorSpecs,
     allocate,
     byte_views,
     decode_header,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.message import Kind, TensorSpecs, Message, Work, num_payload_bytes
+from svdq.pipeline.transport.message import Kind, Message, TensorSpecs, Work, num_payload_bytes
 
 #: Called once with a sentence, from a link's thread, when the neighbor is gone.
 OnLost = Callable[[str], None]

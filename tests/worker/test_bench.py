@@ -16,7 +16,7 @@ import torch
 
 from svdq.cli import main
 from svdq.pipeline.errors import InputError
-from svdq.worker.bench.bench import BenchReport, write_results
+from svdq.worker.bench.measure import BenchReport, write_results
 from tests.waiting import PATIENCE_S, wait_until
 
 QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "--samples", "40"]
@@ -177,10 +177,11 @@ def test_a_model_of_wan_is_measured_with_its_own_parameters(svdq, tiny_wan: Path
     assert (run["samples"], sum(run["steps_per_rank"])) == (8, 2)
 
 
-#: Whether ranks run, by what is in the temporary folder.
-RUNNING: dict[str, Callable[[Path], bool]] = {
-    "loop": lambda folder: any(folder.glob("svdq-*/rank1")),
-    "daemon": lambda folder: any("Ready with" in log.read_text() for log in folder.glob("*/worker.log")),
+#: Whether both ranks run, by the processes of the bench and what is in the temporary folder.
+RUNNING: dict[str, Callable[[int, Path], bool]] = {
+    # Besides them, the fork server and a resource tracker.
+    "loop": lambda pid, folder: len(psutil.Process(pid).children(recursive=True)) >= 4,
+    "daemon": lambda pid, folder: any("Ready with" in log.read_text() for log in folder.glob("*/worker.log")),
 }
 
 
@@ -192,7 +193,7 @@ def test_a_signal_to_the_bench_alone_ends_all_of_it(tmp_path: Path, through: str
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     bench = subprocess.Popen([sys.executable, "-m", "svdq.cli", "bench", *options], env=environment)
     with bench:
-        wait_until(lambda: RUNNING[through](tmp_path))
+        wait_until(lambda: RUNNING[through](bench.pid, tmp_path))
         processes = psutil.Process(bench.pid).children(recursive=True)
         bench.send_signal(number)
         assert bench.wait(PATIENCE_S) == main.EXIT_INTERRUPTED
@@ -207,7 +208,7 @@ def test_a_bench_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     options = ["--through", "daemon", "--ranks", "2", "--step-ms", "500", "--frames", "2", "--size", "64x64"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-m", "svdq.cli", "bench", *options], env=environment) as bench:
-        wait_until(lambda: RUNNING["daemon"](tmp_path))
+        wait_until(lambda: RUNNING["daemon"](bench.pid, tmp_path))
         bench.kill()
 
     def left() -> list[object]:

@@ -1,1 +1,0 @@
-"""Measures the pipeline: runs of a group and single parts of a model, their figures and plots."""
