@@ -12,8 +12,7 @@ from svdq.cli.formatting import echo, table
 from svdq.cli.option_types import MILLISECONDS, Number, OutputFile, parse_experts
 
 if TYPE_CHECKING:
-    from svdq.pipeline.bench.bursts import Burst
-    from svdq.pipeline.bench.report import Run
+    from svdq.worker.bench.figures import Burst, Run
 
 #: Largest number of ranks in a run: as many GPUs as `svdq plan` supports.
 MAX_RANKS = 512
@@ -104,7 +103,7 @@ def bench(
 
     require_torch("`svdq bench`")
     from svdq.pipeline.installed import headless_pyplot
-    from svdq.worker.bench.bench import BenchOptions, run_bench, write_results
+    from svdq.worker.bench.measure import BenchOptions, run_bench, write_results
 
     if plot_path is not None:
         headless_pyplot()  # so that a missing matplotlib is reported before the run

@@ -11,7 +11,7 @@ import sys
 
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
-from svdq.worker.bench.bench import BenchOptions, run_bench
+from svdq.worker.bench.measure import BenchOptions, run_bench
 
 STEP_MS = 50.0
 #: (encode ms, decode ms): even, uneven, the proportions of an H100 (0.18 and 4.4 steps).

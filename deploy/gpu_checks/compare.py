@@ -22,7 +22,6 @@ from pydantic import ValidationError
 from gpu_checks.references import call_diffusers, open_diffusers
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.family import Family, imported
@@ -38,6 +37,7 @@ from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology
+from svdq.worker.bench.loop_runs import exit_when_lost, spawn_ranks
 
 #: The parameters of all families that are options of their own.
 _PARAMETERS = dict.fromkeys(

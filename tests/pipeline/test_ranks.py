@@ -7,11 +7,11 @@ import pytest
 import torch
 from gpu_checks import compare
 
-from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.worker.bench.loop_runs import Workload, run_loop
 
 pytestmark = pytest.mark.slow
 

@@ -2,12 +2,11 @@
 
 import pytest
 
-from svdq.pipeline.bench.bursts import burst_times, make_bursts
-from svdq.pipeline.bench.report import RankLog, busy_share, make_run, work_rate
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import Span
+from svdq.worker.bench.figures import RankLog, burst_times, busy_share, make_bursts, make_run, work_rate
 
 
 def log(*, finished_s: list[float] | None = None, spans: list[tuple[str, str, float, float]] | None = None) -> RankLog:

@@ -15,8 +15,6 @@ from typing import Any
 import redis
 from PIL import Image
 
-from svdq.pipeline.bench.harness import IDLE_S, Workload
-from svdq.pipeline.bench.report import RankLog
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.trace import Span
 from svdq.producer.embedded_redis.server import PID, ensure_server, stop_server
@@ -27,6 +25,8 @@ from svdq.producer.settings import Settings, absolute_model
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.untrusted_job import UntrustedJob
+from svdq.worker.bench.figures import RankLog
+from svdq.worker.bench.loop_runs import IDLE_S, Workload
 from svdq.worker.launcher.torchrun import environment_of
 
 #: Seconds between two checks whether all videos have ended.

@@ -2,17 +2,16 @@
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from svdq.pipeline.bench.bursts import Burst, burst_times, make_bursts
-from svdq.pipeline.bench.harness import Workload, run_loop
-from svdq.pipeline.bench.plot import plot_timeline
-from svdq.pipeline.bench.report import RankLog, Run, make_run
 from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.installed import headless_pyplot
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names import has_weights
@@ -22,7 +21,9 @@ from svdq.pipeline.planning.binding import Components, bind, split_steps
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import span_events, trace_text
 from svdq.producer.storage.temporary import write_file
-from svdq.worker.bench.daemon import run_daemon
+from svdq.worker.bench.daemon_runs import run_daemon
+from svdq.worker.bench.figures import Burst, RankLog, Run, burst_times, busy_share, make_bursts, make_run
+from svdq.worker.bench.loop_runs import Workload, run_loop
 from svdq.worker.launcher.preflight import check_model
 
 #: Frames of a video unless the options say otherwise, where the model's family allows it.
@@ -238,3 +239,55 @@ def _plot(report: BenchReport, path: Path) -> None:
             f"encode {run.encode_ms:.4g} ms, decode {run.decode_ms:.4g} ms: efficiency {run.efficiency:.3f}"
         )
     plot_timeline(report.logs, path, title, start_s=start_s, end_s=end_s)
+
+
+#: How a bar of each kind of work looks, besides the color of its video.
+_LOOKS: dict[str, dict[str, Any]] = {
+    # Above the steps between which rank 0 encodes.
+    "encode": {"hatch": "////", "alpha": 1.0, "zorder": 2},
+    "steps": {"alpha": 0.6},
+    "decode": {"hatch": "....", "alpha": 1.0},
+}
+
+
+def plot_timeline(logs: Sequence[RankLog], path: Path, title: str, *, start_s: float, end_s: float) -> None:
+    """Write the timeline of a run as PNG, from `start_s` to `end_s`, in seconds since the epoch.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    pyplot = headless_pyplot()
+    tab20 = pyplot.get_cmap("tab20").colors
+    colors = tab20[::2] + tab20[1::2]  # so that videos in a row differ in hue
+    figure, axes = pyplot.subplots(figsize=(12, 0.5 * len(logs) + 1.8))
+    spans = [[span for span in log.spans if span.kind and start_s <= span.start_s < end_s] for log in logs]
+    by_start = sorted((span for row in spans for span in row), key=lambda span: span.start_s)
+    numbers = {job: number for number, job in enumerate(dict.fromkeys(span.job_id for span in by_start))}
+    for rank, row in enumerate(spans):
+        for span in row:
+            axes.broken_barh(
+                [(span.start_s - start_s, span.seconds)],
+                (rank - 0.4, 0.8),
+                facecolors=colors[numbers[span.job_id] % len(colors)],
+                edgecolor="white",
+                linewidth=0.5,
+                **_LOOKS[span.kind],
+            )
+        idle = 1 - busy_share(logs[rank].spans, start_s, end_s)
+        axes.text(1.005, rank, f"{idle:.1%} idle", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+    axes.set(
+        xlim=(0, end_s - start_s),
+        ylim=(len(logs) - 0.5, -0.5),
+        xlabel="seconds",
+        ylabel="rank",
+        yticks=range(len(logs)),
+    )
+    axes.set_title(title, fontsize=10)
+    handles = [
+        pyplot.Rectangle((0, 0), 1, 1, facecolor="gray", edgecolor="white", label=name, **look)
+        for name, look in _LOOKS.items()
+    ]
+    figure.legend(handles=handles, loc="lower right", ncols=len(handles), fontsize=8, frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
