@@ -60,7 +60,7 @@ def refusal(memory: MemoryPlan, parameters: SvdParameters) -> str:
 
 
 def test_what_fits_is_left_alone() -> None:
-    assert plan(36, 36, 36).admit(XT) == XT
+    assert plan(48, 48, 48).admit(XT) == XT
     unlimited = [RankInfo(capacity=None, weights=9, device="cpu")] * 3
     assert MemoryPlan(unlimited, "float32").admit(XT) == XT
 
@@ -81,24 +81,24 @@ def test_the_last_rank_decodes_in_any_case() -> None:
 
 def test_a_refusal_says_where_how_much_and_what_would_fit() -> None:
     assert refusal(plan(24, 24, 24), XT) == (
-        "1024x576 with 25 frames needs about 33.4 GB on the last rank of this group, which has 24.0 GB: "
-        "--decode-chunk-size 13 would fit, or 17 frames, or 832x448."
+        "1024x576 with 25 frames needs about 45.5 GB on the last rank of this group, which has 24.0 GB: "
+        "--decode-chunk-size 7 would fit, or 12 frames, or 704x384."
     )
     # The step is what does not fit: smaller chunks would not help.
-    assert refusal(plan(24, 8, 40), XT) == (
+    assert refusal(plan(24, 8, 48), XT) == (
         "1024x576 with 25 frames needs about 11.4 GB on rank 1 of this group, which has 8.0 GB: "
         "14 frames would fit, or 768x448."
     )
     assert refusal(plan(12), XT.model_copy(update={"decode_chunk_size": 8})).startswith(
-        "1024x576 with 25 frames, decoded 8 at a time, needs about 14.2 GB on this worker's only rank, "
+        "1024x576 with 25 frames, decoded 8 at a time, needs about 18.1 GB on this worker's only rank, "
     )
-    assert "on the first rank of this group, which has 7.0 GB" in refusal(plan(7, 24, 40), XT)
+    assert "on the first rank of this group, which has 7.0 GB" in refusal(plan(7, 24, 48), XT)
 
 
 def test_nothing_is_named_that_does_not_fit() -> None:
     assert refusal(plan(1, 1), XT).endswith(": no smaller video of this shape would fit either.")
-    assert refusal(plan(24, 24, 4.5), XT.model_copy(update={"decode_chunk_size": 1})).endswith(
-        ": 3 frames would fit, or 384x192."
+    assert refusal(plan(24, 24, 5.0), XT.model_copy(update={"decode_chunk_size": 1})).endswith(
+        ": 5 frames would fit, or 448x256."
     )
 
 
@@ -173,8 +173,8 @@ def test_what_is_admitted_differs_in_an_open_chunk_size_alone_and_is_always_the_
 def test_a_video_that_leaves_its_chunks_open_gets_the_largest_that_fit() -> None:
     """A card of 24 GB cannot decode 25 frames at once, which is what nobody asked for in so many words."""
     is_open = XT.model_copy(update={"decode_chunk_size": None})
-    assert plan(24, 24, 24).admit(is_open) == XT.model_copy(update={"decode_chunk_size": 13})
-    assert plan(36, 36, 36).admit(is_open) == XT
+    assert plan(24, 24, 24).admit(is_open) == XT.model_copy(update={"decode_chunk_size": 7})
+    assert plan(48, 48, 48).admit(is_open) == XT
     assert refusal(plan(24, 8, 24), is_open) == (
         "1024x576 with 25 frames, decoded 1 at a time, needs about 11.4 GB on rank 1 of this group, which has 8.0 GB: "
         "14 frames would fit, or 768x448."
@@ -189,7 +189,7 @@ def test_a_chunk_size_that_ran_out_of_memory_is_planned_no_more(tmp_path: Path) 
     """Also in the next worker, and for larger videos; one that a job names is tried."""
 
     def start() -> MemoryPlan:
-        return plan_of(tmp_path, MODEL, ranks(36, 36), None)
+        return plan_of(tmp_path, MODEL, ranks(48, 48), None)
 
     is_open = XT.model_copy(update={"decode_chunk_size": None})
     seven = XT.model_copy(update={"decode_chunk_size": 7})
@@ -209,11 +209,11 @@ def test_a_chunk_size_that_ran_out_of_memory_is_planned_no_more(tmp_path: Path) 
 
 def test_ranks_that_share_a_gpu_otherwise_or_have_a_limit_are_learnt_about_apart(tmp_path: Path) -> None:
     def start(limit: int | None = None, **more: int) -> MemoryPlan:
-        return plan_of(tmp_path, MODEL, [rank.model_copy(update=more) for rank in ranks(36, 36)], limit)
+        return plan_of(tmp_path, MODEL, [rank.model_copy(update=more) for rank in ranks(48, 48)], limit)
 
     is_open = XT.model_copy(update={"decode_chunk_size": None})
     start(ranks_per_gpu=2).learn(body_of(XT.model_copy(update={"decode_chunk_size": 4}), ran_out=True))
-    found = [start(ranks_per_gpu=2), start(), start(36 * GB, ranks_per_gpu=2)]
+    found = [start(ranks_per_gpu=2), start(), start(48 * GB, ranks_per_gpu=2)]
     assert [memory.admit(is_open).decode_chunk_size for memory in found] == [4, 25, 25]
     (tmp_path / "memory").rename(tmp_path / "forgotten")
     assert start(ranks_per_gpu=2).admit(is_open) == XT
@@ -327,7 +327,7 @@ def test_the_stage_is_told_whether_the_worker_chose_the_chunk_size(house, open_i
     chosen, named = intake.take(), intake.take()
     assert chosen is not None
     assert named is not None
-    assert (chosen.parameters.decode_chunk_size, chosen.chunk_chosen) == (13, True)
+    assert (chosen.parameters.decode_chunk_size, chosen.chunk_chosen) == (7, True)
     assert (named.parameters.decode_chunk_size, named.chunk_chosen) == (12, False)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.files import read_json
-from svdq.pipeline.models.memory import ITEM_BYTES, Activity, Shape
+from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, Shape
 from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.parameters import VideoParameters
@@ -52,14 +52,16 @@ def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_de
     """Estimate the peak bytes of an activity, besides the weights; see `Family.memory`."""
     pixels = shape[0] * shape[1]
     if activity == "encode":
+        elements = pixels * ENCODE_ELEMENTS * VAE_COPIES
         if dtype != "float16":
-            return pixels * ENCODE_ELEMENTS * ITEM_BYTES[dtype]
+            return int(elements * ITEM_BYTES[dtype])
         # The VAE overflows in float16, so all of it on this rank is converted temporarily.
-        return pixels * ENCODE_ELEMENTS * 4 + VAE_ENCODER_BYTES + VAE_DECODER_BYTES * has_decoder
+        return int(elements * 4) + VAE_ENCODER_BYTES + VAE_DECODER_BYTES * has_decoder
     frames = shape[2]
     if activity == "step":
         return pixels * frames * STEP_ELEMENTS[shape[3]] * ITEM_BYTES[dtype]
-    return int(pixels * (DECODE_ELEMENTS * shape[3] + FRAME_ELEMENTS * frames) * ITEM_BYTES[dtype])
+    elements = pixels * (DECODE_ELEMENTS * shape[3] + FRAME_ELEMENTS * frames) * VAE_COPIES
+    return int(elements * ITEM_BYTES[dtype])
 
 
 FAMILY = Family(

@@ -12,7 +12,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.files import read_json
 from svdq.pipeline.models.folder_check import class_in
-from svdq.pipeline.models.memory import ITEM_BYTES, Activity, Shape
+from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, Shape
 from svdq.pipeline.models.wan import defaults
 from svdq.pipeline.models.wan.defaults import Defaults
 from svdq.pipeline.models.wan.layout import (
@@ -53,8 +53,8 @@ TILE_PIXELS, TILED_FRAME_ELEMENTS = 256 * 256, 14.3
 #: An encode, per pixel: with two experts or CLIP, of the photo and as many gray frames as a video of 81 has; of
 #: TI2V-5B the photo only.
 ENCODE_ELEMENTS = {False: 4020, True: 2050}
-#: The VAE computes in float32.
-_VAE_ITEM_BYTES = 4
+#: Bytes of an element of the VAE, which computes in float32, with what cuDNN copies of it.
+_VAE_ITEM_BYTES = 4 * VAE_COPIES
 
 
 def read_facts(folder: Path, name: str) -> Facts:

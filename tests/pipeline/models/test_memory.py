@@ -37,17 +37,17 @@ def gigabytes(activity, size: tuple[int, int], frames: int, *, chunk: int = 1, g
 @pytest.mark.parametrize(
     ("size", "frames", "step", "all_at_once", "eight", "one", "encode"),
     [
-        ((1024, 576), 25, 8.31, 30.20, 9.72, 1.30, 1.66),
-        ((1024, 576), 14, 4.67, 16.91, 9.67, 1.26, 1.66),
-        ((768, 448), 25, 4.85, 17.62, 5.67, 0.76, 1.03),
-        ((576, 320), 25, 2.60, 9.44, 3.04, 0.41, 0.61),
-        ((1920, 1088), 25, 29.43, 106.97, 34.44, 4.59, 5.53),
+        ((1024, 576), 25, 8.31, 42.28, 13.61, 1.82, 2.28),
+        ((1024, 576), 14, 4.67, 23.67, 13.54, 1.76, 2.28),
+        ((768, 448), 25, 4.85, 24.67, 7.94, 1.06, 1.39),
+        ((576, 320), 25, 2.60, 13.22, 4.26, 0.57, 0.80),
+        ((1920, 1088), 25, 29.43, 149.76, 48.22, 6.43, 7.69),
     ],
 )
 def test_estimates_are_those_of_the_table_in_the_documentation(
     size, frames, step, all_at_once, eight, one, encode
 ) -> None:
-    """These were taken from the published model, run on tensors without contents."""
+    """Taken from the published model, run on tensors without contents; those of its VAE times 1.4."""
     assert gigabytes("step", size, frames) == pytest.approx(step, rel=0.01)
     assert gigabytes("decode", size, frames, chunk=frames) == pytest.approx(all_at_once, rel=0.005)
     assert gigabytes("decode", size, frames, chunk=8) == pytest.approx(eight, rel=0.005)
@@ -58,14 +58,14 @@ def test_estimates_are_those_of_the_table_in_the_documentation(
 @pytest.mark.parametrize(
     ("size", "frames", "step", "decode", "encode"),
     [
-        ((832, 480), 81, 3.74, 8.17, 6.42),
-        ((1280, 720), 81, 8.61, 18.84, 14.82),
-        ((832, 480), 41, 1.97, 7.97, 6.42),
-        ((640, 352), 49, 1.32, 4.52, 3.62),
+        ((832, 480), 81, 3.74, 11.44, 8.99),
+        ((1280, 720), 81, 8.61, 26.38, 20.75),
+        ((832, 480), 41, 1.97, 11.16, 8.99),
+        ((640, 352), 49, 1.32, 6.33, 5.07),
     ],
 )
 def test_estimates_of_wan_are_those_of_the_table_in_the_documentation(size, frames, step, decode, encode) -> None:
-    """Counted on the published modules of I2V-A14B, run on tensors without contents."""
+    """Counted on the published modules of I2V-A14B, run on tensors without contents; those of the VAE times 1.4."""
 
     def gigabytes(activity, shape) -> float:
         return wan_memory(activity, shape, "bfloat16", PUBLISHED, has_decoder=False) / 1e9
@@ -81,7 +81,7 @@ def test_guidance_dtype_and_a_decoder_beside_the_encoder_count() -> None:
     assert estimate("step", step, "float32") == 2 * estimate("step", step, "bfloat16")
     assert estimate("step", step, "bfloat16") == estimate("step", step, "float16")
     # The VAE overflows in float16 alone.
-    assert estimate("encode", size, "bfloat16") == pytest.approx(0.77e9, rel=0.01)
+    assert estimate("encode", size, "bfloat16") == pytest.approx(1.08e9, rel=0.01)
     decoder = estimate("encode", size, "float16", has_decoder=True) - estimate("encode", size, "float16")
     assert decoder == pytest.approx(2 * 0.127e9, rel=0.01)
 
