@@ -1,27 +1,38 @@
 """Renders with diffusers' own pipelines as their users call them, to compare bits."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from PIL.Image import Image
 
+from svdq.pipeline.models.components import acceptable
+from svdq.pipeline.models.files import is_half, loaded_files
+from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.registry import layout_of
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.layout import SHIFT_SETTINGS
 from svdq.pipeline.models.wan.parameters import WanParameters
 
 
 def open_diffusers(family: str, model: str, dtype: torch.dtype) -> Any:
-    """Open a family's pipeline as its users do; of Wan with VAE and CLIP in float32, as diffusers recommends."""
+    """Open a family's pipeline as its users do; of Wan with VAE and CLIP in float32, as diffusers recommends.
+
+    The files of components in `dtype` are of the fp16 variant where svdq loads these.
+    """
     from diffusers import AutoencoderKLWan, StableVideoDiffusionPipeline, WanImageToVideoPipeline
     from transformers import CLIPVisionModel
 
+    folder = find_folder(model)
+    layout = layout_of(folder, model)
+    files = [loaded_files(folder, name, acceptable(dtype)) for name in {*layout.weighted} - layout.float32]
+    has_half = any(found and is_half(found[0].name) for found in files)
+    arguments = {"dtype": dtype, "variant": "fp16" if has_half else None}
     if family == "svd":
-        return StableVideoDiffusionPipeline.from_pretrained(model, dtype=dtype)
-    parts = {"vae": AutoencoderKLWan.from_pretrained(model, subfolder="vae", dtype=torch.float32)}
-    if Path(model, "image_encoder").is_dir():
-        parts["image_encoder"] = CLIPVisionModel.from_pretrained(model, subfolder="image_encoder", dtype=torch.float32)
-    return WanImageToVideoPipeline.from_pretrained(model, dtype=dtype, **parts)
+        return StableVideoDiffusionPipeline.from_pretrained(folder, **arguments)
+    parts = {"vae": AutoencoderKLWan.from_pretrained(folder / "vae", dtype=torch.float32)}
+    if (folder / "image_encoder").is_dir():
+        parts["image_encoder"] = CLIPVisionModel.from_pretrained(folder / "image_encoder", dtype=torch.float32)
+    return WanImageToVideoPipeline.from_pretrained(folder, **arguments, **parts)
 
 
 def call_diffusers(pipeline: Any, image: Image, parameters: SvdParameters | WanParameters, **more: Any) -> Any:
