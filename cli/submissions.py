@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,9 @@ def submit_and_print(
     if is_bulk and not as_json:
         num_new = sum(submission.is_new for submission in made)
         echo(f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}. `svdq list` shows the newest.")
+    if again := Counter(submission.was for submission in made if submission.was):
+        was = ", ".join(f"{number:,} {status}" for status, number in sorted(again.items()))
+        echo(f"{again.total():,} queued again: {was} before.", err=True)
     if cropped := {submission.photo: submission for submission in made if submission.warning}:
         echo(_crop_sentence(list(cropped.values())), err=True)
     if bar.reasons:
@@ -152,6 +156,8 @@ def _object(submission: Submission) -> dict[str, Any]:
 def _line(submission: Submission, *, do_wait: bool) -> str:
     if submission.replaced_model:
         note = f" (replaces the video that {submission.replaced_model} made)"
+    elif submission.was:
+        note = f" (queued again, {submission.was} before)"
     elif not submission.is_new:
         note = f" (exists already, {submission.status}; --force renders it again)"
     elif submission.at:

@@ -49,7 +49,10 @@ class _PhotosCommand(VideoCommand):
     "--at", metavar="TIME", help="Queue then: 22:00, +2h, or a date and time such as 2027-01-31T22:00; local time."
 )
 @click.option(
-    "--depends-on", metavar="ID", multiple=True, help="Queue when that job has finished or failed; repeatable."
+    "--depends-on",
+    metavar="ID",
+    multiple=True,
+    help="Queue when that job has finished or failed; ids may be shortened; repeatable.",
 )
 @click.option(
     "--name",
@@ -90,7 +93,7 @@ def submit(
 
     All photos are checked first. If one is bad, nothing is submitted, unless --skip-bad leaves it out. The same photo
     with the same parameters is the same job: submitting it again returns the existing job, so an interrupted command
-    can be repeated. Another --name or --output makes it another job.
+    can be repeated, and queues it again if it failed or was canceled. Another --name or --output makes it another job.
 
     For models that take prompts, photo.txt beside photo.jpg is its prompt, unless --prompt is given.
 

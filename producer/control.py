@@ -4,6 +4,7 @@ Statuses are RQ's: a job canceled before a group has started it becomes `cancele
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,9 +45,9 @@ Action = Literal["cancel", "retry", "retry --force", "retry --family", "move"]
 #: Statuses of the jobs that each action applies to.
 STATUSES_FOR: Mapping[Action, Sequence[str]] = {
     "cancel": ("queued", "started", "scheduled", "deferred"),
-    "retry": ("failed", "stopped", "canceled"),
-    "retry --force": ("finished", "failed", "stopped", "canceled"),
-    "retry --family": ("queued", "failed", "stopped", "canceled"),
+    "retry": keys.UNRENDERED,
+    "retry --force": ("finished", *keys.UNRENDERED),
+    "retry --family": ("queued", *keys.UNRENDERED),
     "move": ("queued",),
 }
 
@@ -189,15 +190,20 @@ def _cancel(pipeline: Pipeline, job: rq.job.Job) -> None:
     job.set_status(JobStatus.CANCELED, pipeline=pipeline)
 
 
-def _in_transaction(connection: redis.Redis, job: rq.job.Job, change: Callable[[Pipeline, rq.job.Job], object]) -> bool:
-    """Change a job atomically; return False if another process has changed it since it was read.
+def _in_transaction(
+    connection: redis.Redis,
+    job: rq.job.Job,
+    change: Callable[[Pipeline, rq.job.Job], object],
+    others: Sequence[str] = (),
+) -> bool:
+    """Change a job atomically; return False if another process has changed it since it was read, or `others` meanwhile.
 
     Raises:
         InputError: the job was deleted meanwhile, or its record cannot be read any more.
     """
     status = job.get_status(refresh=False)
     with connection.pipeline() as pipeline:
-        pipeline.watch(job.key)  # type: ignore[no-untyped-call]
+        pipeline.watch(job.key, *map(key_of, others))  # type: ignore[no-untyped-call]
         job = fetch(connection, job.id)
         if job.get_status(refresh=False) is not status:
             return False
@@ -210,10 +216,19 @@ def _in_transaction(connection: redis.Redis, job: rq.job.Job, change: Callable[[
     return True
 
 
-def retry(connection: redis.Redis, job_id: str, *, storage: "Storage | None" = None) -> None:
-    """Requeue a failed, stopped or canceled job: same id, same seed, at the end of its queue.
+def retry(
+    connection: redis.Redis,
+    job_id: str,
+    *,
+    storage: "Storage | None" = None,
+    priority: str | None = None,
+    at: datetime | None = None,
+    after: Sequence[str] = (),
+) -> None:
+    """Requeue a failed, stopped or canceled job: same id, same seed, at the end of its queue or that of a priority.
 
-    With a storage, a finished job is requeued, too; its files in this storage stay until new ones replace them.
+    With a storage, a finished job is requeued, too; its files in this storage stay until new ones replace them. With a
+    time, which has a zone, it is queued then; with ids of jobs, when these have finished or failed.
 
     Raises:
         InputError: the job does not exist or has another status.
@@ -239,12 +254,49 @@ def retry(connection: redis.Redis, job_id: str, *, storage: "Storage | None" = N
         job.meta = {}
         if replaced:
             replace_result(job, replaced)
-        queue._enqueue_job(job, pipeline=pipeline)
+        queue = SvdqQueue(f"svdq-{priority}" if priority else job.origin, connection=connection)
+        job.origin = queue.name
+        job._dependency_ids = unfinished(connection, after)
+        if at is None and not job._dependency_ids:
+            queue._enqueue_job(job, pipeline=pipeline)
+        else:
+            job.set_status(JobStatus.DEFERRED if at is None else JobStatus.SCHEDULED, pipeline=pipeline)
+            job.allow_dependency_failures = True
+            job.save(pipeline=pipeline)
+            pipeline.sadd(queue.redis_queues_keys, queue.key)
+            if at is None:
+                job.register_dependency(pipeline=pipeline)
+            else:
+                pipeline.zadd(queue.scheduled_job_registry.key, {job.id: in_seconds(at)})
         pipeline.hdel(job.key, "started_at", "ended_at", "worker_name")
         pipeline.persist(job.key)  # ended jobs expire
 
-    while not _in_transaction(connection, rq_job, change):
+    while not _in_transaction(connection, rq_job, change, after):
         rq_job = _find(connection, action, job_id)  # changed, perhaps by its group, which writes the last progress
+
+
+def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
+    """Return the jobs that have not ended; RQ would wait forever for a job that has already failed.
+
+    Raises:
+        InputError: there is no such job, or it is canceled.
+    """
+    pending_ids = []
+    for job_id in job_ids:
+        status = fetch(connection, job_id).get_status(refresh=False)
+        if status in (JobStatus.CANCELED, JobStatus.STOPPED):
+            raise InputError(
+                f"Job {job_id!r} is {status.value}, so nothing can come after it; `svdq retry` it first, or leave out "
+                "--depends-on."
+            )
+        if status not in (JobStatus.FINISHED, JobStatus.FAILED):
+            pending_ids.append(job_id)
+    return pending_ids
+
+
+def in_seconds(at: datetime) -> int:
+    """Round a time up to whole seconds since the epoch, as RQ stores it, so that no job is due early."""
+    return -int(-at.timestamp() // 1)
 
 
 def queue_now(connection: redis.Redis, job_id: str) -> None:

@@ -8,6 +8,8 @@ PRIORITIES: Final = ("high", "default", "low")
 QUEUE_NAMES: Final = tuple(f"svdq-{priority}" for priority in PRIORITIES)
 #: RQ's statuses of jobs, in display order.
 STATUSES: Final = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
+#: Those of jobs that ended without a video.
+UNRENDERED: Final = ("failed", "stopped", "canceled")
 #: Prefix of all our keys.
 PREFIX: Final = "svdq:"
 

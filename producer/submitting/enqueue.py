@@ -17,6 +17,7 @@ from rq.utils import now
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
+from svdq.producer.control import in_seconds, retry, unfinished
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of
 from svdq.producer.untrusted_job import key_of
@@ -70,10 +71,12 @@ class Enqueued:
     rq_job: rq.job.Job
     #: Whether it is new.
     is_new: bool
+    #: How an existing job had ended that is queued again: failed, stopped or canceled; "" for others.
+    was: str = ""
 
 
 def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqueued]:
-    """Enqueue jobs in one round trip, except those whose id exists.
+    """Enqueue jobs in one round trip; of those whose id exists, only the failed and canceled ones are queued again.
 
     A kill in between loses and duplicates nothing: each job is enqueued atomically, and the rest can be enqueued again.
 
@@ -88,7 +91,9 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
             rq_job = new_rq_job(queue, entry)
             if entry.at is None:
                 rq_job.enqueued_at = now()
-            place, due = (queue.key, "") if entry.at is None else (queue.scheduled_job_registry.key, _seconds(entry.at))
+            place, due = queue.key, ""
+            if entry.at is not None:
+                place, due = queue.scheduled_job_registry.key, str(in_seconds(entry.at))
             mapping = [part for pair in rq_job.to_dict().items() for part in pair]
             script([rq_job.key, queue.redis_queues_keys, place], [rq_job.id, queue.key, due, *mapping], pipeline)
             rq_jobs.append(rq_job)
@@ -100,8 +105,18 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
         if found is None:  # it has been deleted since
             enqueued += enqueue_many(connection, [entry])
         else:
-            enqueued.append(Enqueued(rq_job=found, is_new=bool(is_new)))
+            enqueued.append(Enqueued(rq_job=found, is_new=True) if is_new else _queue_again(connection, entry, found))
     return enqueued
+
+
+def _queue_again(connection: redis.Redis, entry: Entry, existing: rq.job.Job, after: Sequence[str] = ()) -> Enqueued:
+    """Queue an existing job again, with its seed, if it was canceled or has failed."""
+    status = existing.get_status(refresh=False)
+    if status.value in keys.UNRENDERED:
+        with contextlib.suppress(InputError):  # another process has just changed it
+            retry(connection, existing.id, priority=entry.priority, at=entry.at, after=after)
+            return Enqueued(rq_job=fetch(connection, existing.id), is_new=False, was=status.value)
+    return Enqueued(rq_job=existing, is_new=False)
 
 
 def new_rq_job(queue: SvdqQueue, entry: Entry, *, after: Sequence[str] = ()) -> rq.job.Job:
@@ -124,13 +139,8 @@ def new_rq_job(queue: SvdqQueue, entry: Entry, *, after: Sequence[str] = ()) -> 
     )
 
 
-def _seconds(at: datetime) -> int:
-    """Round a time up to whole seconds since the epoch, as RQ stores it, so that no job is due early."""
-    return -int(-at.timestamp() // 1)
-
-
 def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[str]) -> Enqueued:
-    """Enqueue a job, unless its id exists, as soon as other jobs have finished or failed.
+    """Enqueue a job as `enqueue_many` does, but as soon as other jobs have finished or failed.
 
     As in RQ, a canceled job keeps the jobs after it waiting, until it is retried or they are canceled.
 
@@ -144,28 +154,9 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
             pipeline.watch(*map(key_of, (entry.job_id, *parent_ids)))  # type: ignore[no-untyped-call]
             (existing,) = fetch_many(connection, [entry.job_id])
             if existing is not None:
-                return Enqueued(rq_job=existing, is_new=False)
+                return _queue_again(connection, entry, existing, parent_ids)
             pending_ids = unfinished(connection, parent_ids)
             rq_job = new_rq_job(queue, entry, after=pending_ids)
             queue.enqueue_job(rq_job, pipeline=pipeline)
             pipeline.execute()
             return Enqueued(rq_job=rq_job, is_new=True)
-
-
-def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
-    """Return the jobs that have not ended; RQ would wait forever for a job that has already failed.
-
-    Raises:
-        InputError: there is no such job, or it is canceled.
-    """
-    pending_ids = []
-    for job_id in job_ids:
-        status = fetch(connection, job_id).get_status(refresh=False)
-        if status in (JobStatus.CANCELED, JobStatus.STOPPED):
-            raise InputError(
-                f"Job {job_id!r} is {status.value}, so nothing can come after it; `svdq retry` it first, or leave out "
-                "--depends-on."
-            )
-        if status not in (JobStatus.FINISHED, JobStatus.FAILED):
-            pending_ids.append(job_id)
-    return pending_ids

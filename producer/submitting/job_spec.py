@@ -44,7 +44,7 @@ class JobSpec:
     folder: str = ""
     #: When to queue the jobs, with a time zone; None means at once.
     at: datetime | None = None
-    #: Ids of jobs that are to have finished or failed first.
+    #: Ids of jobs, or prefixes of them, that are to have finished or failed first.
     depends_on: tuple[str, ...] = ()
     #: Make new jobs although the same ones exist.
     force: bool = False

@@ -15,15 +15,16 @@ from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.registry import family_of_model
-from svdq.producer.control import cancel, check, retry
+from svdq.producer.control import cancel, check, retry, unfinished
 from svdq.producer.embedded_redis.server import running_url
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.queue import SOURCE_NOTE, connect, fetch, notes_of, photo_of, read_job, session, source_of
+from svdq.producer.selection import complete_ids
 from svdq.producer.settings import Settings
 from svdq.producer.status.status import view_many
 from svdq.producer.status.workers import running_models
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many, unfinished
+from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many
 from svdq.producer.submitting.family import WITH_PROMPTS, ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions, as_key, make_job
@@ -70,6 +71,8 @@ class Submission:
     is_new: bool
     #: When a new job will be queued, with a time zone; None means that it is queued.
     at: datetime | None = None
+    #: How a job had ended that is queued again: failed, stopped or canceled; "" for others.
+    was: str = ""
     #: The model whose video the new job replaces; "" for none.
     replaced_model: str = ""
     #: How much a crop removes of the photo, such as `crop removes 54% of the photo's height`; "" if that is little.
@@ -156,7 +159,7 @@ def submit(
     priority: str = "default",
     force: bool = False,
 ) -> list[Submission]:
-    """Submit photos, one job each; return existing jobs unchanged unless `force` is set.
+    """Submit photos, one job each; of existing jobs, queue the failed and canceled ones again, and with `force` all.
 
     Raises:
         InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
@@ -250,8 +253,9 @@ def submit_all(
     checked = _check(settings, requests, skip_bad, observer)
     storage = storage or Storage(settings.storage)
     with contextlib.nullcontext(connection) if connection is not None else session(settings) as connection:
-        for parents in {spec.depends_on for _, spec in checked}:
-            unfinished(connection, parents)
+        parents = {ids: complete_ids(connection, ids) for ids in {spec.depends_on for _, spec in checked} if ids}
+        for job_ids in parents.values():
+            unfinished(connection, job_ids)
         _store(storage, [photo for photo, _ in checked], observer)
         models = _current_models(connection, settings)
         is_open = any(spec.is_open for spec in _each(spec for _, spec in checked))
@@ -261,7 +265,7 @@ def submit_all(
         entries = entries_of(checked)
         while chunk := list(islice(entries, CHUNK)):
             if any(spec.depends_on for _, spec in chunk):
-                results = [enqueue_after(connection, entry, spec.depends_on) for entry, spec in chunk]
+                results = [enqueue_after(connection, entry, parents.get(spec.depends_on, ())) for entry, spec in chunk]
             else:
                 results = enqueue_many(connection, [entry for entry, _ in chunk])
             replaced = _replace(connection, storage, models, results)
@@ -400,6 +404,7 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
 
 
 def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submission:
+    is_new = enqueued.is_new or bool(enqueued.was)
     recorded = entry.job if enqueued.is_new else read_job(enqueued.rq_job)
     if recorded is None:
         raise SvdqError(f"Job {entry.job_id} is in Redis but its parameters cannot be read; submit with --force.")
@@ -410,8 +415,9 @@ def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submis
         status="queued" if replaced_model else enqueued.rq_job.get_status(refresh=False).value,
         name=recorded.name,
         photo=entry.photo,
-        is_new=enqueued.is_new or bool(replaced_model),
-        at=entry.at if enqueued.is_new else None,
+        is_new=is_new or bool(replaced_model),
+        at=entry.at if is_new else None,
+        was=enqueued.was,
         replaced_model=replaced_model,
-        warning=entry.warning if enqueued.is_new else "",
+        warning=entry.warning if is_new else "",
     )

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 import redis
 
 from svdq.pipeline.errors import InputError
+from svdq.producer import keys
+from svdq.producer.queue import statuses
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.family import ExpectedModel
@@ -107,16 +109,19 @@ class Processor:
         self._finish(file)
 
     def _submit(self, file: WaitingFile, photo: Photo, spec: JobSpec, connection: redis.Redis) -> str:
-        """Submit a photo unless its record has the same job; return the job's id."""
+        """Submit a photo unless its record has the same job, and this did not fail; return the job's id."""
         ((entry, _),) = entries_of([(photo, spec)])
         record = self.state.get(file.path)
         kind: Kind = "known"
-        if record is not None and record.outcome == "submitted" and record.job_id == entry.job_id:
+        is_recorded = record is not None and record.outcome == "submitted" and record.job_id == entry.job_id
+        if is_recorded and statuses(connection, [entry.job_id])[0] not in keys.UNRENDERED:
             note = " (submitted before)"  # it was only touched, or copied again
         else:
             store(self.storage, photo)
             (enqueued,) = enqueue_many(connection, [entry])
-            if enqueued.is_new:
+            if enqueued.was:
+                kind, note = "submitted", f" (queued again, {enqueued.was} before)"
+            elif enqueued.is_new:
                 kind = "submitted"
                 note = f" ({entry.warning}; size auto or fit pad keeps more of it)" if entry.warning else ""
             else:

@@ -125,13 +125,24 @@ class State:
             values = json.loads(row[0])
             return Selection(recursive=values["recursive"], globs=tuple(values["globs"]))
 
-    def begin(self, selection: Selection, skipped: Iterable[tuple[str, Signature]]) -> None:
-        """Record in one transaction which files are watched from now on and which ones are skipped."""
+    @property
+    def targets(self) -> frozenset[str]:
+        """The folders that photos were moved to in any run, by their paths from the watched folder."""
+        with self._plain_errors():
+            row = self._database.execute("SELECT value FROM meta WHERE key = 'targets'").fetchone()
+            return frozenset(json.loads(row[0]) if row else ())
+
+    def begin(
+        self, selection: Selection, skipped: Iterable[tuple[str, Signature]], targets: frozenset[str] = frozenset()
+    ) -> None:
+        """Record in one transaction which files are watched from now on, which are skipped, and the `targets`."""
         with self._plain_errors(), self._database:  # which commits or rolls back
             self._database.execute("BEGIN")
             for path, signature in skipped:
                 self.put(path, Record(signature, "skipped"))
-            self._database.execute("REPLACE INTO meta VALUES ('selection', ?)", (json.dumps(asdict(selection)),))
+            values = {"selection": asdict(selection), "targets": sorted(targets)}
+            for key, value in values.items():
+                self._database.execute("REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     def get(self, path: str) -> Record | None:
         """Return the record of a file, by its path from the watched folder."""

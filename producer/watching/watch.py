@@ -73,10 +73,12 @@ def watch(
                 raise
             unavailable = error
         post_submit.prepare()
+        targets = state.targets | ({post_submit.subfolder} if post_submit.target == root else set())
         excluded = [root / REJECTED, settings.home, *filter(None, (post_submit.target_folder, storage.folder))]
+        excluded += [root / target for target in targets]
         scanner = Scanner(root, options, excluded, state)
         skipped = [] if options.existing or options.once else list(scanner.old_files())
-        state.begin(options.selection, skipped)
+        state.begin(options.selection, skipped, targets)
         num_photos = sum(options.selection.matches(path) for path, _ in skipped)
         note = f" Photos that are in it already are skipped: {num_photos:,}; --existing submits them."
         report(Event(kind="watching", text=f"Watching {str(root)!r}.{note if num_photos else ''}{default}"))

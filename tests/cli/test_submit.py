@@ -14,7 +14,7 @@ from rq.results import Result
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.producer.control import retry
-from svdq.producer.queue import SvdqQueue, fetch, read_job
+from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import RankStatus
 from svdq.producer.storage.storage import Storage
@@ -252,6 +252,18 @@ def finish(connection: redis.Redis, job_id: str, model: str) -> None:
     rq_job.set_status(JobStatus.FINISHED)
     queue.finished_job_registry.add(rq_job, -1)
     Result.create(rq_job, Result.Type.SUCCESSFUL, 60, return_value={"outputs": ["x.mp4"], "used": {}, "model": model})
+
+
+def test_a_canceled_or_failed_photo_is_queued_again(svdq: Cli, connection: redis.Redis, tmp_path: Path) -> None:
+    for number in range(4):
+        Image.effect_noise((64, 36), 60 + number).save(tmp_path / f"{number}.png")
+    made = [json.loads(line)["id"] for line in svdq("submit", tmp_path, "--json").stdout.splitlines()]
+    assert svdq("cancel", *made[:2]).returncode == 0
+    fetch(connection, made[2]).set_status(JobStatus.FAILED)
+    again = svdq("submit", tmp_path, "--family", "svd")
+    assert again.stderr == "3 queued again: 2 canceled, 1 failed before.\n"
+    assert [("queued again" in line) for line in again.stdout.splitlines()] == [True, True, True, False]
+    assert set(statuses(connection, made)) == {"queued"}
 
 
 def test_a_preview_is_replaced_by_the_real_video(svdq: Cli, connection: redis.Redis, photo: Path) -> None:

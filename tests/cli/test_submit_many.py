@@ -137,7 +137,7 @@ def test_after(svdq: Cli, home: Path, connection: redis.Redis, photo: Path) -> N
     assert "no job 'nothing'" in done.stderr
     assert not (home / "storage").exists()
     parent = svdq("submit", photo).stdout.split()[0]
-    child = svdq("submit", photo, "--fps", 8, "--depends-on", parent).stdout.split()[0]
+    child = svdq("submit", photo, "--fps", 8, "--depends-on", parent[:5]).stdout.split()[0]
     assert queued(connection) == [parent]
     assert f"deferred until {parent} has ended" in svdq("status", child).stdout
 

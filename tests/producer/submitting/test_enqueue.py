@@ -136,3 +136,31 @@ def test_an_unreadable_record_under_the_id(connection: redis.Redis) -> None:
     assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == ["a", "b"]
     connection.delete("rq:job:bad")
     assert [enqueued.is_new for enqueued in enqueue_many(connection, entries)] == [False, True, False]
+
+
+def test_what_failed_or_was_canceled_is_queued_again_as_asked_for(connection: redis.Redis) -> None:
+    at = datetime(2099, 1, 1, tzinfo=UTC)
+    enqueue_many(connection, [entry(job_id) for job_id in "abcdef"])
+    for job_id in "abcd":
+        control.cancel(connection, job_id)
+    queue = SvdqQueue("svdq-default", connection=connection)
+    for job_id, status in (("e", JobStatus.FAILED), ("f", JobStatus.FINISHED)):
+        queue.remove(job_id)
+        fetch(connection, job_id).set_status(status)
+    again = enqueue_many(
+        connection, [entry("a", 9), entry("b", 9, "high"), entry("c", 9, at=at), entry("e"), entry("f")]
+    )
+    again.append(enqueue_after(connection, entry("d"), ["a"]))
+    assert [each.was for each in again] == ["canceled", "canceled", "canceled", "failed", "", "canceled"]
+    assert not any(each.is_new for each in again)
+    job = read_job(again[0].rq_job)
+    assert job is not None
+    assert job.seed == 1, "as recorded"
+    assert (waiting(connection), waiting(connection, "high")) == (["a", "e"], ["b"])
+    assert view(connection, "c").scheduled_at == at
+    assert view(connection, "d").after == ("a",)
+    parent = fetch(connection, "a")
+    parent.set_status(JobStatus.FAILED)
+    queue.enqueue_dependents(parent)
+    assert waiting(connection) == ["a", "e", "d"]
+    assert not connection.zcard("rq:canceled:svdq-default")

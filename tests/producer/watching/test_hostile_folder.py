@@ -10,6 +10,7 @@ import redis
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
+from svdq.producer import control
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
@@ -180,3 +181,28 @@ def test_a_restarted_server_is_used_again(settings: Settings, home: Path, inbox:
 
     watch(settings, inbox, JobSpec(), WatchOptions(existing=True, stable_for_s=0.05), report, stop.is_set)
     assert kinds == ["watching", "submitted", "problem", "submitted", "resolved", "stopped"]
+
+
+def test_a_photo_that_was_not_rendered_is_queued_again_before_it_is_moved(
+    once: Once, connection: redis.Redis, inbox: Path
+) -> None:
+    photo = save_photo(inbox / "a.jpg")
+    [event] = once("keep")
+    for on_success in ("keep", "move:done"):
+        control.cancel(connection, str(event.job_id))
+        os.utime(photo, ns=(1, 1 if on_success == "keep" else 2))  # it is known by its record, and touched
+        [again] = once(on_success)
+        assert (again.kind, again.text) == ("submitted", f"{event.job_id}  a.jpg (queued again, canceled before)")
+        assert names(connection) == {"a"}
+
+
+def test_what_was_moved_is_not_submitted_by_a_run_that_moves_nothing(
+    once: Once, connection: redis.Redis, inbox: Path
+) -> None:
+    save_photo(inbox / "day" / "a.jpg")
+    assert kinds(once("move:done")) == {"day/a.jpg": "submitted"}
+    assert (inbox / "done" / "day" / "a.jpg").exists()
+    save_photo(inbox / "b.jpg")
+    for on_success in ("keep", "move:elsewhere", "keep"):
+        assert set(kinds(once(on_success))) <= {"b.jpg"}
+    assert len(SvdqQueue(connection=connection)) == 2
