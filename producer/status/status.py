@@ -215,7 +215,8 @@ def _check(view: JobView) -> None:
         raise ValueError("a number is out of its range")
     if any(map(_NO_PATH.search, view.outputs)):
         raise ValueError("a path has control characters")
-    texts = (*view.outputs, view.error or "", view.notice, view.model, view.photo, *view.notes, *view.notes.values())
+    # The name of a photo may have them: it is of a system with another encoding.
+    texts = (*view.outputs, view.error or "", view.notice, view.model, *view.notes, *view.notes.values())
     "".join(texts).encode()  # surrogates that JSON allows are no text
 
 
