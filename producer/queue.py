@@ -16,7 +16,7 @@ from rq.serializers import JSONSerializer
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason_of
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, full_disk
-from svdq.producer.embedded_redis.socket_path import make_home
+from svdq.producer.embedded_redis.socket_path import close_home
 from svdq.producer.job import Job, newer_parts, parse_job
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
@@ -70,11 +70,11 @@ def queues(connection: redis.Redis) -> list[SvdqQueue]:
 
 
 def server_url(settings: Settings) -> str:
-    """Return the URL of the Redis server; start the embedded one if none is set. Makes the home private first."""
+    """Return the URL of the Redis server; start the embedded one if none is set. Closes the home to other users."""
     if settings.redis_url is None:
         return ensure_server(settings.home)
-    with contextlib.suppress(OSError):  # whoever needs the home says why
-        make_home(settings.home)
+    with contextlib.suppress(OSError):  # whoever needs the home makes it, or says why it cannot
+        close_home(settings.home)
     return settings.redis_url
 
 

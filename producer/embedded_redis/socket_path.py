@@ -40,12 +40,21 @@ def private_folder(folder: Path) -> Path:
 
 
 def make_home(home: Path) -> None:
-    """Create SVDQ_HOME, and close it to other users if it is ours, whatever the umask is or was.
+    """Create SVDQ_HOME unless it exists, closed to other users whatever the umask is.
 
     Raises:
         OSError: it cannot be created.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    close_home(home)
+
+
+def close_home(home: Path) -> None:
+    """Close an existing SVDQ_HOME to other users if it is ours.
+
+    Raises:
+        OSError: it does not exist, or its mode cannot be changed.
+    """
     status = home.stat()
     if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
         home.chmod(0o700)

@@ -17,6 +17,7 @@ from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.registry import family_of_model
 from svdq.producer.control import cancel, check, retry, unfinished
 from svdq.producer.embedded_redis.server import running_url
+from svdq.producer.embedded_redis.socket_path import make_home
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.queue import SOURCE_NOTE, connect, fetch, notes_of, photo_of, read_job, session, source_of
 from svdq.producer.selection import complete_ids
@@ -256,6 +257,9 @@ def submit_all(
         parents = {ids: complete_ids(connection, ids) for ids in {spec.depends_on for _, spec in checked} if ids}
         for job_ids in parents.values():
             unfinished(connection, job_ids)
+        if storage.folder is not None and storage.folder.is_relative_to(settings.home):
+            with contextlib.suppress(OSError):  # the storage says why
+                make_home(settings.home)
         _store(storage, [photo for photo, _ in checked], observer)
         models = _current_models(connection, settings)
         is_open = any(spec.is_open for spec in _each(spec for _, spec in checked))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.embedded_redis.socket_path import make_home
 from svdq.producer.watching.directory import Signature
 from svdq.producer.watching.folder_config import Selection
 
@@ -88,7 +89,8 @@ class State:
         stem = hashlib.sha256(os.fsencode(root)).hexdigest()[:20]
         self._path = home / "watch" / f"{stem}.sqlite"
         with self._plain_errors():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_home(home)
+            self._path.parent.mkdir(exist_ok=True)
             self._database = sqlite3.connect(self._path, isolation_level=None, timeout=0)
             try:
                 # Locks the file until the end of the process, however it ends, and avoids shared memory, which network

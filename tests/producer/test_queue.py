@@ -24,6 +24,8 @@ from svdq.producer.queue import (
     statuses,
 )
 from svdq.producer.settings import Settings
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.submit import submit
 from tests.conftest import Cli
 from tests.loading_redis import loading_redis
 from tests.queued import enqueue
@@ -48,12 +50,14 @@ def test_enqueues_json_once(connection: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("is_old", [True, False])
-def test_the_home_is_private_whatever_the_umask(home: Path, is_old: bool) -> None:
+def test_the_home_is_private_whatever_the_umask(home: Path, photo: Path, is_old: bool) -> None:
     before = os.umask(0)
     try:
         if is_old:
             home.mkdir(mode=0o777)
-        connect(Settings.load()).close()
+            connect(Settings.load()).close()
+        else:
+            submit(Settings.load(), [photo], SubmitOptions(family="svd"))
     finally:
         os.umask(before)
     assert stat.S_IMODE(home.stat().st_mode) == 0o700

@@ -20,6 +20,7 @@ from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.names import has_weights, timings_of
 from svdq.pipeline.models.options import DTYPES, WEIGHTS
 from svdq.pipeline.models.registry import family_of, layout_of
+from svdq.producer.embedded_redis.socket_path import make_home
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.gpus import visible_gpus
 
@@ -87,7 +88,8 @@ def check_home(home: Path) -> None:
         UnavailableError: that is impossible.
     """
     try:
-        (home / RUN).mkdir(parents=True, exist_ok=True)
+        make_home(home)
+        (home / RUN).mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=home / RUN) as file:
             file.write(bytes(PROBE_BYTES))
     except OSError as error:
