@@ -25,6 +25,8 @@ JOB_TIMEOUT_S: Final = -1
 #: Number of retries of a job whose group died.
 MAX_RETRIES: Final = 3
 
+#: String: a random id of this database, made when the first photo is submitted.
+DATABASE_ID: Final = "svdq:id"
 #: Hash, job id -> name of the worker that has popped but not started it: RQ's intermediate queue does not record the
 #: owner of a job.
 POPPED: Final = "svdq:popped"

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import logging
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -150,6 +151,12 @@ def session(settings: Settings) -> Iterator[redis.Redis]:
             yield connection
     finally:
         connection.close()
+
+
+def database_id(connection: redis.Redis) -> str:
+    """Return the id of this database, made at the first call: one that was emptied has another."""
+    connection.set(keys.DATABASE_ID, uuid.uuid4().hex, nx=True)
+    return str(connection.get(keys.DATABASE_ID), "ascii", "replace")  # type: ignore[arg-type]
 
 
 def check_priority(priority: object) -> None:

@@ -4,21 +4,23 @@ Files of unfinished jobs, and videos that a person has marked to keep, are never
 those jobs, so a storage that several Redis servers share must not be pruned: each of them has only its own jobs.
 """
 
+import contextlib
 import re
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import INPUT_KEY
-from svdq.producer.queue import ENDED, statuses
+from svdq.producer.job import INPUT_KEY, parse_job
+from svdq.producer.queue import ENDED, database_id, statuses
 from svdq.producer.results import verdicts
-from svdq.producer.results.provenance import MAX_SIDECAR_BYTES
+from svdq.producer.results.provenance import MAX_SIDECAR_BYTES, read_provenance
 from svdq.producer.results.removal import forget
 from svdq.producer.results.results import OUTPUTS, Result, read_results
 from svdq.producer.status.registries import scan_ids
@@ -31,6 +33,8 @@ CHECKPOINTS = "checkpoints"
 #: Photos are kept at least this long after their last submission, even if `--older-than` is shorter.
 KEEP_INPUTS = 2 * INPUT_AGE
 
+#: Keys of the files of a video, its stem and the id of its job.
+_VIDEO = re.compile(r"(?P<stem>outputs/.+-(?P<job_id>[0-9a-f]{20}))(?:\.(?:mp4|gif|webp)|/frame_\d+\.png)")
 #: Keys of photos in JSON text, found without parsing it.
 _INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())
 
@@ -69,7 +73,7 @@ def find_removals(
     its files are kept.
 
     Raises:
-        InputError: svdq has never written to the storage, so it may be the wrong folder.
+        InputError: svdq has never written to the storage, so it may be the wrong folder; or another Redis has its jobs.
         UnavailableError: the storage cannot be reached.
     """
     cutoff = now - older_than
@@ -83,17 +87,25 @@ def find_removals(
     unfinished, images = _read_jobs(connection, on_bad)
     results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
     in_use = unfinished | verdicts.kept(connection)
-    removals = [removal for removal in _videos(storage, outputs, results, cutoff) if removal.job_id not in in_use]
+    found = [*_videos(storage, outputs, results, cutoff), *_without_sidecar(storage, outputs, cutoff)]
+    removals = [removal for removal in found if removal.job_id not in in_use]
     gone = {key for removal in removals for key in removal.keys}
     if inputs:
         used = images | _images_of(storage, [entry for entry in outputs if entry.key not in gone])
         removals += [_removal("photo", "", storage, (entry.key,), [entry]) for entry in inputs if entry.key not in used]
     for place in {place.shown: place for place in (home, storage)}.values():
         removals += [removal for removal in _checkpoints(place, cutoff) if removal.job_id not in unfinished]
-    if any(removal.storage is storage for removal in removals) and not storage.is_marked:
+    if not any(removal.storage is storage for removal in removals):
+        return removals
+    if not storage.is_marked:
         raise InputError(
             f"svdq has never written to {storage.shown!r}: there is no file {MARKER} in it. Check SVDQ_STORAGE; if it "
             "is the storage of an earlier version, create an empty file of that name there."
+        )
+    if storage.database_id not in (None, database_id(connection)):
+        raise InputError(
+            f"The jobs of {storage.shown!r} are in another Redis, which alone knows what is needed: check "
+            f"SVDQ_REDIS_URL. If that Redis is lost, remove the line `redis: …` from {storage.location(MARKER)!r}."
         )
     return removals
 
@@ -150,6 +162,34 @@ def _videos(storage: Storage, entries: list[Entry], results: list[Result], cutof
                 # A folder of frames is removed as a whole, unless the user has added files.
                 keys += frames if len(frames) < num_files[output] else [output]
             yield _removal("video", result.job_id, storage, tuple(keys), files)
+
+
+def _without_sidecar(storage: Storage, entries: list[Entry], cutoff: datetime) -> Iterator[Removal]:
+    """Find the old files of videos whose sidecar is gone, as after a crash between the removal of the two."""
+    sidecars = {entry.key for entry in entries if entry.key.endswith(".json")}
+    by_stem: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        name = _VIDEO.fullmatch(entry.key)
+        if name is not None and f"{name['stem']}.json" not in sidecars:
+            by_stem[name["stem"], name["job_id"]].append(entry)
+    for (stem, job_id), files in by_stem.items():
+        if max(entry.modified_at for entry in files) < cutoff and (ours := _made_there(storage, stem, files)):
+            yield _removal("video", job_id, storage, tuple(entry.key for entry in ours), ours)
+
+
+def _made_there(storage: Storage, stem: str, files: list[Entry]) -> list[Entry]:
+    """Return those of some files that say themselves that they were made under this stem: not copies of a user."""
+    ours = []
+    with tempfile.TemporaryDirectory() as folder:
+        for entry in files:
+            path = Path(folder, PurePosixPath(entry.key).name)
+            with contextlib.suppress(InputError, ValueError):
+                storage.copy_out(entry.key, path)
+                document = read_provenance(path)
+                if parse_job(document["job"]).output_stem(str(document.get("job_id"))) == stem:
+                    ours.append(entry)
+            path.unlink(missing_ok=True)
+    return ours
 
 
 def _checkpoints(storage: Storage, cutoff: datetime) -> Iterator[Removal]:

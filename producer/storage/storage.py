@@ -9,7 +9,7 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +27,8 @@ STAGING_PREFIX = "svdq-staging-"
 #: File that svdq writes at the root of a storage and in every folder of checkpoints. Nothing is pruned without it.
 MARKER = ".svdq-storage"
 _MARKER_TEXT = b"svdq keeps photos, videos and checkpoints here. `svdq prune` removes them only where this file is.\n"
+#: The line of the marker with the id of the Redis database that has the jobs of the storage.
+_DATABASE = re.compile(rb"^redis: (\w+)$", re.MULTILINE)
 #: Key of the file that a worker writes to test whether a storage is writable.
 PROBE = "outputs/.svdq-probe"
 #: A resubmitted photo counts as younger than this; `svdq prune` keeps photos up to twice this age.
@@ -65,6 +67,8 @@ class Storage:
         self._files: LocalFiles | RemoteFiles
         #: Whether the marker was there before the first write, or was written then; None until then.
         self._had_marker: bool | None = None
+        #: Whether `claim` has been called.
+        self._is_claimed = False
         scheme, colon, rest = url.partition("://")
         if not colon or scheme in ("file", "local"):
             self._files = LocalFiles(Path(rest if colon else url).expanduser().absolute())
@@ -213,6 +217,24 @@ class Storage:
     def is_marked(self) -> bool:
         """Return whether svdq has written here before, according to `MARKER`."""
         return self.exists(MARKER)
+
+    def claim(self, read_id: Callable[[], str]) -> None:
+        """Name the Redis database that has the jobs of this storage in its marker, unless one is named."""
+        if self._is_claimed:
+            return
+        with self._access(MARKER), contextlib.suppress(PermissionError):  # as in `_mark`
+            self._mark()
+            if self.database_id is None:
+                self._files.write(MARKER, _MARKER_TEXT + f"redis: {read_id()}\n".encode())
+        self._is_claimed = True
+
+    @property
+    def database_id(self) -> str | None:
+        """The id of the Redis database that the marker names; None if it names none."""
+        with self._access(MARKER), contextlib.suppress(FileNotFoundError):
+            found = _DATABASE.search(self._files.read(MARKER))
+            return found[1].decode() if found else None
+        return None
 
     @property
     def num_threads(self) -> int:

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,7 +20,17 @@ from svdq.producer.control import cancel, check, retry, unfinished
 from svdq.producer.embedded_redis.server import running_url
 from svdq.producer.embedded_redis.socket_path import make_home
 from svdq.producer.job import JOBS, VIDEO_FIELDS
-from svdq.producer.queue import SOURCE_NOTE, connect, fetch, notes_of, photo_of, read_job, session, source_of
+from svdq.producer.queue import (
+    SOURCE_NOTE,
+    connect,
+    database_id,
+    fetch,
+    notes_of,
+    photo_of,
+    read_job,
+    session,
+    source_of,
+)
 from svdq.producer.selection import complete_ids
 from svdq.producer.settings import Settings
 from svdq.producer.status.status import view_many
@@ -260,6 +271,7 @@ def submit_all(
         if storage.folder is not None and storage.folder.is_relative_to(settings.home):
             with contextlib.suppress(OSError):  # the storage says why
                 make_home(settings.home)
+        storage.claim(partial(database_id, connection))
         _store(storage, [photo for photo, _ in checked], observer)
         models = _current_models(connection, settings)
         is_open = any(spec.is_open for spec in _each(spec for _, spec in checked))

@@ -8,12 +8,13 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
-from svdq.producer.queue import statuses
+from svdq.producer.queue import database_id, statuses
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.family import ExpectedModel
@@ -117,6 +118,7 @@ class Processor:
         if is_recorded and statuses(connection, [entry.job_id])[0] not in keys.UNRENDERED:
             note = " (submitted before)"  # it was only touched, or copied again
         else:
+            self.storage.claim(partial(database_id, connection))
             store(self.storage, photo)
             (enqueued,) = enqueue_many(connection, [entry])
             if enqueued.was:

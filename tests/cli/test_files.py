@@ -11,13 +11,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.media.video import write_video
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue
+from svdq.producer.results import verdicts
 from svdq.producer.results.fetch import fetch_all
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.results.results import find_results
@@ -413,6 +416,55 @@ def test_prune_refuses_a_folder_that_svdq_has_never_written_to(svdq: Cli, storag
     assert under(root) == before
     Storage(str(root)).write_text("outputs/new.txt", "")  # whoever goes on to use it has it marked
     assert "Removed 1 video" in svdq("prune", "--older-than", "30d", "--yes").stdout
+
+
+def test_prune_refuses_another_redis_than_that_of_the_storage(
+    svdq: Cli, connection: redis.Redis, storage: Storage, root: Path, photo: Path
+) -> None:
+    assert svdq("submit", photo).returncode == 0
+    kept = add_video(storage, 1)
+    verdicts.give(connection, [kept], "keep")
+    age(40, root)
+    assert svdq("prune", "--older-than", "30d", "--yes").stdout == "There is nothing to remove.\n"
+    connection.flushdb()
+    before = under(root)
+    for flag in ("--yes", "--dry-run"):
+        done = svdq("prune", "--older-than", "30d", flag)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "another Redis" in done.stderr
+    assert svdq("submit", photo).returncode == 0  # names no other one
+    assert svdq("prune", "--older-than", "30d", "--yes").returncode == 2
+    assert under(root) == before
+    marker = root / MARKER
+    marker.write_text(marker.read_text().partition("redis: ")[0])
+    assert "Removed 1 video" in svdq("prune", "--older-than", "30d", "--yes").stdout
+
+
+def test_prune_removes_videos_whose_sidecar_is_gone_and_no_copies_of_them(
+    svdq: Cli, connection: redis.Redis, storage: Storage, root: Path
+) -> None:
+    frames = np.zeros((2, 64, 64, 3), np.uint8)
+    stems = {}
+    for number, folder in ((1, ""), (2, "day"), (3, ""), (4, "")):
+        job = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, folder=folder)
+        stems[number] = root / job.output_stem(f"{number:020x}")
+        document = {"svdq": "1", "job_id": f"{number:020x}", "job": job.model_dump(mode="json")}
+        stems[number].parent.mkdir(parents=True, exist_ok=True)
+        for kind in ("mp4", "gif"):
+            write_video(frames, stems[number].with_suffix(f".{kind}"), kind, 7, json.dumps(document))
+        write_video(frames, stems[number], "png", 7, json.dumps(document))
+    verdicts.give(connection, [f"{3:020x}"], "keep")
+    (root / "outputs/best").mkdir()
+    shutil.copy(stems[1].with_suffix(".mp4"), root / "outputs/best")
+    shutil.copytree(stems[2], root / "outputs/best" / stems[2].name)
+    storage.write_text("outputs/notes.txt", "mine")
+    age(40, root)
+    age(0, stems[4].with_suffix(".mp4"))
+    before = set(under(root))
+    assert "Removed 2 videos (8 files" in svdq("prune", "--older-than", "30d", "--yes").stdout
+    gone = {name for name in before if any(name.startswith(str(stems[n].relative_to(root))) for n in (1, 2))}
+    assert len(gone) == 8
+    assert set(under(root)) == before - gone
 
 
 def test_prune_asks_on_a_terminal(home: Path, storage: Storage, root: Path) -> None:
