@@ -6,7 +6,7 @@ A large part is in a file without a name, which the system removes however the p
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO, cast
@@ -37,8 +37,6 @@ MIN_BYTES_PER_S = 4096
 GRACE_S = 30.0
 #: JSON bodies that are parsed at a time; one takes up to three times its size of memory.
 JSON_TOGETHER = 1
-#: Parsing is done in the main thread: after this many chunks of all uploads, other requests have a turn.
-PARSED_TOGETHER = 4
 MAX_FIELDS = 64
 
 #: Key of the `Body` in the scope of a request.
@@ -138,7 +136,6 @@ class Reader:
     def __init__(self, max_pixels: int) -> None:
         photo_bytes = min(max(max_pixels * BYTES_PER_PIXEL, MAX_SMALL_BYTES), MAX_FOREIGN_BYTES)
         self._max_bytes = photo_bytes + MAX_SMALL_BYTES
-        self._turns = asyncio.Semaphore(PARSED_TOGETHER)
         self._documents = asyncio.Semaphore(JSON_TOGETHER)
 
     async def read(self, request: Request) -> Form:
@@ -166,16 +163,17 @@ class Reader:
         )
 
     async def _read_multipart(self, request: Request) -> Form:
-        stream = self._in_turns(request)
         try:
             parts = await _Parser(
-                request.headers, stream, max_files=len(PHOTOS), max_fields=MAX_FIELDS, max_part_size=MAX_TEXT_BYTES
+                request.headers,
+                request.stream(),
+                max_files=len(PHOTOS),
+                max_fields=MAX_FIELDS,
+                max_part_size=MAX_TEXT_BYTES,
             ).parse()
         except MultiPartException as error:
             message = error.message.rstrip(".")
             raise ApiError(400, f"The form cannot be read: {message}.", code="bad_form") from error
-        finally:
-            await stream.aclose()
         try:
             return await asyncio.to_thread(lambda: _with_photo(_form_of(parts)))
         except ApiError:
@@ -184,22 +182,11 @@ class Reader:
 
     async def _read_text(self, request: Request, parse: Callable[[bytes], Form]) -> Form:
         with SpooledTemporaryFile(max_size=SPOOLED_BYTES) as file:
-            stream = self._in_turns(request)
-            try:
-                async for chunk in stream:
-                    file.write(chunk)
-            finally:
-                await stream.aclose()
+            async for chunk in request.stream():
+                file.write(chunk)
             file.seek(0)
             async with self._documents:
                 return await asyncio.to_thread(lambda: _with_photo(parse(file.read())))
-
-    async def _in_turns(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """Yield the chunks of a body; few of them are worked on before other requests have a turn."""
-        async for chunk in request.stream():
-            async with self._turns:
-                yield chunk
-                await asyncio.sleep(0)
 
 
 class _Parser(MultiPartParser):
