@@ -49,7 +49,7 @@ def run_rank(process: RankProcess) -> None:
     info = loaded.model.info
     plan = None
     if topology.first:
-        plan = plan_of(settings.home, info, ranks, settings.memory_limit, must_fit=bool(config.failed_gpus))
+        plan = plan_of(info, ranks, settings.memory_limit, must_fit=bool(config.failed_gpus))
     storage = Storage(settings.storage)
 
     # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its jobs.

@@ -21,7 +21,6 @@ from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.media.video import write_video
 from svdq.pipeline.models.base import ModelInfo, State, check_tensor
-from svdq.pipeline.models.memory import ACTIVITIES, MeasuredMemory, shape_for
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.producer.job import SvdJob
 from svdq.producer.results.provenance import notice_of, read_provenance
@@ -264,26 +263,6 @@ def checkpoint(folder: Path, stack: ExitStack) -> Target:
     return Target(seeds=seeds, mutate=mutate_checkpoint, read=read, allowed=(ValueError,))
 
 
-def memory_file(folder: Path, stack: ExitStack) -> Target:
-    """What earlier groups have measured of memory."""
-    peaks = dict.fromkeys(ACTIVITIES, 10**9)
-    MeasuredMemory(folder=folder).learn(_PARAMETERS, peaks, ran_out=True)
-    (path,) = folder.glob("*.json")
-    seeds = [path.read_bytes()]
-    other = _PARAMETERS.model_copy(update={"width": 128, "frames": 14})
-
-    def read(data: bytes) -> None:
-        path.write_bytes(data)
-        memory = MeasuredMemory(folder=folder)
-        for parameters in (_PARAMETERS, other):
-            for activity in ACTIVITIES:
-                assert memory.expected(activity, shape_for(activity, parameters), lambda shape: 10**9) > 0
-            assert memory.largest_chunk(parameters) > 0
-            memory.learn(parameters, {"step": 2 * 10**9}, ran_out=True)
-
-    return Target(seeds=seeds, mutate=mutate_json, read=read, allowed=())
-
-
 TARGETS: dict[str, Callable[[Path, ExitStack], Target]] = {
     "photo": photos,
     "list-csv": _lists("list.csv", [_CSV, _CSV.replace(b",", b";"), _WAN_CSV], mutate_csv),
@@ -295,5 +274,4 @@ TARGETS: dict[str, Callable[[Path, ExitStack], Target]] = {
     "job-records": job_records,
     "rank-message": rank_message,
     "checkpoint": checkpoint,
-    "memory-file": memory_file,
 }

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, MeasuredMemory, size_text
+from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, size_text
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
 from svdq.pipeline.models.wan.parameters import WanParameters
@@ -86,7 +86,7 @@ def need(
     # Rank 0 encodes, the last one decodes.
     other = RankInfo(capacity=None, weights=0, device="a GPU")
     ranks = [rank] if encodes and decodes else [rank, other] if encodes else [other, rank, other]
-    plan = MemoryPlan(ranks, "bfloat16", MeasuredMemory(WORKSPACE_BYTES), family=FAMILY)
+    plan = MemoryPlan(ranks, "bfloat16", family=FAMILY, workspace=WORKSPACE_BYTES)
     return plan.need(0 if encodes else 1, parameters, decodes=decodes)
 
 

@@ -1,9 +1,7 @@
-"""The memory plan of a group: whether a video fits, in which chunks it is decoded, and what else would fit."""
+"""The memory plan of a group: whether a video fits, and in which chunks it is decoded."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -11,12 +9,8 @@ from pydantic import BaseModel, ConfigDict
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.family_parameters import parse_parameters
 from svdq.pipeline.models.memory import (
-    RESERVE_BYTES,
     WORKSPACE_BYTES,
-    MeasuredMemory,
-    Shape,
     chunk_of,
     shape_for,
     size_text,
@@ -52,7 +46,7 @@ class RankInfo(BaseModel):
 
 
 class DoesNotFitError(SvdqError):
-    """A video needs more memory than a rank has; the message says what would fit."""
+    """A video needs more memory than a rank has."""
 
 
 class MemoryPlan:
@@ -62,17 +56,17 @@ class MemoryPlan:
         self,
         ranks: Sequence[RankInfo],
         dtype: str,
-        measured: MeasuredMemory | None = None,
         *,
         family: Family = SVD,
         facts: Facts | None = None,
+        workspace: int = 0,
     ) -> None:
-        """Create it for ranks, rank 0 first; `dtype` is torch's name, `measured` has the peaks of earlier videos."""
+        """Create it for ranks, rank 0 first; `dtype` is torch's name, `workspace` the bytes added to estimates."""
         self._ranks = ranks
         self._dtype = dtype
         self._family = family
         self._facts = facts or family.published
-        self._measured = measured or MeasuredMemory()
+        self._workspace = workspace
 
     def admit(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in an open decode_chunk_size with the largest that fits; `frames` is filled in already.
@@ -85,18 +79,12 @@ class MemoryPlan:
             if self._fits(asked_for):
                 return asked_for
             raise DoesNotFitError(self._sentence(asked_for))
-        largest = _with_chunks(parameters, self._measured.largest_chunk(parameters))
-        fitting = largest if self._fits(largest) else self._smaller_chunks(largest)
-        if fitting is None:
-            raise DoesNotFitError(self._sentence(_with_chunks(parameters, 1)))
-        return fitting
-
-    def learn(self, body: Mapping[str, Any]) -> None:
-        """Learn from the body of a report how much memory a video took; from any thread."""
-        if not body:
-            return  # the video was not started
-        ran_out = body["ran_out"] if body["ran_out"] or "decode" in body["seconds"] else None
-        self._measured.learn(parse_parameters(body["parameters"]), body["memory"], ran_out=ran_out)
+        chunk = parameters.num_frames
+        while not self._fits(_with_chunks(parameters, chunk)):
+            if chunk == 1:
+                raise DoesNotFitError(self._sentence(_with_chunks(parameters, 1)))
+            chunk = parameters.smaller_chunk(chunk)
+        return _with_chunks(parameters, chunk)
 
     def decoders(self, parameters: VideoParameters) -> tuple[int, ...]:
         """Return the ranks that have the VAE decoder and the memory to decode a video; the last one in any case."""
@@ -126,11 +114,8 @@ class MemoryPlan:
 
     def _expected(self, activity: Any, parameters: VideoParameters) -> int:
         has_decoder = self._ranks[0].decodes or len(self._ranks) == 1
-
-        def estimated(shape: Shape) -> int:
-            return self._family.memory(activity, shape, self._dtype, self._facts, has_decoder=has_decoder)
-
-        return self._measured.expected(activity, shape_for(activity, parameters), estimated)
+        shape = shape_for(activity, parameters)
+        return self._workspace + self._family.memory(activity, shape, self._dtype, self._facts, has_decoder=has_decoder)
 
     def _excess(self, parameters: VideoParameters) -> tuple[int, int]:
         """Return the rank that lacks most memory, and how many bytes; negative if the video fits."""
@@ -145,37 +130,6 @@ class MemoryPlan:
     def _fits(self, parameters: VideoParameters) -> bool:
         return self._excess(parameters)[1] <= 0
 
-    # What would fit.
-
-    def _smaller_chunks(self, parameters: VideoParameters) -> VideoParameters | None:
-        """Find the largest decode_chunk_size with which a video fits: by halves, or of Wan 1."""
-        chunk = chunk_of(parameters)
-        while chunk > 1:
-            chunk = parameters.smaller_chunk(chunk)
-            if self._fits(smaller := _with_chunks(parameters, chunk)):
-                return smaller
-        return None
-
-    def _fewer_frames(self, parameters: VideoParameters) -> str | None:
-        """Find the most frames with which a video fits, in chunks of at most the same size."""
-        for frames in range(parameters.num_frames - parameters.frame_step, 0, -parameters.frame_step):
-            fewer = parameters.model_copy(update={"frames": frames})
-            if self._fits(_with_chunks(fewer, chunk_of(fewer))):
-                return count(frames, "frame")
-        return None
-
-    def _smaller_size(self, parameters: VideoParameters) -> str | None:
-        """Find the largest size of nearly the same shape with which a video fits."""
-        multiple = parameters.side_multiple
-        for width in range(parameters.width - multiple, 0, -multiple):
-            height = round(parameters.height * width / parameters.width / multiple) * multiple
-            height = min(max(height, multiple), parameters.height)
-            if self._fits(parameters.model_copy(update={"width": width, "height": height})):
-                return f"{width}x{height}"
-        return None
-
-    # The message of DoesNotFitError.
-
     def _sentence(self, parameters: VideoParameters) -> str:
         rank, _ = self._excess(parameters)
         there = self._ranks[rank].capacity or 0
@@ -183,46 +137,19 @@ class MemoryPlan:
         chunk, need = chunk_of(parameters), size_text(self.need(rank, parameters))
         in_chunks = f", decoded {chunk} at a time," if chunk < parameters.num_frames else ""
         shape = f"{parameters.width}x{parameters.height} with {count(parameters.num_frames, 'frame')}{in_chunks}"
-        return f"{shape} needs about {need} {where}: {self._advice(parameters)}"
-
-    def _advice(self, parameters: VideoParameters) -> str:
-        in_chunks = self._smaller_chunks(parameters)
-        named = f"--decode-chunk-size {in_chunks.decode_chunk_size}" if in_chunks else None
-        found = [named, self._fewer_frames(parameters), self._smaller_size(parameters)]
-        if texts := [text for text in found if text]:
-            return f"{texts[0]} would fit{''.join(f', or {other}' for other in texts[1:])}."
-        # No single change is enough.
-        one_by_one = _with_chunks(parameters, 1)
-        if text := self._fewer_frames(one_by_one) or self._smaller_size(one_by_one):
-            return f"{text} with --decode-chunk-size 1 would fit."
-        return "no smaller video of this shape would fit either."
+        smaller = "fewer frames, a smaller size" + (", a smaller --decode-chunk-size" if chunk > 1 else "")
+        return f"{shape} needs about {need} {where}: choose {smaller}, or grant more with --memory-limit."
 
 
-def plan_of(
-    home: Path, info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None, *, must_fit: bool = False
-) -> MemoryPlan:
-    """Make the plan of a group whose ranks are connected; `home` has the peaks that were measured before.
+def plan_of(info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None, *, must_fit: bool = False) -> MemoryPlan:
+    """Make the plan of a group whose ranks are connected.
 
     `limit` is the bytes that the user grants each rank, None: the memory of its device.
 
     Raises:
         InputError: the weights alone need more than the user grants a rank or, with `must_fit`, than a rank has.
     """
-    devices = sorted({rank.device for rank in ranks})
-    identity = {
-        "model": info.name,
-        "compute": {name: value for name, value in info.compute.items() if name != "weights"},
-        "devices": devices,
-        "ranks_per_gpu": max(rank.ranks_per_gpu for rank in ranks),
-        "memory_limit": limit,
-        # Whether the rank with the encoder has the decoder as well.
-        "has_decoder": ranks[0].decodes,
-        "versions": {name: version(name) for name in ("svdq", "torch", "diffusers")},
-    }
-    unseen = 0 if devices == ["cpu"] else WORKSPACE_BYTES
-    # Estimates are accurate to about a tenth.
-    slack = RESERVE_BYTES if limit is None else limit // 10
-    measured = MeasuredMemory(unseen, slack, home / "memory", identity)
+    workspace = WORKSPACE_BYTES if any(rank.device != "cpu" for rank in ranks) else 0
     if not has_weights(info.name):
         if limit is not None:
             logger.warning(
@@ -236,7 +163,7 @@ def plan_of(
         logger.info("Ranks have at least %s of memory; videos that need more are refused.", size_text(min(there)))
     family = info.family or SVD  # without weights there is no limit, so nothing is estimated
     dtype = str(info.compute.get("dtype", "float32"))
-    return MemoryPlan(ranks, dtype, measured, family=family, facts=info.facts)
+    return MemoryPlan(ranks, dtype, family=family, facts=info.facts, workspace=workspace)
 
 
 def _check_weights(ranks: Sequence[RankInfo], granted: str) -> None:

@@ -147,10 +147,8 @@ class Intake(Source):
         return self._prefetcher.condition
 
     def ended(self, report: Report) -> None:
-        """Report the end of a sample, and learn how much memory it took."""
+        """Report the end of a sample."""
         self._add_report(report)
-        if self._options.memory is not None:
-            self._options.memory.learn(report.body)
 
     def drain(self) -> None:
         """Take no more jobs; finish those in flight."""
