@@ -4,9 +4,10 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -30,6 +31,8 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SEED_BITS
 from svdq.producer.submitting.submit import Submission
 
+#: What `create` returns.
+Made = tuple[list[Submission], list[JobView]]
 MAX_PAGE = 100
 #: Ends of pages that are remembered: their jobs may be deleted before the next page is asked for.
 MAX_ENDS = 1000
@@ -145,7 +148,7 @@ async def _wait(request: Request, video_id: str) -> JobView:
     raise ClientDisconnect
 
 
-async def _create(request: Request) -> tuple[Submission, list[JobView], VideoRequest]:
+async def _create(request: Request) -> tuple[Submission, JobView, VideoRequest]:
     form = await request.app.state.reader.read(request)
     try:
         asked = read_request(form.fields, datetime.now().astimezone(), await find_model(request.app.state.backend))
@@ -154,14 +157,11 @@ async def _create(request: Request) -> tuple[Submission, list[JobView], VideoReq
             message = f"The photo is missing; send it as the file {PHOTO}, or as a data URL."
             raise ApiError(400, message, param=PHOTO, code="missing_parameter")
         spec = _for_key(request, asked.spec)
-        [[submission], views] = await create(request.app.state.backend, form.file, form.file_name, spec)
-        while not submission.is_new and (removal := request.app.state.removals.get(submission.id)):
-            await asyncio.wait({removal})  # it still stops for whoever has just deleted it
-            [[submission], views] = await create(request.app.state.backend, form.file, form.file_name, spec)
+        make = partial(create, request.app.state.backend, form.file, form.file_name, spec)
+        submission, view = await _submit(request, make)
     finally:
         form.close()
-    await _check_in(request, submission, views)
-    return submission, views, asked
+    return submission, view, asked
 
 
 async def list_videos(request: Request) -> Response:
@@ -241,9 +241,8 @@ async def remix_video(request: Request) -> Response:
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(SEED_BITS))
     spec = replace(spec, options=(options,), notes=(*spec.notes, ("remixed_from", view.id)))
-    [[submission], views] = await make_again(request.app.state.backend, view, spec)
-    await _check_in(request, submission, views)
-    return await _answer(request, submission, views, asked)
+    submission, made = await _submit(request, partial(make_again, request.app.state.backend, view, spec))
+    return await _answer(request, submission, made, asked)
 
 
 def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
@@ -258,25 +257,33 @@ def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
     return replace(spec, options=(options,), request_key=key)
 
 
-async def _check_in(request: Request, submission: Submission, views: list[JobView]) -> None:
-    """Record that this request relies on a video that existed already.
+async def _submit(request: Request, make: Callable[[], Coroutine[Any, Any, Made]]) -> tuple[Submission, JobView]:
+    """Make a video, or rely on the one that exists; one that is being deleted is made anew when it has stopped.
 
     Raises:
-        ApiError: somebody has just deleted it.
+        ApiError: somebody has just deleted the new one.
     """
     state, headers = request.app.state, request.headers
-    state.polls.forget(submission.id)
-    state.pages.forget()
-    is_repeated = headers.get("idempotency-key") or headers.get("x-stainless-retry-count", "0") != "0"
-    is_there = bool(views)
-    if is_there and not submission.is_new and not is_repeated:
-        is_there = await state.backend.write(lambda connection: claim(connection, submission.id))
-    if not is_there:
-        raise no_such_video(submission.id)
+    is_repeated = bool(headers.get("idempotency-key")) or headers.get("x-stainless-retry-count", "0") != "0"
+    while True:
+        [[submission], views] = await make()
+        video_id = submission.id
+        state.polls.forget(video_id)
+        state.pages.forget()
+        if submission.is_new and not views:
+            raise no_such_video(video_id)
+        if not submission.is_new and (removal := state.removals.get(video_id)):
+            await asyncio.wait({removal})
+        elif views and (submission.is_new or is_repeated or await _claim(request, video_id)):
+            return submission, views[0]
 
 
-async def _answer(request: Request, submission: Submission, views: list[JobView], asked: VideoRequest) -> Response:
-    [view] = views
+async def _claim(request: Request, video_id: str) -> bool:
+    is_there: bool = await request.app.state.backend.write(lambda connection: claim(connection, video_id))
+    return is_there
+
+
+async def _answer(request: Request, submission: Submission, view: JobView, asked: VideoRequest) -> Response:
     notices = [asked.notice]
     if submission.warning:
         notices.append(f"{submission.warning[0].upper()}{submission.warning[1:]}.")
