@@ -5,6 +5,7 @@ Imports each command only when it runs, so that `svdq --help` and shell completi
 
 import contextlib
 import errno
+import gc
 import importlib
 import io
 import os
@@ -200,7 +201,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    # Else Python searches all that was imported for garbage when it ends: a twelfth of the time of a short command.
+    gc.disable()
+    sys.exit(code)
 
 
 def _drop_output() -> None:
