@@ -110,7 +110,6 @@ def submit(
       svdq submit other.jpg --like video.mp4
     """
     # Imported here so that `svdq submit --help` stays fast.
-    from dataclasses import replace
     from datetime import datetime
 
     from svdq.cli.submissions import submit_and_print
@@ -119,7 +118,7 @@ def submit(
     from svdq.producer.submitting.job_spec import JobSpec, read_folder
     from svdq.producer.submitting.options import sweep
     from svdq.producer.submitting.sources import find_photos
-    from svdq.producer.submitting.submit import Request, expected_model
+    from svdq.producer.submitting.submit import expected_model, requests_for
     from svdq.producer.timeparse import parse_future
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
@@ -148,9 +147,5 @@ def submit(
     )
     if sources.num_others:
         echo(f"Files left out because they have no photo suffix: {sources.num_others:,}.", err=True)
-    specs = {
-        below: replace(spec, folder=read_folder("/".join(filter(None, (spec.folder, below)))))
-        for below in {photo.folder for photo in sources.photos}
-    }
-    requests = [Request(path=photo.path, spec=specs[photo.folder], source=photo.source) for photo in sources.photos]
+    requests = requests_for(sources, spec)
     return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, verbose=verbose, as_json=as_json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
-    from svdq.producer.client import job_status, wait_for_jobs
+    from svdq.producer.client import cancel, job_status, retry, wait_for_jobs
     from svdq.producer.settings import Settings
     from svdq.producer.status.status import JobView
     from svdq.producer.submitting.options import SubmitOptions
@@ -22,7 +22,9 @@ __all__ = [
     "SubmitOptions",
     "SvdqError",
     "UnavailableError",
+    "cancel",
     "job_status",
+    "retry",
     "submit",
     "wait_for_jobs",
 ]
@@ -36,7 +38,9 @@ _MODULES = {
     "SubmitOptions": "svdq.producer.submitting.options",
     "SvdqError": "svdq.pipeline.errors",
     "UnavailableError": "svdq.pipeline.errors",
+    "cancel": "svdq.producer.client",
     "job_status": "svdq.producer.client",
+    "retry": "svdq.producer.client",
     "submit": "svdq.producer.submitting.submit",
     "wait_for_jobs": "svdq.producer.client",
 }

@@ -1,9 +1,12 @@
-"""The status of jobs for programs that submit them: one call each, which connects, reads and disconnects."""
+"""What programs do with the jobs that they submit: one call each, which connects and disconnects."""
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+import redis
+
+from svdq.producer import control
 from svdq.producer.queue import fetch, session
 from svdq.producer.settings import Settings
 from svdq.producer.status.status import JobView, view, view_many
@@ -25,7 +28,41 @@ def job_status(settings: Settings, job_id: str) -> JobView:
         return view(connection, job_id)
 
 
-def wait_for_jobs(settings: Settings, job_ids: Iterable[str], *, timeout_s: float | None = None) -> list[JobView]:
+def cancel(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
+    """Cancel jobs, all or none: waiting ones at once, those in flight at their next step; return them.
+
+    Raises:
+        InputError: there is no such job, or it has ended; nothing was canceled.
+        UnavailableError: Redis cannot be reached.
+    """
+    return _change(settings, job_ids, "cancel", control.cancel)
+
+
+def retry(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
+    """Queue failed, stopped and canceled jobs again, all or none, with the same ids and seeds; return them.
+
+    Raises:
+        InputError: there is no such job, or it has another status; nothing was queued.
+        UnavailableError: Redis cannot be reached.
+    """
+    return _change(settings, job_ids, "retry", control.retry)
+
+
+def _change(
+    settings: Settings,
+    job_ids: str | Iterable[str],
+    action: control.Action,
+    act: Callable[[redis.Redis, str], object],
+) -> list[JobView]:
+    ids = [job_ids] if isinstance(job_ids, str) else list(dict.fromkeys(job_ids))
+    with session(settings) as connection:
+        control.check(connection, action, ids)
+        for job_id in ids:
+            act(connection, job_id)
+        return view_many(connection, ids)
+
+
+def wait_for_jobs(settings: Settings, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> list[JobView]:
     """Wait until all jobs have ended; return them in the given order.
 
     Args:
@@ -37,7 +74,7 @@ def wait_for_jobs(settings: Settings, job_ids: Iterable[str], *, timeout_s: floa
         InputError: there is no such job, or it was removed while it was waited for.
         UnavailableError: Redis cannot be reached.
     """
-    job_ids = list(dict.fromkeys(job_ids))
+    job_ids = [job_ids] if isinstance(job_ids, str) else list(dict.fromkeys(job_ids))
     deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
     views: dict[str, JobView] = {}
     with session(settings) as connection:

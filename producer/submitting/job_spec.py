@@ -93,7 +93,7 @@ class JobSpec:
         """
         check_priority(self.priority)
         if self.at is not None and self.depends_on:
-            raise InputError("--at and --depends-on cannot be combined; give one of them.")
+            raise InputError(f"{spell('at')} and {spell('depends_on')} cannot be combined; give one of them.")
         if not 1 <= self.num_jobs <= MAX_VIDEOS:
             raise InputError(
                 f"The variations and sweeps ask for {self.num_jobs:,} videos of a photo; ask for 1 to {MAX_VIDEOS:,}."

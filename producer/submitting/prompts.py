@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,7 +69,9 @@ def parse_prompt(data: bytes, path: Path) -> str:
 class PromptFiles:
     """The prompts in text files beside photos."""
 
-    def __init__(self) -> None:
+    def __init__(self, spell: Callable[[str], str] = as_flag) -> None:
+        """Make it; `spell` returns the name of a parameter for errors."""
+        self._spell = spell
         #: Number of text files beside photos whose videos take no prompt.
         self.num_ignored = 0
 
@@ -89,5 +92,5 @@ class PromptFiles:
         if prompt is None:
             return spec
         spec = spec.with_prompt(prompt)
-        spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else as_flag(field))
+        spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else self._spell(field))
         return spec

@@ -2,12 +2,13 @@
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.submitting.options import as_flag
 from svdq.producer.submitting.photos import safe_name, source_path
 from svdq.producer.submitting.prompts import prompt_path
 
@@ -60,7 +61,12 @@ def is_photo_folder(name: str) -> bool:
 
 
 def find_photos(
-    words: Sequence[str], *, recursive: bool = False, stdin: BinaryIO | None = None, storage: Path | None = None
+    words: Sequence[str],
+    *,
+    recursive: bool = False,
+    stdin: BinaryIO | None = None,
+    storage: Path | None = None,
+    spell: Callable[[str], str] = as_flag,
 ) -> Sources:
     """Find the photos for the arguments of a command line.
 
@@ -72,11 +78,14 @@ def find_photos(
         recursive: include subfolders, except hidden ones and those of the system.
         stdin: paths separated by newlines or null bytes.
         storage: svdq's own storage folder, which is never searched.
+        spell: returns the name of an option for errors.
 
     Raises:
         InputError: a folder or a pattern has no photos, or cannot be read.
     """
-    walk = _Walk(recursive=recursive, storage=storage)
+    walk = _Walk(
+        recursive=recursive, storage=storage, hint="" if recursive else f"; {spell('recursive')} includes subfolders"
+    )
     photos: list[Source] = []
     for word in words:
         if not word:
@@ -101,8 +110,9 @@ def _lines(stdin: BinaryIO) -> list[str]:
 class _Walk:
     """Searches folders."""
 
-    def __init__(self, *, recursive: bool, storage: Path | None) -> None:
+    def __init__(self, *, recursive: bool, storage: Path | None, hint: str) -> None:
         self._recursive = recursive
+        self._hint = hint
         self._storage = storage.resolve() if storage else None
         self.num_others = 0
 
@@ -113,8 +123,7 @@ class _Walk:
         root = os.path.basename(os.path.abspath(path))
         found = [Source(path / name, "/".join(map(safe_name, name.parent.parts)), root) for name in names]
         if not found:
-            hint = "" if self._recursive else "; --recursive includes subfolders"
-            raise InputError(f"There are no photos in the folder {str(path)!r}{hint}.")
+            raise InputError(f"There are no photos in the folder {str(path)!r}{self._hint}.")
         return found
 
     def pattern(self, pattern: str) -> list[Source]:

@@ -1,7 +1,7 @@
 """Submits photos: checks all of them, then stores them, then enqueues their jobs."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -38,11 +38,12 @@ from svdq.producer.status.workers import running_models
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many
 from svdq.producer.submitting.family import WITH_PROMPTS, ExpectedModel
-from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions, as_key, make_job
+from svdq.producer.submitting.job_spec import JobSpec, read_folder
+from svdq.producer.submitting.options import SubmitOptions, as_flag, as_key, make_job
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, source_path
 from svdq.producer.submitting.prompts import PromptFiles, usable_prompt
 from svdq.producer.submitting.sizes import crop_warning
+from svdq.producer.submitting.sources import Sources, find_photos
 from svdq.producer.threads import Budget, ordered_map
 
 #: Bytes of photos that are held in memory to be stored.
@@ -94,14 +95,14 @@ class Submission:
 class BadPhotosError(InputError):
     """Some photos cannot be used; nothing was stored or enqueued."""
 
-    def __init__(self, reasons: Sequence[str], num_photos: int) -> None:
-        """Create the error."""
+    def __init__(self, reasons: Sequence[str], num_photos: int, skip_bad: str) -> None:
+        """Create the error; `skip_bad` is the name of the option that leaves photos out."""
         if len(reasons) == 1:
-            super().__init__(f"{reasons[0]} Nothing was submitted; --skip-bad leaves it out.")
+            super().__init__(f"{reasons[0]} Nothing was submitted; {skip_bad} leaves it out.")
         else:
             super().__init__(
                 f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted; correct or "
-                "remove them, or leave them out with --skip-bad."
+                f"remove them, or leave them out with {skip_bad}."
             )
         #: The reason for each photo, if the message does not contain it.
         self.reasons = tuple(reasons) if len(reasons) > 1 else ()
@@ -166,20 +167,55 @@ def why_default(settings: Settings, connection: redis.Redis) -> str:
 
 def submit(
     settings: Settings,
-    photos: Sequence[str | Path],
-    options: SubmitOptions,
+    photos: str | Path | Iterable[str | Path],
+    options: SubmitOptions = SubmitOptions(),  # noqa: B008 - it is frozen
     priority: str = "default",
     force: bool = False,
+    *,
+    recursive: bool = False,
+    skip_bad: bool = False,
+    at: datetime | None = None,
+    output: str = "",
 ) -> list[Submission]:
     """Submit photos, one job each; of existing jobs, queue the failed and canceled ones again, and with `force` all.
+
+    Args:
+        settings: of this process.
+        photos: files, folders, and patterns such as `holiday/*.jpg`, or one of them.
+        options: the parameters of the videos.
+        priority: selects the queue.
+        force: make new jobs although the same ones exist.
+        recursive: include subfolders; videos keep the folders of their photos.
+        skip_bad: leave out bad photos instead of submitting none.
+        at: when to queue the jobs; without a time zone it is local time.
+        output: folder for the files, below outputs/ of the storage.
 
     Raises:
         InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
         UnavailableError: storage or Redis cannot be reached.
     """
-    model = expected_model(settings)
-    spec = JobSpec(options=(options,), model=model, priority=priority, force=force)
-    return list(submit_all(settings, [Request(path=Path(photo), spec=spec) for photo in photos]))
+    words = [str(photo) for photo in ([photos] if isinstance(photos, str | Path) else photos)]
+    if not words:
+        return []
+    spec = JobSpec(
+        options=(options,),
+        model=expected_model(settings),
+        priority=priority,
+        folder=read_folder(output),
+        at=None if at is None else at.astimezone(),
+        force=force,
+    )
+    found = find_photos(words, recursive=recursive, storage=Storage(settings.storage).folder, spell=str)
+    return list(submit_all(settings, requests_for(found, spec), skip_bad=skip_bad, spell=str))
+
+
+def requests_for(sources: Sources, spec: JobSpec) -> list[Request]:
+    """Ask for the same videos of each photo; those of subfolders go to folders of the same names."""
+    specs = {
+        below: replace(spec, folder=read_folder("/".join(filter(None, (spec.folder, below)))))
+        for below in {photo.folder for photo in sources.photos}
+    }
+    return [Request(path=photo.path, spec=specs[photo.folder], source=photo.source) for photo in sources.photos]
 
 
 def make_anew(connection: redis.Redis, job_id: str, family: str) -> str:
@@ -239,6 +275,7 @@ def submit_all(
     observer: Observer | None = None,
     connection: redis.Redis | None = None,
     storage: Storage | None = None,
+    spell: Callable[[str], str] = as_flag,
 ) -> Iterator[Submission]:
     """Submit photos: check all, store all, then enqueue their jobs, yielding each job as it is enqueued.
 
@@ -247,7 +284,7 @@ def submit_all(
     After an interruption, submitting the same photos again continues: existing photos and jobs are recognized. Memory
     holds a few hundred bytes per photo, never the contents of many photos. Errors among the requests stand for bad rows
     of a list. The caller handles the errors of a `connection` that it gives. A `storage` that it gives is that of the
-    settings.
+    settings. `spell` returns the name of a parameter for errors.
 
     Raises:
         BadPhotosError: several photos are bad.
@@ -257,12 +294,12 @@ def submit_all(
     observer = observer or Observer()
     requests = _with_family_of_prompts(requests)
     for spec in _each(request.spec for request in requests if isinstance(request, Request)):
-        spec.check()
+        spec.check(spell)
     if connection is not None:
         connection.ping()
     elif settings.redis_url:
         connect(settings).close()  # fails before thousands of photos are checked; changes nothing
-    checked = _check(settings, requests, skip_bad, observer)
+    checked = _check(settings, requests, skip_bad, observer, spell)
     storage = storage or Storage(settings.storage)
     with contextlib.nullcontext(connection) if connection is not None else session(settings) as connection:
         parents = {ids: complete_ids(connection, ids) for ids in {spec.depends_on for _, spec in checked} if ids}
@@ -310,12 +347,16 @@ def _with_family_of_prompts(requests: Sequence[Request | InputError]) -> Sequenc
 
 
 def _check(
-    settings: Settings, requests: Sequence[Request | InputError], skip_bad: bool, observer: Observer
+    settings: Settings,
+    requests: Sequence[Request | InputError],
+    skip_bad: bool,
+    observer: Observer,
+    spell: Callable[[str], str],
 ) -> list[tuple[Photo, JobSpec]]:
     paths = [request.path for request in requests if isinstance(request, Request) and request.data is None]
     observer.begin("checking", len(paths))
     results = iter(check_photos(paths, settings.max_pixels, observer.advance))
-    prompts = PromptFiles()
+    prompts = PromptFiles(spell)
     checked, reasons = [], []
     for request in requests:
         if isinstance(request, InputError):
@@ -335,7 +376,7 @@ def _check(
     if reasons and (not skip_bad or not checked):
         if len(requests) == 1:
             raise InputError(reasons[0])
-        raise BadPhotosError(reasons, len(requests))
+        raise BadPhotosError(reasons, len(requests), spell("skip_bad"))
     for reason in reasons:
         observer.leave_out(reason)
     if prompts.num_ignored:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ import redis
 
 import svdq.producer
 from svdq.pipeline.errors import InputError
-from svdq.producer import Settings, SubmitOptions, job_status, submit, wait_for_jobs
-from svdq.producer.control import cancel
+from svdq.producer import Settings, SubmitOptions, cancel, job_status, retry, submit, wait_for_jobs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
 
@@ -34,7 +34,7 @@ def test_the_example_submits_and_waits(
     def cancel_and_sleep(seconds: float) -> None:
         assert 0 < seconds <= 3600
         canceled.append(svdq.producer.submit(Settings.load(), [Path("photo.jpg")], same)[0].id)
-        cancel(connection, canceled[-1])
+        cancel(Settings.load(), canceled[-1])
 
     same = SubmitOptions(frames=14, width=576, height=320, seed=7)
     monkeypatch.setattr(time, "sleep", cancel_and_sleep)
@@ -50,6 +50,43 @@ def test_waiting_gives_up_after_the_timeout(settings: Settings, photo: Path) -> 
     (job,) = wait_for_jobs(settings, [submission.id], timeout_s=0.2)
     assert 0.2 <= time.monotonic() - begin < 20
     assert (job.id, job.status, job.ended) == (submission.id, "queued", False)
+
+
+def test_photos_are_texts_folders_and_patterns(settings: Settings, photo: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "trip"
+    (folder / "day 1").mkdir(parents=True)
+    for name in ("a.jpg", "b.jpg", "day 1/c.jpg"):
+        shutil.copy(photo, folder / name)
+    at = datetime(2099, 1, 1, tzinfo=UTC)
+    found = submit(settings, str(folder), recursive=True, output="out", at=at)
+    assert [Path(each.photo).name for each in found] == ["a.jpg", "b.jpg", "c.jpg"]
+    assert job_status(settings, found[2].id).parameters["folder"] == "out/day 1"
+    assert job_status(settings, found[0].id).scheduled_at == at
+    again = submit(settings, [str(folder / "[ab].jpg"), folder / "day 1"])
+    assert [Path(each.photo).name for each in again] == ["a.jpg", "b.jpg", "c.jpg"]
+    assert submit(settings, []) == []
+
+
+def test_bad_photos_can_be_left_out_and_messages_name_arguments(settings: Settings, photo: Path) -> None:
+    bad = photo.with_name("bad.jpg")
+    bad.write_text("no photo")
+    with pytest.raises(InputError, match="skip_bad leaves it out"):
+        submit(settings, [photo, bad])
+    assert [each.name for each in submit(settings, [photo, bad], skip_bad=True)] == ["a photo"]
+    empty = photo.with_name("empty")
+    empty.mkdir()
+    with pytest.raises(InputError, match="; recursive includes subfolders"):
+        submit(settings, empty)
+
+
+def test_jobs_are_canceled_and_retried(settings: Settings, photo: Path) -> None:
+    [submission] = submit(settings, photo)
+    with pytest.raises(InputError, match="'nothing'"):
+        cancel(settings, [submission.id, "nothing"])
+    assert [job.status for job in cancel(settings, submission.id)] == ["canceled"]
+    assert [job.status for job in retry(settings, [submission.id])] == ["queued"]
+    with pytest.raises(InputError, match="only failed, stopped and canceled"):
+        retry(settings, submission.id)
 
 
 def test_unknown_jobs_are_refused(settings: Settings) -> None:
