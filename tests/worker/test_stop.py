@@ -1,10 +1,15 @@
 """Stops at inconvenient moments: they come in time, and jobs go back to their queue."""
 
 import json
-import os
+import select
 import signal
+import socket
+import socketserver
+import threading
 import time
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -12,16 +17,41 @@ from svdq.producer.status.ranks import read_groups
 from svdq.worker.launcher.launcher import STOP_S
 
 
+class Proxy(socketserver.ThreadingTCPServer):
+    """Passes bytes on to a server until it is silenced; then connections stay open, and nothing comes."""
+
+    daemon_threads = True
+
+    def __init__(self, url: str) -> None:
+        super().__init__(("127.0.0.1", 0), socketserver.StreamRequestHandler)
+        self._server = urlsplit(url)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.silent = threading.Event()
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def finish_request(self, request: Any, client_address: object) -> None:
+        with socket.create_connection((self._server.hostname, self._server.port)) as onward:
+            ends = {request: onward, onward: request}
+            while ready := select.select(ends, [], [])[0]:
+                for end in ready:
+                    if not (data := end.recv(65536)):
+                        return
+                    while self.silent.is_set():
+                        time.sleep(0.1)
+                    ends[end].sendall(data)
+
+
 @pytest.mark.slow
-def test_a_group_stops_although_a_photo_never_comes(house, until) -> None:
-    job = house.submit()
-    photo = next((Path(house.settings.storage) / "inputs").iterdir())
-    photo.unlink()
-    os.mkfifo(photo)  # whoever opens it waits
-    group = house.start(1)
-    until(lambda: house.view(job).status == "started", lambda: group.text)
-    group.send_signal(signal.SIGTERM)
-    assert group.end() == 0, group.text
+def test_a_group_stops_although_a_photo_never_comes(house, s3: str, s3_server: str, until) -> None:
+    with Proxy(s3_server) as proxy:
+        group = house.start(1, SVDQ_STORAGE=s3, AWS_ENDPOINT_URL=proxy.url)
+        proxy.silent.set()
+        house.settings = house.settings.model_copy(update={"storage": s3})
+        job = house.submit()
+        until(lambda: house.view(job).status == "started", lambda: group.text)
+        group.send_signal(signal.SIGTERM)
+        assert group.end() == 0, group.text
+        proxy.shutdown()
     assert "1 job went back to the queue" in group.text
     assert house.queued() == [job]
 
