@@ -77,7 +77,8 @@ def worker(
     """Start a group of ranks that renders queued jobs.
 
     Ctrl-C once stops taking jobs and finishes those in flight; twice stops now. A burst exits with 1 if all its videos
-    failed, and with 0 and leaves the queue alone if another burst uses the same devices, as may happen with a crontab.
+    failed or it found the queue paused, and with 0 and leaves the queue alone if another burst uses the same devices,
+    as may happen with a crontab.
 
     \b
     Examples:

@@ -61,6 +61,11 @@ def test_a_burst_in_which_all_videos_failed_ends_with_1(how: Ending, ends: list[
     assert exit_code(how, summarize(jobs, {}, since=STARTED_AT, until=STARTED_AT)) == code
 
 
+def test_a_burst_that_found_the_queue_paused_ends_with_1() -> None:
+    why = why_ended(ending(), STARTED_AT, left={"queued": 3}, pauses=["PAUSED bursts: 3 jobs failed alike."])
+    assert exit_code(ending(), summarize([], {"queued": 3}, since=STARTED_AT, until=STARTED_AT, ending=why)) == 1
+
+
 @pytest.mark.parametrize(
     ("visible", "device", "num_ranks", "expected"),
     [

@@ -15,6 +15,9 @@ from svdq.worker.launcher.launcher import Ending
 
 logger = logging.getLogger(__name__)
 
+#: How a burst ends that leaves jobs in the queue because of a pause.
+NOT_TAKEN = "It ended because no jobs are taken."
+
 
 def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> RunReport:
     """Report the jobs that ended during a run, without the busy share if the storage cannot be reached.
@@ -44,9 +47,9 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> R
 
 
 def exit_code(ending: Ending, report: RunReport) -> int:
-    """Return the exit code of a run: 1 also for a burst in which all videos failed."""
+    """Return the exit code of a run: 1 also for a burst in which all videos failed, or which found the queue paused."""
     all_failed = report.count("failed") > 0 and not report.count("finished")
-    return ending.code or int(ending.burst and all_failed)
+    return ending.code or int(ending.burst and (all_failed or report.ending.startswith(NOT_TAKEN)))
 
 
 def why_ended(ending: Ending, started_at: datetime, *, left: Mapping[str, int], pauses: Sequence[str]) -> str:
@@ -63,7 +66,7 @@ def why_ended(ending: Ending, started_at: datetime, *, left: Mapping[str, int], 
         return f"It ended at the time given, {_until(ending, started_at)}."
     if left.get("queued"):
         if pauses:
-            return f"It ended because no jobs are taken. {pauses[0]}"
+            return f"{NOT_TAKEN} {pauses[0]}"
         if ending.until_s is not None:
             return f"It ended because no further video could be done by {_until(ending, started_at)}."
     return "It ended because the queue was empty."
