@@ -7,7 +7,7 @@ import click
 
 from svdq.cli.main import redis_options, storage_option
 from svdq.cli.option_types import GivenPath
-from svdq.cli.parameters import VideoCommand, parameter_options, read_options, submission_options
+from svdq.cli.parameters import VideoCommand, job_options, parameter_options, read_spec, submission_options
 from svdq.producer.job import PARAMETER_KEYS
 
 HELP = f"""Submit the photos of a list, each with its own parameters.
@@ -25,7 +25,7 @@ and be submitted again.
 EXAMPLES = """\b
 Examples:
   svdq batch tonight.csv --wait
-  svdq batch tonight.csv --size 576x320 --format gif
+  svdq batch tonight.csv --size 576x320 --format gif --at 22:00 --output night
 \b
   tonight.csv:
     photo,frames,motion_bucket_id,name,output,at
@@ -41,19 +41,19 @@ Examples:
 @click.command(cls=VideoCommand, epilog=EXAMPLES, help=HELP)
 @click.argument("file", type=GivenPath())
 @parameter_options
+@job_options
 @submission_options
 @storage_option
 @redis_options
 def batch(
     file: Path,
-    force: bool,
     skip_bad: bool,
     do_wait: bool,
     verbose: bool,
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
-    **parameters: Any,
+    **options: Any,
 ) -> int:
     """Submit the photos of a list, each with its own parameters."""
     # Imported here so that `svdq batch --help` stays fast.
@@ -61,13 +61,10 @@ def batch(
 
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
-    from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.lists import read_batch
-    from svdq.producer.submitting.submit import expected_model
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
-    model = expected_model(settings)
-    defaults = read_options(**parameters)
-    JobSpec(options=(defaults,), model=model).check()
-    requests = read_batch(file, datetime.now().astimezone(), defaults=defaults, model=model, force=force)
+    defaults = read_spec(settings, **options)
+    defaults.check()
+    requests = read_batch(file, datetime.now().astimezone(), defaults)
     return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, verbose=verbose, as_json=as_json)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -43,7 +43,8 @@ def describe(view: "JobView", estimate: "Estimate | None" = None, *, whole_promp
     if state == "started" and (estimate is None or estimate.condition is None):
         state = f"started, step {view.step} of {view.steps}" if view.steps else "started"  # its model chooses them
     elif view.scheduled_at is not None:
-        state = f"scheduled for {clock(view.scheduled_at.timestamp())}"
+        is_due = view.scheduled_at <= datetime.now(UTC)  # which a worker notices
+        state = f"{'waiting since' if is_due else 'scheduled for'} {clock(view.scheduled_at.timestamp())}"
     elif view.after:
         state = f"deferred until {', '.join(view.after)} has ended"
     if estimate is not None:

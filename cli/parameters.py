@@ -1,18 +1,23 @@
 """Options that several commands share: the parameters of videos, derived from the jobs, and the submission options."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, get_args, get_origin
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import annotated_types
 import click
 
 from svdq.cli.main import Command, json_option, verbose_option
-from svdq.cli.option_types import SectionedCommand
+from svdq.cli.option_types import GivenPath, SectionedCommand
 from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.pipeline.parameters import Format
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.keys import PRIORITIES
-from svdq.producer.submitting.options import FIELD_OF, SubmitOptions, as_flag, read_field
+from svdq.producer.submitting.options import FIELD_OF, SubmitOptions, as_flag, read_field, sweep
+
+if TYPE_CHECKING:
+    from svdq.producer.settings import Settings
+    from svdq.producer.submitting.job_spec import JobSpec
 
 
 class VideoCommand(SectionedCommand):
@@ -126,6 +131,53 @@ priority_option = click.option(
 )
 
 
+like_option = click.option(
+    "--like", type=GivenPath(), metavar="FILE", help="Use that video's parameters and seed; flags win."
+)
+
+#: What a `JobSpec` has besides the parameters.
+_JOB_OPTIONS = (
+    click.option(
+        "--variations",
+        metavar="N",
+        type=click.IntRange(min=1),
+        default=1,
+        help="Videos per photo, with random seeds, or with --seed and the seeds after it.",
+    ),
+    click.option(
+        "--sweep",
+        "sweeps",
+        metavar="NAME=VALUE,...",
+        multiple=True,
+        help="A video for each value, such as motion_bucket_id=60,127,180; repeatable, for all combinations.",
+    ),
+    priority_option,
+    click.option(
+        "--at", metavar="TIME", help="Queue then: 22:00, +2h, or a date and time such as 2027-01-31T22:00; local time."
+    ),
+    click.option(
+        "--depends-on",
+        metavar="ID",
+        multiple=True,
+        help="Queue when that job has finished or failed; ids may be shortened; repeatable.",
+    ),
+    click.option(
+        "--name",
+        metavar="TEMPLATE",
+        help="Pattern for file names, such as '{stem}-{seed}'; also {index}, {variation} and the parameters.",
+    ),
+    click.option(
+        "--output", "folder", metavar="DIR", default="", help="Folder for the files, below outputs/ of the storage."
+    ),
+    like_option,
+)
+
+
+def job_options(command: Command) -> Command:
+    """Add the options of jobs; `read_spec` converts their values, with those of `parameter_options` and `--force`."""
+    return _with(command, _JOB_OPTIONS)
+
+
 def parameter_options(command: Command) -> Command:
     """Add the options of video parameters to a `VideoCommand`; `read_options` converts their values."""
     return _with(command, _options())
@@ -146,3 +198,47 @@ def read_options(*, size: dict[str, Any], formats: tuple[str, ...], **parameters
     """Convert the values of `parameter_options`; a repeated format counts once."""
     texts = {name: value.strip() for name, value in parameters.items() if isinstance(value, str)}
     return SubmitOptions(**(parameters | texts | size), formats=tuple(dict.fromkeys(formats)) or None)
+
+
+def with_defaults_from(like: Path | None, options: Sequence[SubmitOptions]) -> tuple[SubmitOptions, ...]:
+    """Fill what was not given from the parameters of a video; raises InputError if they cannot be read."""
+    if like is None:
+        return tuple(options)
+    from svdq.producer.results.provenance import read_provenance
+
+    recorded = read_provenance(like)["job"]
+    return tuple(each.with_defaults_from(recorded) for each in options)
+
+
+def read_spec(
+    settings: "Settings",
+    *,
+    variations: int,
+    sweeps: Sequence[str],
+    priority: str,
+    at: str | None,
+    depends_on: Sequence[str],
+    name: str | None,
+    folder: str,
+    like: Path | None,
+    force: bool,
+    **parameters: Any,
+) -> "JobSpec":
+    """Convert the values of `job_options` and `parameter_options`; asks which model workers run if that decides."""
+    from datetime import datetime
+
+    from svdq.producer.submitting.job_spec import JobSpec, read_folder
+    from svdq.producer.submitting.submit import expected_model
+    from svdq.producer.timeparse import parse_future
+
+    return JobSpec(
+        options=with_defaults_from(like, sweep(read_options(**parameters), sweeps)),
+        model=expected_model(settings),
+        variations=variations,
+        priority=priority,
+        name=name,
+        folder=read_folder(folder),
+        at=parse_future(at, "--at", datetime.now().astimezone()) if at is not None else None,
+        depends_on=tuple(dict.fromkeys(depends_on)),
+        force=force,
+    )

@@ -1,6 +1,7 @@
 """Prints submissions on a terminal: progress bars, then a line or JSON object for each job."""
 
 import contextlib
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -98,6 +99,7 @@ def submit_and_print(
     if again := Counter(submission.was for submission in made if submission.was):
         was = ", ".join(f"{number:,} {status}" for status, number in sorted(again.items()))
         echo(f"{again.total():,} queued again: {was} before.", err=True)
+    _print_duplicates(made)
     if cropped := {submission.photo: submission for submission in made if submission.warning}:
         echo(_crop_sentence(list(cropped.values())), err=True)
     if bar.reasons:
@@ -105,6 +107,15 @@ def submit_and_print(
         echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
     exit_code = EXIT_FAILED if bar.reasons else 0
     return max(exit_code, _wait(settings, made, as_json)) if do_wait else exit_code
+
+
+def _print_duplicates(made: Sequence[Submission]) -> None:
+    """Name the photos that are the same, a line for each job that they share."""
+    photos: dict[str, list[str]] = {}
+    for submission in made:
+        photos.setdefault(submission.id, []).append(os.path.basename(submission.photo))
+    same = [f"One video of the same photo: {', '.join(each)}." for each in photos.values() if len(set(each)) > 1]
+    _print_reasons(same)
 
 
 def _crop_sentence(cropped: Sequence[Submission]) -> str:
@@ -116,7 +127,7 @@ def _crop_sentence(cropped: Sequence[Submission]) -> str:
 
 
 def _print_reasons(reasons: Sequence[str]) -> None:
-    """Print what is wrong with photos, a line each, up to a limit."""
+    """Print sentences about photos, a line each, up to a limit."""
     for reason in reasons[:MAX_REASONS]:
         echo(reason, err=True)
     if len(reasons) > MAX_REASONS:

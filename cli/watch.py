@@ -9,7 +9,14 @@ import click
 from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, json_option, redis_options, storage_option
 from svdq.cli.option_types import GivenPath
-from svdq.cli.parameters import VideoCommand, parameter_options, priority_option, read_options
+from svdq.cli.parameters import (
+    VideoCommand,
+    like_option,
+    parameter_options,
+    priority_option,
+    read_options,
+    with_defaults_from,
+)
 from svdq.cli.service import StopSignals, notify_systemd
 from svdq.pipeline.errors import InputError
 
@@ -50,6 +57,7 @@ def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: 
 )
 @click.option("--once", is_flag=True, help="Submit the photos in the folder, then exit; for cron. Implies --existing.")
 @parameter_options
+@like_option
 @priority_option
 @json_option("event")
 @storage_option
@@ -62,6 +70,7 @@ def watch(
     stable_for_s: float,
     on_success: str,
     once: bool,
+    like: Path | None,
     priority: str,
     as_json: bool,
     storage: str | None,
@@ -93,7 +102,7 @@ def watch(
     from svdq.producer.watching.watch import watch as watch_folder
 
     settings = Settings.load_for_watching(folder, redis_url=redis_url, storage=storage)
-    options = read_options(**parameters)
+    options = with_defaults_from(like, [read_options(**parameters)])
 
     def report(event: "Event") -> None:
         echo_json(event.as_json()) if as_json else echo(event.text, err=event.kind in ("problem", "resolved"))
@@ -104,7 +113,7 @@ def watch(
         counts = watch_folder(
             settings,
             folder,
-            JobSpec(options=(options,), priority=priority),
+            JobSpec(options=options, priority=priority),
             WatchOptions(
                 selection=Selection(recursive=recursive, globs=globs or PHOTO_GLOBS),
                 existing=existing,

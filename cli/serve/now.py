@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -109,6 +110,8 @@ def _started(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
 
 def _waiting(job: JobView, estimate: Estimate) -> dict[str, Any]:
     state = {"scheduled": "waits for its time", "deferred": "waits for others"}.get(job.status, "")
+    if job.scheduled_at is not None and job.scheduled_at <= datetime.now(UTC):
+        state = "waits for a worker"
     if estimate.num_ahead is not None:
         state = "next" if estimate.num_ahead == 0 else f"{estimate.num_ahead:,} before it"
     return _row(job, state, estimate)

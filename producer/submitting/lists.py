@@ -9,12 +9,12 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.family import ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.options import FIELDS, SubmitOptions, as_key, as_text, read_field
 from svdq.producer.submitting.submit import Request
@@ -23,7 +23,7 @@ from svdq.producer.timeparse import parse_future
 #: Columns that are not parameters of a video.
 OWN_COLUMNS = ("photo", "priority", "at", "name", "output")
 COLUMNS = (*OWN_COLUMNS, *FIELDS)
-NO_OPTIONS = SubmitOptions()
+NO_OPTIONS = JobSpec()
 
 #: A first line for Excel, which names the separator.
 _SEPARATOR = re.compile(r'"?sep=([,;\t])"?\r?', re.IGNORECASE)
@@ -32,14 +32,7 @@ _SEPARATOR = re.compile(r'"?sep=([,;\t])"?\r?', re.IGNORECASE)
 Row = tuple[int, Mapping[str, Any] | InputError]
 
 
-def read_batch(
-    path: Path,
-    now: datetime,
-    *,
-    defaults: SubmitOptions = NO_OPTIONS,
-    model: ExpectedModel | None = None,
-    force: bool = False,
-) -> list[Request | InputError]:
+def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> list[Request | InputError]:
     """Read a list without opening the photos; return a request for each row, or why the row is invalid.
 
     A row takes what it leaves open from `defaults`.
@@ -66,7 +59,7 @@ def read_batch(
         for line, row in read_rows(text):
             where = f"{path.name}, line {line}: "
             try:
-                photo, spec = _parse(row, now, defaults, model, force)
+                photo, spec = _parse(row, now, defaults)
             except InputError as error:
                 requests.append(InputError(f"{where}{error}"))
             else:
@@ -80,13 +73,7 @@ def read_batch(
     return requests
 
 
-def _parse(
-    row: Mapping[str, Any] | InputError,
-    now: datetime,
-    defaults: SubmitOptions,
-    model: ExpectedModel | None,
-    force: bool,
-) -> tuple[str, JobSpec]:
+def _parse(row: Mapping[str, Any] | InputError, now: datetime, defaults: JobSpec) -> tuple[str, JobSpec]:
     """Return the photo of a row, and what is to be made of it."""
     if isinstance(row, InputError):
         raise row
@@ -105,14 +92,14 @@ def _parse(
             fields |= values
     if fields.keys() & {"width", "height"}:  # an explicit size replaces --size auto
         fields.setdefault("auto_size", None)
-    spec = JobSpec(
-        options=(SubmitOptions(**(defaults.given() | fields)),),
-        model=model,
-        priority=given.get("priority", "default"),
-        name=given.get("name"),
-        folder=read_folder(given.get("output", "")),
-        at=parse_future(given["at"], "at", now) if "at" in given else None,
-        force=force,
+    options = (SubmitOptions(**(each.given() | fields)) for each in defaults.options)
+    spec = replace(
+        defaults,
+        options=tuple(dict.fromkeys(options)),  # without those of a sweep that the row makes the same
+        priority=given.get("priority", defaults.priority),
+        name=given.get("name", defaults.name),
+        folder=read_folder(given["output"]) if "output" in given else defaults.folder,
+        at=parse_future(given["at"], "at", now) if "at" in given else defaults.at,
     )
     spec.check(spell=as_key)
     return given["photo"], spec

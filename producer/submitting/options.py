@@ -76,7 +76,9 @@ class SubmitOptions:
     def with_defaults_from(self, job: dict[str, Any]) -> "SubmitOptions":
         """Fill what was not given from the recorded parameters of another job."""
         recorded = {"family": DEFAULT_FAMILY} | {
-            name: value for name, value in job.items() if name not in ("image", "name", "folder")
+            name: tuple(value) if name == "formats" and isinstance(value, list) else value  # JSON has no tuples
+            for name, value in job.items()
+            if name not in ("image", "name", "folder")
         }
         unknown = recorded.keys() - set(VIDEO_FIELDS)
         if unknown:

@@ -10,6 +10,10 @@ import redis
 from PIL import Image
 
 from svdq.producer.queue import SvdqQueue, fetch, read_job
+from svdq.producer.settings import Settings
+from svdq.producer.status.status import view
+from svdq.producer.storage.storage import Storage
+from tests.finished import add_video
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -80,3 +84,25 @@ def test_options_are_for_the_rows_that_leave_them_open(svdq: Cli, connection: re
     ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
     jobs = [read_job(fetch(connection, each)) for each in ids]
     assert [(job.frames, job.prompt, job.width) for job in jobs if job] == [(17, "A cat.", 128), (21, "A dog.", 128)]
+
+
+def test_all_options_of_jobs_are_defaults_of_rows(
+    svdq: Cli, connection: redis.Redis, folder: Path, settings: Settings
+) -> None:
+    (folder / "list.csv").write_text("photo,fps,priority,output,motion_bucket_id\n0.png,,,,\n1.png,9,high,own,5\n")
+    add_video(Storage(settings.storage), 1, name="like")
+    [sidecar] = Path(settings.storage).glob("outputs/like-*.json")
+    done = svdq(
+        *("batch", folder / "list.csv", "--json", "--at", "2099-01-01", "--priority", "low", "--output", "trip"),
+        *("--name", "{stem}-{seed}", "--variations", 2, "--sweep", "motion_bucket_id=60,127", "--like", sidecar),
+    )
+    assert done.returncode == 0, done.stderr
+    made = [json.loads(line) for line in done.stdout.splitlines()]
+    jobs = [view(connection, each["id"]) for each in made]
+    assert [job.queue for job in jobs] == ["svdq-low"] * 4 + ["svdq-high"] * 2
+    assert [job.parameters["folder"] for job in jobs] == ["trip"] * 4 + ["own"] * 2
+    assert [job.parameters["motion_bucket_id"] for job in jobs] == [60, 60, 127, 127, 5, 5]
+    assert {job.status for job in jobs} == {"scheduled"}
+    assert jobs[0].name == f"0-{jobs[0].parameters['seed']}"
+    again = svdq("batch", folder / "list.csv", "--depends-on", made[0]["id"][:6], "--json")
+    assert [json.loads(line)["status"] for line in again.stdout.splitlines()] == ["deferred"] * 2

@@ -1,6 +1,6 @@
 """How times, conditions and expectations read."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from svdq.cli.formatting import clock, condition_reason, describe, expected
 from svdq.producer.status.estimates import Estimate
@@ -8,6 +8,13 @@ from svdq.producer.status.ranks import Condition
 from svdq.producer.status.status import JobView
 
 NOW = datetime(2027, 1, 30, 22, 15).astimezone()
+
+
+def test_a_job_whose_time_has_passed_waits() -> None:
+    due = datetime(2020, 1, 1, tzinfo=UTC)
+    assert "  waiting since 20" in describe(JobView(id="1f0c", status="scheduled", scheduled_at=due))
+    later = due.replace(year=2099)
+    assert "  scheduled for 2099-" in describe(JobView(id="1f0c", status="scheduled", scheduled_at=later))
 
 
 def test_times_of_another_day_have_their_date() -> None:

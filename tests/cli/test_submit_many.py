@@ -131,6 +131,14 @@ def test_at(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     assert "  a photo  scheduled for 2099-01-31 22:00\n" in svdq("status", later.split()[0]).stdout
 
 
+def test_photos_that_are_the_same_are_named(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
+    for name in ("copy.png", "another.png"):
+        (folder / name).write_bytes((folder / "03.png").read_bytes())
+    done = svdq("submit", folder)
+    assert "One video of the same photo: 03.png, another.png, copy.png.\n" in done.stderr
+    assert done.stderr.count("same photo") == 1
+
+
 def test_after(svdq: Cli, home: Path, connection: redis.Redis, photo: Path) -> None:
     done = svdq("submit", photo, "--depends-on", "nothing")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

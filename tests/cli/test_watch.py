@@ -17,6 +17,9 @@ from PIL import Image
 from svdq.cli.main import run
 from svdq.producer.embedded_redis.binary import find_binaries
 from svdq.producer.queue import SvdqQueue, read_job
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+from tests.finished import add_video
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -242,6 +245,15 @@ def test_once_submits_the_photos_and_ends(once: Once, drop: Drop, inbox: Path, c
     (inbox / "bad.jpg").write_text("no photo")
     assert once() == (1, "0 submitted, 0 known already, 1 rejected.")
     assert once() == (0, "0 submitted, 0 known already, 0 rejected.")  # it was reported before
+
+
+def test_like_another_video(once: Once, drop: Drop, inbox: Path, connection: redis.Redis, settings: Settings) -> None:
+    add_video(Storage(settings.storage), 7, name="like", motion_bucket_id=33)
+    [sidecar] = Path(settings.storage).glob("outputs/like-*.json")
+    drop("a.jpg")
+    assert once("--like", sidecar, "--fps", "9")[0] == 0
+    job = jobs(connection)["a"]
+    assert (job.model_dump()["motion_bucket_id"], job.fps) == (33, 9)
 
 
 def test_files_with_other_suffixes_are_reported_once(once: Once, drop: Drop, inbox: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS
 from svdq.producer.submitting.family import ExpectedModel
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.lists import COLUMNS, read_batch
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import Request
@@ -103,7 +104,7 @@ def test_the_configured_model_decides_the_family_of_rows(tmp_path: Path) -> None
     path = tmp_path / "list.csv"
     path.write_text("photo,frames,motion_bucket_id\na.jpg,17,\nb.jpg,18,\nc.jpg,,60\n")
     model = ExpectedModel(name="/models/wan", family="wan")
-    good, frames, motion = read_batch(path, NOW, model=model)
+    good, frames, motion = read_batch(path, NOW, JobSpec(model=model))
     assert isinstance(good, Request)
     assert isinstance(frames, InputError)
     assert isinstance(motion, InputError)
@@ -212,7 +213,7 @@ def test_a_row_takes_what_it_leaves_open_from_the_options(tmp_path: Path) -> Non
     path.write_text("photo,frames,size,prompt\na.jpg,,,\nb.jpg,21,320x64,One.\nc.jpg,,auto,\n")
     defaults = SubmitOptions(frames=17, width=128, height=64, auto_size=True, prompt="All.")
     found = []
-    for request in read_batch(path, NOW, defaults=defaults):
+    for request in read_batch(path, NOW, JobSpec(options=(defaults,))):
         assert isinstance(request, Request)
         found.append(request.spec.options[0])
     assert found == [

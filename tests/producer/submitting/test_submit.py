@@ -71,7 +71,7 @@ def test_bad_parameters(settings: Settings, photo: Path, options: SubmitOptions,
 def test_like(settings: Settings) -> None:
     recorded = {"image": "x", "name": "y", "frames": 9, "seed": 5, "formats": ["gif"], "decode_chunk_size": None}
     options = SubmitOptions(frames=3).with_defaults_from(recorded)
-    assert (options.frames, options.seed, options.formats) == (3, 5, ["gif"])
+    assert (options.frames, options.seed, options.formats) == (3, 5, ("gif",))
     with pytest.raises(InputError, match="sparkle"):
         SubmitOptions().with_defaults_from({"sparkle": 1})
 
