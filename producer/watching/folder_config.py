@@ -201,6 +201,8 @@ class FolderConfig:
             spec.check(spell=as_key)
         except InputError as error:
             raise InputError(f"In the file {str(file_path)!r}: {error}") from error
+        except RecursionError as error:  # dotted keys nest as deeply as they like
+            raise cannot_be_read(file_path, "it is nested too deeply") from error
         return spec
 
 
