@@ -1,11 +1,11 @@
 """File operations below a folder that follow no symbolic links and overwrite no files.
 
-Other users may be able to write to a watched folder, so paths are resolved one name at a time with file descriptors.
+Other users may be able to write to a watched folder, so paths are resolved one name at a time with file descriptors. A
+file that is replaced in the very moment of its move is moved in place of the one before.
 """
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import os
 import shutil
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from svdq.producer.regular_file import open_regular
 
-#: Private folder beside a file that is being moved or deleted, and beside the final name of one that is being copied.
-MOVING, COPYING = ".svdq-moving", ".svdq-copying"
+#: Name of a file until it is copied whole.
+COPYING = ".svdq-copy"
 #: Size in the signature of anything that is not a regular file.
 NOT_REGULAR = -1
 #: Latest time in a signature, in the year 2262: SQLite has no larger integers.
@@ -26,8 +26,6 @@ MAX_MTIME_NS = 2**63 - 1
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-#: What file systems without hard links answer to `link`.
-_NO_HARD_LINKS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK)
 
 
 class Signature(NamedTuple):
@@ -102,7 +100,7 @@ def signature(root: Path, path: str) -> Signature | None:
     folder, name = os.path.split(path)
     try:
         with open_folder(root, folder) as here:
-            return Signature.of(os.stat(name, dir_fd=here, follow_symlinks=False))
+            return _signature(name, here)
     except OSError:
         return None
 
@@ -113,9 +111,9 @@ def delete_file(root: Path, path: str, version: Signature) -> None:
     Raises:
         OSError: it cannot be deleted.
     """
-    with _claimed(root, path, version) as source:
-        if source is not None:
-            os.unlink(os.path.basename(path), dir_fd=source)
+    folder, name = os.path.split(path)
+    with open_folder(root, folder) as here:
+        _unlink(name, here, version)
 
 
 def move_file(
@@ -129,8 +127,7 @@ def move_file(
 ) -> Path | None:
     """Move a file below `root` to the same path below `target/subfolder`, also across file systems.
 
-    It gets the first free name of `a.jpg`, `a-2.jpg`, `a-3.jpg` and so on. If a name has a file with the same bytes,
-    one of the two is kept.
+    It gets the first free name of `a.jpg`, `a-2.jpg`, `a-3.jpg` and so on.
 
     Args:
         root: trusted, may be reached through links.
@@ -148,27 +145,23 @@ def move_file(
         OSError: it cannot be moved and is still where it was.
     """
     folder, old_name = os.path.split(path)
-    name = name or old_name
-    with (
-        _claimed(root, path, version) as source,
-        open_folder(target, f"{subfolder}/{folder}", create=True) as there,
-    ):
-        if source is None:
+    with open_folder(root, folder) as here, open_folder(target, f"{subfolder}/{folder}", create=True) as there:
+        if _signature(old_name, here) != version:
             return None
-        placed = _move(old_name, source, there, name)
+        placed = _free_name(name or old_name, there)
+        try:
+            os.rename(old_name, placed, src_dir_fd=here, dst_dir_fd=there)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            _copy(old_name, here, there, placed)
+            _unlink(old_name, here, version)
         if note is not None:
             with contextlib.suppress(OSError):  # a file of that name is there, or the disk is full
                 descriptor = os.open(f"{placed}.txt", _NEW_FILE, 0o666, dir_fd=there)
                 with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
                     file.write(f"{note}\n")
         return target / subfolder / folder / placed
-
-
-def restore(folder: int) -> None:
-    """Move the files that a killed watcher had claimed in an open folder back to their names."""
-    if _exists(MOVING, folder):
-        with contextlib.suppress(OSError), _private_folder(MOVING, folder) as private:
-            _move_all(private, folder)
 
 
 @contextlib.contextmanager
@@ -183,114 +176,36 @@ def _links_named(name: str, folder: int) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def _private_folder(name: str, parent: int) -> Iterator[int]:
-    """Create and open a folder that only this user can enter, and remove it at the end if it is empty."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=parent)
-    with _links_named(name, parent):
-        descriptor = os.open(name, _FOLDER, dir_fd=parent)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-        with contextlib.suppress(OSError):
-            os.rmdir(name, dir_fd=parent)
+def _signature(name: str, folder: int) -> Signature:
+    return Signature.of(os.stat(name, dir_fd=folder, follow_symlinks=False))
 
 
-def _unlink(name: str, folder: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
+def _unlink(name: str, folder: int, version: Signature) -> None:
+    """Delete a file if it has this version."""
+    if _signature(name, folder) == version:
         os.unlink(name, dir_fd=folder)
 
 
-def _move_all(source: int, target: int) -> None:
-    for name in os.listdir(source):
-        _move(name, source, target, name)
-
-
-@contextlib.contextmanager
-def _claimed(root: Path, path: str, version: Signature) -> Iterator[int | None]:
-    """Rename a file into a private folder and yield that folder, or None if the file is another version.
-
-    A newer version that takes the name meanwhile is neither moved nor deleted. A file that is still in the private
-    folder at the end gets its name back.
-    """
-    folder, name = os.path.split(path)
-    with open_folder(root, folder) as here, _private_folder(MOVING, here) as private:
-        _move_all(private, here)  # what a killed watcher left
-        os.rename(name, name, src_dir_fd=here, dst_dir_fd=private)
-        try:
-            found = Signature.of(os.stat(name, dir_fd=private, follow_symlinks=False))
-            yield private if found == version else None
-        finally:
-            _move_all(private, here)
-
-
-def _move(name: str, source: int, target: int, new_name: str) -> str:
-    """Move a file from one open folder to another and return its name there; see `move_file`."""
-    try:
-        return _rename(name, source, target, new_name)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-    with _private_folder(COPYING, target) as copying, contextlib.ExitStack() as stack:
-        stack.callback(_unlink, name, copying)
-        _unlink(name, copying)  # what a killed copy left, which may be linked to a complete file
-        _copy(name, source, copying)
-        placed = _rename(name, copying, target, new_name)
-    os.unlink(name, dir_fd=source)
-    return placed
-
-
-def _exists(name: str, folder: int) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _free_names(name: str) -> Iterator[str]:
+def _free_name(name: str, folder: int) -> str:
     stem, suffix = os.path.splitext(name)
-    yield name
-    for number in itertools.count(2):
-        yield f"{stem}-{number}{suffix}"
-
-
-def _rename(name: str, source: int, target: int, new_name: str) -> str:
-    """Rename within one file system: a hard link, unlike `rename`, never replaces a file."""
-    for candidate in _free_names(new_name):
+    for number in itertools.count(1):
+        candidate = name if number == 1 else f"{stem}-{number}{suffix}"
         try:
-            os.link(name, candidate, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
-        except FileExistsError:
-            if not _are_equal(name, source, candidate, target):
-                continue
-        except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
-                raise
-            if _exists(candidate, target):
-                continue
-            os.rename(name, candidate, src_dir_fd=source, dst_dir_fd=target)
+            os.stat(candidate, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
             return candidate
-        os.unlink(name, dir_fd=source)
-        return candidate
     raise AssertionError("names do not end")
 
 
-def _copy(name: str, source: int, target: int) -> None:
-    """Copy a file with its mode and times into a private folder."""
-    with _open_in(name, source) as file, os.fdopen(os.open(name, _NEW_FILE, 0o600, dir_fd=target), "wb") as copy:
+def _copy(name: str, source: int, target: int, new_name: str) -> None:
+    """Copy a file whole, with its rights and times, to another file system."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(COPYING, dir_fd=target)  # what a killed copy left
+    with _open_in(name, source) as file, os.fdopen(os.open(COPYING, _NEW_FILE, 0o600, dir_fd=target), "wb") as copy:
         shutil.copyfileobj(file, copy, 1 << 20)
         copy.flush()
         status = os.fstat(file.fileno())
-        os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
+        os.fchmod(copy.fileno(), status.st_mode & 0o777)  # without setuid: the copy has another owner
         os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
         os.fsync(copy.fileno())
-
-
-def _are_equal(name: str, folder: int, other_name: str, other_folder: int) -> bool:
-    """Compare the bytes of two regular files."""
-    with contextlib.suppress(OSError), _open_in(name, folder) as file, _open_in(other_name, other_folder) as other:
-        if os.fstat(file.fileno()).st_size == os.fstat(other.fileno()).st_size:
-            return hashlib.file_digest(file, "sha256").digest() == hashlib.file_digest(other, "sha256").digest()
-    return False
+    os.rename(COPYING, new_name, src_dir_fd=target, dst_dir_fd=target)

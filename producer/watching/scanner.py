@@ -8,7 +8,7 @@ from pathlib import Path
 
 from svdq.producer.job import MAX_FOLDER_LENGTH
 from svdq.producer.submitting.sources import is_photo_folder
-from svdq.producer.watching.directory import Signature, open_folder, restore
+from svdq.producer.watching.directory import Signature, open_folder
 from svdq.producer.watching.folder_config import WatchOptions
 from svdq.producer.watching.state import Record, State
 
@@ -127,7 +127,6 @@ class Scanner:
             # The identity of a folder, unlike its path, is the same through links and bind mounts.
             if folder and _identity(descriptor) in excluded:
                 return [], []
-            restore(descriptor)
             with os.scandir(descriptor) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     path = f"{folder}/{entry.name}" if folder else entry.name

@@ -135,15 +135,6 @@ def test_folders_of_svdq_are_recognized_through_links(
     assert moved is None or moved.exists()
 
 
-def test_a_photo_that_a_killed_watcher_had_claimed_is_processed_again(
-    once: Once, inbox: Path, connection: redis.Redis
-) -> None:
-    save_photo(inbox / "day" / ".svdq-moving" / "a.jpg")
-    assert kinds(once("move:done")) == {"day/a.jpg": "submitted"}
-    assert names(connection) == {"a"}
-    assert [str(path.relative_to(inbox)) for path in inbox.rglob("*") if path.is_file()] == ["done/day/a.jpg"]
-
-
 @pytest.mark.parametrize("text", ['seed = "7"', "seed = 2027-01-31", "seed = [7]", f"seed = {'[' * 9999}"])
 def test_an_invalid_file_holds_back_its_photos_only(
     once: Once, inbox: Path, connection: redis.Redis, text: str
