@@ -185,9 +185,7 @@ class GroupWorker(RqWorker):
         if transitions.fail_unreadable(self.connection, queue, job_id):
             try:
                 job = UntrustedJob(as_text(job_id), connection=self.connection, serializer=JSONSerializer)
-                Result.create_failure(
-                    job, keys.FAILURE_TTL_S, "Refused: its record in Redis is malformed or too large."
-                )
+                Result.create_failure(job, keys.FAILURE_TTL_S, "Refused: its record in Redis is malformed.")
             except (ValueError, redis.ResponseError):
                 return  # not a valid id, or a key of the wrong type
 

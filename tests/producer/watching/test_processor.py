@@ -223,7 +223,7 @@ def test_a_photo_whose_job_has_an_unreadable_record_waits(bench: Bench, connecti
     bench.root.joinpath("day/a.jpg").rename(bench.root / "day/b.jpg")
     assert bench.process("day/b.jpg") is None
     assert bench.kinds == ["submitted", "problem"]
-    assert "cannot be read: it is a string." in bench.events[-1].text
+    assert "cannot be read: ValueError: its key holds something else." in bench.events[-1].text
     connection.delete(f"rq:job:{record.job_id}")
     assert bench.process("day/b.jpg") is not None
     assert queued(connection) == [2]
