@@ -7,7 +7,7 @@ import click
 
 from svdq.cli.main import redis_options, storage_option
 from svdq.cli.option_types import GivenPath
-from svdq.cli.parameters import VideoCommand, job_options, parameter_options, read_spec, submission_options
+from svdq.cli.video_options import VideoCommand, job_options, parameter_options, read_spec, submission_options
 from svdq.producer.job import PARAMETER_KEYS
 
 HELP = f"""Submit the photos of a list, each with its own parameters.

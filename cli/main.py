@@ -20,6 +20,10 @@ from svdq.pipeline.errors import SvdqError
 
 if TYPE_CHECKING:
     import redis
+import signal
+import socket
+from types import FrameType
+from typing import Self
 
 #: Headings of `svdq --help` with their commands: name -> (module:attribute, one-line help).
 SECTIONS = {
@@ -34,7 +38,7 @@ SECTIONS = {
         "status": ("svdq.cli.jobs:status", "Show queues, workers and jobs in flight, or single jobs."),
         "list": ("svdq.cli.jobs:list_jobs", "List the newest jobs."),
         "wait": ("svdq.cli.wait:wait", "Wait for jobs and print the paths of their videos."),
-        "top": ("svdq.cli.top:top", "Watch queues, ranks and videos in flight."),
+        "top": ("svdq.cli.jobs:top", "Watch queues, ranks and videos in flight."),
         "logs": ("svdq.cli.jobs:logs", "Show what workers logged about a job."),
         "report": ("svdq.cli.jobs:report", "Summarize a run."),
     },
@@ -219,3 +223,43 @@ def _complain(sentence: str, exit_code: int) -> int:
 
     echo(f"Error: {' '.join(sentence.split())}", err=True)
     return exit_code
+
+
+def notify_systemd() -> None:
+    """Notify systemd that the service is ready, with a datagram to the socket in NOTIFY_SOCKET."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address.startswith(("/", "@")):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
+            manager.send(b"READY=1")
+
+
+class StopSignals:
+    """A stop request by SIGINT or SIGTERM; a second signal ends the process at once."""
+
+    def __init__(self) -> None:
+        #: The signal, or 0.
+        self.number = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Install the handlers."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # A shell makes its background jobs ignore Ctrl-C.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the earlier handlers."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def is_set(self) -> bool:
+        """Return whether a signal has arrived."""
+        return self.number != 0
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.number:
+            raise KeyboardInterrupt
+        self.number = number

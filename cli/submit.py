@@ -8,7 +8,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.parameters import VideoCommand, job_options, parameter_options, read_spec, submission_options
+from svdq.cli.video_options import VideoCommand, job_options, parameter_options, read_spec, submission_options
 
 
 class _PhotosCommand(VideoCommand):

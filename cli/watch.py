@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.formatting import echo, echo_json
-from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, json_option, redis_options, storage_option
+from svdq.cli.main import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    StopSignals,
+    json_option,
+    notify_systemd,
+    redis_options,
+    storage_option,
+)
 from svdq.cli.option_types import GivenPath
-from svdq.cli.parameters import (
+from svdq.cli.video_options import (
     VideoCommand,
     like_option,
     parameter_options,
@@ -17,7 +25,6 @@ from svdq.cli.parameters import (
     read_options,
     with_defaults_from,
 )
-from svdq.cli.service import StopSignals, notify_systemd
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,10 +1,18 @@
 """Who may send a request, and from where: host, origin, token or cookie; and the headers of every response."""
 
+import contextlib
 import hashlib
 import hmac
+import ipaddress
+import os
 import re
+import secrets
+import socket
+import stat
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,8 +20,11 @@ from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from svdq.cli.serve.errors import ApiError, request_id
-from svdq.cli.serve.options import ServeOptions
+from svdq.cli.serve.api_errors import ApiError, request_id
+from svdq.pipeline.errors import InputError
+from svdq.producer.embedded_redis.socket_path import make_home
+from svdq.producer.settings import Settings
+from svdq.producer.storage.temporary import temporary_name
 
 #: Paths that need no token: probes, and what a browser needs to log in.
 OPEN_PATHS = ("/health", "/health/live", "/login")
@@ -39,6 +50,132 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+
+
+_NAME = re.compile(r"[\w.-]+", re.ASCII)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The options of one server."""
+
+    #: Address to listen on: an IP address or `localhost`.
+    host: str = "127.0.0.1"
+    #: Port that it listens on.
+    port: int = 8765
+    #: The secret that every client must have.
+    token: str
+    #: More names by which clients may address the server, such as that of a reverse proxy; lower case.
+    allowed_hosts: tuple[str, ...] = ()
+    #: Origins such as https://videos.example.com, or `*`, whose pages may use the API with the token.
+    allowed_origins: tuple[str, ...] = ()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return is_loopback(self.host)
+
+    @property
+    def url(self) -> str:
+        """The address for a browser on this machine."""
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        if self.host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+            name = socket.gethostname()
+        return f"http://{name}:{self.port}"
+
+    def accepts_host(self, name: str) -> bool:
+        """Return whether requests may be addressed to a host (without port), which no page of a rebound name may."""
+        name = name.lower().rstrip(".")
+        if name in (self.host.lower(), *self.allowed_hosts) or is_loopback(name):
+            return True
+        # No DNS name leads to an address that is written in digits, so such requests are not rebound.
+        return not self.is_local and (is_address(name) or name == socket.gethostname().lower())
+
+
+def is_host(text: str) -> bool:
+    """Return whether a text is the name of a host or its IP address, without a port."""
+    return _NAME.fullmatch(text) is not None or is_address(text)
+
+
+def is_origin(text: str) -> bool:
+    """Return whether a text is an origin of pages as browsers write it, or `*` for all."""
+    return text == "*" or _ORIGIN.fullmatch(text) is not None
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host is an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is an address of this machine only."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+#: Name of the file in the home.
+FILE_NAME = "serve-token"
+#: Bytes of randomness in a new token.
+NUM_BYTES = 32
+#: Least length of a token, in characters.
+MIN_LENGTH = 16
+
+
+def find_token(settings: Settings) -> tuple[str, bool]:
+    """Return the token, created on first use, and whether it is new.
+
+    Raises:
+        InputError: the token is too short, or its file cannot be used or can be read by others.
+    """
+    if settings.serve_token is not None:
+        return settings.serve_token, False
+    path = token_file(settings)
+    try:
+        is_new = not path.exists() and _create(path)
+        return _read(path), is_new
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"The token file {str(path)!r} cannot be used ({reason}); correct its rights, or set SVDQ_SERVE_TOKEN."
+        ) from error
+
+
+def token_file(settings: Settings) -> Path:
+    """Return the path of the token's file."""
+    return settings.home / FILE_NAME
+
+
+def _create(path: Path) -> bool:
+    """Create the file whole, unless another process is faster; return whether this one did."""
+    make_home(path.parent)
+    temporary = path.with_name(f".{temporary_name()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{secrets.token_urlsafe(NUM_BYTES)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)  # fails where there is one, unlike a rename
+            return True
+    finally:
+        temporary.unlink(missing_ok=True)
+    return False
+
+
+def _read(path: Path) -> str:
+    with path.open(encoding="ascii") as file:
+        status = os.fstat(file.fileno())
+        token = file.read(4096).strip()
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise InputError(f"Others can read the token file {str(path)!r}; run `chmod 600` on it, or delete it.")
+    if len(token) < MIN_LENGTH or not token.isprintable() or " " in token:
+        raise InputError(f"The token file {str(path)!r} holds no token; delete it to have a new one made.")
+    return token
 
 
 def cookie_name(options: ServeOptions) -> str:

@@ -16,12 +16,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from svdq.cli.serve.actions import remove
+from svdq.cli.serve.actions import create, find_model, make_again, options_of, remove
+from svdq.cli.serve.api_errors import ApiError, Json, no_such_video
+from svdq.cli.serve.backend import Polled, estimate_pending
 from svdq.cli.serve.content import Content, not_ready
-from svdq.cli.serve.creation import create, find_model, make_again, options_of
-from svdq.cli.serve.errors import ApiError, Json, no_such_video
 from svdq.cli.serve.fields import PHOTO, PROMPTS, VideoRequest, read_request
-from svdq.cli.serve.sharing import Polled, estimate_pending
 from svdq.cli.serve.videos import JOB_ID, STATUS, failure_of, model_stem, video_object
 from svdq.producer.results.removal import claim, release
 from svdq.producer.status.estimates import Estimate

@@ -1,22 +1,32 @@
 """The application: state, middleware and routes of the page and the API."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import ctypes
+import os
+import resource
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
 
+import h11
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from svdq.cli.main import StopSignals
 from svdq.cli.serve import api, page
-from svdq.cli.serve.access import Access
-from svdq.cli.serve.backend import Backend
+from svdq.cli.serve.access import Access, ServeOptions
+from svdq.cli.serve.api_errors import ANSWERED, ApiError, answer_error
+from svdq.cli.serve.backend import Backend, Polls, Shared
 from svdq.cli.serve.bodies import Bodies, Reader
 from svdq.cli.serve.content import Content, sweep
-from svdq.cli.serve.errors import ANSWERED, answer_error
 from svdq.cli.serve.now import shared_states
-from svdq.cli.serve.older import Older
-from svdq.cli.serve.options import ServeOptions
-from svdq.cli.serve.sharing import Polls, Shared
+from svdq.cli.serve.review import Older
+from svdq.pipeline.errors import InputError, SvdqError
 from svdq.producer.settings import Settings
 from svdq.producer.status.snapshot import Snapshot, take
 
@@ -65,3 +75,167 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     app.state.older = Older(backend.storage)
     app.state.page_states = shared_states(backend, app.state.snapshots)
     return app
+
+
+_MESSAGE = "The request is not valid HTTP, or its headers are too large (32 KiB)."
+#: Seconds in which the headers of a request must arrive, and what is left of a body after the answer.
+HEADERS_S = 15.0
+#: Connections at a time; requests on more of them are answered with 503.
+MAX_CONNECTIONS = 1000
+#: An option of glibc's mallopt, from malloc.h.
+_M_MMAP_THRESHOLD = -3
+#: Seconds that running requests have after a signal, and threads after that.
+GRACE_S = 2
+THREADS_S = 0.1
+
+
+class Protocol(H11Protocol):
+    """One connection; closed when the headers of a request, or the rest of a refused one, do not arrive in time."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the time limit of the first request."""
+        super().connection_made(transport)
+        self._limit_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the time limit."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser."""
+        super().data_received(data)
+        self._limit_time()
+
+    def on_response_complete(self) -> None:
+        """Prepare for the next request."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._limit_time()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP in the shape of every error, although as plain text."""
+        super().send_400_response(bytes(ApiError(400, _MESSAGE, code="bad_request").response().body).decode())
+
+    def _limit_time(self) -> None:
+        """Start the time limit while nothing but the client's data is waited for, and end it otherwise."""
+        if not self._is_waiting():
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEADERS_S, self._too_slow)
+
+    def _is_waiting(self) -> bool:
+        """Return whether headers are due, or the rest of a body after its answer.
+
+        The rest is read, since the client may lose the answer if the connection is closed while it sends.
+        """
+        theirs = self.conn.their_state
+        return theirs is h11.IDLE or (theirs is h11.SEND_BODY and self.conn.our_state is h11.DONE)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing() and self._is_waiting():
+            self.transport.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind a socket; port 0 takes a free one.
+
+    Raises:
+        InputError: the address cannot be used.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        # Connections inherit it. asyncio sets it only on sockets that name their protocol, and without it the body of
+        # a response waits for the client's delayed acknowledgement of its head: 40 ms on a kept connection.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"The server cannot listen on {host} port {port} ({reason}); give another --port.") from error
+
+
+def run(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -> int:
+    """Serve until SIGINT or SIGTERM, for at most three seconds more; return the number of the signal.
+
+    `on_ready` is called when connections are accepted.
+
+    Raises:
+        SvdqError: the application has not started.
+    """
+    config = uvicorn.Config(
+        _cut_off_quietly(app),
+        http=Protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,  # addresses contain tokens
+        server_header=False,
+        h11_max_incomplete_event_size=32 * 1024,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    _allow_many_connections()
+    _return_freed_memory()
+    server = _Server(config, on_ready)
+    with StopSignals() as stop:
+        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
+            server.run(sockets=[listener])
+        if not server.started and not stop.number:
+            raise SvdqError("The server has not started; the lines above say why.")
+        return stop.number
+
+
+def _cut_off_quietly(app: Starlette) -> ASGIApp:
+    """Let downloads that outlast the grace end without a traceback in the log."""
+
+    async def run_app(scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # only uvicorn cancels, at its end
+            await app(scope, receive, send)
+
+    return run_app
+
+
+def _allow_many_connections() -> None:
+    """Raise the number of open files to what the system allows: each upload has a connection and a file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _return_freed_memory() -> None:
+    """Let glibc return large blocks to the system when they are freed; by default it keeps some for each thread."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+
+
+def exit_soon(code: int) -> None:
+    """End the process soon, although a thread still waits for Redis or a disk.
+
+    A job is enqueued in one step and answered after that, so no accepted upload is lost.
+    """
+    timer = threading.Timer(THREADS_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+class _Server(uvicorn.Server):
+    """Reports when it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and report it."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()

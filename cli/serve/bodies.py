@@ -18,7 +18,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from svdq.cli.serve.errors import ApiError
+from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.fields import PHOTOS, decode_data_url, flatten, two_photos
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 

@@ -3,7 +3,11 @@
 import contextlib
 import importlib.util
 import logging
+import os
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,7 +15,9 @@ import click
 from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.installed import how_to_install
+from svdq.pipeline.installed import how_to_install, require_torch
+from svdq.producer.process_identity import die_with_parent
+from svdq.producer.settings import Settings
 
 EXAMPLES = """\b
 Examples:
@@ -66,14 +72,11 @@ def serve(
             raise InputError(f"`svdq serve` needs {module}, which is not installed; {how_to_install('serve')}.")
     import signal
 
-    from svdq.cli.main import EXIT_INTERRUPTED
-    from svdq.cli.serve.app import make_app
-    from svdq.cli.serve.errors import add_request_id
-    from svdq.cli.serve.options import ServeOptions, is_host, is_origin
-    from svdq.cli.serve.server import exit_soon, listen, run
-    from svdq.cli.serve.token import find_token, token_file
-    from svdq.cli.serve.worker_beside import worker_beside
-    from svdq.cli.service import notify_systemd
+    from svdq.cli.main import EXIT_INTERRUPTED, notify_systemd
+    from svdq.cli.serve.access import ServeOptions, find_token, is_host, is_origin, token_file
+    from svdq.cli.serve.api_errors import add_request_id
+    from svdq.cli.serve.app import exit_soon, listen, make_app, run
+    from svdq.cli.serve.command import worker_beside
     from svdq.producer.settings import Settings
 
     log = logging.StreamHandler(sys.stderr)
@@ -116,3 +119,44 @@ def serve(
     code = EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0
     exit_soon(code)
     return code
+
+
+@contextlib.contextmanager
+def worker_beside(settings: Settings) -> Iterator[None]:
+    """Run a worker within a block.
+
+    After the block the worker stops after its current step, and its videos are continued later; a Ctrl-C stops it at
+    once.
+
+    Raises:
+        InputError: PyTorch is not installed.
+    """
+    require_torch("a worker beside the server")
+    environment = os.environ | settings.environment()
+    environment.pop("SVDQ_SERVE_TOKEN", None)
+    environment["PYTHONSAFEPATH"] = "1"  # else `python -m` imports ./svdq of the current folder
+    # A separate session: Ctrl-C in the terminal would reach the worker, too, and make it finish all videos.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "svdq.cli", "worker"],
+        env=environment,
+        start_new_session=True,
+        preexec_fn=die_with_parent(),
+    )
+    is_stopping = threading.Event()
+
+    def watch() -> None:
+        code = process.wait()
+        if not is_stopping.is_set():
+            echo(f"The worker has ended with exit code {code}: photos are accepted, and wait in the queue.", err=True)
+
+    threading.Thread(target=watch, name="worker-beside", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_stopping.set()
+        process.terminate()
+        while process.poll() is None:
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                process.terminate()

@@ -23,8 +23,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.backend import PHOTO_BYTES, Backend
-from svdq.cli.serve.errors import ApiError
 from svdq.cli.serve.videos import STATUS, failure_of, files_of
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.parameters import Fit

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from unicodedata import category
 
-from svdq.cli.serve.errors import ApiError
+from svdq.cli.serve.api_errors import ApiError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
 from svdq.producer.job import JOBS, VIDEO_FIELDS

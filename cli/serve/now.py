@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from svdq.cli.formatting import condition_reason
-from svdq.cli.serve.backend import Backend
-from svdq.cli.serve.errors import ApiError, without_paths
-from svdq.cli.serve.sharing import FRESH_S, Shared
+from svdq.cli.serve.api_errors import ApiError, without_paths
+from svdq.cli.serve.backend import FRESH_S, Backend, Shared
 from svdq.cli.serve.videos import model_stem
 from svdq.cli.view import progress_of
 from svdq.producer.control import SUSPENDED

@@ -13,11 +13,11 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
-from svdq.cli.serve import actions, creation, review
+from svdq.cli.serve import actions, review
 from svdq.cli.serve.access import COOKIE_MAX_AGE_S, cookie_name, cookie_value, is_token
 from svdq.cli.serve.api import live
+from svdq.cli.serve.api_errors import ApiError, Json, no_such_video, without_paths
 from svdq.cli.serve.content import Content, keys_of, zip_of
-from svdq.cli.serve.errors import ApiError, Json, no_such_video, without_paths
 from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_options, read_spec, whole_number
 from svdq.cli.serve.now import events
 from svdq.cli.serve.videos import JOB_ID, files_of
@@ -121,7 +121,7 @@ async def add(request: Request) -> Response:
         given = {name: str(value) for name, value in form.fields}
         source = given.pop("source", "")[:MAX_SOURCE_LENGTH]
         wanted = read_spec(given)
-        submissions, _ = await creation.create(
+        submissions, _ = await actions.create(
             request.app.state.backend, form.file, form.file_name, wanted, source=source
         )
     finally:
@@ -189,13 +189,13 @@ async def repeat(request: Request) -> Response:
     asked = await _read(request, _Repetition)
     view = await _find(request, asked.id)
     changes = read_options(asked.changes).given() if asked.changes else {"seed": None}
-    options = replace(creation.options_of(view), **changes)
+    options = replace(actions.options_of(view), **changes)
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(SEED_BITS))
     priority = view.queue.removeprefix("svdq-") or "default"
     wanted = JobSpec(options=(options,), priority=priority)
     wanted.check(label_of)
-    [[submission], _] = await creation.make_again(backend, view, wanted)
+    [[submission], _] = await actions.make_again(backend, view, wanted)
     return Json({"id": submission.id, "is_new": submission.is_new, "status": submission.status})
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from svdq.cli.serve.errors import without_paths
+from svdq.cli.serve.api_errors import without_paths
 from svdq.cli.serve.fields import USUAL
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
 from svdq.producer import keys

@@ -15,10 +15,9 @@ import pytest
 import yaml
 from starlette.routing import Route
 
-from svdq.cli.serve.access import OPEN_PATHS
+from svdq.cli.serve.access import OPEN_PATHS, ServeOptions
 from svdq.cli.serve.api import routes
-from svdq.cli.serve.options import ServeOptions
-from svdq.cli.serve.server import GRACE_S, THREADS_S
+from svdq.cli.serve.app import GRACE_S, THREADS_S
 from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.worker.launcher.launcher import STOP_S
 from svdq.worker.launcher.torchrun import KILL_S

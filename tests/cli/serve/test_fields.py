@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from svdq.cli.serve.errors import ApiError
+from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.fields import EXTRAS, FIELDS, NO_OPS, PHOTOS, VideoRequest, decode_data_url, flatten, read_request
 from svdq.producer.submitting.options import SubmitOptions
 

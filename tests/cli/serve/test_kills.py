@@ -15,7 +15,7 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.cli.serve.server import GRACE_S, THREADS_S
+from svdq.cli.serve.app import GRACE_S, THREADS_S
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage

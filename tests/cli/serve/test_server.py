@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from svdq.cli.serve.server import listen
+from svdq.cli.serve.app import listen
 from tests.cli.serve.servers import Serve
 from tests.waiting import wait_until
 

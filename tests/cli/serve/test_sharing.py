@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from svdq.cli.serve.sharing import Shared
+from svdq.cli.serve.backend import Shared
 from tests.cli.serve.servers import Server
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 RUN = f"""
 from svdq.cli.serve import bodies, server
 from svdq.cli.serve.app import make_app
-from svdq.cli.serve.options import ServeOptions
+from svdq.cli.serve.access import ServeOptions
 from svdq.producer.settings import Settings
 
 server.HEADERS_S = bodies.GRACE_S = 1

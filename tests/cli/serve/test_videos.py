@@ -18,7 +18,7 @@ import rq
 from PIL import Image
 from rq.job import JobStatus
 
-from svdq.cli.serve.sharing import FRESH_S
+from svdq.cli.serve.backend import FRESH_S
 from svdq.producer.keys import CLAIMS_FIELD
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
