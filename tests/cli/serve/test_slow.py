@@ -19,17 +19,16 @@ pytestmark = pytest.mark.slow
 
 #: A server whose limits are a second, instead of fifteen and thirty.
 RUN = f"""
-from svdq.cli.serve import bodies, server
-from svdq.cli.serve.app import make_app
+from svdq.cli.serve import app, bodies
 from svdq.cli.serve.access import ServeOptions
 from svdq.producer.settings import Settings
 
-server.HEADERS_S = bodies.GRACE_S = 1
-server.MAX_CONNECTIONS = 20
-listener = server.listen("127.0.0.1", 0)
+app.HEADERS_S = bodies.GRACE_S = 1
+app.MAX_CONNECTIONS = 20
+listener = app.listen("127.0.0.1", 0)
 port = listener.getsockname()[1]
 options = ServeOptions(port=port, token={TOKEN!r})
-server.run(make_app(Settings.load(), options), listener, lambda: print(port, flush=True))
+app.run(app.make_app(Settings.load(), options), listener, lambda: print(port, flush=True))
 """
 
 
