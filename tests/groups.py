@@ -30,7 +30,7 @@ from svdq.cli.serve.now import read_state
 from svdq.producer import keys
 from svdq.producer.settings import Settings
 from svdq.producer.status import paging, snapshot
-from svdq.producer.status.ranks import BOUNDS_S, IntakeStatus, RankStatus, ShapeCosts, Timings
+from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, enqueue_many
 from svdq.worker.queue.group_worker import GroupWorker
@@ -120,7 +120,6 @@ class Rank:
 
         def record(active: Sequence[ActiveJob], now: float) -> RankStatus:
             job = active[number % len(active)].rq_job.id if active else None
-            timings = Timings(counts=(7,) * (len(BOUNDS_S) + 1), sum_s=99.9)
             costs = ShapeCosts(
                 frames=25, width=1024, height=576, guided=True, step_s=(STEP_S,) * RANKS, encode_s=0.14, decode_s=3.4
             )
@@ -144,7 +143,8 @@ class Rank:
                 rss_bytes=10**9,
                 gpu_bytes=10**10,
                 gpu_total_bytes=25 * 10**9,
-                timings={"step": timings, "decode": timings},
+                num_steps=700,
+                steps_s=99.9,
                 intake=IntakeStatus(
                     worker=name, in_flight=tuple(each.rq_job.id for each in active), pace_s=20.0, costs=(costs,)
                 )

@@ -18,7 +18,6 @@ from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.config import RankConfig
 from svdq.worker.health.crash_marker import MAX_WRITERS, CrashMarker, read_suspects
-from svdq.worker.health.histograms import TimingTracer
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
@@ -56,7 +55,7 @@ def run_rank(process: RankProcess) -> None:
     ending = contextlib.ExitStack()
     family = info.family.name if info.family is not None else ""
     reporter = RankReporter(describe(topology, loaded.device, info.name, info.notice, family), loaded.device)
-    tracer = TimingTracer(reporter.work, on=config.record_trace)
+    tracer = Tracer(on=config.record_trace)
     ending.callback(marker.mark_clean_exit)
     checkpoints = None
     if (store := open_checkpoint_store(config.checkpoints, settings.home, storage)) is not None:

@@ -17,9 +17,6 @@ from svdq.producer.timeparse import MAX_SECONDS, iso_of
 #: Seconds of silence, by the clock of Redis, after which a rank counts as silent; an idle one writes every five.
 SILENT_S = 7.0
 
-#: Upper bounds of the histogram buckets in seconds; one more bucket has no bound.
-BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
-
 #: Writes the record of a rank, and forgets ranks whose records have expired, all by the clock of Redis.
 #: KEYS: record, svdq:ranks. ARGV: `<group>:<rank>`, the record, seconds that it lasts.
 _SAVE = """
@@ -82,15 +79,6 @@ class ShapeCosts(_Record):
     decode_s: Seconds
 
 
-class Timings(_Record):
-    """Durations of one kind of work on a rank, as a histogram that grows as long as its process runs."""
-
-    #: Number of durations in each bucket of `BOUNDS_S`, and above all of them.
-    counts: tuple[Whole, ...]
-    #: Sum of all durations in seconds.
-    sum_s: float
-
-
 class IntakeStatus(_Record):
     """What rank 0 reports about its group."""
 
@@ -107,8 +95,6 @@ class IntakeStatus(_Record):
     costs: tuple[ShapeCosts, ...] = ()
     #: Whether the group takes no more jobs because it is stopping.
     draining: bool = False
-    #: Number of jobs of dead groups that it has requeued.
-    taken_back: Whole = 0
     #: GPUs that have failed and were left out, each with the reason, a clause.
     failed_gpus: Mapping[str, str] = {}
 
@@ -159,8 +145,9 @@ class RankStatus(_Record):
     conditions: tuple[Condition, ...] = ()
     #: How often its group was restarted before this process was started.
     restart_count: Whole = 0
-    #: How long work took since then: `step`, `encode`, `decode` and `write`, where there was any.
-    timings: Mapping[str, Timings] = {}
+    #: Denoising steps that it has done since then, and how long they took in all, in seconds.
+    num_steps: Whole = 0
+    steps_s: float = 0.0
     #: Only on rank 0.
     intake: IntakeStatus | None = None
 

@@ -30,9 +30,8 @@ from svdq.pipeline.transport.topology import Topology
 from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
-from svdq.producer.status.ranks import BOUNDS_S, Condition, IntakeStatus
+from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.worker.health.crash_marker import CrashMarker
-from svdq.worker.health.histograms import Histogram
 from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
@@ -123,7 +122,6 @@ def test_a_live_group_adds_up(house: House) -> None:
     bad.write_bytes(b"no photo")
     waiting = wait_until(lambda: (found := scrape(url)) and ("svdq_samples_in_flight", GROUP) in found and found)
     assert total(waiting, "svdq_jobs", state="queued") == 5
-    assert total(waiting, "svdq_queue_oldest_job_age_seconds", queue="svdq-default") > 0
     assert total(waiting, "svdq_samples_in_flight") == 0
     assert total(waiting, "svdq_pauses") == 1
     house.connection.delete(keys.SUSPENDED)
@@ -132,25 +130,14 @@ def test_a_live_group_adds_up(house: House) -> None:
 
     assert total(after, "svdq_jobs", queue="svdq-default", state="finished") == 4
     assert total(after, "svdq_jobs", queue="svdq-default", state="failed") == 1
-    # Every step, encode, decode and write of every video, on the rank that does it.
+    # Every step of every video, on the rank that does it.
     assert total(after, "svdq_step_seconds_count") == 4 * 6
     assert {rank for rank in "01" if total(after, "svdq_step_seconds_count", rank=rank) > 0} == {"0", "1"}
-    assert total(after, "svdq_encode_seconds_count", rank="0") == 4
-    assert total(after, "svdq_decode_seconds_count", rank="1") == 4
-    assert total(after, "svdq_write_seconds_count", rank="1") == 4
-    # A step of 100 ms takes hardly less: one after a late one is shorter.
-    assert total(after, "svdq_step_seconds_bucket", le="0.05") == 0
-    assert total(after, "svdq_step_seconds_bucket", le="+Inf") == 4 * 6
     assert total(after, "svdq_step_seconds_sum") >= 4 * 6 * 0.08
     assert total(after, "svdq_samples_in_flight", group="0") == 0
-    assert total(after, "svdq_queue_oldest_job_age_seconds") == 0
     assert total(after, "svdq_group_ranks_up", group="0") == 2
     assert total(after, "svdq_group_restarts_total") == 0
-    assert all(0 < total(after, "svdq_rank_resident_memory_bytes", rank=rank) < 1e11 for rank in "01")
-    labels = {name for _, have in after for name, _ in have}
-    assert labels == {
-        *("queue", "state", "group", "rank", "le", "version", "name", "host", "device", "device_name", "model"),
-    }
+    assert {name for _, have in after for name, _ in have} == {"queue", "state", "group", "rank"}
     assert not any(job_id in str(after) for job_id in job_ids)
 
     group.send_signal(signal.SIGINT)
@@ -165,8 +152,7 @@ def test_a_live_group_adds_up(house: House) -> None:
 def _is_complete(samples: Samples) -> bool:
     """Whether both ranks have written a record since the last job ended."""
     ended = [total(samples, f"svdq_videos_{how}_total") for how in ("finished", "failed")]
-    counts = [total(samples, f"svdq_{kind}_seconds_count") for kind in ("step", "write")]
-    return (ended, counts) == ([4, 1], [4 * 6, 4])
+    return (ended, total(samples, "svdq_step_seconds_count")) == ([4, 1], 4 * 6)
 
 
 def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> None:
@@ -176,9 +162,9 @@ def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> N
     encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
 
     def counted() -> int:
-        before = rank_reporter.work["step"].count
+        before = rank_reporter.steps_done[0]
         monitor.idle()
-        return rank_reporter.work["step"].count - before
+        return rank_reporter.steps_done[0] - before
 
     monitor.step(bare, 0)
     assert counted() == 0, "its encode failed"
@@ -196,7 +182,7 @@ def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> N
     for index in range(8):
         monitor.step(alone, index)
     monitor.step(replace(alone, step=8), 8)
-    assert rank_reporter.work["step"].count == 3 + 2 + 8
+    assert rank_reporter.steps_done[0] == 3 + 2 + 8
     assert counted() == 0, "a decode is no step"
     monitor.close()
 
@@ -206,17 +192,13 @@ def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
     conditions = tuple(
         Condition(effect="Videos wait", reason="Full.", since=now - age_s, attempts=2) for age_s in (60.0, 600.0)
     )
-    histogram = Histogram()
-    for seconds, times in ((BOUNDS_S[3], 2), (BOUNDS_S[3] * 1.01, 3), (1e6, 1)):
-        histogram.add(seconds, times)
     rank = describe(TOPOLOGY, CPU, "fake").model_copy(
         update={
             "at": now - 4,
             "conditions": conditions,
             "restart_count": 3,
-            "timings": {"step": histogram.timings()},
-            "gpu_bytes": 5,
-            "gpu_total_bytes": 7,
+            "num_steps": 6,
+            "steps_s": 1.5,
             "intake": IntakeStatus(worker="w", in_flight=("a", "b"), finished=9, failed=1),
         }
     )
@@ -227,15 +209,11 @@ def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
             record.save(pipeline)
         pipeline.execute()
     samples = collected(connection)
-    assert 4 <= total(samples, "svdq_rank_record_age_seconds") < 60
     assert 600 <= total(samples, "svdq_rank_storage_wait_seconds") < 660
     assert total(samples, "svdq_group_restarts_total", group="0") == 3
     assert total(samples, "svdq_samples_in_flight") == 2
     assert (total(samples, "svdq_videos_finished_total"), total(samples, "svdq_videos_failed_total")) == (9, 1)
-    assert total(samples, "svdq_rank_gpu_memory_bytes") == 5
-    assert total(samples, "svdq_rank_gpu_memory_size_bytes") == 7
-    buckets = [total(samples, "svdq_step_seconds_bucket", le=str(bound)) for bound in (*BOUNDS_S, "+Inf")]
-    assert buckets == [0] * 3 + [2] + [5] * (len(BOUNDS_S) - 4) + [6]
+    assert (total(samples, "svdq_step_seconds_count"), total(samples, "svdq_step_seconds_sum")) == (6, 1.5)
     # Of the launcher's own ranks only, and only of the processes that it has now.
     assert len([name for name, _ in samples if name == "svdq_rank_busy_ratio"]) == 1
     assert total(samples, "svdq_group_ranks_up") == 1
@@ -252,25 +230,20 @@ def test_while_redis_is_away_the_launcher_answers() -> None:
     away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
     samples = collected(away)
     assert total(samples, "svdq_redis_up") == 0
-    assert total(samples, "svdq_group_up") == 1
-    of_group = {f"svdq_group_{name}" for name in ("up", "ranks", "ranks_up", "failed_gpus")}
-    assert {name for name, _ in samples} == {"svdq_build_info", "svdq_start_time_seconds", "svdq_redis_up"} | of_group
+    of_group = {f"svdq_group_{name}" for name in ("ranks", "ranks_up", "failed_gpus")}
+    assert {name for name, _ in samples} == {"svdq_redis_up"} | of_group
 
 
 def test_the_endpoint_answers_whatever_redis_holds(connection: redis.Redis) -> None:
     queue = SvdqQueue(connection=connection)
     enqueue(connection, JOB, "f" * 20)
-    connection.hset(f"rq:job:{'f' * 20}", "enqueued_at", "long ago")
-    connection.lpush(queue.key, "no job", b"\xc3\xbc", "a:b")
+    connection.lpush(queue.key, "no job", b"\xff", "a:b")
     connection.set("rq:job:no job", "a string")
     connection.set(describe(TOPOLOGY, CPU, "fake").key, "{}")
     connection.zadd(keys.RANKS, {"x:0": 1.0})
     samples = collected(connection)
     assert (total(samples, "svdq_redis_up"), total(samples, "svdq_jobs", state="queued")) == (1, 4)
     connection.set(queue.finished_job_registry.key, "not what RQ has there")
-    assert total(collected(connection), "svdq_redis_up") == 0
-    connection.delete(queue.finished_job_registry.key)
-    connection.lpush(queue.key, b"\xff")
     assert total(collected(connection), "svdq_redis_up") == 0
 
 
@@ -307,7 +280,7 @@ def test_an_address_that_cannot_be_a_name_is_one_sentence(connection: redis.Redi
 
 def served() -> set[str]:
     """Every name that an expression may use."""
-    ends = {"histogram": ("_bucket", "_sum", "_count")}
+    ends = {"summary": ("_sum", "_count")}
     return {f"{family.name}{end}" for family in FAMILIES for end in ends.get(family.kind, ("",))}
 
 
@@ -321,7 +294,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 def test_the_dashboard_asks_only_for_what_is_served() -> None:
     asked = {name for _, expression in expressions() for name in METRIC.findall(expression)}
     assert asked <= served()
-    assert len(asked) > 15
+    assert len(asked) > 10
 
 
 def test_the_alerts_ask_only_for_what_is_served() -> None:
@@ -405,7 +378,7 @@ def test_prometheus_answers_every_panel(house: House, tmp_path: Path, prometheus
     began = time.time()
     job_ids = [house.submit(steps=20, seed=number) for number in range(30)]
     wait_until(lambda: house.states(job_ids).count("finished") >= 8)
-    group.ranks()[0].kill()  # whose jobs are taken back: a rank that torchrun ends gives its own back
+    group.ranks()[0].kill()
     assert {view.status for view in house.wait(job_ids)} == {"finished"}
     wait_until(lambda: server.ask("query", query="svdq_samples_in_flight == 0")["result"], lambda: group.text)
 
@@ -416,13 +389,7 @@ def test_prometheus_answers_every_panel(house: House, tmp_path: Path, prometheus
         values = [float(value) for series in found for _, value in series["values"]]
         if not [value for value in values if value == value]:  # NaN: nothing in nothing
             empty.setdefault(title, []).append(expression)
-    # On a machine without GPUs only the two queries about them have nothing to say, and their panel has a third.
-    assert {METRIC.findall(query)[0] for queries in empty.values() for query in queries} <= {
-        "svdq_rank_gpu_memory_bytes",
-        "svdq_rank_gpu_memory_size_bytes",
-    }
-    (taken_back,) = server.ask("query", query="svdq_jobs_taken_back_total")["result"]
-    assert int(taken_back["value"][1]) > 0
+    assert not empty
     (restarts,) = server.ask("query", query="svdq_group_restarts_total")["result"]
     assert restarts["value"][1] == "1"
     rules = server.ask("rules")["groups"][0]["rules"]

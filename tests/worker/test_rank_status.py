@@ -20,10 +20,9 @@ from svdq.producer.status import job_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
 from svdq.worker.health import progress
 from svdq.worker.health.crash_marker import CrashMarker
-from svdq.worker.health.histograms import Pace
 from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.health.rank_status import BusyMeter, RankReporter, costs_in, describe
+from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, costs_in, describe
 from tests.queued import enqueue
 
 PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)

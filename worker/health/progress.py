@@ -129,9 +129,10 @@ class ProgressMonitor(Monitor):
         self._marker.idle()
 
     def _count_steps(self, number: int, now: float) -> None:
-        """Count the steps of a stage by their average duration: a single step on a GPU returns before it is done."""
+        """Count the steps of a stage at its end: a single step on a GPU returns before it is done."""
         if number > 0:
-            self._rank_reporter.work["step"].add((now - self._stage_at) / number, number)
+            num_steps, steps_s = self._rank_reporter.steps_done
+            self._rank_reporter.steps_done = (num_steps + number, steps_s + now - self._stage_at)
 
     def canceled(self, job_id: str) -> bool:
         """Return whether a job is known to be canceled or lost."""

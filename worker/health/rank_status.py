@@ -1,6 +1,7 @@
-"""The status of a rank: what it computes, how busy it is, its memory, what it waits for. Does not import Redis.
+"""The status of a rank: what it computes, how busy it is, its memory, what it waits for; the pace of its group.
 
-The step loop only updates `BusyMeter`; the thread that publishes the record reads everything else once a second.
+The step loop only updates `BusyMeter` and counts its steps; the thread that publishes the record reads everything else
+once a second. Does not import Redis.
 """
 
 import os
@@ -8,6 +9,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Protocol
 
 import psutil
@@ -18,12 +20,13 @@ from svdq.pipeline.sample import Sample
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer import process_identity
 from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus, ShapeCosts
-from svdq.worker.health.histograms import Histogram
 
 #: Seconds over which the busy share is averaged.
 SHARE_OVER_S = 10.0
 #: Largest number of shapes whose costs are published; a group rarely renders more.
 MAX_SHAPES = 32
+#: Number of gaps between videos over which the pace is averaged.
+WINDOW = 20
 
 
 class BusyMeter:
@@ -59,6 +62,38 @@ class BusyMeter:
         return min(1.0, max(0.0, (computed_s - first_s) / max(now - first_at, 1e-9)))
 
 
+class Pace:
+    """The pace of a group: the average time between two finished videos, without times in which it was idle.
+
+    It begins anew with a video that is more than twice as large, or less than half, as all of the last ones.
+    """
+
+    def __init__(self) -> None:
+        self._gaps_s: deque[float] = deque(maxlen=WINDOW)
+        #: The sizes of the last videos.
+        self._sizes: deque[int] = deque(maxlen=WINDOW)
+        #: When the last video was finished; None if the group has been idle since.
+        self._last_s: float | None = None
+
+    def finished(self, now_s: float, size: int) -> None:
+        """Record that a video was finished, by any clock in seconds; its size in pixels, times its steps."""
+        if not any(size <= 2 * other and other <= 2 * size for other in self._sizes):
+            self._gaps_s.clear()
+        elif self._last_s is not None:
+            self._gaps_s.append(now_s - self._last_s)
+        self._sizes.append(size)
+        self._last_s = now_s
+
+    def idle(self) -> None:
+        """Record that nothing is in flight."""
+        self._last_s = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds between two finished videos; None until there were two in a row."""
+        return fmean(self._gaps_s) if self._gaps_s else None
+
+
 class Waiting(Protocol):
     """A part of the rank that may have to wait for the storage."""
 
@@ -78,8 +113,8 @@ class RankReporter:
         self._device = device
         self._process = psutil.Process()
         self.meter = BusyMeter()
-        #: The durations of the rank's work so far, by kind; all but `step` are names of the spans of `TimingTracer`.
-        self.work = {kind: Histogram() for kind in ("step", "encode", "decode", "write")}
+        #: Denoising steps so far, and their seconds; replaced as a whole by the step loop.
+        self.steps_done: tuple[int, float] = (0, 0.0)
         #: The parts that may wait for the storage, and on rank 0 a function for `intake`; set when they exist.
         self.waiting: Sequence[Waiting] = ()
         self.group: Callable[[], IntakeStatus] | None = None
@@ -96,6 +131,7 @@ class RankReporter:
         if sample is not None:
             activity = "decoding" if step == sample.parameters.steps else "denoising"
         rank = self.who.rank
+        num_steps, steps_s = self.steps_done
         return self.who.model_copy(
             update={
                 "at": time.time(),
@@ -107,7 +143,8 @@ class RankReporter:
                 "step_s": step_s,
                 "busy_share": self.meter.share(),
                 "conditions": conditions,
-                "timings": {kind: work.timings() for kind, work in self.work.items() if work.count},
+                "num_steps": num_steps,
+                "steps_s": steps_s,
                 "intake": self.group() if self.group is not None else None,
                 "rss_bytes": self._process.memory_info().rss,
                 **self._gpu_memory(),

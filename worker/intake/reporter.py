@@ -10,7 +10,7 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.protocols import Report
-from svdq.worker.health.histograms import Pace
+from svdq.worker.health.rank_status import Pace
 from svdq.worker.intake.policy import LENGTH, CircuitBreaker
 from svdq.worker.output.fence import execution_of
 from svdq.worker.queue.group_worker import GroupWorker

@@ -138,7 +138,6 @@ class Intake(Source):
             failed=self._reporter.num_failed,
             pace_s=self._reporter.pace.seconds,
             draining=self._dispatcher.draining.is_set(),
-            taken_back=self._recovery.num_taken_back,
         )
 
     @property

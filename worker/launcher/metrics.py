@@ -6,25 +6,19 @@ queues are shared, and every launcher reports the same. While Redis is unavailab
 
 import logging
 import socket
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import redis
 from prometheus_client import CollectorRegistry, Metric, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from rq.job import Job
-from rq.utils import as_text, utcparse
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.queue import queues
-from svdq.producer.status.ranks import BOUNDS_S, RankStatus, Timings
+from svdq.producer.status.ranks import RankStatus
 from svdq.producer.status.snapshot import Snapshot, take
 
 if TYPE_CHECKING:
@@ -34,43 +28,36 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which Redis counts as unavailable; Prometheus gives up after ten.
 ANSWER_TIMEOUT_S = 2.0
-#: Number of jobs at the front of a queue whose age is read: some may have been moved there, before older ones.
-FRONT = 10
 
 
 class Family(NamedTuple):
     """One metric."""
 
-    #: Its name in Prometheus; of a histogram without _bucket, _sum and _count.
+    #: Its name in Prometheus; of a summary without _sum and _count.
     name: str
-    kind: Literal["gauge", "counter", "histogram", "info"]
+    kind: Literal["gauge", "counter", "summary"]
     #: Its meaning, as a sentence without a full stop.
     help: str
-    #: Names of its labels, which have few values: none is a job. An info has further ones.
+    #: Names of its labels, which have few values: none is a job.
     labels: tuple[str, ...] = ()
 
 
 _CLASSES = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,
-    "histogram": HistogramMetricFamily,
-    "info": InfoMetricFamily,
+    "summary": SummaryMetricFamily,
 }
 _GROUP = ("group",)
 _RANK = ("group", "rank")
 FAMILIES = (
     # The launcher and its processes.
-    Family("svdq_build_info", "info", "Version of svdq"),
-    Family("svdq_start_time_seconds", "gauge", "When the launcher started"),
     Family("svdq_redis_up", "gauge", "Whether Redis answered this scrape"),
-    Family("svdq_group_up", "gauge", "Whether the torchrun of a group runs", _GROUP),
     Family("svdq_group_ranks", "gauge", "Number of ranks that a group was started with", _GROUP),
     Family("svdq_group_ranks_up", "gauge", "Number of ranks of a group whose process runs", _GROUP),
     Family("svdq_group_failed_gpus", "gauge", "Number of GPUs that a group leaves out because they failed", _GROUP),
     # Queues.
     Family("svdq_redis_memory_ratio", "gauge", "Memory that Redis uses, as a share of its maxmemory"),
     Family("svdq_jobs", "gauge", "Number of jobs by queue and state; state queued is the queue", ("queue", "state")),
-    Family("svdq_queue_oldest_job_age_seconds", "gauge", "Wait of the oldest job in front of a queue", ("queue",)),
     Family("svdq_queue_eta_seconds", "gauge", "Time until all jobs that wait or are in flight will be done"),
     Family("svdq_pauses", "gauge", "Number of reasons for which no jobs are taken"),
     # Groups.
@@ -78,19 +65,10 @@ FAMILIES = (
     Family("svdq_samples_in_flight", "gauge", "Number of jobs that a group has taken and not ended", _GROUP),
     Family("svdq_videos_finished_total", "counter", "Videos finished", _GROUP),
     Family("svdq_videos_failed_total", "counter", "Jobs failed", _GROUP),
-    Family("svdq_jobs_taken_back_total", "counter", "Jobs of dead groups returned to their queues", _GROUP),
     # Ranks.
-    Family("svdq_rank_info", "info", "Host, device and model of a rank", _RANK),
-    Family("svdq_rank_record_age_seconds", "gauge", "Age of a rank's last record", _RANK),
     Family("svdq_rank_busy_ratio", "gauge", "Share of the last ten seconds in which a rank computed", _RANK),
     Family("svdq_rank_storage_wait_seconds", "gauge", "How long a rank has waited for the storage", _RANK),
-    Family("svdq_rank_resident_memory_bytes", "gauge", "Resident memory of a rank's process", _RANK),
-    Family("svdq_rank_gpu_memory_bytes", "gauge", "GPU memory that PyTorch holds for a rank", _RANK),
-    Family("svdq_rank_gpu_memory_size_bytes", "gauge", "Memory of a rank's GPU", _RANK),
-    Family("svdq_step_seconds", "histogram", "Seconds of a denoising step", _RANK),
-    Family("svdq_encode_seconds", "histogram", "Seconds of encoding a photo", _RANK),
-    Family("svdq_decode_seconds", "histogram", "Seconds of decoding a video", _RANK),
-    Family("svdq_write_seconds", "histogram", "Seconds of writing a video, with waits for the storage", _RANK),
+    Family("svdq_step_seconds", "summary", "Seconds of a denoising step", _RANK),
 )
 
 
@@ -101,22 +79,18 @@ class LauncherCollector(Collector):
         """Make it, without contacting Redis; the label of a group is its index."""
         self._connection = connection
         self._groups = groups
-        self._started_at = time.time()
         self._was_refused = False
 
     def collect(self) -> Iterable[Metric]:
         """Return all metrics."""
-        # The library adds _info itself.
         metrics: dict[str, Any] = {
-            family.name: _CLASSES[family.kind](
-                family.name.removesuffix("_info"), f"{family.help}.", labels=family.labels
-            )
+            family.name: _CLASSES[family.kind](family.name, f"{family.help}.", labels=family.labels)
             for family in FAMILIES
         }
         is_redis_up = False
         try:
             snapshot = take(self._connection)
-            _add_queues(metrics, snapshot, _oldest_s(self._connection, snapshot.at))
+            _add_queues(metrics, snapshot)
             memory: Any = self._connection.info("memory")
             if memory["maxmemory"]:
                 metrics["svdq_redis_memory_ratio"].add_metric([], memory["used_memory"] / memory["maxmemory"])
@@ -146,24 +120,19 @@ class LauncherCollector(Collector):
         ]
 
     def _add_launcher(self, metrics: dict[str, Any], *, is_redis_up: bool) -> None:
-        metrics["svdq_build_info"].add_metric([], {"version": version("svdq")})
-        metrics["svdq_start_time_seconds"].add_metric([], self._started_at)
         metrics["svdq_redis_up"].add_metric([], is_redis_up)
         for index, group in enumerate(self._groups):
             label = [str(index)]
             num_up = len(group.running_pids()) if group.is_running else 0
-            metrics["svdq_group_up"].add_metric(label, group.is_running)
             metrics["svdq_group_ranks"].add_metric(label, group.num_ranks)
             metrics["svdq_group_ranks_up"].add_metric(label, num_up)
             metrics["svdq_group_failed_gpus"].add_metric(label, group.num_failed_gpus)
 
 
-def _add_queues(metrics: dict[str, Any], snapshot: Snapshot, oldest_s: Mapping[str, float]) -> None:
+def _add_queues(metrics: dict[str, Any], snapshot: Snapshot) -> None:
     for name, counts in snapshot.queues.items():
         for status, number in counts.items():
             metrics["svdq_jobs"].add_metric([name, status], number)
-    for name, age_s in oldest_s.items():
-        metrics["svdq_queue_oldest_job_age_seconds"].add_metric([name], age_s)
     if snapshot.estimate.eta_s is not None:
         metrics["svdq_queue_eta_seconds"].add_metric([], snapshot.estimate.eta_s)
     metrics["svdq_pauses"].add_metric([], len(snapshot.pauses))
@@ -177,54 +146,13 @@ def _add_rank(metrics: dict[str, Any], group: str, rank: RankStatus, now: float)
             "svdq_samples_in_flight": len(rank.intake.in_flight),
             "svdq_videos_finished_total": rank.intake.finished,
             "svdq_videos_failed_total": rank.intake.failed,
-            "svdq_jobs_taken_back_total": rank.intake.taken_back,
         }
         for name, number in of_group.items():
             metrics[name].add_metric([group], number)
-    info = {name: str(getattr(rank, name)) for name in ("host", "device", "device_name", "model")}
-    metrics["svdq_rank_info"].add_metric(label, {"name": rank.group} | info)
-    values = {
-        "svdq_rank_record_age_seconds": max(0.0, now - rank.at),
-        "svdq_rank_busy_ratio": rank.busy_share,
-        "svdq_rank_storage_wait_seconds": max(0.0, *(now - condition.since for condition in rank.conditions), 0.0),
-        "svdq_rank_resident_memory_bytes": rank.rss_bytes,
-        "svdq_rank_gpu_memory_bytes": rank.gpu_bytes,
-        "svdq_rank_gpu_memory_size_bytes": rank.gpu_total_bytes,
-    }
-    for name, value in values.items():
-        if value is not None:
-            metrics[name].add_metric(label, value)
-    is_last = rank.rank == rank.num_ranks - 1
-    # A rank reports only the kinds of work that it does, those with 0 that it has not done yet.
-    decodes = is_last or "decode" in rank.timings
-    for kind, is_done_here in (("step", True), ("encode", rank.rank == 0), ("decode", decodes), ("write", is_last)):
-        timings = rank.timings.get(kind) or Timings(counts=(0,) * (len(BOUNDS_S) + 1), sum_s=0.0)
-        if is_done_here and len(timings.counts) == len(BOUNDS_S) + 1:  # else of another version
-            buckets = list(zip([*map(str, BOUNDS_S), "+Inf"], accumulate(timings.counts), strict=True))
-            metrics[f"svdq_{kind}_seconds"].add_metric(label, buckets, timings.sum_s)
-
-
-def _oldest_s(connection: redis.Redis, now: float) -> dict[str, float]:
-    """Return for how many seconds the oldest job at the front of each queue has waited; 0 for an empty queue."""
-    with connection.pipeline(transaction=False) as pipeline:
-        for queue in queues(connection):
-            pipeline.lrange(queue.key, 0, FRONT - 1)
-        fronts = pipeline.execute()
-        for job_id in [job_id for front in fronts for job_id in front]:
-            pipeline.hget(Job.key_for(as_text(job_id)), "enqueued_at")
-        # A record that is not a job's is an error in its place, and the others are read.
-        times = iter(pipeline.execute(raise_on_error=False))
-    return {
-        queue.name: max((_age_s(next(times), now) for _ in front), default=0.0)
-        for queue, front in zip(queues(connection), fronts, strict=True)
-    }
-
-
-def _age_s(enqueued_at: object, now: float) -> float:
-    try:
-        return max(0.0, now - utcparse(enqueued_at.decode()).timestamp()) if isinstance(enqueued_at, bytes) else 0.0
-    except ValueError:  # anyone can write to Redis
-        return 0.0
+    wait_s = max(0.0, *(now - condition.since for condition in rank.conditions), 0.0)
+    metrics["svdq_rank_busy_ratio"].add_metric(label, rank.busy_share)
+    metrics["svdq_rank_storage_wait_seconds"].add_metric(label, wait_s)
+    metrics["svdq_step_seconds"].add_metric(label, rank.num_steps, rank.steps_s)
 
 
 class MetricsEndpoint:

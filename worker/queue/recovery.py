@@ -84,8 +84,6 @@ class Recovery:
         self._max_attempts = max_attempts
         #: Whether the crash before this start is counted.
         self._is_counted = False
-        #: Number of jobs returned so far.
-        self.num_taken_back = 0
 
     def at_start(self, suspects: Sequence[CrashSuspect]) -> None:
         """Return the jobs of dead groups of this host; call this before the first pop.
@@ -151,7 +149,6 @@ class Recovery:
         return dict(leases)
 
     def _log_taken_back(self, queue: rq.Queue, job_ids: list[str]) -> None:
-        self.num_taken_back += len(job_ids)
         if job_ids:
             logger.info("Took back jobs of dead groups to %s: %s.", queue.name, ", ".join(reversed(job_ids)))
 
