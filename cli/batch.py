@@ -61,7 +61,7 @@ def batch(
 
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
-    from svdq.producer.submitting.lists import read_batch
+    from svdq.producer.submitting.photo_lists import read_batch
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     defaults = read_spec(settings, **options)

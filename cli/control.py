@@ -15,8 +15,8 @@ from svdq.producer.keys import PRIORITIES
 if TYPE_CHECKING:
     import redis
 
-    from svdq.producer.control import Action
-    from svdq.producer.selection import Selection
+    from svdq.producer.job_control import Action
+    from svdq.producer.status.selection import Selection
 
 
 #: What is said of a job in flight that was canceled.
@@ -25,13 +25,13 @@ STOPS = "stops at its next step"
 
 def _selected(connection: "redis.Redis", action: "Action", selection: "Selection") -> list[str]:
     """Find the selected jobs; jobs selected by ID are all checked before the first one changes."""
-    from svdq.producer import control
-    from svdq.producer.selection import complete_ids, select
+    from svdq.producer import job_control
+    from svdq.producer.status.selection import complete_ids, select
 
-    selection = selection.among(control.STATUSES_FOR[action])
+    selection = selection.among(job_control.STATUSES_FOR[action])
     if selection.job_ids:
         ids = complete_ids(connection, selection.job_ids)
-        control.check(connection, action, ids)
+        job_control.check(connection, action, ids)
         return ids
     ids = [view.id for view in select(connection, selection)]
     if not ids:
@@ -80,10 +80,10 @@ def cancel(selection: "Selection", redis_url: str | None) -> int:
       svdq cancel --name 'cup*' --since 22:00
       svdq cancel --status scheduled
     """
-    from svdq.producer import control
+    from svdq.producer import job_control
 
     with connect(redis_url=redis_url) as connection:
-        outcomes = control.cancel_many(connection, _selected(connection, "cancel", selection))
+        outcomes = job_control.cancel_many(connection, _selected(connection, "cancel", selection))
         return _print((job_id, STOPS if outcome == "stopping" else outcome) for job_id, outcome in outcomes)
 
 
@@ -113,12 +113,12 @@ def retry(selection: "Selection", force: bool, family: str | None, storage: str 
       svdq retry 1f0c --force
       svdq retry --family wan
     """
-    from svdq.producer import control
+    from svdq.producer import job_control
     from svdq.producer.queue import session
-    from svdq.producer.selection import Selection
     from svdq.producer.settings import Settings
+    from svdq.producer.status.selection import Selection
     from svdq.producer.storage.storage import Storage
-    from svdq.producer.submitting.submit import make_anew
+    from svdq.producer.submitting.submission import make_anew
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage) if force else None
@@ -131,7 +131,7 @@ def retry(selection: "Selection", force: bool, family: str | None, storage: str 
 
         def act(job_id: str) -> str:
             if family is None:
-                control.retry(connection, job_id, storage=place)
+                job_control.retry(connection, job_id, storage=place)
             elif (made := make_anew(connection, job_id, family)) != job_id:
                 return f"made anew for {PARAMETERS[family].title}: {made}"
             return "queued"
@@ -155,14 +155,14 @@ def move(selection: "Selection", front: bool, priority: str | None, redis_url: s
       svdq move 1f0c 2a7d --priority high
       svdq move --name 'cup*' --priority low
     """
-    from svdq.producer import control
+    from svdq.producer import job_control
 
     if not front and priority is None:
         raise InputError("Give a destination: --front, --priority high, default or low, or both.")
     with connect(redis_url=redis_url) as connection:
 
         def act(job_id: str) -> str:
-            control.move(connection, job_id, front=front, priority=priority)
+            job_control.move(connection, job_id, front=front, priority=priority)
             return "moved"
 
         ids = _selected(connection, "move", selection)
@@ -174,10 +174,10 @@ def move(selection: "Selection", front: bool, priority: str | None, redis_url: s
 @redis_options
 def pause(redis_url: str | None) -> None:
     """Stop taking jobs from the queues; jobs in flight are finished."""
-    from svdq.producer import control
+    from svdq.producer import job_control
 
     with connect(redis_url=redis_url) as connection:
-        control.pause(connection)
+        job_control.pause(connection)
     echo("Paused until `svdq resume`.")
 
 
@@ -185,10 +185,10 @@ def pause(redis_url: str | None) -> None:
 @redis_options
 def resume(redis_url: str | None) -> None:
     """Resume taking jobs, also in groups that paused because too many jobs failed."""
-    from svdq.producer import control
+    from svdq.producer import job_control
 
     with connect(redis_url=redis_url) as connection:
-        for sentence in control.pauses(connection):
+        for sentence in job_control.pauses(connection):
             echo(sentence)
-        control.resume(connection)
+        job_control.resume(connection)
     echo("Resumed; groups take jobs again.")

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.producer.text import printable
-from svdq.producer.timeparse import MAX_SECONDS, duration
+from svdq.producer.text import MAX_SECONDS, duration, printable
 
 if TYPE_CHECKING:
     from svdq.producer.status.estimates import Estimate
+    from svdq.producer.status.job_view import JobView
     from svdq.producer.status.ranks import Condition, RankStatus
-    from svdq.producer.status.status import JobView
-    from svdq.producer.status.workers import WorkerState
+    from svdq.producer.status.registries import WorkerState
 
 
 def echo(*lines: object, err: bool = False) -> None:

@@ -17,8 +17,8 @@ from svdq.pipeline.errors import InputError
 if TYPE_CHECKING:
     import redis
 
-    from svdq.producer.selection import Selection
     from svdq.producer.status.job_log import LogEntry
+    from svdq.producer.status.selection import Selection
 import contextlib
 import os
 import select
@@ -54,10 +54,10 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
       svdq status 1f0c            one job, by the first characters of its id
       svdq status 1f0c --json     every parameter as used
     """
-    from svdq.producer.selection import complete_ids
     from svdq.producer.status.estimates import Estimate
+    from svdq.producer.status.job_view import view
+    from svdq.producer.status.selection import complete_ids
     from svdq.producer.status.snapshot import estimate
-    from svdq.producer.status.status import view
 
     with connect(redis_url=redis_url) as connection:
         if not job_ids:
@@ -103,8 +103,8 @@ def list_jobs(limit: int, offset: int, selection: "Selection", as_json: bool, re
       svdq list --offset 50                      the next page
       svdq list --json | jq -r '.outputs[]'
     """
-    from svdq.producer.selection import select
-    from svdq.producer.status.paging import list_jobs as newest_jobs
+    from svdq.producer.status.selection import list_jobs as newest_jobs
+    from svdq.producer.status.selection import select
 
     with connect(redis_url=redis_url) as connection:
         if selection.job_ids or selection.name or selection.since:
@@ -137,8 +137,8 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
       svdq logs 1f0c --follow
       svdq logs 1f0c --json
     """
-    from svdq.producer.selection import complete_ids
-    from svdq.producer.timeparse import rfc3339
+    from svdq.producer.status.selection import complete_ids
+    from svdq.producer.text import rfc3339
 
     with connect(redis_url=redis_url) as connection:
         [job_id] = complete_ids(connection, [job_id])
@@ -160,7 +160,7 @@ def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[
     from redis.exceptions import TimeoutError as SlowError
 
     from svdq.producer.status.job_log import read
-    from svdq.producer.status.status import view
+    from svdq.producer.status.job_view import view
 
     last: LogEntry | None = None
     ended_at: float | None = None
@@ -209,8 +209,7 @@ def report(since: datetime, until: datetime | None, as_json: bool, storage: str 
       svdq report --since 7d --json
     """
     from svdq.producer.queue import session
-    from svdq.producer.results.run_records import jobs_left, records_from_redis, records_from_storage
-    from svdq.producer.results.run_report import summarize
+    from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
 

@@ -62,7 +62,7 @@ class PastTime(click.ParamType[datetime]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         """Parse the time."""
-        from svdq.producer.timeparse import parse_past
+        from svdq.producer.text import parse_past
 
         return parse_past(value, param.opts[0] if param else "the time", datetime.now().astimezone())
 
@@ -95,7 +95,7 @@ def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[C
         def with_selection(
             *args: Any, statuses: tuple[str, ...], name: str | None, take_all: bool = False, **others: Any
         ) -> Any:
-            from svdq.producer.selection import Selection
+            from svdq.producer.status.selection import Selection
 
             taken = tuple(flag for flag in flags if flag != "all" and others.pop(f"take_{flag}"))
             selection = Selection(

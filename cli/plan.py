@@ -10,8 +10,7 @@ import click
 from svdq.cli.formatting import clock, echo, echo_json, table
 from svdq.cli.main import json_option
 from svdq.cli.option_types import MILLISECONDS, Number, parse_experts
-from svdq.producer.text import count
-from svdq.producer.timeparse import duration
+from svdq.producer.text import count, duration
 
 if TYPE_CHECKING:
     from svdq.pipeline.planning.capacity import Plan, VideoCosts
@@ -93,7 +92,7 @@ def _describe(video: "VideoCosts") -> str:
 
 def _deadline_s(text: str, now: datetime) -> float:
     """Parse a duration such as 8h, or a future time; return seconds."""
-    from svdq.producer.timeparse import parse_duration, parse_future
+    from svdq.producer.text import parse_duration, parse_future
 
     if not set(text) & set(":-"):
         return parse_duration(text, "--deadline").total_seconds()

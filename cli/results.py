@@ -20,7 +20,7 @@ from svdq.producer.text import count
 
 if TYPE_CHECKING:
     from svdq.producer.results.prune import Removal
-    from svdq.producer.selection import Selection
+    from svdq.producer.status.selection import Selection
 
 warn = partial(echo, err=True)
 
@@ -60,10 +60,10 @@ def gallery(
       svdq gallery --embed --limit 20 -o to-send.html
     """
     from svdq.producer.queue import session
+    from svdq.producer.results.finished_videos import OUTPUTS, find_results
     from svdq.producer.results.gallery import write_gallery
-    from svdq.producer.results.results import OUTPUTS, find_results
     from svdq.producer.settings import Settings
-    from svdq.producer.status.paging import list_jobs
+    from svdq.producer.status.selection import list_jobs
     from svdq.producer.storage.storage import Storage
 
     failures = []
@@ -112,7 +112,7 @@ def fetch(
       svdq fetch --all --output videos --storage s3://bucket/prefix
     """
     from svdq.producer.results.fetch import fetch_all, results_of
-    from svdq.producer.results.results import find_results
+    from svdq.producer.results.finished_videos import find_results
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
 
@@ -163,7 +163,7 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
     from svdq.producer.results.prune import find_removals, remove_all
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
-    from svdq.producer.timeparse import parse_duration
+    from svdq.producer.text import parse_duration
 
     age = parse_duration(older_than, "--older-than")
     if not (dry_run or yes or sys.stdin.isatty()):
@@ -208,7 +208,7 @@ def inspect(file: Path, as_json: bool) -> None:
       svdq inspect video.mp4
       svdq inspect video.json --json
     """
-    from svdq.producer.results.provenance import notice_of, read_provenance
+    from svdq.producer.results.finished_videos import notice_of, read_provenance
 
     record = read_provenance(file)
     if as_json:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED, MANY
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.submit import BadPhotosError, Observer, Request, Submission, submit_all
-from svdq.producer.timeparse import rfc3339
+from svdq.producer.submitting.submission import BadPhotosError, Observer, Request, Submission, submit_all
+from svdq.producer.text import rfc3339
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
-    from svdq.producer.status.status import JobView
+    from svdq.producer.status.job_view import JobView
 
 #: Largest number of bad photos printed.
 MAX_REASONS = 20

@@ -71,7 +71,7 @@ def submit(
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
     from svdq.producer.submitting.sources import find_photos
-    from svdq.producer.submitting.submit import requests_for
+    from svdq.producer.submitting.submission import requests_for
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     spec = read_spec(settings, **options)

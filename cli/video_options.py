@@ -13,7 +13,7 @@ from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.pipeline.parameters import Format
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.keys import PRIORITIES
-from svdq.producer.submitting.options import FIELD_OF, SubmitOptions, as_flag, read_field, sweep
+from svdq.producer.submitting.parameters import FIELD_OF, SubmitOptions, as_flag, read_field, sweep
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -204,7 +204,7 @@ def with_defaults_from(like: Path | None, options: Sequence[SubmitOptions]) -> t
     """Fill what was not given from the parameters of a video; raises InputError if they cannot be read."""
     if like is None:
         return tuple(options)
-    from svdq.producer.results.provenance import read_provenance
+    from svdq.producer.results.finished_videos import read_provenance
 
     recorded = read_provenance(like)["job"]
     return tuple(each.with_defaults_from(recorded) for each in options)
@@ -228,8 +228,8 @@ def read_spec(
     from datetime import datetime
 
     from svdq.producer.submitting.job_spec import JobSpec, read_folder
-    from svdq.producer.submitting.submit import expected_model
-    from svdq.producer.timeparse import parse_future
+    from svdq.producer.submitting.submission import expected_model
+    from svdq.producer.text import parse_future
 
     return JobSpec(
         options=with_defaults_from(like, sweep(read_options(**parameters), sweeps)),

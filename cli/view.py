@@ -12,14 +12,13 @@ from rich.text import Text
 
 from svdq.cli.formatting import clock, condition_sentence, describe, sentence_of_workers
 from svdq.producer.keys import STATUSES
-from svdq.producer.text import count, pace, printable
-from svdq.producer.timeparse import duration
+from svdq.producer.text import count, duration, pace, printable
 
 if TYPE_CHECKING:
     from svdq.producer.status.estimates import Estimate
+    from svdq.producer.status.job_view import JobView
     from svdq.producer.status.ranks import GroupStatus, RankStatus
     from svdq.producer.status.snapshot import Snapshot
-    from svdq.producer.status.status import JobView
 
 Cell = str | Text
 

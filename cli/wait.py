@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from svdq.producer.settings import Settings
     from svdq.producer.status.estimates import Estimate
+    from svdq.producer.status.job_view import JobView
     from svdq.producer.status.ranks import GroupStatus
-    from svdq.producer.status.status import JobView
 
 POLL_S = 0.3
 #: The pause between polls is at least this many times as long as a poll, which takes a while with thousands of jobs.
@@ -57,9 +57,9 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
       svdq wait 1f0c --timeout 2h
     """
     from svdq.producer.queue import session
-    from svdq.producer.selection import complete_ids
     from svdq.producer.settings import Settings
-    from svdq.producer.timeparse import parse_duration
+    from svdq.producer.status.selection import complete_ids
+    from svdq.producer.text import parse_duration
 
     timeout_s = None if timeout is None else parse_duration(timeout, "--timeout").total_seconds()
     settings = Settings.load(redis_url=redis_url)
@@ -93,8 +93,8 @@ def wait_for(
         timeout_s: seconds after which the jobs are returned even if some have not ended; None waits without limit.
     """
     from svdq.producer.queue import session
+    from svdq.producer.status.job_view import view_many
     from svdq.producer.status.snapshot import estimate
-    from svdq.producer.status.status import view_many
 
     job_ids = list(dict.fromkeys(job_ids))
     bars = _Bars(len(job_ids)) if sys.stderr.isatty() and not quiet else None
@@ -142,11 +142,11 @@ def _poll(
     from redis.exceptions import ConnectionError as LostError
     from redis.exceptions import TimeoutError as SlowError
 
-    from svdq.producer.control import pauses
+    from svdq.producer.job_control import pauses
     from svdq.producer.queue import ENDED, fetch, statuses
+    from svdq.producer.status.job_view import view_many
     from svdq.producer.status.ranks import conditions_of, read_groups
-    from svdq.producer.status.status import view_many
-    from svdq.producer.status.workers import worker_state
+    from svdq.producer.status.registries import worker_state
 
     pending = list(job_ids)
     last_answer = time.monotonic()

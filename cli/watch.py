@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: str) -> float:
     """Parse a duration; a number without a unit is in seconds."""
-    from svdq.producer.timeparse import parse_duration
+    from svdq.producer.text import parse_duration
 
     seconds = parse_duration(value if value[-1:].isalpha() else f"{value}s", "--stable-for").total_seconds()
     if seconds == 0:

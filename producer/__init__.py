@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
     from svdq.producer.client import cancel, job_status, retry, wait_for_jobs
     from svdq.producer.settings import Settings
-    from svdq.producer.status.status import JobView
-    from svdq.producer.submitting.options import SubmitOptions
-    from svdq.producer.submitting.submit import Submission, submit
+    from svdq.producer.status.job_view import JobView
+    from svdq.producer.submitting.parameters import SubmitOptions
+    from svdq.producer.submitting.submission import Submission, submit
 
 __all__ = [
     "InputError",
@@ -32,16 +32,16 @@ __all__ = [
 #: The module that defines each public name.
 _MODULES = {
     "InputError": "svdq.pipeline.errors",
-    "JobView": "svdq.producer.status.status",
+    "JobView": "svdq.producer.status.job_view",
     "Settings": "svdq.producer.settings",
-    "Submission": "svdq.producer.submitting.submit",
-    "SubmitOptions": "svdq.producer.submitting.options",
+    "Submission": "svdq.producer.submitting.submission",
+    "SubmitOptions": "svdq.producer.submitting.parameters",
     "SvdqError": "svdq.pipeline.errors",
     "UnavailableError": "svdq.pipeline.errors",
     "cancel": "svdq.producer.client",
     "job_status": "svdq.producer.client",
     "retry": "svdq.producer.client",
-    "submit": "svdq.producer.submitting.submit",
+    "submit": "svdq.producer.submitting.submission",
     "wait_for_jobs": "svdq.producer.client",
 }
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 import redis
 
-from svdq.producer import control
+from svdq.producer import job_control
 from svdq.producer.queue import fetch, session
 from svdq.producer.settings import Settings
-from svdq.producer.status.status import JobView, view, view_many
+from svdq.producer.status.job_view import JobView, view, view_many
 
 #: Seconds between two looks at the jobs that have not ended.
 POLL_S = 0.5
@@ -35,7 +35,7 @@ def cancel(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
         InputError: there is no such job, or it has ended; nothing was canceled.
         UnavailableError: Redis cannot be reached.
     """
-    return _change(settings, job_ids, "cancel", control.cancel)
+    return _change(settings, job_ids, "cancel", job_control.cancel)
 
 
 def retry(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
@@ -45,18 +45,18 @@ def retry(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
         InputError: there is no such job, or it has another status; nothing was queued.
         UnavailableError: Redis cannot be reached.
     """
-    return _change(settings, job_ids, "retry", control.retry)
+    return _change(settings, job_ids, "retry", job_control.retry)
 
 
 def _change(
     settings: Settings,
     job_ids: str | Iterable[str],
-    action: control.Action,
+    action: job_control.Action,
     act: Callable[[redis.Redis, str], object],
 ) -> list[JobView]:
     ids = [job_ids] if isinstance(job_ids, str) else list(dict.fromkeys(job_ids))
     with session(settings) as connection:
-        control.check(connection, action, ids)
+        job_control.check(connection, action, ids)
         for job_id in ids:
             act(connection, job_id)
         return view_many(connection, ids)

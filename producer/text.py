@@ -1,6 +1,10 @@
 """Formats counts and paces, and makes foreign text safe to print: file names, metadata, job fields, log lines."""
 
+import re
 import unicodedata
+from datetime import UTC, datetime, time, timedelta
+
+from svdq.pipeline.errors import InputError
 
 #: Unicode categories that move the cursor, hide or reorder text, or cannot be encoded: controls, formats (including
 #: bidi overrides), surrogates, and line and paragraph separators.
@@ -31,3 +35,124 @@ def pace(videos_per_hour: float) -> str:
     return (
         f"{videos_per_hour:,.0f} videos an hour" if videos_per_hour >= 10 else f"{videos_per_hour:.1f} videos an hour"
     )
+
+
+#: Latest time in seconds since the epoch that every time zone can represent: the start of the year 9000.
+MAX_SECONDS = 221_845_392_000
+
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+#: Keeps dates after the year 1.
+_MAX_DURATION_S = 700_000 * 86_400
+#: A number and a unit; a duration is one or more of them.
+_PART = r"(\d{1,7}(?:\.\d{1,3})?)(ms|[smhdw])"
+
+
+def parse_duration(text: str, option: str) -> timedelta:
+    """Parse a duration such as 500ms, 30s, 2h30m, 1.5h, 30d or 2w; `option` names the value in errors.
+
+    Raises:
+        InputError: the text is not a duration.
+    """
+    parsed = _duration(text)
+    if parsed is None:
+        raise InputError(f"{option} {text!r} is not a duration; write it as 30s, 12h, 30d or 2w.")
+    return parsed
+
+
+def parse_past(text: str, option: str, now: datetime) -> datetime:
+    """Parse 22:00 (the last such local time), a date, a date and time, or a duration before now such as 12h.
+
+    Times are local unless they have a time zone. `option` names the value in errors.
+
+    Raises:
+        InputError: the text is not a time, or is in the future.
+    """
+    try:
+        ago = _duration(text)
+        moment = _moment(text, now, is_future=False) if ago is None else now - ago
+    except (ValueError, OverflowError) as error:
+        raise InputError(
+            f"{option} {text!r} is not a time; write it as 22:00, as a date and time such as 2027-01-31T22:00, or as "
+            "12h for twelve hours ago."
+        ) from error
+    if moment > now:
+        raise InputError(f"{option} {text!r} is in the future; give a past time.")
+    return max(moment, datetime.fromtimestamp(0, UTC))  # times near the year 1 overflow in some time zones
+
+
+def parse_future(text: str, option: str, now: datetime) -> datetime:
+    """Parse 22:00 (the next such local time), a time from now such as +2h30m, or a date and time.
+
+    Times are local unless they have a time zone. `option` names the value in errors.
+
+    Raises:
+        InputError: the text is not a time, or is in the past.
+    """
+    try:
+        delay = _duration(text.strip()[1:]) if text.strip().startswith("+") else None
+        moment = _moment(text, now, is_future=True) if delay is None else now + delay
+    except (ValueError, OverflowError) as error:
+        raise InputError(
+            f"{option} {text!r} is not a time; write it as 22:00, as +2h or +90m from now, or as a date and time such "
+            "as 2027-01-31T22:00."
+        ) from error
+    if moment <= now:
+        raise InputError(f"{option} {text!r} is in the past; give a future time.")
+    if moment.timestamp() >= MAX_SECONDS:
+        raise InputError(f"{option} {text!r} is too late; give a time before the year 9000.")
+    return moment
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in its largest unit, hours with minutes: 5 s, 3 min, 2 h 10 min."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 and minutes else f"{hours} h"
+
+
+def rfc3339(moment: datetime) -> str:
+    """Format a time for JSON, in UTC with seconds: 2026-11-22T05:52:36Z."""
+    return as_utc(moment).astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def iso_of(seconds: float) -> str:
+    """Format seconds since the epoch as `rfc3339` does."""
+    return rfc3339(datetime.fromtimestamp(seconds, UTC))
+
+
+def as_utc(moment: datetime) -> datetime:
+    """Add UTC to a time without a time zone; RQ and storages omit it."""
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _duration(text: str) -> timedelta | None:
+    if not re.fullmatch(f"({_PART})+", text.strip()):
+        return None
+    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_PART, text))
+    return timedelta(seconds=seconds) if seconds <= _MAX_DURATION_S else None
+
+
+def _moment(text: str, now: datetime, *, is_future: bool) -> datetime:
+    text = text.strip()
+    if ":" not in text or "-" in text.partition("+")[0]:
+        moment = datetime.fromisoformat(text)
+    else:
+        at = time.fromisoformat(text)
+        # Combined as local wall time with the zone last, so that nights with a clock change work.
+        today = now.astimezone(at.tzinfo).replace(tzinfo=None)
+        moment = datetime.combine(today.date(), at.replace(tzinfo=None))
+        if is_future and moment <= today:
+            moment += timedelta(days=1)
+        elif not is_future and moment > today:
+            moment -= timedelta(days=1)
+        moment = moment.replace(tzinfo=at.tzinfo)
+    if moment.tzinfo is not None:
+        return moment
+    # They differ where a clock change repeats or skips this hour.
+    earlier, later = sorted(moment.replace(fold=fold).astimezone() for fold in (0, 1))
+    is_skipped = earlier.replace(tzinfo=None) != moment
+    return later if is_future and (is_skipped or earlier <= now) else earlier

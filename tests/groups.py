@@ -29,7 +29,7 @@ import redis
 from svdq.cli.serve.now import read_state
 from svdq.producer import keys
 from svdq.producer.settings import Settings
-from svdq.producer.status import paging, snapshot
+from svdq.producer.status import selection, snapshot
 from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, enqueue_many
@@ -223,7 +223,7 @@ def look(connection: redis.Redis, home: Path, seconds: float) -> dict[str, list[
         taken = timed("svdq status, svdq top", lambda: snapshot.take(connection))
         assert isinstance(taken, snapshot.Snapshot)
         timed("a look of the page, besides", partial(read_state, connection, settings, storage, taken))
-        timed("the newest 50 videos", lambda: paging.read_page(connection, 50))
+        timed("the newest 50 videos", lambda: selection.read_page(connection, 50))
         time.sleep(max(0.0, started + 1 - time.monotonic()))
     return times
 

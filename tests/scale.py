@@ -22,7 +22,7 @@ from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import queue_of
-from svdq.producer.status import paging, snapshot
+from svdq.producer.status import selection, snapshot
 from svdq.producer.status.registries import counts, newest_ids
 from svdq.producer.submitting.enqueue import CHUNK, Entry, enqueue_many
 
@@ -110,11 +110,11 @@ def main() -> None:
         looks: dict[str, Callable[[], object]] = {
             "svdq status": lambda: snapshot.take(connection),
             "svdq status ID, queued last": lambda: snapshot.estimate(
-                connection, list(paging.view_many(connection, [last]))
+                connection, list(selection.view_many(connection, [last]))
             ),
             "counts of all statuses": lambda: counts(connection),
             "ids of the newest 1,000": lambda: newest_ids(connection, 1000),
-            "first page of 50": lambda: paging.read_page(connection, 50),
+            "first page of 50": lambda: selection.read_page(connection, 50),
         }
         for name, look in looks.items():
             before = connection.info("commandstats")

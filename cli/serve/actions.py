@@ -15,17 +15,15 @@ from starlette.datastructures import State
 from svdq.cli.serve.api_errors import ApiError, no_such_video, without_paths
 from svdq.cli.serve.backend import PHOTO_BYTES, Backend
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer import control
-from svdq.producer.control import queue_now
+from svdq.producer import job_control
+from svdq.producer.job_control import queue_now
 from svdq.producer.queue import SvdqQueue, fetch_many, queues
-from svdq.producer.results import verdicts
-from svdq.producer.results.removal import remove_job
+from svdq.producer.results.prune import remove_job
+from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids
-from svdq.producer.status.status import JobView, view_many
-from svdq.producer.submitting.family import ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.submit import Request, Submission, expected_model, submit_all
+from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
+from svdq.producer.submitting.submission import Request, Submission, expected_model, submit_all
 
 #: Seconds that a request waits for a video in flight to stop, and seconds after which nobody waits any more.
 WAIT_S = 1.5
@@ -41,23 +39,23 @@ def act(connection: redis.Redis, action: str, job_ids: Sequence[str]) -> list[st
     """
     match action:
         case "pause":
-            control.pause(connection)
+            job_control.pause(connection)
         case "resume":
-            control.resume(connection)
+            job_control.resume(connection)
         case "cancel":
-            outcomes = control.cancel_many(connection, job_ids)
+            outcomes = job_control.cancel_many(connection, job_ids)
             return [str(outcome) for _, outcome in outcomes if isinstance(outcome, InputError)]
         case "cancel-waiting":
-            for _ in control.cancel_many(connection, newest_ids(connection, statuses=control.WAITING)):
+            for _ in job_control.cancel_many(connection, newest_ids(connection, statuses=job_control.WAITING)):
                 pass  # those that have just begun or ended are not meant
         case "front":
             return _each(job_ids, lambda job_id: _move_to_front(connection, job_id))
         case "retry":
-            return _each(job_ids, lambda job_id: control.retry(connection, job_id))
+            return _each(job_ids, lambda job_id: job_control.retry(connection, job_id))
         case "keep" | "reject":
-            verdicts.give(connection, job_ids, "keep" if action == "keep" else "reject")
+            job_control.give(connection, job_ids, "keep" if action == "keep" else "reject")
         case "unmark":
-            verdicts.give(connection, job_ids, None)
+            job_control.give(connection, job_ids, None)
         case _:
             raise InputError(f"There is no action {action[:80]!r}; load the page again.")
     return []
@@ -77,7 +75,7 @@ def _move_to_front(connection: redis.Redis, job_id: str) -> None:
     """Make a queued job the next one of all: move it to the front of the most urgent queue that has any."""
     waiting: list[SvdqQueue] = [queue for queue in queues(connection) if queue.count]
     priority = waiting[0].name.removeprefix("svdq-") if waiting else None
-    control.move(connection, job_id, front=True, priority=priority)
+    job_control.move(connection, job_id, front=True, priority=priority)
 
 
 async def remove(state: State, job_id: str) -> None:

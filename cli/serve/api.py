@@ -22,13 +22,13 @@ from svdq.cli.serve.backend import Polled, estimate_pending
 from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.fields import PHOTO, PROMPTS, VideoRequest, read_request
 from svdq.cli.serve.videos import JOB_ID, STATUS, failure_of, model_stem, video_object
-from svdq.producer.results.removal import claim, release
+from svdq.producer.results.prune import claim, release
 from svdq.producer.status.estimates import Estimate
-from svdq.producer.status.paging import Place, place_of, read_page
-from svdq.producer.status.status import JobView
+from svdq.producer.status.job_view import JobView
+from svdq.producer.status.selection import Place, place_of, read_page
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SEED_BITS
-from svdq.producer.submitting.submit import Submission
+from svdq.producer.submitting.parameters import SEED_BITS
+from svdq.producer.submitting.submission import Submission
 
 #: What `create` returns.
 Made = tuple[list[Submission], list[JobView]]

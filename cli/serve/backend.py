@@ -18,8 +18,8 @@ from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.queue import connect
 from svdq.producer.settings import Settings
 from svdq.producer.status.estimates import Estimate
+from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.snapshot import estimate
-from svdq.producer.status.status import JobView, view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.threads import Budget
 

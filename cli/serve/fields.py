@@ -14,10 +14,18 @@ from svdq.cli.serve.api_errors import ApiError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
 from svdq.producer.job import JOBS, VIDEO_FIELDS
-from svdq.producer.submitting.family import WITH_PROMPTS, ExpectedModel, choose_family
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.options import SubmitOptions, as_key, as_text, nearest_side, read_field
-from svdq.producer.timeparse import parse_future
+from svdq.producer.submitting.parameters import (
+    WITH_PROMPTS,
+    ExpectedModel,
+    SubmitOptions,
+    as_key,
+    as_text,
+    choose_family,
+    nearest_side,
+    read_field,
+)
+from svdq.producer.text import parse_future
 
 #: The API's names for parameters that svdq calls otherwise.
 RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}

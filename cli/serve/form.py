@@ -13,8 +13,8 @@ from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, with_more
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.options import SubmitOptions, make_job, read_field
-from svdq.producer.timeparse import parse_future
+from svdq.producer.submitting.parameters import SubmitOptions, make_job, read_field
+from svdq.producer.text import parse_future
 
 #: Words for a photographer; other parameters show their name without underscores.
 LABELS: Mapping[str, str] = {

@@ -19,17 +19,17 @@ from svdq.cli.serve.api_errors import ApiError, without_paths
 from svdq.cli.serve.backend import FRESH_S, Backend, Shared
 from svdq.cli.serve.videos import model_stem
 from svdq.cli.view import progress_of
-from svdq.producer.control import SUSPENDED
+from svdq.producer.job_control import SUSPENDED
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import queues
 from svdq.producer.settings import Settings
 from svdq.producer.status.estimates import Estimate, estimate_jobs
+from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.ranks import GroupStatus, RankStatus
 from svdq.producer.status.registries import ended_before
 from svdq.producer.status.snapshot import Snapshot
-from svdq.producer.status.status import JobView, view_many
 from svdq.producer.storage.storage import Storage
-from svdq.producer.timeparse import iso_of, rfc3339
+from svdq.producer.text import iso_of, rfc3339
 
 #: Number of videos in flight that are shown, and of waiting ones; number of groups.
 MAX_ROWS, MAX_GROUPS = 100, 50

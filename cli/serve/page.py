@@ -23,10 +23,10 @@ from svdq.cli.serve.now import events
 from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.producer.queue import MAX_SOURCE_LENGTH
-from svdq.producer.status.status import JobView, view_many
-from svdq.producer.status.workers import running_models
+from svdq.producer.status.job_view import JobView, view_many
+from svdq.producer.status.registries import running_models
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SEED_BITS
+from svdq.producer.submitting.parameters import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES, SYSTEM_FOLDERS
 
 FOLDER = Path(__file__).parent

@@ -12,16 +12,16 @@ import redis
 from svdq.cli.serve.api_errors import without_paths
 from svdq.cli.serve.videos import files_of, model_stem
 from svdq.pipeline.errors import InputError
+from svdq.producer import job_control
 from svdq.producer.job import VIDEO_FIELDS, parse_job
 from svdq.producer.queue import statuses
-from svdq.producer.results import verdicts
-from svdq.producer.results.results import OUTPUTS, Result, read_results
+from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
 from svdq.producer.settings import Settings
+from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import ended_before
-from svdq.producer.status.status import JobView, view_many
 from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import Storage
-from svdq.producer.timeparse import rfc3339
+from svdq.producer.text import rfc3339
 
 #: Videos on a page of the list, and jobs looked at for it: a filter that fits few gets its page in parts.
 PAGE_SIZE = 48
@@ -30,7 +30,7 @@ MAX_SCANNED = 5000
 CHUNK = 200
 
 #: The filters of the page: the statuses and the marks of each.
-FILTERS: dict[str, tuple[tuple[str, ...], tuple[verdicts.Verdict | None, ...]]] = {
+FILTERS: dict[str, tuple[tuple[str, ...], tuple[job_control.Verdict | None, ...]]] = {
     "open": (("finished", "failed"), (None, "keep")),
     "new": (("finished",), (None,)),
     "keep": (("finished",), ("keep",)),
@@ -141,7 +141,7 @@ def read_page(
         """Add videos up to a whole page; return the place where it ended, None at the end of all."""
         for _ in range(MAX_SCANNED // CHUNK):
             places = next_places(place, CHUNK)
-            marks = dict(zip(places, verdicts.read(connection, [job_id for _, job_id in places]), strict=True))
+            marks = dict(zip(places, job_control.read(connection, [job_id for _, job_id in places]), strict=True))
             fitting = [each for each in places if marks[each] in fitting_marks]
             wanted = fitting[: PAGE_SIZE - len(found)]
             views = {job.id: job for job in read([job_id for _, job_id in wanted])}
@@ -192,7 +192,7 @@ def _parse_place(text: str) -> Place | None:
     return int(seconds), job_id
 
 
-def _reviewed(job: JobView, mark: verdicts.Verdict | None, settings: Settings, storage: Storage) -> dict[str, Any]:
+def _reviewed(job: JobView, mark: job_control.Verdict | None, settings: Settings, storage: Storage) -> dict[str, Any]:
     """Describe one video of the list."""
     parameters = job.parameters
     width, height = parameters.get("width"), parameters.get("height")

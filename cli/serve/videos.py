@@ -9,11 +9,11 @@ from svdq.cli.serve.api_errors import without_paths
 from svdq.cli.serve.fields import USUAL
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
 from svdq.producer import keys
-from svdq.producer.results.results import OUTPUTS
+from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.settings import Settings
 from svdq.producer.status.estimates import Estimate
-from svdq.producer.status.status import JobView
-from svdq.producer.timeparse import rfc3339
+from svdq.producer.status.job_view import JobView
+from svdq.producer.text import rfc3339
 
 #: Ids of jobs that RQ allows.
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")

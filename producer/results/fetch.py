@@ -14,10 +14,10 @@ from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.queue import session
-from svdq.producer.results.results import OUTPUTS, Result, find_results
-from svdq.producer.selection import complete_id, complete_ids
+from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results
 from svdq.producer.settings import Settings
-from svdq.producer.status.status import view
+from svdq.producer.status.job_view import view
+from svdq.producer.status.selection import complete_id, complete_ids
 from svdq.producer.storage.local import publish
 from svdq.producer.storage.storage import Storage
 from svdq.producer.storage.temporary import sweep, temporary_name

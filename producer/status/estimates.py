@@ -15,8 +15,8 @@ from typing import Any
 from rq.job import JobStatus
 
 from svdq.pipeline.models.family_parameters import PARAMETERS, class_for
+from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupStatus, ShapeCosts, conditions_of
-from svdq.producer.status.status import JobView
 
 Parameters = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from svdq.producer import keys
-from svdq.producer.timeparse import MAX_SECONDS, iso_of
+from svdq.producer.text import MAX_SECONDS, iso_of
 
 #: Seconds of silence, by the clock of Redis, after which a rank counts as silent; an idle one writes every five.
 SILENT_S = 7.0

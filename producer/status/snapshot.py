@@ -16,7 +16,7 @@ import rq
 from rq.job import JobStatus
 
 from svdq.producer import keys
-from svdq.producer.control import pauses
+from svdq.producer.job_control import pauses
 from svdq.producer.queue import queues
 from svdq.producer.status.estimates import (
     NO_WORKER,
@@ -27,11 +27,19 @@ from svdq.producer.status.estimates import (
     estimate_jobs,
     videos_per_s,
 )
+from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.ranks import Condition, GroupFinder, GroupStatus, RankStatus, conditions_of, read_groups
-from svdq.producer.status.registries import counts, newest_ids, num_ahead, num_ended_since
-from svdq.producer.status.status import JobView, view_many
-from svdq.producer.status.workers import WorkerState, WorkerView, view_workers, worker_state
-from svdq.producer.timeparse import iso_of
+from svdq.producer.status.registries import (
+    WorkerState,
+    WorkerView,
+    counts,
+    newest_ids,
+    num_ahead,
+    num_ended_since,
+    view_workers,
+    worker_state,
+)
+from svdq.producer.text import iso_of
 from svdq.producer.untrusted_job import UntrustedJob, read_many
 
 #: Largest number of jobs in flight read per queue; groups have fewer.

@@ -17,8 +17,8 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.installed import how_to_install
 from svdq.producer.storage.local import TEMPORARY, Entry
 from svdq.producer.storage.temporary import temporary_name
+from svdq.producer.text import as_utc
 from svdq.producer.threads import ordered_map
-from svdq.producer.timeparse import as_utc
 
 #: Protocols of object stores, which have no folders and show no partial objects.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})

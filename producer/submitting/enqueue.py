@@ -17,8 +17,8 @@ from rq.utils import now
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
-from svdq.producer.control import in_seconds, retry, unfinished
 from svdq.producer.job import Job
+from svdq.producer.job_control import in_seconds, retry, unfinished
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of
 from svdq.producer.untrusted_job import key_of
 

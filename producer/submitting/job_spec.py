@@ -12,8 +12,14 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name
 from svdq.producer.queue import check_priority
-from svdq.producer.submitting.family import WITH_PROMPTS, ExpectedModel
-from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions, as_flag, make_job
+from svdq.producer.submitting.parameters import (
+    MAX_VIDEOS,
+    WITH_PROMPTS,
+    ExpectedModel,
+    SubmitOptions,
+    as_flag,
+    make_job,
+)
 from svdq.producer.submitting.photos import Photo, safe_name
 
 #: Fields of name templates besides the parameters of the video.

@@ -16,7 +16,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.settings import ENV_PREFIX, FILE_NAME, PHOTO_KEYS, Settings, cannot_be_read, read_toml
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import as_key, read_field
+from svdq.producer.submitting.parameters import as_key, read_field
 from svdq.producer.submitting.photos import safe_name
 from svdq.producer.submitting.sources import SUFFIXES, is_photo_folder
 from svdq.producer.watching.directory import open_file, open_folder

@@ -17,11 +17,11 @@ from svdq.producer import keys
 from svdq.producer.queue import database_id, statuses
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_many
-from svdq.producer.submitting.family import ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
-from svdq.producer.submitting.prompts import SUFFIX
-from svdq.producer.submitting.submit import entries_of, store
+from svdq.producer.submitting.sources import SUFFIX
+from svdq.producer.submitting.submission import entries_of, store
 from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.prompts import Prompts

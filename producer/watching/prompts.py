@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.family import WITH_PROMPTS
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import as_key
-from svdq.producer.submitting.prompts import MAX_BYTES, SUFFIX, parse_prompt
-from svdq.producer.submitting.sources import SUFFIXES
+from svdq.producer.submitting.parameters import WITH_PROMPTS, as_key
+from svdq.producer.submitting.sources import MAX_BYTES, SUFFIX, SUFFIXES, parse_prompt
 from svdq.producer.watching.directory import Signature, delete_file, move_file, open_file, open_folder, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit
 from svdq.producer.watching.scanner import WaitingFile

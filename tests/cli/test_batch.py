@@ -11,7 +11,7 @@ from PIL import Image
 
 from svdq.producer.queue import SvdqQueue, fetch, read_job
 from svdq.producer.settings import Settings
-from svdq.producer.status.status import view
+from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
 

@@ -18,12 +18,12 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.media.video import write_video
+from svdq.producer import job_control
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue
-from svdq.producer.results import verdicts
 from svdq.producer.results.fetch import fetch_all
+from svdq.producer.results.finished_videos import find_results
 from svdq.producer.results.prune import find_removals, remove_all
-from svdq.producer.results.results import find_results
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import MARKER, Storage
 from tests.finished import add_video
@@ -423,7 +423,7 @@ def test_prune_refuses_another_redis_than_that_of_the_storage(
 ) -> None:
     assert svdq("submit", photo).returncode == 0
     kept = add_video(storage, 1)
-    verdicts.give(connection, [kept], "keep")
+    job_control.give(connection, [kept], "keep")
     age(40, root)
     assert svdq("prune", "--older-than", "30d", "--yes").stdout == "There is nothing to remove.\n"
     connection.flushdb()
@@ -453,7 +453,7 @@ def test_prune_removes_videos_whose_sidecar_is_gone_and_no_copies_of_them(
         for kind in ("mp4", "gif"):
             write_video(frames, stems[number].with_suffix(f".{kind}"), kind, 7, json.dumps(document))
         write_video(frames, stems[number], "png", 7, json.dumps(document))
-    verdicts.give(connection, [f"{3:020x}"], "keep")
+    job_control.give(connection, [f"{3:020x}"], "keep")
     (root / "outputs/best").mkdir()
     shutil.copy(stems[1].with_suffix(".mp4"), root / "outputs/best")
     shutil.copytree(stems[2], root / "outputs/best" / stems[2].name)

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 from svdq.cli.formatting import clock, condition_reason, describe, expected
 from svdq.producer.status.estimates import Estimate
+from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import Condition
-from svdq.producer.status.status import JobView
 
 NOW = datetime(2027, 1, 30, 22, 15).astimezone()
 

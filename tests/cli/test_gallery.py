@@ -21,8 +21,8 @@ from rq.results import Result
 
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
+from svdq.producer.results.finished_videos import find_results
 from svdq.producer.results.gallery import write_gallery
-from svdq.producer.results.results import find_results
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.finished import NOTICE, add_video

@@ -20,8 +20,8 @@ from svdq.cli.formatting import describe
 from svdq.producer import keys
 from svdq.producer.job import SvdJob, WanJob
 from svdq.producer.queue import SvdqQueue
+from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts
-from svdq.producer.status.status import view
 from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue
 from tests.waiting import wait_until

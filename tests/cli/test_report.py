@@ -13,7 +13,7 @@ from rq.job import JobStatus
 from rq.results import Result
 from rq.utils import utcformat
 
-from svdq.producer import control, keys
+from svdq.producer import job_control, keys
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.settings import Settings
@@ -63,9 +63,9 @@ def test_a_night(svdq: Cli, connection: redis.Redis, settings: Settings) -> None
     end(add(connection, 5), JobStatus.STOPPED, NOW - 3 * hour)
     end(add(connection, 6), JobStatus.FAILED, NOW - 30 * hour, "Long ago.")
     add(connection, 7)
-    control.cancel(connection, add(connection, 8).id)
+    job_control.cancel(connection, add(connection, 8).id)
     long_ago = add(connection, 9)
-    control.cancel(connection, long_ago.id)
+    job_control.cancel(connection, long_ago.id)
     connection.hset(long_ago.key, "ended_at", utcformat(NOW - 30 * hour))
 
     done = svdq("report", "--since", "12h", "--json")

@@ -13,13 +13,13 @@ from rq.results import Result
 
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.producer.control import retry
+from svdq.producer.job_control import retry
 from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import RankStatus
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.submit import submit
+from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.submission import submit
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

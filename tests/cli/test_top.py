@@ -29,9 +29,9 @@ from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
+from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts, read_groups
 from svdq.producer.status.snapshot import Snapshot, take
-from svdq.producer.status.status import view
 from tests.producer.status.test_ranks import rank, save
 from tests.producer.status.test_status import COPY, finish, num_commands
 from tests.queued import enqueue

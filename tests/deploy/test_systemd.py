@@ -15,7 +15,7 @@ from PIL import Image
 
 from svdq.cli.main import run
 from svdq.producer.settings import Settings
-from svdq.producer.status.status import view
+from svdq.producer.status.job_view import view
 from svdq.worker.launcher.launcher import STOP_S
 from svdq.worker.launcher.torchrun import KILL_S
 

@@ -18,8 +18,8 @@ from redis.retry import Retry
 from svdq.producer.job import Job
 from svdq.producer.queue import ENDED, fetch, read_job
 from svdq.producer.settings import Settings
-from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.submit import submit
+from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.submission import submit
 from tests.faults.frames import Reference, SimulatedReference
 from tests.faults.group import STOP_S, Group
 from tests.faults.plan import FINISHED, Expected, Size, Tally

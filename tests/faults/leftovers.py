@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from svdq.producer import keys
-from svdq.producer.status.status import view_many
+from svdq.producer.status.job_view import view_many
 from tests.faults.arena import Arena
 
 #: RQ's keys of jobs in work; all are gone when none is.

@@ -12,7 +12,7 @@ from rq.serializers import JSONSerializer
 
 from svdq.producer import keys
 from svdq.producer.queue import fetch, queues
-from svdq.producer.status.status import JobView, view_many
+from svdq.producer.status.job_view import JobView, view_many
 from tests.faults.arena import Arena
 from tests.faults.frames import read_frames
 

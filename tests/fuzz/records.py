@@ -18,9 +18,9 @@ from svdq.producer.job import SvdJob, WanJob
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.status import snapshot
-from svdq.producer.status.paging import list_jobs
+from svdq.producer.status.job_view import view_many
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts
-from svdq.producer.status.status import view_many
+from svdq.producer.status.selection import list_jobs
 from svdq.producer.untrusted_job import UntrustedJob
 from tests.fuzz.mutate import mutate_bytes, mutate_json
 from tests.fuzz.run import Target

@@ -23,13 +23,12 @@ from svdq.pipeline.media.video import write_video
 from svdq.pipeline.models.base import ModelInfo, State, check_tensor
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.producer.job import SvdJob
-from svdq.producer.results.provenance import notice_of, read_provenance
-from svdq.producer.results.results import find_results
+from svdq.producer.results.finished_videos import find_results, notice_of, read_provenance
 from svdq.producer.settings import Settings, origins
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.lists import read_batch
-from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.photo_lists import read_batch
 from svdq.producer.submitting.photos import check_data
 from svdq.producer.watching.folder_config import FolderConfig
 from svdq.worker.checkpoint.codec import Codec

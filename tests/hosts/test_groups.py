@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from svdq.producer.queue import fetch
-from svdq.producer.status.workers import view_workers
+from svdq.producer.status.registries import view_workers
 from svdq.producer.storage.storage import MARKER, Storage
 from svdq.worker.checkpoint.store import SUFFIX
 from tests.hosts.conftest import Lan

@@ -6,7 +6,7 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import control
+from svdq.producer import job_control
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import queues, statuses
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
@@ -19,7 +19,7 @@ def test_many_jobs_take_few_round_trips(connection: redis.Redis) -> None:
     ids = [f"job-{number}" for number in range(300)]
     enqueue_many(connection, [Entry(job=JOB, job_id=job_id) for job_id in ids])
     before = num_requests(connection)
-    assert list(control.cancel_many(connection, ids)) == [(job_id, "canceled") for job_id in ids]
+    assert list(job_control.cancel_many(connection, ids)) == [(job_id, "canceled") for job_id in ids]
     assert num_requests(connection) - before < 20
     assert statuses(connection, ids) == ["canceled"] * 300
     assert sum(queue.count for queue in queues(connection)) == 0
@@ -40,7 +40,7 @@ def test_each_job_ends_as_if_it_were_canceled_alone(connection: redis.Redis) -> 
     connection.hset("rq:job:runs", "status", JobStatus.STARTED.value)
     connection.zadd("rq:executions:runs", {"1": 9e12})
     connection.hset("rq:job:foreign", "origin", "another-queue")
-    found = dict(control.cancel_many(connection, ["waits", "later", "runs", "done", "none", "foreign"]))
+    found = dict(job_control.cancel_many(connection, ["waits", "later", "runs", "done", "none", "foreign"]))
     assert [found[job_id] for job_id in ("waits", "later", "runs")] == ["canceled", "canceled", "stopping"]
     assert all(isinstance(found[job_id], InputError) for job_id in ("done", "none", "foreign"))
     assert statuses(connection, list(found)) == ["canceled", "canceled", "started", "finished", None, "queued"]

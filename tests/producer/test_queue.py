@@ -24,8 +24,8 @@ from svdq.producer.queue import (
     statuses,
 )
 from svdq.producer.settings import Settings
-from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.submit import submit
+from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.submission import submit
 from tests.conftest import Cli
 from tests.loading_redis import loading_redis
 from tests.queued import enqueue

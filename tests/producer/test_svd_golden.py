@@ -9,7 +9,7 @@ import pytest
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.submitting.enqueue import Entry, new_rq_job
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photos import Photo
 
 #: Made by the code before there were families: the fields of `SubmitOptions` and `JobSpec`, and what became of them.

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.timeparse import duration, parse_duration, parse_future, parse_past
+from svdq.producer.text import duration, parse_duration, parse_future, parse_past
 
 EAST = timezone(timedelta(hours=3))
 EVENING = datetime(2027, 1, 30, 22, 15).astimezone()

@@ -22,9 +22,9 @@ from svdq.producer import process_identity
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import connect
 from svdq.producer.settings import Settings
-from svdq.producer.status.status import JobView, view, view_many
-from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.submit import submit
+from svdq.producer.status.job_view import JobView, view, view_many
+from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.submission import submit
 from svdq.worker.queue.group_worker import GroupWorker
 from tests import forks
 from tests.waiting import PATIENCE_S, wait_until

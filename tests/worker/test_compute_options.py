@@ -13,7 +13,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Sample
-from svdq.producer.results.provenance import read_provenance
+from svdq.producer.results.finished_videos import read_provenance
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import FolderCheckpointStore

@@ -8,7 +8,7 @@ import rq.job
 from rq.registry import CanceledJobRegistry, FailedJobRegistry
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import control, keys
+from svdq.producer import job_control, keys
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.storage.storage import Storage
 from svdq.worker.queue import transitions
@@ -34,22 +34,22 @@ def test_a_queued_job_is_canceled_at_once(house, svdq: Cli) -> None:
     assert house.queued() == [second]
     assert CanceledJobRegistry(queue=default(house)).get_job_ids() == [first]
     with pytest.raises(InputError, match="has ended already: it is canceled"):
-        control.cancel(house.connection, first)
+        job_control.cancel(house.connection, first)
 
 
 def test_what_is_canceled_can_be_retried(house, svdq: Cli) -> None:
     first, second = house.submit(), house.submit()
-    control.cancel(house.connection, first)
+    job_control.cancel(house.connection, first)
     assert svdq("retry", first).stdout == f"{first}  queued\n"
     assert house.queued() == [second, first]
     assert CanceledJobRegistry(queue=default(house)).get_job_ids() == []
     with pytest.raises(InputError, match="is queued: only failed"):
-        control.retry(house.connection, first)
+        job_control.retry(house.connection, first)
 
 
 def test_a_job_is_retried_although_its_group_still_writes_to_it(house, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = house.submit()
-    control.cancel(house.connection, job_id)
+    job_control.cancel(house.connection, job_id)
     writes = iter(range(3))
 
     def fetch_and_write(connection, job_id: str) -> rq.job.Job:
@@ -58,8 +58,8 @@ def test_a_job_is_retried_although_its_group_still_writes_to_it(house, monkeypat
             connection.hset(job.key, "meta", f'{{"step": {number}}}')
         return job
 
-    monkeypatch.setattr(control, "fetch", fetch_and_write)
-    control.retry(house.connection, job_id)
+    monkeypatch.setattr(job_control, "fetch", fetch_and_write)
+    job_control.retry(house.connection, job_id)
     assert list(writes) == []
     assert house.queued() == [job_id]
 
@@ -68,16 +68,16 @@ def test_jobs_are_moved(house, svdq: Cli) -> None:
     one, two, three, four = (house.submit() for _ in range(4))
     assert svdq("move", three, four, "--front").returncode == 0
     assert house.queued() == [three, four, one, two]
-    control.move(house.connection, two, front=False, priority="high")
+    job_control.move(house.connection, two, front=False, priority="high")
     assert house.queued() == [three, four, one]
     assert SvdqQueue("svdq-high", connection=house.connection).get_job_ids() == [two]
     assert fetch(house.connection, two).origin == "svdq-high"
     assert svdq("move", one).returncode == 2
     with pytest.raises(InputError, match="no priority 'urgent'"):
-        control.move(house.connection, one, front=False, priority="urgent")
-    control.cancel(house.connection, one)
+        job_control.move(house.connection, one, front=False, priority="urgent")
+    job_control.cancel(house.connection, one)
     with pytest.raises(InputError, match="is canceled: only queued jobs can be moved"):
-        control.move(house.connection, one, front=True, priority=None)
+        job_control.move(house.connection, one, front=True, priority=None)
 
 
 def test_all_ids_are_looked_up_before_the_first_job_is_touched(house, svdq: Cli) -> None:
@@ -85,7 +85,7 @@ def test_all_ids_are_looked_up_before_the_first_job_is_touched(house, svdq: Cli)
     for command in (["cancel"], ["retry"], ["retry", "--force"], ["move", "--priority", "high"]):
         done = svdq(*command, one, "nope", two)
         assert (done.returncode, done.stdout) == (2, "")
-    control.cancel(house.connection, two)
+    job_control.cancel(house.connection, two)
     done = svdq("cancel", one, two)
     assert (done.returncode, done.stdout) == (2, "")
     assert "has ended already" in done.stderr
@@ -139,7 +139,7 @@ def test_a_job_that_is_canceled_while_a_group_takes_it_is_not_begun(house, worke
 
     def fetch_and_cancel(name: bytes):
         job = fetch_job(name)
-        control.cancel(house.connection, job_id)
+        job_control.cancel(house.connection, job_id)
         return job
 
     monkeypatch.setattr(worker, "fetch", fetch_and_cancel)
@@ -224,14 +224,14 @@ def test_pause_and_retry_of_a_finished_job_of_a_running_group(house, until) -> N
     file = Path(house.wait([done])[0].outputs[0])
     before = file.stat().st_mtime_ns
 
-    control.pause(house.connection)
+    job_control.pause(house.connection)
     until(lambda: "Intake is paused" in group.text, lambda: group.text)
     waiting = house.submit(steps=4)
     # Which takes longer than the group takes between two looks at the queue.
     assert "Paused: no jobs are taken" in house.run("svdq", "status").stdout
     assert house.states([waiting]) == ["queued"]
-    control.retry(house.connection, done, storage=Storage(house.settings.storage))
-    control.resume(house.connection)
+    job_control.retry(house.connection, done, storage=Storage(house.settings.storage))
+    job_control.resume(house.connection)
     assert [view.status for view in house.wait([waiting, done])] == ["finished", "finished"]
     assert file.stat().st_mtime_ns > before  # really made again
     assert house.connection.ttl(f"rq:job:{done}") > 0

@@ -7,7 +7,7 @@ import pytest
 import redis
 from rq.job import Dependency, JobStatus
 
-from svdq.producer import control
+from svdq.producer import job_control
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
@@ -59,7 +59,7 @@ def test_failure_queues_what_allows_it(connection: redis.Redis, worker: GroupWor
     worker.fail(worker.pop(), "It broke.")
     assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
     # The other one comes when the parent is retried and finishes.
-    control.retry(connection, "parent")
+    job_control.retry(connection, "parent")
     worker.succeed(worker.pop(), {"outputs": []})
     assert rest(worker) == ["child", "heir"]
 
@@ -68,14 +68,14 @@ def test_a_canceled_or_stopped_parent_queues_nothing_until_it_is_retried(
     connection: redis.Redis, worker: GroupWorker
 ) -> None:
     put_family(connection)
-    assert control.cancel(connection, "parent") == "canceled"
+    assert job_control.cancel(connection, "parent") == "canceled"
     assert worker.pop() is None
-    control.retry(connection, "parent")
+    job_control.retry(connection, "parent")
     worker.stop(worker.pop())
     assert statuses(connection) == {"parent": "stopped", "child": "deferred", "heir": "deferred"}
     assert (counts(connection)["svdq-default"]["stopped"], counts(connection)["svdq-default"]["failed"]) == (1, 0)
     assert worker.pop() is None
-    control.retry(connection, "parent")
+    job_control.retry(connection, "parent")
     assert counts(connection)["svdq-default"]["stopped"] == 0
     worker.succeed(worker.pop(), {"outputs": []})
     assert rest(worker) == ["child", "heir"]
@@ -83,7 +83,7 @@ def test_a_canceled_or_stopped_parent_queues_nothing_until_it_is_retried(
 
 def test_a_canceled_child_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
     put_family(connection)
-    control.cancel(connection, "child")
+    job_control.cancel(connection, "child")
     worker.succeed(worker.pop(), {"outputs": []})
     assert statuses(connection)["child"] == "canceled"
     assert rest(worker) == ["heir"]
@@ -104,8 +104,8 @@ def test_a_child_that_a_user_queued_and_that_has_ended_is_not_queued_by_its_pare
     connection: redis.Redis, worker: GroupWorker
 ) -> None:
     put_family(connection)
-    control.cancel(connection, "child")
-    control.retry(connection, "child")
+    job_control.cancel(connection, "child")
+    job_control.retry(connection, "child")
     parent, child = worker.pop(), worker.pop()
     worker.succeed(child, {"outputs": []})
     worker.succeed(parent, {"outputs": []})
@@ -123,7 +123,7 @@ def test_a_child_that_has_ended_is_not_queued_by_a_parent_that_was_retried(
     for _ in ("other", "child"):
         worker.succeed(worker.pop(), {"outputs": []})
     assert worker.pop() is None
-    control.retry(connection, "parent")
+    job_control.retry(connection, "parent")
     worker.succeed(worker.pop(), {"outputs": []})
     assert fetch(connection, "child").get_status().value == "finished"
     assert worker.pop() is None

@@ -8,7 +8,7 @@ import redis
 import rq
 from rq.serializers import JSONSerializer
 
-from svdq.producer import control
+from svdq.producer import job_control
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.worker.queue import group_worker, transitions
@@ -82,7 +82,7 @@ def test_many_jobs_are_queued_in_their_order(connection: redis.Redis, worker: Gr
 # Jobs that anyone may have changed.
 
 CHANGES = {
-    "canceled": lambda connection: control.cancel(connection, "bad"),
+    "canceled": lambda connection: job_control.cancel(connection, "bad"),
     "canceled by RQ": lambda connection: fetch(connection, "bad").cancel(),
     "deleted": lambda connection: connection.delete("rq:job:bad"),
     "no hash": lambda connection: (connection.delete("rq:job:bad"), connection.set("rq:job:bad", "x")),

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline.media.image import prepare_photo
-from svdq.producer import control
-from svdq.producer.results.provenance import read_provenance
+from svdq.producer import job_control
+from svdq.producer.results.finished_videos import read_provenance
 
 SIMULATED = "simulated:step_ms=100"
 #: What an exit leaves on a terminal when something is broken.
@@ -219,11 +219,11 @@ def test_a_running_group_shows_itself_and_outlives_bad_jobs(house, until) -> Non
     # A photo that is damaged after it was submitted fails with a reason; its neighbours finish.
     other = house.folder / "other.jpg"
     Image.effect_noise((200, 100), 70).convert("RGB").save(other)
-    control.pause(house.connection)  # the group would prefetch the photo before it is damaged
+    job_control.pause(house.connection)  # the group would prefetch the photo before it is damaged
     bad = house.submit(photo=other)
     stored = Path(house.settings.storage) / house.view(bad).parameters["image"]
     stored.write_bytes(stored.read_bytes()[:300])
-    control.resume(house.connection)
+    job_control.resume(house.connection)
     after = house.submit()
     views = house.wait([*jobs, bad, after])
     assert [view.status for view in views] == ["finished"] * 3 + ["failed", "finished"]

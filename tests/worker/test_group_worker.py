@@ -31,11 +31,11 @@ from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
-from svdq.producer import control, keys, untrusted_job
+from svdq.producer import job_control, keys, untrusted_job
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
-from svdq.producer.status.status import view
-from svdq.producer.status.workers import view_workers
+from svdq.producer.status.job_view import view
+from svdq.producer.status.registries import view_workers
 from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.health.crash_marker import MAX_ID_LENGTH
 from svdq.worker.queue import group_worker, recovery, rq_worker, transitions
@@ -363,9 +363,9 @@ def test_the_pause_of_a_burst_holds_for_the_next_one(connection: redis.Redis, wo
     recovery.Recovery(bursts[1], 2).at_start([])
     assert bursts[1].pop() is None
     assert bursts[1].paused
-    assert control.pauses(connection) == ["PAUSED bursts: 3 jobs failed. Fix the cause, then run `svdq resume`."]
+    assert job_control.pauses(connection) == ["PAUSED bursts: 3 jobs failed. Fix the cause, then run `svdq resume`."]
     assert take(worker)[0].rq_job.id == "a", "it is for bursts alone"
-    control.resume(connection)
+    job_control.resume(connection)
     assert take(bursts[1])[0].rq_job.id == "b"
 
 
@@ -565,7 +565,7 @@ def test_a_job_of_a_newer_version_waits_for_a_newer_worker(
     assert waiting(connection) == ["bad"]
     assert worker.pop() is None
     assert view(connection, "bad").status == "scheduled"
-    assert control.cancel(connection, "bad") == "canceled"
+    assert job_control.cancel(connection, "bad") == "canceled"
     assert not connection.exists(keys.POPPED, scheduled.key)
 
 
@@ -625,7 +625,7 @@ def test_a_meta_of_another_kind_keeps_no_job_from_going_on(
         connection.hset(f"rq:job:{job_id}", "meta", trap.pickle if meta == "pickle" else meta)
     worker.fail(take(worker)[0], "It broke.")
     assert status_of(connection, "bad") == "failed"
-    control.retry(connection, "bad")
+    job_control.retry(connection, "bad")
     worker.return_to_queue(take(worker))
     worker.succeed(take(worker)[0], {"outputs": []})
     assert take(worker)[0].rq_job.meta == {}
@@ -821,7 +821,7 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
 }
 
 #: Who touches RQ's internals.
-MODULES = (control, transitions, recovery, group_worker, rq_worker, untrusted_job)
+MODULES = (job_control, transitions, recovery, group_worker, rq_worker, untrusted_job)
 
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {

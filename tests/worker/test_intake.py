@@ -17,10 +17,10 @@ from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Resumption, Sample
-from svdq.producer import control, keys
+from svdq.producer import job_control, keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import fetch, read_job, server_url
-from svdq.producer.status.workers import view_workers
+from svdq.producer.status.registries import view_workers
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
@@ -107,8 +107,8 @@ def test_a_group_that_refuses_all_videos_alike_pauses(house, open_intake: Open, 
     states = house.states(job_ids)
     assert states.count("failed") >= 3
     assert states.count("queued") >= 14
-    until(lambda: control.pauses(house.connection))
-    assert "The model fake makes videos of Wan." in control.pauses(house.connection)[0]
+    until(lambda: job_control.pauses(house.connection))
+    assert "The model fake makes videos of Wan." in job_control.pauses(house.connection)[0]
 
 
 def num_calls(house, *commands: str) -> int:
@@ -494,7 +494,7 @@ def test_a_job_that_the_user_stops_is_neither_finished_nor_failed(house, open_in
     job_id = house.submit()
     intake = open_intake()
     take(intake)
-    assert control.cancel(house.connection, job_id) == "stopping"
+    assert job_control.cancel(house.connection, job_id) == "stopping"
     intake.ended(Report(job_id=job_id, body={}, result={}, canceled=True))
     until(lambda: house.states([job_id]) == ["stopped"])
     until(lambda: not intake.status().in_flight)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import redis
 
-from svdq.producer import control
+from svdq.producer import job_control
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from tests.worker.own_redis import OwnRedis
@@ -88,11 +88,11 @@ def test_the_whole_way_and_no_password_anywhere(house, until, server: OwnRedis) 
     jobs = [svdq("submit", house.photo, *small).split()[0] for _ in range(2)]
     svdq("submit", house.photo, *small, "--at", "23:59")
     with session(Settings.load(redis_url=producer)) as connection:
-        control.cancel(connection, jobs[0])
-        control.retry(connection, jobs[0])
-        control.move(connection, jobs[1], front=True, priority="high")
-        control.pause(connection)
-        control.resume(connection)
+        job_control.cancel(connection, jobs[0])
+        job_control.retry(connection, jobs[0])
+        job_control.move(connection, jobs[1], front=True, priority="high")
+        job_control.pause(connection)
+        job_control.resume(connection)
 
     for command in (("status",), ("status", jobs[0])):  # whether a worker starts
         svdq(*command)

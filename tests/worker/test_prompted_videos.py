@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from svdq.producer.results.provenance import read_provenance
+from svdq.producer.results.finished_videos import read_provenance
 
 pytestmark = pytest.mark.slow
 

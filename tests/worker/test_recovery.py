@@ -14,10 +14,10 @@ import redis
 
 from svdq.pipeline.models.svd.tiny import write_tiny_model
 from svdq.producer import keys
-from svdq.producer.control import cancel
 from svdq.producer.job import SvdJob
+from svdq.producer.job_control import cancel
 from svdq.producer.queue import SvdqQueue, fetch
-from svdq.producer.status.workers import view_workers
+from svdq.producer.status.registries import view_workers
 from svdq.worker.health.crash_marker import CrashSuspect, Phase
 from svdq.worker.queue import transitions
 from svdq.worker.queue.crash_count import CrashCount, count_crash, must_run_alone, read_count

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import rq
 
-from svdq.producer import control
+from svdq.producer import job_control
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 
 pytestmark = pytest.mark.long
@@ -41,7 +41,7 @@ def populate(house, until: Callable[..., object]) -> dict[str, str]:
     ids = {"finished": finished, "failed": failed, "started": started}
     parameters = fetch(house.connection, finished).kwargs
     ids["canceled"] = house.submit()
-    control.cancel(house.connection, ids["canceled"])
+    job_control.cancel(house.connection, ids["canceled"])
     ids["queued"] = house.submit()
     house.submit()
     queue = SvdqQueue("svdq-default", connection=house.connection)
@@ -124,7 +124,7 @@ def test_rq_info_and_the_dashboard_show_a_live_group(house, until) -> None:
         assert " ERROR " not in log.read_text()
 
         # Its buttons. It writes what it requeues as pickle, which is dropped here and never loaded.
-        control.cancel(house.connection, ids["started"])
+        job_control.cancel(house.connection, ids["started"])
         until(lambda: house.view(ids["started"]).status == "stopped")
         fetch(house.connection, ids["queued"]).delete()
         assert json.loads(get(f"{site}/job/{ids['started']}/requeue", b""))["status"] == "OK"

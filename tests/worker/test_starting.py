@@ -3,9 +3,9 @@
 import pytest
 
 from svdq.producer import keys
-from svdq.producer.status.workers import worker_state
-from svdq.producer.submitting.family import ExpectedModel
-from svdq.producer.submitting.submit import expected_model
+from svdq.producer.status.registries import worker_state
+from svdq.producer.submitting.parameters import ExpectedModel
+from svdq.producer.submitting.submission import expected_model
 from svdq.worker.launcher.starting import starting_record
 
 

@@ -22,8 +22,7 @@ from svdq.pipeline.trace import trace_text
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import write_file
-from svdq.producer.text import count
-from svdq.producer.timeparse import parse_future
+from svdq.producer.text import count, parse_future
 from svdq.worker.config import RankConfig
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus

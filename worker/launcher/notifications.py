@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import redis
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.producer.control import pauses
+from svdq.producer.job_control import pauses
 from svdq.producer.queue import session
 from svdq.producer.results.run_report import RunReport
 from svdq.producer.settings import Settings

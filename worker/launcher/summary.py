@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.control import pauses
+from svdq.producer.job_control import pauses
 from svdq.producer.queue import session
-from svdq.producer.results.run_records import jobs_left, records_from_redis, records_from_storage
-from svdq.producer.results.run_report import RunReport, summarize
+from svdq.producer.results.run_report import RunReport, jobs_left, records_from_redis, records_from_storage, summarize
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.launcher import Ending

@@ -14,7 +14,7 @@ from svdq.pipeline.parameters import Format, VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import sidecar_digest
-from svdq.producer.results.provenance import notice_of, parse_document
+from svdq.producer.results.finished_videos import notice_of, parse_document
 from svdq.producer.storage.storage import Storage
 
 

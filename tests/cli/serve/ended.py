@@ -10,7 +10,7 @@ from rq.results import Result
 from svdq.producer import keys
 from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import SvdqQueue
-from svdq.producer.results.results import find_results
+from svdq.producer.results.finished_videos import find_results
 from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
 from tests.queued import enqueue

@@ -12,7 +12,7 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.producer.results import verdicts
+from svdq.producer import job_control
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
@@ -112,10 +112,10 @@ def test_delete_removes_only_files_of_svdq(server: Server, connection: redis.Red
     other = finish(connection, storage, 2, formats=("gif", "png"))
     storage.write_text(f"outputs/photo-{video_id}/notes.txt", "mine")
     storage.write_text(f"outputs/photo-{video_id}.txt", "mine")
-    verdicts.give(connection, [video_id, other], "reject")
+    job_control.give(connection, [video_id, other], "reject")
     assert server.ask("DELETE", f"/v1/videos/{video_id}").json["deleted"]
     # The same photo may be rendered again.
-    assert verdicts.read(connection, [video_id, other]) == [None, "reject"]
+    assert job_control.read(connection, [video_id, other]) == [None, "reject"]
     assert server.get(f"/v1/videos/{video_id}").status == 404
     left = {entry.key for entry in storage.entries("outputs")}
     assert {key for key in left if video_id in key} == {

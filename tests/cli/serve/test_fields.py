@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.fields import EXTRAS, FIELDS, NO_OPS, PHOTOS, VideoRequest, decode_data_url, flatten, read_request
-from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.parameters import SubmitOptions
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 NAMES = (*FIELDS, *NO_OPS, *PHOTOS, *EXTRAS, "extra_params[fps]", "formats[]", "input_reference[image_url]")

@@ -16,14 +16,13 @@ import redis
 from PIL import Image
 from rq.results import Result
 
-from svdq.producer import keys
-from svdq.producer.control import pause, resume
+from svdq.producer import job_control, keys
 from svdq.producer.job import SvdJob
+from svdq.producer.job_control import pause, resume
 from svdq.producer.queue import fetch
-from svdq.producer.results import verdicts
 from svdq.producer.settings import Settings
+from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus, RankStatus
-from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import fail, finish
 from tests.cli.serve.multipart import TYPE, multipart
@@ -270,7 +269,7 @@ def test_a_video_that_is_kept_survives_prune(
     assert done.returncode == 0, done.stderr
     left = {entry.key.rpartition("-")[2].partition(".")[0] for entry in storage.entries("outputs")}
     assert left == {ids[1]}
-    assert verdicts.read(connection, ids) == [None, "keep", None]  # the photo may be rendered again
+    assert job_control.read(connection, ids) == [None, "keep", None]  # the photo may be rendered again
 
 
 def test_actions_on_jobs(server: Server, connection: redis.Redis) -> None:

@@ -22,8 +22,8 @@ from svdq.cli.serve.backend import FRESH_S
 from svdq.producer.keys import CLAIMS_FIELD
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
+from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
-from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.multipart import BOUNDARY, TYPE, multipart
 from tests.cli.serve.servers import Server

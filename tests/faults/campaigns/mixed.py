@@ -4,7 +4,7 @@ import time
 from random import Random
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.control import cancel
+from svdq.producer.job_control import cancel
 from tests.faults.arena import Arena
 from tests.faults.plan import FINISHED, Expected
 

@@ -9,7 +9,7 @@ from PIL import Image, PngImagePlugin
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.media import video
-from svdq.producer.results.provenance import EXIF_IMAGE_DESCRIPTION, read_provenance
+from svdq.producer.results.finished_videos import EXIF_IMAGE_DESCRIPTION, read_provenance
 
 RECORD = {"svdq": "0.1.0", "job": {"seed": 1, "name": "é" * 400}, "job_id": "0" * 20}
 TEXT = json.dumps(RECORD)

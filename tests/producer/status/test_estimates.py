@@ -7,8 +7,8 @@ import pytest
 
 from svdq.producer.status import estimates
 from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, estimate_jobs
+from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, IntakeStatus, RankStatus
-from svdq.producer.status.status import JobView
 from tests.producer.status.test_ranks import COSTS, rank
 
 PARAMETERS = {"steps": 8, "frames": 2, "width": 64, "height": 64, "max_guidance_scale": 3.0}

@@ -3,8 +3,8 @@
 import redis
 
 from svdq.producer import keys
-from svdq.producer.control import cancel, retry
 from svdq.producer.job import SvdJob
+from svdq.producer.job_control import cancel, retry
 from svdq.producer.status import job_log
 from svdq.producer.status.job_log import MAX_TEXT, LogEntry
 from tests.queued import enqueue

@@ -4,8 +4,8 @@ import pytest
 import redis
 
 from svdq.producer.job import SvdJob
-from svdq.producer.status import paging
-from svdq.producer.status.paging import place_of, read_page
+from svdq.producer.status import selection
+from svdq.producer.status.selection import place_of, read_page
 from tests.queued import enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -16,7 +16,7 @@ JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 def test_pages_have_every_job_once(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, window: int, newest_first: bool
 ) -> None:
-    monkeypatch.setattr(paging, "WINDOW", window)
+    monkeypatch.setattr(selection, "WINDOW", window)
     made = [f"job-{number}" for number in range(10)]
     for number, job_id in enumerate(made):
         enqueue(connection, JOB, job_id, ("high", "default", "low")[number % 3])

@@ -7,16 +7,15 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.producer.control import move
 from svdq.producer.job import SvdJob
+from svdq.producer.job_control import move
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.estimates import STORAGE, Estimate
-from svdq.producer.status.paging import WINDOW, list_jobs
+from svdq.producer.status.job_view import last_sentence, view, view_many
 from svdq.producer.status.ranks import Condition, GroupStatus, IntakeStatus
-from svdq.producer.status.registries import counts
+from svdq.producer.status.registries import counts, view_workers
+from svdq.producer.status.selection import WINDOW, list_jobs
 from svdq.producer.status.snapshot import estimate
-from svdq.producer.status.status import last_sentence, view, view_many
-from svdq.producer.status.workers import view_workers
 from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue
 

@@ -12,8 +12,8 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.control import retry
 from svdq.producer.job import SvdJob
+from svdq.producer.job_control import retry
 from svdq.producer.queue import SvdqQueue, fetch, replaced_of, sidecar_digest
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings

@@ -9,12 +9,12 @@ from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import control
+from svdq.producer import job_control
 from svdq.producer.job import SvdJob
 from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, read_job
-from svdq.producer.status.paging import list_jobs
-from svdq.producer.status.status import view
+from svdq.producer.status.job_view import view
+from svdq.producer.status.selection import list_jobs
 from svdq.producer.submitting.enqueue import Entry, enqueue_after, enqueue_many
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -81,9 +81,9 @@ def test_scheduled_times_are_rounded_up(connection: redis.Redis) -> None:
 
 def test_a_scheduled_job_is_canceled_and_retried(connection: redis.Redis) -> None:
     enqueue_many(connection, [entry("a", at=datetime(2099, 1, 1, tzinfo=UTC))])
-    assert control.cancel(connection, "a") == "canceled"
+    assert job_control.cancel(connection, "a") == "canceled"
     assert connection.zcard("rq:scheduled:svdq-default") == 0
-    control.retry(connection, "a")
+    job_control.retry(connection, "a")
     assert waiting(connection) == ["a"]
 
 
@@ -117,7 +117,7 @@ def test_after_a_job_that_has_ended(connection: redis.Redis, status: JobStatus) 
 
 def test_after_a_canceled_or_missing_job(connection: redis.Redis) -> None:
     enqueue_many(connection, [entry("a")])
-    control.cancel(connection, "a")
+    job_control.cancel(connection, "a")
     with pytest.raises(InputError, match="canceled"):
         enqueue_after(connection, entry("b"), ["a"])
     with pytest.raises(InputError, match="no job 'x'"):
@@ -142,7 +142,7 @@ def test_what_failed_or_was_canceled_is_queued_again_as_asked_for(connection: re
     at = datetime(2099, 1, 1, tzinfo=UTC)
     enqueue_many(connection, [entry(job_id) for job_id in "abcdef"])
     for job_id in "abcd":
-        control.cancel(connection, job_id)
+        job_control.cancel(connection, job_id)
     queue = SvdqQueue("svdq-default", connection=connection)
     for job_id, status in (("e", JobStatus.FAILED), ("f", JobStatus.FINISHED)):
         queue.remove(job_id)

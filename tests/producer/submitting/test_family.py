@@ -13,10 +13,9 @@ from svdq.producer.client import job_status
 from svdq.producer.job import JOBS, Job
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import RankStatus
-from svdq.producer.submitting.family import ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions, make_job
-from svdq.producer.submitting.submit import configured_model, expected_model, make_anew, submit
+from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, make_job
+from svdq.producer.submitting.submission import configured_model, expected_model, make_anew, submit
 
 PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 SVD = ExpectedModel(name="/models/svd", family="svd")

@@ -8,7 +8,7 @@ import pytest
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions, nearest_side
+from svdq.producer.submitting.parameters import MAX_VIDEOS, SubmitOptions, nearest_side
 from svdq.producer.submitting.photos import Photo
 
 PHOTO = Photo(path=Path("a/cup.jpg"), sha256="0" * 64, extension="jpg", num_bytes=1, name="cup")

@@ -8,11 +8,10 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS
-from svdq.producer.submitting.family import ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.lists import COLUMNS, read_batch
-from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.submit import Request
+from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
+from svdq.producer.submitting.photo_lists import COLUMNS, read_batch
+from svdq.producer.submitting.submission import Request
 
 NOW = datetime(2027, 1, 30, 21, 0).astimezone()
 TEN = datetime(2027, 1, 30, 22, 0).astimezone()

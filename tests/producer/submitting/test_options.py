@@ -5,7 +5,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import VIDEO_FIELDS
-from svdq.producer.submitting.options import FIELDS, MAX_VIDEOS, SubmitOptions, read_field, sweep
+from svdq.producer.submitting.parameters import FIELDS, MAX_VIDEOS, SubmitOptions, read_field, sweep
 
 
 def test_every_parameter_of_a_job_can_be_read() -> None:

@@ -11,10 +11,9 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions, sweep
-from svdq.producer.submitting.prompts import prompt_path, read_prompt
-from svdq.producer.submitting.sources import find_photos
-from svdq.producer.submitting.submit import BadPhotosError, Observer, Request, Submission, submit, submit_all
+from svdq.producer.submitting.parameters import SubmitOptions, sweep
+from svdq.producer.submitting.sources import find_photos, prompt_path, read_prompt
+from svdq.producer.submitting.submission import BadPhotosError, Observer, Request, Submission, submit, submit_all
 
 WAN = SubmitOptions(family="wan", seed=1)
 

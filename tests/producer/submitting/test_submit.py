@@ -10,8 +10,8 @@ from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.queue import SvdqQueue, fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.submit import BadPhotosError, Observer, Request, submit, submit_all
+from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.submission import BadPhotosError, Observer, Request, submit, submit_all
 
 
 def test_the_same_again_is_the_same_job(connection: redis.Redis, settings: Settings, photo: Path) -> None:

@@ -7,10 +7,10 @@ import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.settings import Settings
-from svdq.producer.status.status import view
+from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.submit import Request, Submission, submit_all
+from svdq.producer.submitting.submission import Request, Submission, submit_all
 
 
 def upload(settings: Settings, data: bytes, name: str = "a.jpg", **spec: object) -> list[Submission]:

@@ -10,7 +10,7 @@ from svdq.cli.watch import watch as watch_command
 from svdq.pipeline.errors import InputError
 from svdq.producer.settings import PHOTO_KEYS, Settings
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.watching.folder_config import FolderConfig
 
 FLAGS = JobSpec(options=(SubmitOptions(frames=14, fps=6),), priority="low")

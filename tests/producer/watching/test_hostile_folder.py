@@ -10,7 +10,7 @@ import redis
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import control
+from svdq.producer import job_control
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
@@ -180,7 +180,7 @@ def test_a_photo_that_was_not_rendered_is_queued_again_before_it_is_moved(
     photo = save_photo(inbox / "a.jpg")
     [event] = once("keep")
     for on_success in ("keep", "move:done"):
-        control.cancel(connection, str(event.job_id))
+        job_control.cancel(connection, str(event.job_id))
         os.utime(photo, ns=(1, 1 if on_success == "keep" else 2))  # it is known by its record, and touched
         [again] = once(on_success)
         assert (again.kind, again.text) == ("submitted", f"{event.job_id}  a.jpg (queued again, canceled before)")

@@ -14,7 +14,7 @@ from svdq.producer.queue import SvdqQueue, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.watching.directory import signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, Selection, WatchOptions
 from svdq.producer.watching.processor import Processor

@@ -16,9 +16,9 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.options import FIELDS, SubmitOptions, as_key, as_text, read_field
-from svdq.producer.submitting.submit import Request
-from svdq.producer.timeparse import parse_future
+from svdq.producer.submitting.parameters import FIELDS, SubmitOptions, as_key, as_text, read_field
+from svdq.producer.submitting.submission import Request
+from svdq.producer.text import parse_future
 
 #: Columns that are not parameters of a video.
 OWN_COLUMNS = ("photo", "priority", "at", "name", "output")

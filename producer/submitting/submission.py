@@ -16,10 +16,10 @@ from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.registry import family_of_model
-from svdq.producer.control import cancel, check, retry, unfinished
 from svdq.producer.embedded_redis.server import running_url
 from svdq.producer.embedded_redis.socket_path import make_home
 from svdq.producer.job import JOBS, VIDEO_FIELDS
+from svdq.producer.job_control import cancel, check, retry, unfinished
 from svdq.producer.queue import (
     SOURCE_NOTE,
     connect,
@@ -31,19 +31,17 @@ from svdq.producer.queue import (
     session,
     source_of,
 )
-from svdq.producer.selection import complete_ids
 from svdq.producer.settings import Settings
-from svdq.producer.status.status import view_many
-from svdq.producer.status.workers import running_models
+from svdq.producer.status.job_view import view_many
+from svdq.producer.status.registries import running_models
+from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many
-from svdq.producer.submitting.family import WITH_PROMPTS, ExpectedModel
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.options import SubmitOptions, as_flag, as_key, make_job
+from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag, as_key, make_job
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, source_path
-from svdq.producer.submitting.prompts import PromptFiles, usable_prompt
 from svdq.producer.submitting.sizes import crop_warning
-from svdq.producer.submitting.sources import Sources, find_photos
+from svdq.producer.submitting.sources import PromptFiles, Sources, find_photos, usable_prompt
 from svdq.producer.threads import Budget, ordered_map
 
 #: Bytes of photos that are held in memory to be stored.

@@ -26,7 +26,7 @@ from svdq.producer.queue import (
     read_job,
     source_of,
 )
-from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
+from svdq.producer.text import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, read_many, read_results
 
 #: Numbers of a record are below this: arithmetic with floats fails on larger ones.
