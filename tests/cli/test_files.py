@@ -278,7 +278,7 @@ def test_a_malformed_record_in_redis_is_reported_and_hinders_nothing(
     svdq: Cli, connection: redis.Redis, storage: Storage, root: Path
 ) -> None:
     gone, kept = add_video(storage, 1), add_video(storage, 2)
-    connection.hset(f"rq:job:{kept}", "result_ttl", "x")
+    connection.hset(f"rq:job:{kept}", "status", "finished")
     connection.set(f"rq:job:{'f' * 20}", "a string")
     connection.hset(f"rq:job:{'e' * 20}", mapping={"status": b"\xff", "data": b"\xff"})
     connection.hset(f"rq:job:{'d' * 20}", mapping={"status": "finished", "data": b"x", "ended_at": "long ago"})
