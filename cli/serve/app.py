@@ -21,7 +21,7 @@ from svdq.cli.main import StopSignals
 from svdq.cli.serve import api, page
 from svdq.cli.serve.access import Access, ServeOptions
 from svdq.cli.serve.api_errors import ANSWERED, ApiError, answer_error
-from svdq.cli.serve.backend import Backend, Polls, Shared
+from svdq.cli.serve.backend import Backend, Shared, shared_polls
 from svdq.cli.serve.bodies import Bodies, Reader
 from svdq.cli.serve.content import Content, sweep
 from svdq.cli.serve.now import shared_states
@@ -66,7 +66,7 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     app.state.options = options
     app.state.backend = backend
     app.state.snapshots = Shared(read_snapshot)
-    app.state.polls = Polls(backend)
+    app.state.polls = shared_polls(backend)
     app.state.pages = Shared(api.PageReader(backend))
     app.state.content = Content(backend)
     app.state.reader = Reader(settings.max_pixels)

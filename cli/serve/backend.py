@@ -192,43 +192,21 @@ class Shared(Generic[Key, Value]):
                 del self._entries[key]
 
 
-class Polls:
-    """Reads jobs by id; each at most once a second, and as many as are waiting in one go."""
+def shared_polls(backend: Backend) -> Shared[str, Polled]:
+    """Return the jobs that clients poll, by id; a read raises ApiError if Redis is away."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._shared: Shared[str, Polled] = Shared(self._read)
-        self._waiting: set[str] = set()
-        self._found: dict[str, Polled] = {}
-        self._is_reading = asyncio.Lock()
+    async def read(job_id: str) -> Polled:
+        return await backend.read(lambda connection: _read(connection, job_id))
 
-    async def get(self, job_id: str) -> Polled:
-        """Return a job, at most a second old.
-
-        Raises:
-            ApiError: Redis is away.
-        """
-        return await self._shared.get(job_id)
-
-    def forget(self, job_id: str) -> None:
-        """Read a job anew at the next request."""
-        self._shared.forget(job_id)
-
-    async def _read(self, job_id: str) -> Polled:
-        self._waiting.add(job_id)
-        async with self._is_reading:
-            if job_id not in self._found:  # the first reads what others have asked for meanwhile
-                batch, self._waiting = [*{*self._waiting, job_id}], set()
-                found = await self._backend.read(lambda connection: _read_all(connection, batch))
-                self._found |= {each: found.get(each) for each in batch}
-            return self._found.pop(job_id)
+    return Shared(read)
 
 
-def _read_all(connection: redis.Redis, job_ids: list[str]) -> dict[str, Polled]:
-    # Other programs may have jobs in the same Redis. A record that cannot be read has no queue.
-    views = [view for view in view_many(connection, job_ids) if view.queue in (*QUEUE_NAMES, "")]
-    estimates = estimate_pending(connection, views)
-    return {view.id: (view, estimates.get(view.id)) for view in views}
+def _read(connection: redis.Redis, job_id: str) -> Polled:
+    for view in view_many(connection, [job_id]):
+        # Other programs may have jobs in the same Redis. A record that cannot be read has no queue.
+        if view.queue in (*QUEUE_NAMES, ""):
+            return view, estimate_pending(connection, [view]).get(view.id)
+    return None
 
 
 def estimate_pending(connection: redis.Redis, views: list[JobView]) -> dict[str, Estimate]:
