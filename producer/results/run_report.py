@@ -5,7 +5,7 @@ the videos.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
@@ -31,19 +31,6 @@ End = Literal["finished", "failed", "stopped", "canceled"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RenderCost:
-    """The costs of a video for its group."""
-
-    #: Name of the group that rendered it, and its number of ranks.
-    group: str
-    num_ranks: int
-    #: Seconds of encoding, denoising and decoding, over all ranks.
-    compute_s: float
-    #: When the encode began, estimated from the seconds.
-    begun_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """One job that has ended."""
 
@@ -56,8 +43,8 @@ class RunRecord:
     ended_at: datetime
     #: Why it failed, as a sentence.
     error: str = ""
-    #: What it cost; None if this was not recorded.
-    cost: RenderCost | None = None
+    #: When its encode began, estimated from its seconds of work; None if they were not recorded.
+    begun_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +62,6 @@ class RunReport:
     left: Mapping[str, int]
     #: Finished videos per hour, from the start of the first to the end of the last; None without any.
     videos_per_hour: float | None
-    #: Share of the ranks' time spent on finished videos, 0 to 1; None if unknown.
-    busy_share: float | None
 
     def count(self, *statuses: End) -> int:
         """Count the jobs that ended in one of these states."""
@@ -100,10 +85,9 @@ class RunReport:
             "stopped": self.count("stopped"),
             "canceled": self.count("canceled"),
             "videos_per_hour": None if self.videos_per_hour is None else round(self.videos_per_hour, 2),
-            "busy_share": None if self.busy_share is None else round(self.busy_share, 3),
             "left": {state: self.left.get(state, 0) for state in LEFT},
             "jobs": [
-                {name: value for name, value in asdict(job).items() if name != "cost"}
+                {name: value for name, value in asdict(job).items() if name != "begun_at"}
                 | {"ended_at": rfc3339(job.ended_at), "error": job.error or None}
                 for job in self.jobs
             ],
@@ -113,10 +97,8 @@ class RunReport:
         """Return the report as lines of text."""
         statuses: tuple[End, ...] = ("finished", "failed", "stopped", "canceled")
         ended = ", ".join(f"{self.count(status):,} {status}" for status in statuses)
-        rates = [] if self.videos_per_hour is None else [pace(self.videos_per_hour)]
-        rates += [] if self.busy_share is None else [f"ranks busy {self.busy_share:.0%}"]
         lines = [f"{ended}, {self.period}."]
-        lines += [f"{', '.join(rates)}."] if rates else []
+        lines += [] if self.videos_per_hour is None else [f"{pace(self.videos_per_hour)}."]
         lines += [self.ending] if self.ending else []
         lines.append(f"Left: {', '.join(f'{self.left.get(status, 0):,} {status}' for status in LEFT)}.")
         for reason, jobs in self.reasons:
@@ -140,24 +122,18 @@ def summarize(
     since: datetime,
     until: datetime,
     ending: str = "",
-    num_ranks: int | None = None,
 ) -> RunReport:
     """Summarize what ended in a period.
 
-    The newest record of a job counts. `num_ranks` is the number of ranks that ran for the whole period; None counts
-    each group from the start of its first video to the end of its last.
+    The newest record of a job counts. With an `ending` the pace is that of the whole period, else that of the time from
+    the start of the first video to the end of the last.
     """
     jobs = _each_once(record for record in records if since <= record.ended_at <= until)
     finished = [job for job in jobs if job.status == "finished"]
-    costs = [(job.cost, job.ended_at) for job in finished if job.cost is not None]
-    if num_ranks is None:
-        start = min([cost.begun_at for cost, _ in costs] + [job.ended_at for job in finished], default=until)
-        span = max((job.ended_at for job in finished), default=until) - start
-        ranks_s = _ranks_s(costs)
-    else:
-        span = until - since
-        ranks_s = num_ranks * span.total_seconds()
-    compute_s = sum(cost.compute_s for cost, _ in costs)
+    span = until - since
+    if not ending:
+        begun = [job.begun_at or job.ended_at for job in finished]
+        span = max((job.ended_at for job in finished), default=until) - min(begun, default=until)
     return RunReport(
         since=since,
         until=until,
@@ -165,7 +141,6 @@ def summarize(
         jobs=tuple(jobs),
         left=left,
         videos_per_hour=len(finished) * timedelta(hours=1) / span if finished and span else None,
-        busy_share=compute_s / ranks_s if costs and ranks_s else None,
     )
 
 
@@ -174,28 +149,14 @@ def _each_once(records: Iterable[RunRecord]) -> list[RunRecord]:
     newest: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: record.ended_at):
         before = newest.pop(record.id, None)
-        if before is not None and before.status == record.status and record.cost is None:
-            record = replace(record, cost=before.cost)
+        if before is not None and before.status == record.status and record.begun_at is None:
+            record = replace(record, begun_at=before.begun_at)
         newest[record.id] = record
     return list(newest.values())
 
 
-def _ranks_s(costs: Sequence[tuple[RenderCost, datetime]]) -> float:
-    """Sum the rank-seconds of groups: from the start of a group's first video to the end of its last."""
-    total_s = 0.0
-    for group in {cost.group for cost, _ in costs}:
-        ours = [(cost, ended_at) for cost, ended_at in costs if cost.group == group]
-        span = max(ended_at for _, ended_at in ours) - min(cost.begun_at for cost, _ in ours)
-        total_s += max(cost.num_ranks for cost, _ in ours) * span.total_seconds()
-    return total_s
-
-
 #: Seconds by which the clocks of Redis and of workers may differ.
 SLACK_S = 24 * 60 * 60
-#: Phases that keep a rank busy; files are written in parallel with the next video.
-_COMPUTE = ("encode", "denoise", "decode")
-#: Largest values accepted from a sidecar: a year, and more ranks than any group has.
-MAX_SECONDS, MAX_RANKS = 366 * 24 * 60 * 60.0, 10_000
 
 
 def records_from_redis(
@@ -213,7 +174,7 @@ def records_from_redis(
 def records_from_storage(
     storage: Storage, since: datetime, on_bad: Callable[[str], None] = lambda reason: None
 ) -> Iterator[RunRecord]:
-    """Find the videos that were finished since a time, with their costs.
+    """Find the videos that were finished since a time.
 
     `on_bad` is called with a sentence for each JSON file that is not a sidecar, which is left out.
 
@@ -226,7 +187,7 @@ def records_from_storage(
             name=result.name,
             status="finished",
             ended_at=result.finished_at,
-            cost=_cost_of(result),
+            begun_at=_begun_at(result),
         )
 
 
@@ -261,20 +222,9 @@ def _ended_in(
                 yield RunRecord(id=view.id, name=view.name, status=status, ended_at=view.ended_at, error=error or "")
 
 
-def _cost_of(result: Result) -> RenderCost | None:
-    """Read the costs of a video; None if its sidecar lacks them, as in earlier versions."""
+def _begun_at(result: Result) -> datetime | None:
+    """Return when a video was begun; None if its sidecar does not have the seconds, as in earlier versions."""
     try:
-        seconds, group = result.document["seconds"], result.document["group"]
-        took_s = sum(float(value) for value in seconds.values())
-        compute_s = sum(float(seconds.get(part, 0.0)) for part in _COMPUTE)
-        num_ranks = int(group["ranks"])
-        if not (0 <= compute_s <= took_s < MAX_SECONDS and 1 <= num_ranks <= MAX_RANKS):
-            return None
-        return RenderCost(
-            group=f"{group['host']}:{group['pid']}",
-            num_ranks=num_ranks,
-            compute_s=compute_s,
-            begun_at=result.finished_at - timedelta(seconds=took_s),
-        )
+        return result.finished_at - timedelta(seconds=sum(map(float, result.document["seconds"].values())))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return None

@@ -81,7 +81,6 @@ def test_a_night(svdq: Cli, connection: redis.Redis, settings: Settings) -> None
     assert found["left"] == {"queued": 1, "started": 0, "scheduled": 0, "deferred": 0}
     # From the beginning of the first, three hours ago, to the end of the last, one hour ago.
     assert found["videos_per_hour"] == pytest.approx(1.0, abs=0.01)
-    assert found["busy_share"] == pytest.approx(2 * 3600 / (2 * 2 * 3600), abs=0.01)
     ends = {job["id"][-1]: (job["status"], job["error"]) for job in found["jobs"]}
     assert ends == {
         "1": ("finished", None),

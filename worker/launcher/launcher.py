@@ -73,8 +73,6 @@ class Ending:
     burst: bool
     #: The time of --until, in seconds since the epoch.
     until_s: float | None = None
-    #: Ranks of all groups.
-    num_ranks: int
 
 
 def launch(settings: Settings, options: LaunchOptions) -> Ending:
@@ -132,7 +130,6 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             ended_by=supervisor.ended_by,
             burst=options.rank.burst,
             until_s=until_s,
-            num_ranks=ranks * options.groups,
         )
 
 

@@ -19,7 +19,7 @@ NOT_TAKEN = "It ended because no jobs are taken."
 
 
 def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> RunReport:
-    """Report the jobs that ended during a run, without the busy share if the storage cannot be reached.
+    """Report the jobs that ended during a run.
 
     `started_at` has a zone.
 
@@ -34,14 +34,13 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> R
     try:
         records += records_from_storage(Storage(settings.storage), started_at, logger.warning)
     except UnavailableError as error:
-        logger.warning("The report goes without the busy share: %s", error)
+        logger.warning("The report has only the jobs that Redis still knows: %s", error)
     return summarize(
         records,
         left,
         since=started_at,
         until=now,
         ending=why_ended(ending, started_at, left=left, pauses=reasons),
-        num_ranks=ending.num_ranks,
     )
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from svdq.producer.results.run_report import RenderCost, RunRecord, RunReport, summarize
+from svdq.producer.results.run_report import RunRecord, RunReport, summarize
 
 TEN = datetime(2027, 1, 30, 22, tzinfo=UTC)
 SIX = TEN + timedelta(hours=8)
@@ -17,10 +17,6 @@ def after(minutes: float) -> datetime:
 
 def record(number: int, minutes: float, status: str = "finished", **more: object) -> RunRecord:
     return RunRecord(id=f"{number:020x}", name=f"photo {number}", status=status, ended_at=after(minutes), **more)
-
-
-def cost(minutes: float, compute_s: float, group: str = "box:1", num_ranks: int = 2) -> RenderCost:
-    return RenderCost(group=group, num_ranks=num_ranks, compute_s=compute_s, begun_at=after(minutes))
 
 
 def report(*records: RunRecord, **options: object) -> RunReport:
@@ -49,34 +45,24 @@ def test_each_job_counts_once_as_it_ended_last() -> None:
     assert document["jobs"][3]["status"] == "stopped"
 
 
-def test_a_run_is_measured_by_all_of_its_time_and_ranks() -> None:
-    found = report(*(record(number, 30 * number, cost=cost(0, 7200)) for number in range(1, 5)), num_ranks=4)
+def test_the_pace_of_a_run_is_that_of_all_of_its_time() -> None:
+    found = report(*(record(number, 30 * number) for number in range(1, 5)), ending="The queue was empty.")
     assert found.videos_per_hour == pytest.approx(0.5)
-    assert found.busy_share == pytest.approx(4 * 7200 / (4 * 8 * 3600))
 
 
-def test_a_stretch_of_time_is_measured_by_what_was_worked() -> None:
-    # Two groups of two ranks: one worked for 20 minutes and the other, in between, for 10.
+def test_the_pace_of_a_period_is_that_of_the_time_worked() -> None:
     found = report(
-        record(1, 110, cost=cost(100, 600)),
-        record(2, 120, cost=cost(110, 600)),
-        record(3, 115, cost=cost(105, 1200, group="box:2")),
-        record(4, 118),  # nobody wrote down what it cost
+        record(1, 110, begun_at=after(100)),
+        record(1, 110.01),  # the same end, as in Redis
+        record(2, 120, begun_at=after(110)),
+        record(3, 115),
     )
-    assert found.videos_per_hour == pytest.approx(4 * 3)
-    assert found.busy_share == pytest.approx(2400 / (2 * 20 * 60 + 2 * 10 * 60))
-
-
-def test_the_newer_account_of_a_job_keeps_what_only_the_older_one_knows() -> None:
-    found = report(record(1, 10, cost=cost(0, 600)), record(1, 10.01))
-    assert found.busy_share == pytest.approx(600 / (2 * 600.6), rel=1e-2)
-    # But not across two ends of it.
-    assert report(record(1, 10, cost=cost(0, 600)), record(1, 20, "failed")).busy_share is None
+    assert found.videos_per_hour == pytest.approx(3 * 3)
 
 
 def test_nothing_happened() -> None:
     found = report(ending="It ended because the queue was empty.")
-    assert (found.videos_per_hour, found.busy_share, found.jobs) == (None, None, ())
+    assert (found.videos_per_hour, found.jobs) == (None, ())
     assert found.lines() == [
         f"0 finished, 0 failed, 0 stopped, 0 canceled, {found.period}.",
         "It ended because the queue was empty.",
