@@ -22,6 +22,9 @@ from pydantic import ValidationError
 from gpu_checks.references import call_diffusers, open_diffusers
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
+from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.family import Family, imported
@@ -32,9 +35,6 @@ from svdq.pipeline.models.options import DEFAULTS, ComputeOptions
 from svdq.pipeline.models.registry import FAMILIES, family_for, family_named, family_of
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Components, bind
-from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
-from svdq.pipeline.sample import Sample
-from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology
 from svdq.worker.bench.loop_runs import exit_when_lost, spawn_ranks

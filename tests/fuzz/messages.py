@@ -9,8 +9,8 @@ from random import Random
 
 import torch
 
+from svdq.pipeline.loop.sample import Resumption, Sample, sample_body, sample_from
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.sample import Resumption, Sample, sample_body, sample_from
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.message import Kind, Message, Work, byte_views, encode_header
 from tests.fuzz.mutate import mutate_bytes, mutate_json

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
+from svdq.pipeline.loop.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
+from svdq.pipeline.loop.sample import Sample, sample_body
+from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.base import Frames, ModelInfo, State, VideoModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.planning.binding import Components, Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.planning.planner import Assignment, Planner
-from svdq.pipeline.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
-from svdq.pipeline.sample import Sample, sample_body
-from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.topology import Links, Topology

@@ -13,12 +13,12 @@ from gpu_checks import compare
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from svdq.pipeline.loop.protocols import Request
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.planning.planner import Assignment, Planner
-from svdq.pipeline.protocols import Request
-from svdq.pipeline.sample import Sample
 from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request
 
 #: Seconds after which a test gives up.

@@ -11,12 +11,12 @@ import psutil
 import pytest
 import torch
 
+from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
+from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
-from svdq.pipeline.sample import Sample
-from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.topology import Links, Topology

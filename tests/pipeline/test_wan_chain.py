@@ -11,6 +11,7 @@ from gpu_checks.references import call_diffusers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
@@ -18,7 +19,6 @@ from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.planning.binding import Components, bounds_of
 from svdq.pipeline.planning.planner import Assignment, Planner
-from svdq.pipeline.protocols import Request
 from svdq.worker.checkpoint.codec import Codec
 from tests.pipeline.fakes import Alone, Chain
 

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.sample import Sample
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec

@@ -2,11 +2,11 @@
 
 import pytest
 
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job, SvdJob, WanJob
 from svdq.worker.health.progress import meta_of
 from svdq.worker.output.sidecar import job_as_used, notice_for

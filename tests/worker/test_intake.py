@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.loop.protocols import Report, Request
+from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.protocols import Report, Request
-from svdq.pipeline.sample import Resumption, Sample
 from svdq.producer import job_control, keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import fetch, read_job, server_url

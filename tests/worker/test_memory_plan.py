@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.loop.protocols import Report
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.protocols import Report
-from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import server_url

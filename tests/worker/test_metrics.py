@@ -24,8 +24,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.sample import Sample
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer import keys
 from svdq.producer.job import SvdJob

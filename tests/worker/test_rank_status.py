@@ -10,9 +10,9 @@ import pytest
 import redis
 import torch
 
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
-from svdq.pipeline.sample import Sample
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.loop.protocols import Report
+from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.protocols import Report
-from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.trace import Tracer
 from svdq.producer.storage.storage import Storage
 from svdq.worker import storage_retry

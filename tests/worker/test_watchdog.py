@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.planning.costs import Shape
-from svdq.pipeline.sample import Sample
 from svdq.worker.health.watchdog import StepBounds, Watchdog
 from tests.pipeline.fakes import ListMonitor
 
@@ -139,7 +139,7 @@ import os, sys
 import torch
 from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.sample import Sample
+from svdq.pipeline.loop.sample import Sample
 from svdq.worker.health.watchdog import StepBounds, Watchdog
 from tests.pipeline.fakes import ListMonitor
 

@@ -24,13 +24,13 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from svdq.pipeline import errors
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
+from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Components
-from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
-from svdq.pipeline.sample import Sample
-from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology, join
 from svdq.worker.bench.figures import RankLog

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.loop.protocols import Checkpointer
+from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.base import all_finite
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.protocols import Checkpointer
-from svdq.pipeline.sample import Resumption, Sample
 from svdq.producer.status.ranks import Condition
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import CheckpointStore

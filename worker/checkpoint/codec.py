@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, Va
 from pydantic_core import from_json
 from safetensors import SafetensorError
 
+from svdq.pipeline.loop.sample import Resumption, Sample, sample_body
 from svdq.pipeline.models.base import State
 from svdq.pipeline.models.family_parameters import AnyParameters
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Resumption, Sample, sample_body
 from svdq.pipeline.transport.message import byte_views
 
 #: The dtypes of samples.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from svdq.pipeline.sample import Sample
+from svdq.pipeline.loop.sample import Sample
 from svdq.producer.process_identity import is_gone, process_name
 
 #: The phases of a job, in order.

@@ -15,8 +15,8 @@ import redis
 from redis.client import Pipeline
 from rq.job import Job
 
-from svdq.pipeline.protocols import Monitor
-from svdq.pipeline.sample import Sample
+from svdq.pipeline.loop.protocols import Monitor
+from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
 from svdq.producer.status import job_log
 from svdq.worker.health.crash_marker import CrashMarker, phase_of

@@ -15,8 +15,8 @@ from typing import Protocol
 import psutil
 import torch
 
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.planning.costs import CostModel
-from svdq.pipeline.sample import Sample
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer import process_identity
 from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus, ShapeCosts

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from svdq.pipeline.loop.protocols import Monitor
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.planning.costs import Shape
-from svdq.pipeline.protocols import Monitor
-from svdq.pipeline.sample import Sample
 from svdq.worker.health.crash_marker import Phase, phase_of
 
 logger = logging.getLogger(__name__)

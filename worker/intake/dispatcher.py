@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.protocols import Report, Request
+from svdq.pipeline.loop.protocols import Report, Request
 from svdq.producer.job import Job
 from svdq.producer.queue import SOURCE_NOTE, read_job, replaced_of, source_of
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed

@@ -12,10 +12,10 @@ from PIL.Image import Image
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage

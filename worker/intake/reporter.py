@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import redis
 from rq.job import JobStatus
 
-from svdq.pipeline.protocols import Report
+from svdq.pipeline.loop.protocols import Report
 from svdq.worker.health.rank_status import Pace
 from svdq.worker.intake.policy import LENGTH, CircuitBreaker
 from svdq.worker.output.fence import execution_of

@@ -12,8 +12,8 @@ import time
 
 import redis
 
+from svdq.pipeline.loop.protocols import Report, Request, Source
 from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.protocols import Report, Request, Source
 from svdq.producer import keys
 from svdq.producer.queue import ENDED, statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus

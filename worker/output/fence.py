@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from svdq.pipeline.sample import Sample
+from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
 from svdq.worker.redis_client import RETRY_S
 

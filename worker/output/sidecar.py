@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.parameters import Format, VideoParameters
-from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import sidecar_digest
 from svdq.producer.results.finished_videos import notice_of, parse_document

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.loop.protocols import Report, Sink
+from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.media import video
-from svdq.pipeline.media.motion import change_motion
+from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.base import Frames, ModelInfo
-from svdq.pipeline.protocols import Report, Sink
-from svdq.pipeline.sample import Sample, sample_body
 from svdq.pipeline.trace import Tracer
 from svdq.producer.queue import SOURCE_NOTE
 from svdq.producer.status.ranks import Condition

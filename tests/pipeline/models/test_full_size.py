@@ -16,12 +16,12 @@ from gpu_checks.compare import ListSource
 from gpu_checks.full_size import write_full_size_model
 from PIL import Image
 
+from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink
+from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.planning.planner import Assignment
-from svdq.pipeline.protocols import Monitor, Report, Request, Sink
-from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology
 from svdq.worker.bench.loop_runs import exit_when_lost, spawn_ranks

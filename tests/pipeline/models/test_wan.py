@@ -12,14 +12,14 @@ import torch
 from gpu_checks.references import call_diffusers
 from safetensors.torch import load, save
 
-from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.errors import SampleError
+from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.loop.work import Decoder
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
-from svdq.pipeline.sample import Sample
 
 pytestmark = pytest.mark.slow
 

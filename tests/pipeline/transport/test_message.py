@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from svdq.pipeline.loop.sample import Resumption, Sample, sample_body, sample_from
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.sample import Resumption, Sample, sample_body, sample_from
 from svdq.pipeline.transport.channel import Channel, ChannelClosedError
 from svdq.pipeline.transport.message import Kind, Message, decode_header
 

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.media.motion import change_motion
-from svdq.pipeline.media.video import write_video
+from svdq.pipeline.media.video import change_motion, write_video
 
 #: How far given frames may be from themselves after the conversions of colors.
 ROUNDING = 2

@@ -13,23 +13,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from svdq.pipeline.admission import Admission
-from svdq.pipeline.decoding import Decoder
-from svdq.pipeline.denoising import KEEP_EVERY_S, StepLoop
-from svdq.pipeline.inbox import Inbox
+from svdq.pipeline.loop.admission import Admission
+from svdq.pipeline.loop.inbox import Inbox, Router
+from svdq.pipeline.loop.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
+from svdq.pipeline.loop.sample import Sample, sample_body
+from svdq.pipeline.loop.work import KEEP_EVERY_S, Decoder, StepLoop, Warmup
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.planning.costs import CostModel
 from svdq.pipeline.planning.planner import Planner
-from svdq.pipeline.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
-from svdq.pipeline.receiving import Router
-from svdq.pipeline.sample import Sample, sample_body
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.links import OnLost, Receiver, Sender
 from svdq.pipeline.transport.message import Kind, Message, Work, on_host
 from svdq.pipeline.transport.topology import Links, Topology
-from svdq.pipeline.warmup import Warmup
 
 logger = logging.getLogger(__name__)
 

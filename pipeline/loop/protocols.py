@@ -10,9 +10,9 @@ from typing import Any, Protocol, Self
 
 from PIL.Image import Image
 
+from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.models.base import Frames
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Sample, sample_body
 
 
 @dataclass(frozen=True, kw_only=True)

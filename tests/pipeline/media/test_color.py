@@ -10,8 +10,7 @@ import pillow_heif
 import pytest
 from PIL import Image, ImageCms
 
-from svdq.pipeline.media.color import MAX_PROFILE_BYTES
-from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.media.image import MAX_PROFILE_BYTES, prepare_photo
 from tests import icc
 
 COLORS = np.array([(200, 100, 50), (10, 200, 30), (30, 60, 220), (128, 128, 128), (255, 255, 255), (0, 0, 0)], np.uint8)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.sample import Resumption, Sample
+from svdq.pipeline.loop.sample import Resumption, Sample
 from tests.pipeline.fakes import Alone, CountingModel, request
 
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import partial
 
 from svdq.pipeline.failures import describe_failure
+from svdq.pipeline.loop.protocols import Monitor, Report, Request, Source
+from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.models.device_memory import with_second_try
 from svdq.pipeline.planning.binding import Components, bounds_of
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import CostModel, Shape
 from svdq.pipeline.planning.planner import Assignment, Planner
-from svdq.pipeline.protocols import Monitor, Report, Request, Source
-from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.links import Arrival
 from svdq.pipeline.transport.message import Kind, Work

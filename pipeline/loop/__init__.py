@@ -1,0 +1,1 @@
+"""The loop of one rank: receive, denoise, pass on."""

@@ -1,0 +1,200 @@
+"""What a rank does with a sample: its denoising steps, its decode, and the warm-up for its shape."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from svdq.pipeline.failures import describe_failure
+from svdq.pipeline.loop.protocols import Checkpointer, Monitor, Request
+from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.models.base import State, VideoModel, all_finite, nan_advice
+from svdq.pipeline.models.device_memory import is_out_of_memory, release_memory, with_second_try
+from svdq.pipeline.models.memory import ChunkLimits, chunk_of
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.costs import Shape
+from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.links import Sender
+from svdq.pipeline.transport.message import Kind, Message
+
+#: Seconds of denoising after which a sample is saved between two steps, besides at every hand-over.
+KEEP_EVERY_S = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+class StepLoop:
+    """Does this rank's steps of samples."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        model: VideoModel,
+        monitor: Monitor,
+        tracer: Tracer,
+        checkpointer: Checkpointer,
+        stopping: threading.Event,
+        before_step: Callable[[bool], float],
+        keep_every_s: float,
+    ) -> None:
+        """Connect it to its surroundings.
+
+        `stopping` is set when the rank stops after the current step. `before_step` is called before each step with
+        whether it is the last work here on the sample, and returns the seconds that it spent on other samples. After
+        `keep_every_s` seconds a sample is saved between two steps.
+        """
+        self.rank = rank
+        self._model = model
+        self._monitor = monitor
+        self._tracer = tracer
+        self._checkpointer = checkpointer
+        self._stopping = stopping
+        self._before_step = before_step
+        self._keep_every_s = keep_every_s
+
+    def run(self, sample: Sample) -> Sample:
+        """Do the steps, and save the sample after them; return it before the next step, failed, or canceled."""
+        stop = sample.boundaries[self.rank + 1]
+        if sample.step >= stop:
+            return sample
+        started = time.perf_counter()
+        keep_at = started + self._keep_every_s
+        index = first = sample.step
+        try:
+            with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
+                denoiser = self._model.denoiser(sample.tensors, sample.parameters)
+                state = {**sample.tensors}
+                #: The latest of each tensor that steps here have changed.
+                changed: dict[str, Tensor] = {}
+                for index in range(first, stop):
+                    started += self._before_step(index == stop - 1 and sample.decoder != self.rank)
+                    if self._stopping.is_set():
+                        self._checkpointer.save(self._advanced(sample, index, state, time.perf_counter() - started))
+                        return sample
+                    if self._monitor.canceled(sample.job_id):
+                        return replace(sample, step=index, canceled=True, tensors={})
+                    if time.perf_counter() >= keep_at:
+                        keep_at += self._keep_every_s
+                        # A copy: the next step may compute in place.
+                        seconds = time.perf_counter() - started
+                        copied = {name: tensor.clone() for name, tensor in changed.items()}
+                        self._checkpointer.save(self._advanced(sample, index, state | copied, seconds))
+                    self._monitor.step(sample, index)
+                    what = f"step {index + 1} of {sample.parameters.steps} of {sample.job_id}"
+                    changed.update(with_second_try(partial(denoiser.step, state, index), what))
+                    state.update(changed)
+                if not all_finite(changed.values()):
+                    which = f"by step {stop} of {sample.parameters.steps}"
+                    return sample.failed(f"The latents became NaN or infinite {which}{nan_advice(self._model)}")
+        except Exception as error:  # noqa: BLE001 - one bad job must not affect others
+            return sample.failed(describe_failure(error, f"in step {index + 1} of {sample.parameters.steps}"))
+        seconds = time.perf_counter() - started
+        sample = self._advanced(sample, stop, state, seconds)
+        self._checkpointer.save(sample)
+        return sample
+
+    def _advanced(self, sample: Sample, step: int, state: State, seconds: float) -> Sample:
+        """Return the sample before `step`, which this rank has reached in `seconds`."""
+        if step == sample.step:
+            return sample
+        return replace(
+            sample,
+            step=step,
+            tensors=state,
+            stages=(*sample.stages, (self.rank, step - sample.step, seconds)),
+        )
+
+
+class Decoder:
+    """Decodes samples, and remembers the chunk sizes that ran out of memory."""
+
+    def __init__(self, model: VideoModel) -> None:
+        self._model = model
+        self._limits = ChunkLimits()
+
+    def decode(self, sample: Sample) -> tuple[Sample, Tensor | None]:
+        """Decode a sample whose steps are done.
+
+        A decode_chunk_size set by the job is tried first, since chunks change pixels; one chosen by the worker is
+        limited to sizes that have not run out of memory before.
+
+        Returns:
+            The sample without its tensors and with the decode_chunk_size used, and its frames (F, H, W, 3), uint8, on
+            the model's device; or the failed sample and None.
+        """
+        asked_for = sample.parameters
+        is_open = sample.chunk_chosen or asked_for.decode_chunk_size is None
+        chunk = self._limits.largest(asked_for) if is_open else chunk_of(asked_for)
+        started = time.perf_counter()
+        while True:
+            parameters = _in_chunks(asked_for, chunk)
+            try:
+                frames = self._model.decode(sample.tensors, parameters, chunk)
+                break
+            except Exception as error:  # noqa: BLE001 - one bad job must not affect others
+                if not is_out_of_memory(error):
+                    return sample.failed(describe_failure(error, "while its frames were decoded")), None
+                # The latents still exist, so no step is repeated.
+                smaller = asked_for.smaller_chunk(chunk)
+                self._limits.ran_out(asked_for, smaller)
+                sample = replace(sample, ran_out=True, parameters=_in_chunks(asked_for, smaller))
+                if chunk == 1:
+                    return sample.failed(describe_failure(error, "while one frame at a time was decoded")), None
+                logger.warning(
+                    "Out of memory in the decode of %s; trying again with decode_chunk_size %d.",
+                    sample.job_id,
+                    smaller,
+                )
+                release_memory(error)
+                chunk = smaller
+        self._limits.fits(asked_for, chunk)
+        seconds = {**sample.seconds, "decode": time.perf_counter() - started}
+        return replace(sample, parameters=parameters, tensors={}, seconds=seconds), frames
+
+
+def _in_chunks(parameters: VideoParameters, chunk: int) -> VideoParameters:
+    return parameters.model_copy(update={"decode_chunk_size": chunk})
+
+
+class Warmup:
+    """Remembers the shapes that a rank is warm for."""
+
+    def __init__(self, model: VideoModel, tracer: Tracer, downstream: Sender | None) -> None:
+        self._model = model
+        self._tracer = tracer
+        self._downstream = downstream
+        self._warm: set[Shape] = set()
+
+    def run(self, parameters: VideoParameters) -> None:
+        """Warm this rank up (kernels chosen, memory reserved), once for each shape.
+
+        A failure here fails no rank: samples try smaller chunks, or report the error.
+        """
+        shape = Shape.of(parameters)
+        if shape in self._warm:
+            return
+        self._warm.add(shape)
+        with self._tracer.span("warm-up"):
+            try:
+                self._model.warm_up(parameters)
+            except Exception as error:  # noqa: BLE001 - torch raises many types
+                shape_text = f"{shape.width}x{shape.height}x{shape.frames}"
+                logger.warning("%s", describe_failure(error, f"while this rank warmed up for {shape_text}"))
+
+    def announce(self, parameters: VideoParameters, job_id: str = "", index: int = 0) -> None:
+        """Make the following ranks warm up; `job_id` and `index` are of the first sample with this shape, if any."""
+        if self._downstream is not None:
+            body = {"job_id": job_id, "index": index, "parameters": parameters.model_dump(mode="json")}
+            self._downstream.send(Message(kind=Kind.WARM, body=body))
+
+    def announce_new(self, request: Request, index: int) -> None:
+        """Make the following ranks warm up for a request of a new shape; on rank 0 its sample is the warm-up."""
+        shape = Shape.of(request.parameters)
+        if shape not in self._warm:
+            self.announce(request.parameters, request.job_id, index)
+        self._warm.add(shape)
