@@ -1,7 +1,7 @@
-"""Summarizes a run: number of videos, pace, failures with reasons, and what is left. Pure code.
+"""Summarizes a run: number of videos, pace, failures with reasons, and what is left.
 
-The figures are computed from records of ended jobs. `run_records` collects them from Redis and from the sidecars beside
-the videos.
+The figures are computed from records of ended jobs, collected from Redis and from the sidecars beside the videos. Redis
+has the reasons of failures but expires; a sidecar has the seconds of its video and is kept.
 """
 
 from collections import Counter
