@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from svdq.producer.status.job_view import JobView
     from svdq.producer.status.ranks import GroupStatus
 
-POLL_S = 0.3
-#: The pause between polls is at least this many times as long as a poll, which takes a while with thousands of jobs.
-POLL_SHARE = 3
-#: Seconds of a Redis outage, such as a restart, after which waiting fails.
-MAX_OUTAGE_S = 30.0
 #: Seconds without a worker before a notice is printed.
 NO_WORKER_S = 2.0
 #: Largest number of bars. Further jobs appear as they start.
@@ -92,39 +87,38 @@ def wait_for(
         on_end: called with each job when it ends.
         timeout_s: seconds after which the jobs are returned even if some have not ended; None waits without limit.
     """
-    from svdq.producer.queue import session
-    from svdq.producer.status.job_view import view_many
+    from svdq.producer.client import wait_for_jobs
     from svdq.producer.status.snapshot import estimate
 
     job_ids = list(dict.fromkeys(job_ids))
     bars = _Bars(len(job_ids)) if sys.stderr.isatty() and not quiet else None
-    give_up_at = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    reasons = _Reasons(bars.log if bars else partial(echo, err=True))
     ended: dict[str, JobView] = {}
-    with session(settings) as connection:
-        try:
-            for views, groups in _poll(connection, job_ids, give_up_at, bars.log if bars else partial(echo, err=True)):
-                if bars:
-                    bars.show(views, estimate(connection, views, groups))
-                for view in [view for view in views if view.ended]:
-                    ended[view.id] = view
-                    if on_end:
-                        on_end(view)
-                    if not bars and not quiet:
-                        echo(describe(view))
-                        sys.stdout.flush()
-        except KeyboardInterrupt:
-            if left := [job_id for job_id in job_ids if job_id not in ended]:
-                echo(_interrupted(left), err=True)
-            raise
-        finally:
-            if bars:
-                bars.clear()
-        pending = {view.id: view for view in view_many(connection, [each for each in job_ids if each not in ended])}
+
+    def show(connection: "redis.Redis", views: "list[JobView]") -> None:
+        groups = reasons.log(connection, views)
+        if bars:
+            bars.show(views, estimate(connection, views, groups))
+        for view in [view for view in views if view.ended]:
+            ended[view.id] = view
+            if on_end:
+                on_end(view)
+            if not bars and not quiet:
+                echo(describe(view))
+                sys.stdout.flush()
+
+    try:
+        found = wait_for_jobs(settings, job_ids, timeout_s=timeout_s, on_look=show)
+    except KeyboardInterrupt:
+        if left := [job_id for job_id in job_ids if job_id not in ended]:
+            echo(_interrupted(left), err=True)
+        raise
+    finally:
+        if bars:
+            bars.clear()
     # Printed after the bars are cleared: stdout may be the same terminal.
     for view in ended.values() if bars else ():
         echo(describe(view))
-    known = ended | pending
-    found = [known[job_id] for job_id in job_ids if job_id in known]
     return found, 0 if all(view.status == "finished" and view.is_readable for view in found) else EXIT_FAILED
 
 
@@ -135,58 +129,35 @@ def _interrupted(left: Sequence[str]) -> str:
     return f"Job {left[0]} goes on; follow it with `svdq wait {left[0]}`, cancel it with `svdq cancel {left[0]}`."
 
 
-def _poll(
-    connection: "redis.Redis", job_ids: Sequence[str], give_up_at: float, log: Callable[[str], None]
-) -> "Iterator[tuple[list[JobView], list[GroupStatus]]]":
-    """Yield the jobs that had not ended before, and the groups, until all jobs have ended or the time is up."""
-    from redis.exceptions import ConnectionError as LostError
-    from redis.exceptions import TimeoutError as SlowError
+class _Reasons:
+    """Logs why jobs are not done, each reason once as long as it holds."""
 
-    from svdq.producer.job_control import pauses
-    from svdq.producer.queue import ENDED, fetch, statuses
-    from svdq.producer.status.job_view import view_many
-    from svdq.producer.status.ranks import conditions_of, read_groups
-    from svdq.producer.status.registries import worker_state
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._no_worker_since = math.inf
+        #: Keys of the reasons that have been logged and still hold.
+        self._logged: set[str] = set()
 
-    pending = list(job_ids)
-    last_answer = time.monotonic()
-    no_worker_since = math.inf
-    # Keys of the reasons for waiting that have been printed and still hold.
-    printed: set[str] = set()
-    while True:
-        begin = time.monotonic()
-        try:
-            # Only the queued jobs that are shown are read: there may be ten thousand more.
-            found = dict(zip(pending, statuses(connection, pending), strict=True))
-            unseen = set([each for each in pending if found[each] not in (*ENDED, "started", None)][MAX_BARS:])
-            seen = [job_id for job_id in pending if job_id not in unseen]
-            views = view_many(connection, seen)
-            for gone in set(seen) - {view.id for view in views}:
-                fetch(connection, gone)  # raises
-            groups = read_groups(connection)
-            has_worker = bool(groups) or worker_state(connection) != "none"
-            no_worker_since = math.inf if has_worker else min(begin, no_worker_since)
-            reasons = {sentence: sentence for sentence in pauses(connection)}
-            for rank, condition in conditions_of(groups):
-                reasons[f"{rank.key} {condition.effect}"] = condition_sentence(rank, condition)
-            # A burst ends with its last job.
-            if begin - no_worker_since > NO_WORKER_S and not all(view.ended for view in views):
-                reasons["worker"] = sentence_of_workers("none")
-            for key in reasons.keys() - printed:
-                log(reasons[key])
-            printed = set(reasons)
-        except (LostError, SlowError):
-            if time.monotonic() - last_answer > MAX_OUTAGE_S or time.monotonic() >= give_up_at:
-                raise
-        else:
-            last_answer = time.monotonic()
-            yield views, groups
-            ended = {view.id for view in views if view.ended}
-            pending = [job_id for job_id in pending if job_id not in ended]
-            if not pending or time.monotonic() >= give_up_at:
-                return
-        rest_s = max(POLL_S, POLL_SHARE * (time.monotonic() - begin))
-        time.sleep(max(0.0, min(rest_s, give_up_at - time.monotonic())))
+    def log(self, connection: "redis.Redis", views: "Sequence[JobView]") -> "list[GroupStatus]":
+        """Log new reasons; return the groups of ranks."""
+        from svdq.producer.job_control import pauses
+        from svdq.producer.status.ranks import conditions_of, read_groups
+        from svdq.producer.status.registries import worker_state
+
+        now = time.monotonic()
+        groups = read_groups(connection)
+        has_worker = bool(groups) or worker_state(connection) != "none"
+        self._no_worker_since = math.inf if has_worker else min(now, self._no_worker_since)
+        reasons = {sentence: sentence for sentence in pauses(connection)}
+        for rank, condition in conditions_of(groups):
+            reasons[f"{rank.key} {condition.effect}"] = condition_sentence(rank, condition)
+        # A burst ends with its last job.
+        if now - self._no_worker_since > NO_WORKER_S and not all(view.ended for view in views):
+            reasons["worker"] = sentence_of_workers("none")
+        for key in reasons.keys() - self._logged:
+            self._log(reasons[key])
+        self._logged = set(reasons)
+        return groups
 
 
 class _Bars:

@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterable
 import redis
 
 from svdq.producer import job_control
-from svdq.producer.queue import fetch, session
+from svdq.producer.queue import ENDED, fetch, session, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view, view_many
 
 #: Seconds between two looks at the jobs that have not ended.
-POLL_S = 0.5
+POLL_S = 0.3
 #: Pauses are at least this many times as long as a look: with thousands of jobs a look takes a while.
 POLL_SHARE = 3
+#: Seconds of a Redis outage, such as a restart, after which waiting fails.
+MAX_OUTAGE_S = 30.0
+#: Waiting jobs that are read at a look; further ones are read when they have started.
+MAX_WAITING = 20
 
 
 def job_status(settings: Settings, job_id: str) -> JobView:
@@ -62,31 +66,48 @@ def _change(
         return view_many(connection, ids)
 
 
-def wait_for_jobs(settings: Settings, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> list[JobView]:
-    """Wait until all jobs have ended; return them in the given order.
+def wait_for_jobs(
+    settings: Settings,
+    job_ids: str | Iterable[str],
+    *,
+    timeout_s: float | None = None,
+    on_look: Callable[[redis.Redis, list[JobView]], object] = lambda connection, views: None,
+) -> list[JobView]:
+    """Wait until all jobs have ended, also through a restart of Redis; return them in the given order.
 
     Args:
         settings: of this process.
         job_ids: full ids, as `submit` returns them.
         timeout_s: seconds after which the jobs are returned as they are; None waits without a limit.
+        on_look: called at each look with the jobs that had not ended before, without most of those that wait.
 
     Raises:
         InputError: there is no such job, or it was removed while it was waited for.
         UnavailableError: Redis cannot be reached.
     """
     job_ids = [job_ids] if isinstance(job_ids, str) else list(dict.fromkeys(job_ids))
-    deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-    views: dict[str, JobView] = {}
+    answered = time.monotonic()
+    deadline = answered + (math.inf if timeout_s is None else timeout_s)
+    ended: dict[str, JobView] = {}
     with session(settings) as connection:
         while True:
             begin = time.monotonic()
-            pending = [job_id for job_id in job_ids if job_id not in views or not views[job_id].ended]
-            found = {each.id: each for each in view_many(connection, pending)}
-            for job_id in pending:
-                if job_id not in found:
-                    fetch(connection, job_id)  # raises
-            views |= found
-            now = time.monotonic()
-            if now >= deadline or all(each.ended for each in views.values()):
-                return [views[job_id] for job_id in job_ids]
-            time.sleep(min(max(POLL_S, POLL_SHARE * (now - begin)), deadline - now))
+            try:
+                pending = [job_id for job_id in job_ids if job_id not in ended]
+                found = zip(pending, statuses(connection, pending), strict=True)
+                waiting = [job_id for job_id, status in found if status not in (*ENDED, "started", None)]
+                unseen = set() if begin >= deadline else set(waiting[MAX_WAITING:])  # there may be ten thousand
+                seen = [job_id for job_id in pending if job_id not in unseen]
+                views = {view.id: view for view in view_many(connection, seen)}
+                for gone in set(seen) - views.keys():
+                    fetch(connection, gone)  # raises
+                on_look(connection, list(views.values()))
+                ended |= {view.id: view for view in views.values() if view.ended}
+                if begin >= deadline or len(ended) == len(job_ids):
+                    return [(ended | views)[job_id] for job_id in job_ids]
+                answered = time.monotonic()
+            except (redis.ConnectionError, redis.TimeoutError):
+                if time.monotonic() >= min(deadline, answered + MAX_OUTAGE_S):
+                    raise
+            rest_s = max(POLL_S, POLL_SHARE * (time.monotonic() - begin))
+            time.sleep(max(0.0, min(rest_s, deadline - time.monotonic())))

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import redis
 import svdq.producer
 from svdq.pipeline.errors import InputError
 from svdq.producer import Settings, SubmitOptions, cancel, job_status, retry, submit, wait_for_jobs
+from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.status.job_view import JobView
+from tests.waiting import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
 
@@ -50,6 +54,28 @@ def test_waiting_gives_up_after_the_timeout(settings: Settings, photo: Path) -> 
     (job,) = wait_for_jobs(settings, [submission.id], timeout_s=0.2)
     assert 0.2 <= time.monotonic() - begin < 20
     assert (job.id, job.status, job.ended) == (submission.id, "queued", False)
+
+
+@pytest.mark.usefixtures("own_server")
+def test_waiting_goes_on_while_redis_restarts(settings: Settings, photo: Path, home: Path) -> None:
+    (submission,) = submit(settings, [photo], SubmitOptions())
+    looks = []
+
+    def restart_then_cancel(_connection: redis.Redis, views: list[JobView]) -> None:
+        looks.append([view.status for view in views])
+        if len(looks) == 1:
+            assert stop_server(home)
+            raise redis.ConnectionError("lost")
+        if len(looks) == 2:
+            cancel(settings, submission.id)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(wait_for_jobs, settings, submission.id, on_look=restart_then_cancel)
+        wait_until(lambda: looks)
+        wait_until(lambda: job_status(settings, submission.id))  # starts the server again
+        (job,) = done.result(60)
+    assert looks[:2] == [["queued"], ["queued"]]
+    assert job.status == "canceled"
 
 
 def test_photos_are_texts_folders_and_patterns(settings: Settings, photo: Path, tmp_path: Path) -> None:
