@@ -72,8 +72,8 @@ def tiny(folder: Path, family: str) -> None:
 
     require_torch("the untrained model")
     # Imported here so that `--help` does not import torch.
+    from svdq.pipeline.models.families import family_named
     from svdq.pipeline.models.family import imported
-    from svdq.pipeline.models.registry import family_named
 
     imported(family_named(family).tiny)(folder)
     echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={shlex.quote(str(folder))}")
@@ -95,21 +95,20 @@ def convert_command(source: str, folder: Path, dtype: str) -> None:
       svdq model convert Wan-AI/Wan2.2-I2V-A14B-Diffusers /models/wan-bf16 --dtype bf16
     """
     from svdq.pipeline.installed import require_torch
-    from svdq.pipeline.models.hub import find_folder
     from svdq.pipeline.models.memory import size_text
+    from svdq.pipeline.models.model_names import resolve
 
-    found = find_folder(source)
     require_torch("conversion")
+    model = resolve(source)
     # Imported here so that `--help` does not import torch.
     import torch
 
     from svdq.pipeline.models.convert import convert
-    from svdq.pipeline.models.options import DTYPES
+    from svdq.pipeline.models.folder_files import DTYPES
 
     total = convert(
-        found,
+        model,
         folder,
-        source,
         getattr(torch, DTYPES[dtype]),
         on_file=lambda file, num_bytes: echo(f"{file}  {size_text(num_bytes)}", err=True),
     )

@@ -17,6 +17,7 @@ from svdq.cli.option_types import SectionedCommand
 from svdq.worker.config import RankConfig, rank_options
 
 if TYPE_CHECKING:
+    from svdq.pipeline.models.resolved_model import ResolvedModel
     from svdq.producer.settings import Settings
     from svdq.worker.launcher.launcher import LaunchOptions
 
@@ -126,10 +127,11 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     """Check everything that can be checked before any rank starts, then run unless another burst does."""
     from svdq.pipeline.installed import require_torch
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
+    from svdq.pipeline.models.model_names import resolve
     from svdq.producer.queue import connect
     from svdq.producer.storage.temporary import check_target
     from svdq.worker.launcher.gpus import visible_gpus
-    from svdq.worker.launcher.preflight import burst_lock, check_home, check_model, check_storage, devices_of
+    from svdq.worker.launcher.preflight import burst_lock, check_home, check_storage, devices_of
 
     rank = options.rank
     require_torch("a worker")
@@ -138,22 +140,22 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
         check_target(report, (".json",))
     if options.trace is not None:
         check_target(options.trace, ())
-    check_model(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
+    model = resolve(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
     ffmpeg_version()
     connect(settings).close()
     check_home(settings.home)
     check_storage(settings.storage)
     if not rank.burst or no_lock:
-        return _run(settings, options, report)
+        return _run(settings, model, options, report)
     devices = devices_of(rank.device, options.ranks and options.ranks * options.groups)
     with burst_lock(settings.home, devices) as holder:
         if holder is not None:
             echo(holder, err=True)
             return 0
-        return _run(settings, options, report)
+        return _run(settings, model, options, report)
 
 
-def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
+def _run(settings: "Settings", model: "ResolvedModel", options: "LaunchOptions", report: Path | None) -> int:
     """Run until the end, print the summary of a burst, and return the exit code: 1 for a burst in which all failed."""
     from svdq.pipeline.errors import UnavailableError
     from svdq.producer.storage.temporary import write_file
@@ -163,7 +165,7 @@ def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) ->
 
     started_at = datetime.now().astimezone()
     with Notifications(settings) as notifications:
-        ending = launch(settings, options)
+        ending = launch(settings, model, options)
         code = ending.code
         is_shown = options.rank.burst or report is not None
         if is_shown or notifications.are_wanted:

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models import options as compute_options
-from svdq.pipeline.models.options import ComputeOptions, dtype_of
+from svdq.pipeline.models import compute_options
+from svdq.pipeline.models.compute_options import ComputeOptions, dtype_of
 
 
 def check_device(wanted: str) -> None:

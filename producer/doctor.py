@@ -16,13 +16,11 @@ from typing import Literal, NamedTuple
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.installed import how_to_install
-from svdq.pipeline.models.files import loaded_files, stored_shapes, variants
+from svdq.pipeline.models.families import family_of, layout_of
 from svdq.pipeline.models.folder_check import find_problems
-from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.folder_files import DTYPES, is_untrained, loaded_files, stored_shapes, variants
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, shape_for, size_text
-from svdq.pipeline.models.names import has_weights, timings_of
-from svdq.pipeline.models.registry import family_of, layout_of
-from svdq.pipeline.models.untrained import is_untrained
+from svdq.pipeline.models.model_names import find_folder, has_weights, resolve
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.storage.storage import Storage
@@ -145,7 +143,7 @@ def check_model(name: str) -> Iterator[Finding]:
         if has_weights(name):
             yield from _check_folder(find_folder(name), name)
         else:
-            timings_of(name)
+            resolve(name)
             yield Finding("model", "ok", f"{name} (its compute is a sleep, it makes no pictures)")
     except InputError as error:
         yield failure("model", error)
@@ -177,7 +175,7 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
 def _memory(folder: Path, name: str) -> str:
     """Describe how much GPU memory the default video needs, as a worker estimates it, on a rank with all components."""
     family, layout = family_of(folder, name), layout_of(folder, name)
-    facts, dtype = family.read_facts(folder, name), {"fp16": "float16", "bf16": "bfloat16"}[family.half]
+    facts, dtype = resolve(name).facts, DTYPES[family.half]
     open_video = family.parameters.model_validate({"seed": 0, "decode_chunk_size": 1})
     video = family.complete(open_video, facts)
     weights = {

@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.names import has_weights
+from svdq.pipeline.models.model_names import has_weights
 from svdq.producer.job import PARAMETER_KEYS
 from svdq.producer.regular_file import open_regular
 

@@ -31,6 +31,7 @@ from typing import Any
 import click
 
 from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
@@ -39,6 +40,7 @@ from svdq.worker.config import RankConfig, rank_options
 from svdq.worker.health.crash_marker import CrashMarker, folder_without_launcher
 from svdq.worker.health.logging import JobLogHandler, start_logging
 from svdq.worker.launcher import run_dir as run_dirs
+from svdq.worker.launcher.gpus import visible_gpus
 from svdq.worker.launcher.preflight import check_home
 from svdq.worker.rank import run_rank
 from svdq.worker.signals import Signals
@@ -111,6 +113,7 @@ def _run(config: RankConfig, topology: Topology, restart_count: int, log: JobLog
         RankProcess(
             config=config,
             settings=settings,
+            model=resolve(settings.model, on_gpus=config.device != "cpu" and bool(visible_gpus()), dtype=config.dtype),
             url=server_url(settings),
             topology=topology,
             signals=signals,

@@ -10,7 +10,7 @@ import click
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.compute_options import ComputeOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -58,8 +58,6 @@ class RankConfig(BaseModel):
     until_s: float | None = None
     #: Largest number of ranks that share a GPU, those of all groups included; None: count those of this torchrun.
     ranks_per_gpu: int | None = Field(default=None, ge=1)
-    #: A fingerprint of the model's files; None: it has none, or nobody has taken it.
-    weights: str | None = None
     #: GPUs that have failed and were left out since the worker was started, each with the reason, a clause.
     failed_gpus: Mapping[str, str] = {}
     #: Whether to leave trace events in the run folder at the end.

@@ -9,14 +9,13 @@ from functools import partial
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.base import VideoModel
-from svdq.pipeline.models.registry import parameters_of
+from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import open_checkpoint_store
-from svdq.worker.config import RankConfig
 from svdq.worker.health.crash_marker import MAX_WRITERS, CrashMarker, read_suspects
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, costs_in, describe
@@ -105,7 +104,7 @@ def run_rank(process: RankProcess) -> None:
         reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs), **known})
     process.signals.attach(partial(_stop, stage, intake), intake.drain if intake is not None else None)
     if plan is not None:
-        _warm_up(stage, plan, config, loaded.model)
+        _warm_up(stage, plan, process, loaded.model)
     if intake is not None:
         intake.start()
     if process.run_dir is not None and topology.first:
@@ -147,11 +146,11 @@ def _make_intake(
     return Intake(connection, storage, info, options, checkpoints, connection_health)
 
 
-def _warm_up(stage: Stage, plan: MemoryPlan, config: RankConfig, model: VideoModel) -> None:
+def _warm_up(stage: Stage, plan: MemoryPlan, process: RankProcess, model: VideoModel) -> None:
     """Warm up all ranks for the shapes of --warmup, with the decode chunks that are planned for them."""
-    for shape in config.warmup:
+    for shape in process.config.warmup:
         try:
-            stage.warm_up_group(plan.admit(model.complete(parameters_of(model.info.name).of_shape(shape))))
+            stage.warm_up_group(plan.admit(model.complete(parameters_of(process.model).of_shape(shape))))
         except (DoesNotFitError, InputError) as error:
             logger.warning("--warmup %s: %s", shape, error)
 

@@ -15,15 +15,13 @@ from typing import Literal
 import torch
 
 from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.components import acceptable
-from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.files import loaded_files, stored_shapes
-from svdq.pipeline.models.folder_check import pipeline_of
-from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.components import acceptable, name_of
+from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.families import family_named
+from svdq.pipeline.models.family import Family
+from svdq.pipeline.models.folder_files import loaded_files, stored_shapes
 from svdq.pipeline.models.memory import Activity, shape_for, size_text
-from svdq.pipeline.models.names import has_weights
-from svdq.pipeline.models.options import ComputeOptions
-from svdq.pipeline.models.registry import family_of
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.planning.binding import Components, Segment, bind
@@ -40,25 +38,26 @@ INT8_BYTES = 1.05
 class Experts:
     """The experts of a model that has several."""
 
-    def __init__(self, folder: Path, name: str, family: Family, facts: Facts) -> None:
-        """Read what a typical video takes; the name is for messages."""
-        self._folder = folder
-        self._name = name
+    def __init__(self, model: ResolvedModel, family: Family) -> None:
+        """Compute what a typical video takes."""
+        assert model.folder is not None
+        assert model.layout is not None
+        self._folder = model.folder
+        self._name = model.name
         self._family = family
-        self._facts = facts
-        self._typical = family.complete(family.parameters.model_validate({"seed": 0}), facts)
+        self._layout = family.layouts[model.layout]
+        self._facts = model.facts
+        self._typical = family.complete(family.parameters.model_validate({"seed": 0}), model.facts)
         #: Of a video with the model's defaults.
-        self.segments = family.segments(self._typical, facts)
+        self.segments = family.segments(self._typical, model.facts)
 
     @classmethod
-    def of(cls, name: str) -> "Experts | None":
+    def of(cls, model: ResolvedModel) -> "Experts | None":
         """Return the experts of a model, or None if it has only one, or cannot be opened: that raises errors later."""
-        if not has_weights(name):
+        if model.family is None:
             return None
         try:
-            folder = find_folder(name)
-            family = family_of(folder, name)
-            experts = cls(folder, name, family, family.read_facts(folder, name))
+            experts = cls(model, family_named(model.family))
         except Exception:  # noqa: BLE001 - of an unusual config, diffusers raises many types
             return None
         return experts if len(experts.segments) > 1 else None
@@ -102,14 +101,12 @@ class Experts:
         weights = per_weight * self._num_expert_weights(dtype)
         encodes, decodes = rank == 0, rank == num_ranks - 1
         experts = {segment.component for segment in self.segments}
-        layout = self._family.layouts[pipeline_of(self._folder, self._name)]
-        others = [name for name in layout.weighted if name not in experts and (encodes or name == "vae")]
+        others = [name for name in self._layout.weighted if name not in experts and (encodes or name == "vae")]
         weights += dtype.itemsize * sum(self._num_weights(name, dtype) for name in others)
         activities: list[Activity] = ["step", *["encode"] * encodes, *["decode"] * decodes]  # type: ignore[list-item]
         one_by_one = self._typical.model_copy(update={"decode_chunk_size": 1})
-        name = str(dtype).removeprefix("torch.")
         peaks = [
-            self._family.memory(each, shape_for(each, one_by_one), name, self._facts, has_decoder=True)
+            self._family.memory(each, shape_for(each, one_by_one), name_of(dtype), self._facts, has_decoder=True)
             for each in activities
         ]
         return int(weights) + max(peaks)
@@ -130,16 +127,18 @@ class Experts:
         return loaded_files(self._folder, component, acceptable(dtype))
 
 
-def of_simulated(name: str, num_ranks: int, binding: Binding, *, encoder_rank: bool = False) -> list[Components]:
+def of_simulated(
+    model: ResolvedModel, num_ranks: int, binding: Binding, *, encoder_rank: bool = False
+) -> list[Components]:
     """Return the components of each rank of a simulated model with two experts; none for any other model.
 
     It takes no memory, so its ranks are bound only if they always are.
     """
-    if has_weights(name) or name == "preview" or binding != "always":
+    if model.timings is None or binding != "always":
         return []
-    model = SimulatedModel.from_name(name, Role(), torch.device("cpu"))
+    opened = SimulatedModel(model.timings, Role(), torch.device("cpu"))
     alone: list[Components] = [frozenset()] if encoder_rank else []
-    return alone + bind(model.segments(SvdParameters(seed=0)), [False] * (num_ranks - len(alone)), model.info.prior)
+    return alone + bind(opened.segments(SvdParameters(seed=0)), [False] * (num_ranks - len(alone)), opened.info.prior)
 
 
 def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:

@@ -18,6 +18,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role, VideoModel
 from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.loader import dtype_for, open_model
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.embedded_redis.socket_path import private_folder
@@ -49,6 +50,7 @@ class RankProcess:
 
     config: RankConfig
     settings: Settings
+    model: ResolvedModel
     #: Address of Redis.
     url: str
     topology: Topology
@@ -91,7 +93,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
     num_visible = num_gpus()
     device = choose_device(wanted, topology.local_rank)
     compute = config.compute
-    dtype = dtype_for(settings.model, device, compute)
+    dtype = dtype_for(process.model, device, compute)
     check_computes(device, dtype)
     if device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
@@ -106,15 +108,13 @@ def _load_model(process: RankProcess) -> LoadedModel:
     if config.encoder_rank and topology.first:
         role = replace(role, decode=False)
     with loading_threads(device, topology.num_ranks):
-        model = open_model(settings.model, role, device, dtype, compute)
+        model = open_model(process.model, role, device, dtype, compute)
         granted = capacity(device, settings.memory_limit, sharing)
         if granted is not None and model.info.weight_bytes > granted and not topology.last:
             # There is no room for the decoder, which the last rank has in any case.
             role = replace(role, decode=False)
             del model
-            model = open_model(settings.model, role, device, dtype, compute)
-    if config.weights is not None:
-        model.info = replace(model.info, compute=model.info.compute | {"weights": config.weights})
+            model = open_model(process.model, role, device, dtype, compute)
     info = RankInfo(
         capacity=granted,
         weights=model.info.weight_bytes,
@@ -132,10 +132,10 @@ def _agree_on_components(process: RankProcess, granted: Callable[[], int | None]
     config, topology = process.config, process.topology
     if config.encoder_rank and topology.num_ranks == 1:
         raise InputError("--encoder-rank leaves the first rank without steps; give at least two, such as --ranks 2.")
-    model, num_ranks = process.settings.model, topology.num_ranks
+    model, num_ranks = process.model, topology.num_ranks
     if simulated := roles.of_simulated(model, num_ranks, config.bind, encoder_rank=config.encoder_rank):
         return simulated[topology.rank]
-    experts = Experts.of(process.settings.model)
+    experts = Experts.of(model)
     if experts is None:
         return frozenset() if config.encoder_rank and topology.first else None
 

@@ -27,12 +27,12 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Frames, Role
+from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions
+from svdq.pipeline.models.families import FAMILIES, family_for, family_named
 from svdq.pipeline.models.family import Family, imported
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
-from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.loader import dtype_for, open_model
-from svdq.pipeline.models.options import DEFAULTS, ComputeOptions
-from svdq.pipeline.models.registry import FAMILIES, family_for, family_named, family_of
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Components, bind
 from svdq.pipeline.trace import Tracer
@@ -116,7 +116,8 @@ def _rank_main(
 ) -> None:
     device = choose_device(wanted, topology.local_rank)
     role = replace(Role.of_rank(topology.rank), components=components[topology.rank] if components else None)
-    model = open_model(model_name, role, device, dtype_for(model_name, device, options), options)
+    resolved = resolve(model_name)
+    model = open_model(resolved, role, device, dtype_for(resolved, device, options), options)
     requests = [
         Request(job_id=f"video-{number}", parameters=parameters, photo=image)
         for number, parameters in enumerate(videos)
@@ -143,7 +144,7 @@ def render_with_diffusers(
 
     be_quiet()  # before the import, since transformers warns while it is imported
     torch.set_num_threads(1)
-    dtype = dtype_for(model, torch.device(device))
+    dtype = dtype_for(resolve(model), torch.device(device))
     pipeline = open_diffusers(family_for(parameters).name, model, dtype).to(device)
     pipeline.set_progress_bar_config(disable=True)
     frames = call_diffusers(pipeline, image, parameters)[0]
@@ -167,9 +168,10 @@ def _compare(options: argparse.Namespace) -> int:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        folder = find_folder(model)
-        family = family_of(folder, model)
-        facts = family.read_facts(folder, model)
+        resolved = resolve(model)
+        if resolved.family is None:
+            raise InputError(f"diffusers has no {model}; give the folder or hub id of a model.")
+        family, facts = family_named(resolved.family), resolved.facts
         videos = [family.fill_in(each, model, facts) for each in _videos(options, model, family)]
         size = (videos[0].width, videos[0].height)
         photo = options.image.read_bytes() if options.image else Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 90)

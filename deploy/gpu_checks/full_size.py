@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.files import writing
+from svdq.pipeline.models.folder_files import writing
 from svdq.pipeline.models.svd.layout import UNET_DEFAULTS
 from svdq.pipeline.models.svd.tiny import write_model
 

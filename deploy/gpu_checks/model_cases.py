@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from svdq.pipeline.models.families import family_for
 from svdq.pipeline.models.family import Facts
-from svdq.pipeline.models.registry import family_for
 from svdq.pipeline.parameters import VideoParameters
 
 #: The parts to measure.

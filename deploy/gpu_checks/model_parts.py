@@ -23,15 +23,16 @@ from torch import Tensor
 
 from gpu_checks.model_cases import PARTS, Case, Row, cases_of, denoising_components
 from svdq.pipeline.device import choose_device
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role, all_finite
-from svdq.pipeline.models.components import acceptable
+from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, ComputeOptions
 from svdq.pipeline.models.device_memory import is_out_of_memory
 from svdq.pipeline.models.diffusers_model import DiffusersModel
-from svdq.pipeline.models.folder_check import check_folder
-from svdq.pipeline.models.hub import find_folder
-from svdq.pipeline.models.loader import open_folder
-from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
-from svdq.pipeline.models.registry import family_of, layout_of
+from svdq.pipeline.models.families import family_named
+from svdq.pipeline.models.folder_files import DTYPES
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.parameters import VideoParameters
 
 #: What a part computes, in float32 on the host.
@@ -53,14 +54,12 @@ def measure(
     Raises:
         InputError: the model does not exist.
     """
-    if cases:
-        folder = find_folder(name)
-        check_folder(folder, name, layout_of(folder, name), half=acceptable(_torch_dtype(cases[0])))
+    model = resolve(name, dtype=cases[0].dtype if cases else "auto")
     #: Results of the first rows of a part and component, by size.
     references: dict[tuple[Any, ...], Results] = {}
     gone = {_compared_with(case) for case in earlier}
     for _, group in itertools.groupby(cases, key=_opened_with):
-        bench = _Bench(name, device, repeats)
+        bench = _Bench(model, device, repeats)
         for case in group:
             figures, result = bench.measure(case)
             if result is not None:
@@ -108,8 +107,8 @@ def _torch_dtype(case: Case) -> torch.dtype:
 class _Bench:
     """One part of a model with one set of compute options, opened at the first measurement."""
 
-    def __init__(self, name: str, device: torch.device, repeats: int) -> None:
-        self._name = name
+    def __init__(self, model: ResolvedModel, device: torch.device, repeats: int) -> None:
+        self._resolved = model
         self._device = device
         self._on_gpu = device.type == "cuda"
         self._repeats = repeats
@@ -134,7 +133,7 @@ class _Bench:
         if self._model is None:
             torch.compiler.reset()
             options = ComputeOptions(dtype=case.dtype, compiled=case.compiled, approximate=case.approximate)
-            self._model = open_folder(self._name, _role(case), self._device, _torch_dtype(case), options)
+            self._model = open_model(self._resolved, _role(case), self._device, _torch_dtype(case), options)
         run = self._work(self._model, case)
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -212,9 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write each row into the file of --json as soon as it is there; 1 if no row could be measured."""
     options = _parse(arguments)
     device = choose_device(options.device, 0)
-    folder = find_folder(options.model)
-    family = family_of(folder, options.model)
-    facts = family.read_facts(folder, options.model)
+    resolved = resolve(options.model)
+    if resolved.family is None:
+        raise InputError(f"The model {options.model} has no parts; give the folder or hub id of a model.")
+    family, facts = family_named(resolved.family), resolved.facts
     shapes: list[dict[str, int]] = []
     for size in options.size or [""]:
         sides = dict(zip(("width", "height"), map(int, size.split("x")), strict=True)) if size else {}

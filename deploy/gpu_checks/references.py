@@ -6,9 +6,9 @@ import torch
 from PIL.Image import Image
 
 from svdq.pipeline.models.components import acceptable
-from svdq.pipeline.models.files import is_half, loaded_files
-from svdq.pipeline.models.hub import find_folder
-from svdq.pipeline.models.registry import layout_of
+from svdq.pipeline.models.families import layout_of
+from svdq.pipeline.models.folder_files import is_half, loaded_files
+from svdq.pipeline.models.model_names import find_folder
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.layout import SHIFT_SETTINGS
 from svdq.pipeline.models.wan.parameters import WanParameters

@@ -23,8 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpu_checks.model_parts import differences
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.loader import dtype_for, open_folder
-from svdq.pipeline.models.options import ComputeOptions, apply
+from svdq.pipeline.models.compute_options import ComputeOptions, apply
+from svdq.pipeline.models.loader import dtype_for, open_model
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.parameters import SvdParameters
 
 #: Changes a copy of a UNet or VAE.
@@ -189,11 +190,12 @@ def measure(work: Work, plain: Any, changes: Sequence[Change], repeats: int, syn
 def rows(model_name: str, device: torch.device, video: SvdParameters, repeats: int) -> Iterator[dict[str, Any]]:
     """Measure all candidates."""
     on_gpu = device.type == "cuda"
+    resolved = resolve(model_name)
     for part, candidates in CANDIDATES.items():
         # The first rank has both halves of the VAE.
         is_step = part == "step"
         role = Role(encode=part == "encode", components=None if is_step else frozenset(), decode=not is_step)
-        model = open_folder(model_name, role, device, dtype_for(model_name, device), ComputeOptions())
+        model = open_model(resolved, role, device, dtype_for(resolved, device), ComputeOptions())
         plain = model.pipeline.unet if is_step else model.pipeline.vae
         work = step_work(model, video) if is_step else vae_work(model, part, video)
         for candidate, changes in candidates.items():

@@ -5,52 +5,32 @@ Weights are read only from safetensors, never from pickles. Never uses the netwo
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.files import is_half, loaded_files, read_json, stored_shapes
-from svdq.pipeline.models.folder_check import Layout, check_folder, class_in, pipeline_of
-from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.compute_options import ComputeOptions, quantization
+from svdq.pipeline.models.folder_check import Layout, class_in
+from svdq.pipeline.models.folder_files import WEIGHTS, is_half, loaded_files, read_json, stored_shapes
 from svdq.pipeline.models.load_errors import in_a_sentence
-from svdq.pipeline.models.options import WEIGHTS, ComputeOptions, quantization
 
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """The components of a checked model folder that a role needs."""
+    """The components of a resolved model's folder that a role needs."""
 
-    #: The folder itself, or its snapshot in the hub's cache.
+    #: The folder.
     path: Path
-    #: The requested name, for messages.
+    #: The name of the model, for messages.
     name: str
     layout: Layout
     role: Role
     #: Of the weights, where a component or a layer is not kept in float32.
     dtype: torch.dtype
-
-    @classmethod
-    def find(cls, name: str, layouts: Mapping[str, Layout], role: Role, dtype: torch.dtype) -> Self:
-        """Find a model on this machine, and check it without opening the weights that the role lacks.
-
-        `layouts` are those of the family, by the class of the pipeline; the first one if the model has another class.
-
-        Raises:
-            InputError: the model does not exist here, or is not complete.
-        """
-        path = find_folder(name)
-        layout = layouts.get(pipeline_of(path, name)) or next(iter(layouts.values()))
-        found = cls(path=path, name=name, layout=layout, role=role, dtype=dtype)
-        check_folder(path, name, layout, components=())
-        for component in found.needed():
-            half = acceptable(found.dtype_of(component))
-            check_folder(path, name, layout, half=half, components=(component,))
-        return found
 
     def needed(self) -> list[str]:
         """Return the components with weights that the role needs, of those that the model has."""
@@ -68,7 +48,8 @@ class Components:
 
     def dtype_of(self, component: str) -> torch.dtype:
         """Return the dtype that a component is loaded in."""
-        return torch.float32 if component in self.layout.float32 else self.dtype
+        dtype: torch.dtype = getattr(torch, self.layout.dtype_of(component, name_of(self.dtype)))
+        return dtype
 
     def load_pipeline(self, pipeline_class: str, device: torch.device, options: ComputeOptions) -> Any:
         """Load a diffusers pipeline whose other components are None.
@@ -204,7 +185,12 @@ class Components:
 
 def acceptable(dtype: torch.dtype) -> tuple[bool, ...]:
     """Return the weights that suit a dtype, the best first: True for half precision, False for full."""
-    return WEIGHTS[str(dtype).removeprefix("torch.")]
+    return WEIGHTS[name_of(dtype)]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return torch's name of a dtype, such as float16."""
+    return str(dtype).removeprefix("torch.")
 
 
 def be_quiet() -> None:

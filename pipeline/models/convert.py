@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.files import loaded_files, read_json, weight_files, writing
-from svdq.pipeline.models.folder_check import check_folder
+from svdq.pipeline.models.families import layout_of
+from svdq.pipeline.models.folder_files import loaded_files, read_json, weight_files, writing
 from svdq.pipeline.models.memory import size_text
-from svdq.pipeline.models.registry import layout_of
+from svdq.pipeline.models.resolved_model import ResolvedModel
 
 #: Bytes of weights in a file of the copy, and so about the memory that writing it takes.
 SHARD_BYTES = 2 * 1024**3
@@ -40,9 +40,8 @@ class _Weight:
 
 
 def convert(
-    source: Path,
+    model: ResolvedModel,
     target: Path,
-    name: str,
     dtype: torch.dtype,
     *,
     on_file: Callable[[str, int], None] = lambda _file, _bytes: None,
@@ -51,9 +50,8 @@ def convert(
     """Write the copy; the target appears when it is complete.
 
     Args:
-        source: a model folder.
+        model: the original.
         target: a folder that does not exist yet.
-        name: name of the model in messages.
         dtype: float16 or bfloat16.
         on_file: called with each weights file, below the target, and its bytes before it is written.
         shard_bytes: bytes of weights in a file.
@@ -62,10 +60,12 @@ def convert(
         The bytes of all weights in the copy.
 
     Raises:
-        InputError: the source is not a model that svdq runs, the target exists, or its disk has no room.
+        InputError: the original has no weights, the target exists, or its disk has no room.
     """
+    name, source = model.name, model.folder
+    if source is None:
+        raise InputError(f"The model {name} has no weights to convert; name the folder or hub id of a model.")
     layout = layout_of(source, name)
-    check_folder(source, name, layout)
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists; name a folder that does not exist yet.")
     classes = read_json(source, "model_index.json", name)

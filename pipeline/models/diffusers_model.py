@@ -13,13 +13,14 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, all_finite, check_tensor, nan_advice
-from svdq.pipeline.models.components import Components
+from svdq.pipeline.models.components import Components, name_of
+from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, apply, stored_parts, weight_bytes
 from svdq.pipeline.models.device_memory import MemoryMeter
 from svdq.pipeline.models.family import Family
+from svdq.pipeline.models.folder_files import is_untrained
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.memory import shape_for
-from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, apply, stored_parts, weight_bytes
-from svdq.pipeline.models.untrained import is_untrained
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Segment
 
@@ -30,21 +31,29 @@ TensorType = tuple[tuple[int | None, ...], str | None]
 
 
 class DiffusersModel(VideoModel):
-    """A `VideoModel` from a diffusers folder, or a hub id whose files are in the hub's cache."""
+    """A `VideoModel` from a diffusers folder."""
 
     family: ClassVar[Family]
 
     def __init__(
-        self, name: str, role: Role, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
+        self,
+        model: ResolvedModel,
+        role: Role,
+        device: torch.device,
+        dtype: torch.dtype,
+        options: ComputeOptions = DEFAULTS,
     ) -> None:
         """Load the components that a role needs, in `dtype`, which overrides that of the options.
 
         Raises:
-            InputError: the model does not exist, or a component is missing, broken or of another class.
+            InputError: a component is missing, broken or of another class.
         """
+        assert model.folder is not None
+        assert model.layout is not None
         started = time.perf_counter()
-        found = Components.find(name, self.family.layouts, role, dtype)
-        self._facts = self.family.read_facts(found.path, name)
+        name, layout = model.name, self.family.layouts[model.layout]
+        found = Components(path=model.folder, name=name, layout=layout, role=role, dtype=dtype)
+        self._facts = model.facts
         self._role = role
         self._device = device
         self._dtype = dtype
@@ -72,7 +81,9 @@ class DiffusersModel(VideoModel):
             facts=self._facts,
             prior=self.family.prior(self._facts),
             weight_bytes=sum(map(weight_bytes, self._modules().values())),
-            compute=options.changed() | {"dtype": str(dtype).removeprefix("torch.")},
+            compute=options.changed()
+            | {"dtype": name_of(dtype)}
+            | ({"weights": model.fingerprint} if model.fingerprint is not None else {}),
         )
         logger.info("Loaded %s (%s) in %.1f s.", name, role, time.perf_counter() - started)
 

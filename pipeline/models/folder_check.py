@@ -3,14 +3,15 @@
 It reads some kilobytes of each file. Weights that do not belong to the config are found when they are loaded.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.files import (
+from svdq.pipeline.models.folder_files import (
     SAVED,
+    WEIGHTS,
     Shapes,
     fetch_again,
     is_half,
@@ -45,6 +46,10 @@ class Layout:
     #: Checks that the configs in a folder belong to the family and fit each other; the name is for messages.
     check_configs: Callable[[Path, str], None]
 
+    def dtype_of(self, component: str, dtype: str) -> str:
+        """Return torch's name of the dtype that a component is loaded in."""
+        return "float32" if component in self.float32 else dtype
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -68,35 +73,20 @@ def pipeline_of(folder: Path, name: str) -> str:
     return pipeline
 
 
-def check_folder(
-    folder: Path,
-    name: str,
-    layout: Layout,
-    *,
-    half: tuple[bool, ...] | None = None,
-    components: Collection[str] | None = None,
-) -> None:
+def check_folder(folder: Path, name: str, layout: Layout, dtype: str | None = None) -> None:
     """Raise the first problem that `find_problems` finds.
 
     Raises:
         InputError: the model cannot be used.
     """
-    for problem in find_problems(folder, name, layout, half=half, components=components):
+    for problem in find_problems(folder, name, layout, dtype):
         raise InputError("; ".join(filter(None, (problem.text, problem.advice))) + ".")
 
 
-def find_problems(
-    folder: Path,
-    name: str,
-    layout: Layout,
-    *,
-    half: tuple[bool, ...] | None = None,
-    components: Collection[str] | None = None,
-) -> Iterator[Problem]:
+def find_problems(folder: Path, name: str, layout: Layout, dtype: str | None = None) -> Iterator[Problem]:
     """Yield all problems of a model folder.
 
-    `half` says which weights are acceptable: half precision (True), full (False), or both; None checks all weights in
-    the folder. `components` are those whose weights are checked; no file of another one is opened. None: all.
+    Of the weights, those are checked that are loaded for `dtype`, torch's name of it; None: all weights in the folder.
     """
     try:
         _check_index(folder, name, layout)
@@ -106,8 +96,9 @@ def find_problems(
         return
     index = read_json(folder, "model_index.json", name)
     for component in layout.weighted:
-        if class_in(index, component) is None or (components is not None and component not in components):
+        if class_in(index, component) is None:
             continue
+        half = None if dtype is None else WEIGHTS[layout.dtype_of(component, dtype)]
         try:
             yield from _Weights(folder, component, name).problems(half)
         except InputError as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, check_tensor
-from svdq.pipeline.models.registry import family_for
+from svdq.pipeline.models.families import family_for
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior

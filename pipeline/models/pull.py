@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.models.files import is_half, read_json, weight_files
+from svdq.pipeline.models.families import layout_of, needed_pipelines
 from svdq.pipeline.models.folder_check import Layout, class_in
-from svdq.pipeline.models.hub import cached, explained, hub_client
+from svdq.pipeline.models.folder_files import is_half, read_json, weight_files
 from svdq.pipeline.models.memory import size_text
-from svdq.pipeline.models.names import split_id
-from svdq.pipeline.models.registry import layout_of, needed_pipelines
+from svdq.pipeline.models.model_names import cached, explained, hub_client, split_id
 
 #: fp16 suits GPUs; CPUs need full.
 Variant = Literal["fp16", "full"]

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, check_tensor
-from svdq.pipeline.models.names import Timings, timings_of
-from svdq.pipeline.models.registry import family_for
+from svdq.pipeline.models.families import family_for
+from svdq.pipeline.models.resolved_model import Timings
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Segment, split_steps
 from svdq.pipeline.planning.costs import CostPrior
@@ -66,15 +66,6 @@ class SimulatedModel(VideoModel):
         self._flat = np.zeros(1, np.float16)
         self._number = 0
         _sleep_precisely()
-
-    @classmethod
-    def from_name(cls, name: str, role: Role, device: torch.device) -> "SimulatedModel":
-        """Open `simulated` or `simulated:step_ms=50,decode_ms=100`.
-
-        Raises:
-            InputError: a setting is unknown or not a number.
-        """
-        return cls(timings_of(name), role, device, name)
 
     def _sleep(self, milliseconds: float) -> None:
         # A GPU starts the next kernel when the previous one ends, however late the host wakes up: sleep to deadlines.

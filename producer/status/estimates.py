@@ -267,7 +267,7 @@ def _is_guided(parameters: Parameters) -> bool:
 @cache
 def _default_steps(family: str) -> int:
     """Return the steps of a published model, for a job that leaves them to its model."""
-    from svdq.pipeline.models.registry import FAMILIES
+    from svdq.pipeline.models.families import FAMILIES
 
     found = next((each for each in FAMILIES if each.name == family), FAMILIES[0])
     return found.complete(found.parameters.model_validate({"seed": 0}), found.published).steps

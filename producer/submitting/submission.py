@@ -14,8 +14,7 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
-from svdq.pipeline.models.names import has_weights
-from svdq.pipeline.models.registry import family_of_model
+from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.embedded_redis.server import running_url
 from svdq.producer.embedded_redis.socket_path import make_home
 from svdq.producer.job import JOBS, VIDEO_FIELDS

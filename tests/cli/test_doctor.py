@@ -14,8 +14,8 @@ import pytest
 import redis
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_names import resolve
 from svdq.producer.doctor import check_model
-from svdq.worker.launcher import preflight
 from tests.waiting import PATIENCE_S
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -268,7 +268,7 @@ def test_what_is_wrong_with_a_model(model: Path, damage: Callable[[Path], object
     assert str(model) in finding.text
     # The worker says the same, before any rank starts.
     with pytest.raises(InputError, match=re.escape(sentence)) as caught:
-        preflight.check_model(str(model))
+        resolve(str(model))
     assert "\n" not in str(caught.value)
 
 
@@ -279,7 +279,7 @@ def test_a_folder_whose_name_looks_like_a_hub_id_is_not_to_be_pulled(
     name = f"{model.parent.name}/{model.name}"
     (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
     with pytest.raises(InputError, match="fetch the full ones, too") as caught:
-        preflight.check_model(name, on_gpus=False)
+        resolve(name, on_gpus=False)
     assert "pull" not in str(caught.value)
     (model / "unet/diffusion_pytorch_model.fp16.safetensors").unlink()
     [finding] = check_model(name)
@@ -309,12 +309,12 @@ def test_a_model_of_the_hub_that_is_not_complete_is_to_be_pulled(
     [finding] = check_model("someone/some-model")
     assert re.search(sentence, f"{finding.text}; {finding.advice}")
     with pytest.raises(InputError, match=sentence):
-        preflight.check_model("someone/some-model")
+        resolve("someone/some-model")
 
 
 def test_a_model_under_the_home_that_is_whole_is_taken(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tiny_model.parent))
-    preflight.check_model(f"~/{tiny_model.name}")
+    resolve(f"~/{tiny_model.name}")
     assert [finding.level for finding in check_model(f"~/{tiny_model.name}")] == ["ok"]
 
 
@@ -337,9 +337,9 @@ def test_a_link_to_a_file_that_is_gone_and_not_needed(model: Path) -> None:
 def test_half_precision_only(model: Path) -> None:
     (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
     assert [finding.level for finding in check_model(str(model))] == ["warn", "ok"]
-    preflight.check_model(str(model), on_gpus=True)
+    resolve(str(model), on_gpus=True)
     with pytest.raises(InputError, match=r"^The unet of .* has half precision weights only"):
-        preflight.check_model(str(model), on_gpus=False)
+        resolve(str(model), on_gpus=False)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from svdq.cli.main import run
 from svdq.pipeline.errors import InputError
-from svdq.worker.launcher.preflight import check_model
+from svdq.pipeline.models.model_names import resolve
 from tests.hub import COMMIT, Hub, running
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -131,18 +131,18 @@ def test_the_other_weights_and_another_revision(pull: Pull, hub: Hub, tmp_path: 
     assert f"SVDQ_MODEL={name}" in done.stdout, done.stderr
     assert HALF_UNET in fetched(tmp_path)
     assert UNET not in fetched(tmp_path)
-    check_model(name, on_gpus=True)
+    resolve(name, on_gpus=True)
     # Seen before any rank starts: processors need the full weights.
     with pytest.raises(InputError, match=f"half precision weights only.* `svdq model pull {name} --variant full`"):
-        check_model(name, on_gpus=False)
+        resolve(name, on_gpus=False)
     with pytest.raises(InputError, match="not on this machine"):
-        check_model(NAME)
+        resolve(NAME)
     given = len(hub.given)
     assert pull(name).exit_code == 0
     assert sorted(hub.given[given:]) == sorted(
         file for file in fetched(tmp_path) if file.endswith(".safetensors") and ".fp16" not in file
     )
-    check_model(name, on_gpus=False)
+    resolve(name, on_gpus=False)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_transfer_that_breaks_off(pull: Pull, hub: Hub, folder: Path, tmp_path
     assert len(whole) > 5
     assert UNET not in whole
     with pytest.raises(InputError, match="not on this machine"):
-        check_model(NAME)  # half a model is not taken for one that is here
+        resolve(NAME)  # half a model is not taken for one that is here
 
     # The next one goes on, and a break in the middle of it is nothing.
     hub.breaks, hub.after_break = {UNET: 1}, None
@@ -222,7 +222,7 @@ def test_a_transfer_that_breaks_off(pull: Pull, hub: Hub, folder: Path, tmp_path
     assert pull(NAME).exit_code == 0
     assert not set(hub.given[given:]) & whole, "what is whole is not fetched again"
     assert (place(tmp_path) / UNET).read_bytes() == (folder / UNET).read_bytes()
-    check_model(NAME)
+    resolve(NAME)
 
 
 def test_a_file_that_went_bad_on_the_disk_is_fetched_again(pull: Pull, hub: Hub, folder: Path, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_file_that_went_bad_on_the_disk_is_fetched_again(pull: Pull, hub: Hub,
     file = place(tmp_path) / UNET
     file.resolve().write_bytes(b"\0" * 100)
     with pytest.raises(InputError, match="fetch it again"):
-        check_model(NAME)
+        resolve(NAME)
     given = len(hub.given)
     assert pull(NAME).exit_code == 0
     assert hub.given[given:] == [UNET]
@@ -246,7 +246,7 @@ def test_a_model_of_wan_is_fetched_with_its_tokenizer(
         assert run(["model", "pull", NAME]) == 0
     wanted = {"transformer_2/config.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"}
     assert wanted <= fetched(tmp_path)
-    check_model(NAME)
+    resolve(NAME)
 
 
 def test_a_model_of_another_kind_is_refused_before_anything_is_fetched(

@@ -7,6 +7,7 @@ import torch
 from gpu_checks import full_size
 
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
 
 
@@ -29,7 +30,7 @@ def test_components_have_the_published_numbers_of_parameters() -> None:
 def test_weights_do_not_depend_on_the_dtype_but_for_rounding(tmp_path: Path, dtype: torch.dtype) -> None:
     # No component in full size: the stand-in for the UNet, with everything else tiny.
     full_size.write_full_size_model(tmp_path / "model", dtype, components=())
-    unet = SvdModel(str(tmp_path / "model"), Role(), torch.device("cpu"), torch.float32).pipeline.unet
+    unet = SvdModel(resolve(str(tmp_path / "model")), Role(), torch.device("cpu"), torch.float32).pipeline.unet
     exact = full_size.with_random_weights(lambda: type(unet).from_config(unet.config), torch.float32)
     wanted = {name: weight.to(dtype).float() for name, weight in exact.named_parameters()}
     assert all(torch.equal(weight, wanted[name]) for name, weight in unet.named_parameters())

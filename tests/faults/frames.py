@@ -10,6 +10,7 @@ from PIL import Image, ImageSequence
 
 from svdq.pipeline.media.video import write_video
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.resolved_model import Timings
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.parameters import Format
 from svdq.producer.job import Job
@@ -48,7 +49,7 @@ class SimulatedReference:
             folder: an existing one, for files of its own.
         """
         self._folder = folder
-        self._model = SimulatedModel.from_name("simulated:step_ms=0", Role.of_rank(0), torch.device("cpu"))
+        self._model = SimulatedModel(Timings(step_ms=0), Role.of_rank(0), torch.device("cpu"))
         #: What was decoded from what was written, by the frames' bytes and the kind of file.
         self._decoded: dict[tuple[bytes, Format], np.ndarray] = {}
 

@@ -17,6 +17,7 @@ from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.planning.planner import Assignment, Planner
 from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request
@@ -154,7 +155,7 @@ def reference(tiny_model, image):
 
 @pytest.fixture(scope="module")
 def svd(tiny_model):
-    return open_model(str(tiny_model), Role.of_rank(0), CPU, torch.float32)
+    return open_model(resolve(str(tiny_model)), Role.of_rank(0), CPU, torch.float32)
 
 
 @pytest.mark.slow
@@ -171,7 +172,7 @@ def test_frames_are_those_of_diffusers_for_any_plan(svd, image, reference, data)
 
 
 def test_a_rank_0_that_only_encodes_has_no_unet(tiny_model, svd, image, reference) -> None:
-    encoder = open_model(str(tiny_model), Role(encode=True, components=frozenset()), CPU, torch.float32)
+    encoder = open_model(resolve(str(tiny_model)), Role(encode=True, components=frozenset()), CPU, torch.float32)
     assert encoder.pipeline.unet is None
     requests = [Request(job_id=f"job-{number}", parameters=video, photo=image) for number, video in enumerate(VIDEOS)]
     chain = Chain([encoder, svd, svd], requests, planner=Planner(3), components=[frozenset(), None, None])

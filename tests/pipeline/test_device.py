@@ -6,8 +6,8 @@ from torch.nn import functional
 
 from svdq.pipeline.device import check_computes, check_device, check_options, choose_device
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models import options
-from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models import compute_options as options
+from svdq.pipeline.models.compute_options import ComputeOptions
 
 
 class Gpus:

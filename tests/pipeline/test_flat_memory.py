@@ -16,6 +16,7 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
@@ -82,7 +83,7 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
             topology=Topology(rank=rank, num_ranks=RANKS, local_rank=rank),
             links=Links(incoming=Channel(pairs[rank - 1][1], CPU), outgoing=Channel(pairs[rank][0], CPU)),
             # A decode that is longer than the steps, so that every rank decodes and frames are passed on.
-            model=open_model("simulated:step_ms=0.5,decode_ms=4", Role.of_rank(rank), CPU, torch.float32),
+            model=open_model(resolve("simulated:step_ms=0.5,decode_ms=4"), Role.of_rank(rank), CPU, torch.float32),
             monitor=Monitor(),
             tracer=Tracer(),
             source=source if is_first else None,

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.components import be_quiet
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
 from tests.pipeline.fakes import Alone, request
 
@@ -73,7 +74,7 @@ def test_a_step_takes_no_more_than_one_of_diffusers(
 
     photo = Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 90).convert("RGB")
     asked = replace(request(1, steps=8, frames=2), photo=photo)
-    ours = SvdModel(str(tiny_model), Role.of_rank(0), torch.device("cpu"), torch.float32)
+    ours = SvdModel(resolve(str(tiny_model)), Role.of_rank(0), torch.device("cpu"), torch.float32)
     theirs = StableVideoDiffusionPipeline.from_pretrained(str(tiny_model), local_files_only=True)
     theirs.set_progress_bar_config(disable=True)
     for _ in range(2):  # what is done once only is not counted

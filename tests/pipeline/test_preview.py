@@ -12,6 +12,7 @@ from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import preview
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG
 
@@ -21,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def model():
-    return open_model("preview", ALL, CPU, torch.float32)
+    return open_model(resolve("preview"), ALL, CPU, torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_says_what_it_is(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("steps", [1, 2, 25])
 def test_frames_are_clean_and_begin_with_the_photo(photo, dtype, steps):
-    model = open_model("preview", ALL, CPU, dtype)
+    model = open_model(resolve("preview"), ALL, CPU, dtype)
     values = parameters(steps=steps)
     frames = render(model, photo, values)
     assert frames.shape == (5, 128, 192, 3)

@@ -10,6 +10,7 @@ from gpu_checks import compare
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.worker.bench.loop_runs import Workload, run_loop
 
@@ -40,7 +41,7 @@ def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_model, image
 
 def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
     videos = [SvdParameters(seed=seed, steps=5, frames=4, width=64, height=64) for seed in (1, 2)]
-    alone = open_model("preview", Role.of_rank(0), torch.device("cpu"), torch.float32)
+    alone = open_model(resolve("preview"), Role.of_rank(0), torch.device("cpu"), torch.float32)
     for frames, video in zip(compare.render("preview", image, videos, num_ranks=3), videos, strict=True):
         tensors = alone.encode(image, video)
         denoiser = alone.denoiser(tensors, video)
@@ -53,7 +54,7 @@ def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
 def test_the_simulated_model_checks_that_every_step_is_done_once_in_order() -> None:
     parameters = SvdParameters(seed=0, steps=9, frames=2, width=64, height=64)
     environment = dict(os.environ)
-    logs = run_loop(Workload(models=("simulated:step_ms=10",) * 4, parameters=parameters, bursts=(30,)))
+    logs = run_loop(Workload(models=(resolve("simulated:step_ms=10"),) * 4, parameters=parameters, bursts=(30,)))
     assert dict(os.environ) == environment, "processes that the caller starts later may find no modules"
     assert len(logs[-1].finished_s) == 30
     assert logs[0].failures == []

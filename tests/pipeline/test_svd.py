@@ -16,6 +16,7 @@ from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.diffusers_model import to_uint8
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 
@@ -37,7 +38,7 @@ OPEN = parameters(frames=None)
 @pytest.fixture(scope="module")
 def open_parts(tiny_model):
     """Open the tiny model with some parts; each call with the same parts gives the same instance."""
-    return cache(lambda parts: open_model(str(tiny_model), parts, CPU, torch.float32))
+    return cache(lambda parts: open_model(resolve(str(tiny_model)), parts, CPU, torch.float32))
 
 
 @pytest.fixture(scope="module")
@@ -208,14 +209,14 @@ def test_a_scheduler_that_makes_one_step_more_is_a_failure_with_a_reason(tiny_mo
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     config = folder / "scheduler" / "scheduler_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_karras_sigmas": False} | settings))
-    model = open_model(str(folder), Role.of_rank(0), CPU, torch.float32)
+    model = open_model(resolve(str(folder)), Role.of_rank(0), CPU, torch.float32)
     with pytest.raises(SampleError, match=f"makes {steps + 1} steps of {steps}; submit"):
         model.encode(photo, parameters(steps=steps))
 
 
 @pytest.mark.parametrize("guidance", ["on", "off"])
 def test_bfloat16_keeps_its_type_between_ranks(tiny_model, photo, guidance):
-    model = SvdModel(str(tiny_model), Role.of_rank(0), CPU, torch.bfloat16)
+    model = SvdModel(resolve(str(tiny_model)), Role.of_rank(0), CPU, torch.bfloat16)
     values = parameters(guidance, steps=2)
     tensors = model.encode(photo, values)
     changed = model.denoiser(tensors, values).step(tensors, 0)
@@ -227,10 +228,10 @@ def test_half_precision_weights_are_preferred_for_float16(tiny_model, tmp_path):
     unet = folder / "unet"
     name = "diffusion_pytorch_model"
     (unet / f"{name}.safetensors").rename(unet / f"{name}.fp16.safetensors")
-    model = open_model(str(folder), Role(), CPU, torch.float16)
+    model = open_model(resolve(str(folder)), Role(), CPU, torch.float16)
     assert model.pipeline.unet.dtype == torch.float16
     with pytest.raises(InputError, match="half precision weights only"):
-        open_model(str(folder), Role(), CPU, torch.float32)
+        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
 
 
 def test_a_local_folder_needs_no_network(tiny_model, monkeypatch):
@@ -239,7 +240,7 @@ def test_a_local_folder_needs_no_network(tiny_model, monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert open_model(str(tiny_model), Role.of_rank(0), CPU, torch.float32).complete(OPEN).frames == 14
+    assert open_model(resolve(str(tiny_model)), Role.of_rank(0), CPU, torch.float32).complete(OPEN).frames == 14
 
 
 def edit_index(folder, component, value):
@@ -281,10 +282,10 @@ def test_a_broken_folder_gives_one_sentence(tiny_model, tmp_path, damage, messag
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     damage(folder)
     if message is None:  # nothing that matters
-        open_model(str(folder), Role(), CPU, torch.float32)
+        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
         return
     with pytest.raises(InputError, match=message) as caught:
-        open_model(str(folder), Role(), CPU, torch.float32)
+        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
 
@@ -292,7 +293,7 @@ def test_a_broken_folder_gives_one_sentence(tiny_model, tmp_path, damage, messag
 @pytest.mark.parametrize("name", ["no/such/folder", "/no/such/folder", "previw", "", "http://example.org/model"])
 def test_a_name_that_is_no_model(name):
     with pytest.raises(InputError, match="There is no model folder"):
-        open_model(name, Role(), CPU, torch.float32)
+        open_model(resolve(name), Role(), CPU, torch.float32)
 
 
 @pytest.fixture
@@ -310,7 +311,7 @@ def hub_cache(tmp_path, monkeypatch):
 
 def test_a_hub_id_that_is_not_here_is_not_fetched(hub_cache):
     with pytest.raises(InputError, match=r"^The model someone/some-model is not on this machine; fetch it with `svdq"):
-        open_model("someone/some-model", Role(), CPU, torch.float16)
+        open_model(resolve("someone/some-model"), Role(), CPU, torch.float16)
 
 
 def test_a_hub_id_in_the_cache_is_opened_with_half_precision_weights_for_float16(tiny_model, hub_cache):
@@ -323,12 +324,12 @@ def test_a_hub_id_in_the_cache_is_opened_with_half_precision_weights_for_float16
     weights["conv_out.bias"] = torch.full((4,), 7.0, dtype=torch.float16)
     save_file(weights, full.with_suffix(".fp16.safetensors"))
     for dtype, is_half in ((torch.float16, True), (torch.float32, False), (torch.bfloat16, False)):
-        model = open_model("someone/some-model", Role(), CPU, dtype)
+        model = open_model(resolve("someone/some-model"), Role(), CPU, dtype)
         assert model.info.name == "someone/some-model"
         assert model.pipeline.unet.dtype == dtype
         assert bool((model.pipeline.unet.conv_out.bias == 7).all()) == is_half
     assert (
-        open_model(f"someone/some-model@{'5' * 40}", Role(), CPU, torch.float32)
+        open_model(resolve(f"someone/some-model@{'5' * 40}"), Role(), CPU, torch.float32)
         .complete(parameters(frames=None))
         .frames
         == 14
@@ -347,12 +348,12 @@ def test_several_files_of_one_component(tiny_model, tmp_path, open_parts):
         save_file({name: weights[name] for name in part}, file.with_name(shard))
         index |= dict.fromkeys(part, shard)
     (folder / "unet" / f"{file.name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    ours = open_model(str(folder), Role(), CPU, torch.float32).pipeline.unet.state_dict()
+    ours = open_model(resolve(str(folder)), Role(), CPU, torch.float32).pipeline.unet.state_dict()
     expected = open_parts(Role()).pipeline.unet.state_dict()
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
     next((folder / "unet").glob("*-00002-of*.safetensors")).unlink()
     with pytest.raises(InputError, match=r"00002-of-00002\.safetensors of the model .* is missing"):
-        open_model(str(folder), Role(), CPU, torch.float32)
+        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
 
 
 def float_neighbors() -> torch.Tensor:

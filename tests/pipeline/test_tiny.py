@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from svdq.cli.main import cli
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.folder_files import UNTRAINED, is_untrained
 from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG, write_tiny_model
-from svdq.pipeline.models.untrained import UNTRAINED, is_untrained
 from tests.full_disk import files_of_at_most
 
 

@@ -15,6 +15,7 @@ from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.planning.binding import Components, bounds_of
@@ -43,7 +44,7 @@ def opened(tiny_wan):
     @cache
     def open_for(rank: int, components: Components):
         role = Role(encode=rank == 0, components=components, decode=True)
-        return open_model(str(tiny_wan), role, CPU, torch.float32)
+        return open_model(resolve(str(tiny_wan)), role, CPU, torch.float32)
 
     return open_for
 

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
+from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, ComputeOptions
+from svdq.pipeline.models.folder_files import DTYPES
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.worker.checkpoint.checkpoints import Checkpoints

@@ -4,6 +4,7 @@ import pytest
 
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.models.svd.family import FAMILY
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.parameters import VideoParameters
@@ -23,7 +24,7 @@ def job_of(family: str) -> Job:
 
 def test_the_notice_of_a_preview_has_the_prompt_that_it_ignored() -> None:
     preview = ModelInfo(name="preview", notice="preview (no diffusion model)")
-    tiny = ModelInfo(name="/models/tiny", notice="untrained")
+    tiny = ModelInfo(name="/models/tiny", notice="untrained", family=FAMILY)
     plain, prompted = job_of("svd"), job_of("wan")
     assert notice_for(preview, plain) == "preview (no diffusion model)"
     assert notice_for(preview, prompted) == "preview (no diffusion model), ignored the prompt: a cat"

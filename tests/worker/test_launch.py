@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.model_names import resolve
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.worker.launcher import run_dir
 from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.launcher import default_ranks
-from svdq.worker.launcher.preflight import check_model, model_fingerprint
 from svdq.worker.launcher.torchrun import environment_of
 
 
@@ -24,19 +24,19 @@ def test_a_folder_that_is_not_there_is_said_not_to_be(name: str, tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(InputError, match=f"^There is no model folder '{name}'"):
-        check_model(name)
+        resolve(name)
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
     with pytest.raises(InputError, match="There is no model folder"):
-        check_model(str(file))
+        resolve(str(file))
 
 
 @pytest.mark.parametrize("name", ["preview", "simulated", "simulated:step_ms=1"])
 def test_models_without_files(name: str) -> None:
-    check_model(name)
+    resolve(name)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_models_without_files(name: str) -> None:
 def test_other_files_under_the_same_name_are_another_model(tiny_wan: Path, tmp_path: Path, file: str) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(tiny_wan, folder, copy_function=shutil.copyfile)
-    original = model_fingerprint(str(tiny_wan), on_gpus=False, dtype="auto")
-    assert model_fingerprint(str(folder), on_gpus=False, dtype="auto") == original
+    original = resolve(str(tiny_wan), on_gpus=False, dtype="auto").fingerprint
+    assert resolve(str(folder), on_gpus=False, dtype="auto").fingerprint == original
     content = (folder / file).read_bytes()
     (folder / file).write_bytes(content + b"\n" if file.endswith(".json") else content[:-1] + bytes([content[-1] ^ 1]))
-    assert model_fingerprint(str(folder), on_gpus=False, dtype="auto") != original
+    assert resolve(str(folder), on_gpus=False, dtype="auto").fingerprint != original
 
 
 def test_weights_that_are_not_loaded_do_not_count(tiny_model: Path, tmp_path: Path) -> None:
@@ -57,27 +57,28 @@ def test_weights_that_are_not_loaded_do_not_count(tiny_model: Path, tmp_path: Pa
     shutil.copytree(tiny_model, folder)
     half = folder / "unet" / "diffusion_pytorch_model.fp16.safetensors"
     shutil.copy(folder / "unet" / "diffusion_pytorch_model.safetensors", half)
-    assert model_fingerprint(str(folder), on_gpus=False, dtype="auto") == model_fingerprint(
-        str(tiny_model), on_gpus=False, dtype="auto"
+    assert (
+        resolve(str(folder), on_gpus=False, dtype="auto").fingerprint
+        == resolve(str(tiny_model), on_gpus=False, dtype="auto").fingerprint
     )
-    in_half = model_fingerprint(str(folder), on_gpus=True, dtype="auto")
-    assert in_half == model_fingerprint(str(folder), on_gpus=False, dtype="fp16")
-    assert in_half != model_fingerprint(str(folder), on_gpus=True, dtype="fp32")
+    in_half = resolve(str(folder), on_gpus=True, dtype="auto").fingerprint
+    assert in_half == resolve(str(folder), on_gpus=False, dtype="fp16").fingerprint
+    assert in_half != resolve(str(folder), on_gpus=True, dtype="fp32").fingerprint
 
 
 def test_costs_that_cannot_be_simulated() -> None:
     with pytest.raises(InputError, match="'simulated:step_ms=x' cannot be simulated"):
-        check_model("simulated:step_ms=x")
+        resolve("simulated:step_ms=x")
 
 
 def test_a_hub_id_that_is_not_here_and_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name = "someone/no-model-of-ours"
     with pytest.raises(InputError, match=f"^The model {name} is not on this machine; .*`svdq model pull {name}`"):
-        check_model(name)
+        resolve(name)
     (tmp_path / name).mkdir(parents=True)
     with pytest.raises(InputError, match=rf"^The model {name} has no readable .*model_index\.json"):
-        check_model(name)
+        resolve(name)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.protocols import Report
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.models.family import Family
+from svdq.pipeline.models.svd.family import FAMILY
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.trace import Tracer
 from svdq.producer.job import SvdJob
@@ -29,7 +31,7 @@ from svdq.worker.intake.source import Intake
 from svdq.worker.output.writer import ResultWriter
 from svdq.worker.redis_client import connect
 
-MODEL = ModelInfo(name="fake", notice="tiny", compute={"dtype": "float16"})
+MODEL = ModelInfo(name="fake", notice="tiny", family=FAMILY, facts=FAMILY.published, compute={"dtype": "float16"})
 GB = 1_000_000_000
 #: The published SVD-XT in float16.
 XT = SvdParameters(seed=1, frames=25, width=1024, height=576, decode_chunk_size=25)
@@ -163,19 +165,19 @@ def test_gpus_that_are_left_must_hold_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "limit", "words"),
+    ("model", "family", "limit", "words"),
     [
-        ("preview", 24 * GB, "--memory-limit (SVDQ_MEMORY_LIMIT) has no effect with the model preview"),
-        ("simulated:step_ms=1", 1, "--memory-limit (SVDQ_MEMORY_LIMIT) has no effect with the model simulated:step_ms"),
-        ("preview", None, ""),
-        ("/models/svd-xt", None, ""),
+        ("preview", None, 24 * GB, "--memory-limit (SVDQ_MEMORY_LIMIT) has no effect with the model preview"),
+        ("simulated", None, 1, "--memory-limit (SVDQ_MEMORY_LIMIT) has no effect with the model simulated,"),
+        ("preview", None, None, ""),
+        ("/models/svd-xt", FAMILY, None, ""),
     ],
 )
 def test_a_limit_that_does_nothing_is_said_to(
-    tmp_path: Path, model: str, limit: int | None, words: str, caplog: pytest.LogCaptureFixture
+    model: str, family: Family | None, limit: int | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = RankInfo(capacity=limit, weights=0, device="cpu", decodes=True)
-    memory = plan_of(ModelInfo(name=model, notice=""), [rank], limit)
+    memory = plan_of(ModelInfo(name=model, notice="", family=family), [rank], limit)
     assert memory.admit(XT) == XT
     assert len(caplog.records) == bool(words)
     assert words in caplog.text

@@ -2,6 +2,7 @@
 
 import pytest
 
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer import keys
 from svdq.producer.status.registries import worker_state
 from svdq.producer.submitting.parameters import ExpectedModel
@@ -11,7 +12,7 @@ from svdq.worker.launcher.starting import starting_record
 
 def test_a_record_lasts_until_the_groups_are_ready(house, until) -> None:
     ready = []
-    with starting_record(house.settings, lambda: bool(ready)):
+    with starting_record(house.settings, ResolvedModel(name="preview"), lambda: bool(ready)):
         until(lambda: worker_state(house.connection) == "starting")
         assert 0 < house.connection.ttl(keys.STARTING) <= keys.STARTING_TTL_S
         ready.append(True)
@@ -28,9 +29,9 @@ def test_a_launcher_that_was_killed_does_not_start_for_ever(house) -> None:
 
 
 def test_the_model_that_a_worker_loads_decides_what_photos_are_for(house, until) -> None:
-    loading = house.settings.model_copy(update={"model": "Wan-AI/Wan2.2-I2V-A14B-Diffusers"})
-    with starting_record(loading, lambda: False):
-        model = ExpectedModel(name=loading.model, family="wan", is_configured=False)
+    loading = ResolvedModel(name="Wan-AI/Wan2.2-I2V-A14B-Diffusers", family="wan")
+    with starting_record(house.settings, loading, lambda: False):
+        model = ExpectedModel(name=loading.name, family="wan", is_configured=False)
         until(lambda: expected_model(house.settings) == model)
     assert expected_model(house.settings) is None
 

@@ -47,8 +47,9 @@ def reference(tiny_wan: Path):
         import torch
 
         from svdq.pipeline.models.loader import open_model
+        from svdq.pipeline.models.model_names import resolve
 
-        model = open_model(str(tiny_wan), Role(components=frozenset()), torch.device("cpu"), torch.float32)
+        model = open_model(resolve(str(tiny_wan)), Role(components=frozenset()), torch.device("cpu"), torch.float32)
         values = model.complete(WanParameters.model_validate(VIDEO | options))
         image = prepare_photo(photo.read_bytes(), values.width, values.height, "crop", 10**9)
         return np.stack([np.asarray(frame) for frame in call_diffusers(pipeline, image, values)[0]])

@@ -42,7 +42,7 @@ def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
         SvdqError: the worker failed.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
-        model = absolute_model(workload.models[0])
+        model = absolute_model(workload.models[0].name)
         settings = Settings.load(home=Path(folder), storage=str(Path(folder, "storage")), model=model)
         with _stop_when_killed(settings.home):
             try:

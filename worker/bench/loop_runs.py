@@ -29,6 +29,7 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import dtype_for, open_model
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.trace import Tracer
@@ -44,7 +45,7 @@ class Workload:
     """The work of a run."""
 
     #: Model of each rank; they differ if a rank is slower.
-    models: tuple[str, ...]
+    models: tuple[ResolvedModel, ...]
     #: Parameters of every video, without the defaults of the model; only the seed differs, counting up.
     parameters: VideoParameters
     #: The components of each rank, if ranks are bound to some.

@@ -13,9 +13,10 @@ from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.installed import headless_pyplot
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.names import has_weights
-from svdq.pipeline.models.registry import parameters_of
+from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Components, bind, split_steps
 from svdq.pipeline.planning.costs import Costs
@@ -24,7 +25,6 @@ from svdq.producer.storage.temporary import write_file
 from svdq.worker.bench.daemon_runs import run_daemon
 from svdq.worker.bench.figures import Burst, RankLog, Run, burst_times, busy_share, make_bursts, make_run
 from svdq.worker.bench.loop_runs import Workload, run_loop
-from svdq.worker.launcher.preflight import check_model
 
 #: Frames of a video unless the options say otherwise, where the model's family allows it.
 DEFAULT_FRAMES = 14
@@ -117,14 +117,15 @@ def run_bench(options: BenchOptions) -> BenchReport:
                 f"{options.num_warmup(ranks)}; give at least {needed}."
             )
     check_device(options.device)
-    _check_model(options)
     with tempfile.TemporaryDirectory(prefix="svdq-tiny-") as folder:
-        model = options.model
-        if model == "tiny":
+        name = options.model
+        if name == "tiny":
             from svdq.pipeline.models.svd.tiny import write_tiny_model
 
-            model = str(Path(folder, "tiny"))
-            write_tiny_model(Path(model))
+            name = str(Path(folder, "tiny"))
+            write_tiny_model(Path(name))
+        on_gpus = options.device != "cpu" and torch.cuda.is_available()
+        model = resolve(name, on_gpus=on_gpus)
         runs: list[Run] = []
         bursts: list[Burst] = []
         logs: list[RankLog] = []
@@ -157,16 +158,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
         return BenchReport(runs=runs, bursts=bursts, logs=logs)
 
 
-def _check_model(options: BenchOptions) -> None:
-    """Check the model before ranks are started with it."""
-    if not has_weights(options.model):
-        # Made in code: what its name says is seen as it is opened, which takes no time.
-        open_model(options.model, Role(), torch.device("cpu"), torch.float32)
-    elif options.model != "tiny":
-        check_model(options.model, on_gpus=options.device != "cpu" and torch.cuda.is_available())
-
-
-def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
+def _workload(options: BenchOptions, model: ResolvedModel, ranks: int) -> Workload:
     kind = parameters_of(model)
     frames = options.frames or DEFAULT_FRAMES - (DEFAULT_FRAMES - 1) % kind.frame_step
     parameters = kind.of_shape(f"{options.size}x{frames}").model_copy(update={"steps": options.steps})
@@ -174,7 +166,9 @@ def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
     timings = f"step_ms={options.step_ms},encode_ms={options.encode_ms},decode_ms={options.decode_ms}"
     if options.segments is not None:
         timings += f",segments={options.segments[0]}+{options.segments[1]}"
-    models = tuple(f"simulated:{timings},slowdown={speed}" if options.simulated else model for speed in speeds[:ranks])
+    models = tuple(
+        resolve(f"simulated:{timings},slowdown={speed}") if options.simulated else model for speed in speeds[:ranks]
+    )
     return Workload(
         models=models,
         components=_components(models[0], parameters, ranks) if options.segments is not None else (),
@@ -184,7 +178,7 @@ def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
     )
 
 
-def _components(model: str, parameters: VideoParameters, ranks: int) -> tuple[Components, ...]:
+def _components(model: ResolvedModel, parameters: VideoParameters, ranks: int) -> tuple[Components, ...]:
     """Bind ranks to one expert each, as a worker does whose ranks have no room for both."""
     simulated = open_model(model, Role(), torch.device("cpu"), torch.float32)
     return tuple(bind(simulated.segments(parameters), [False] * ranks, simulated.info.prior))

@@ -15,7 +15,6 @@ from svdq.pipeline.models.memory import (
     shape_for,
     size_text,
 )
-from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Components
@@ -150,7 +149,7 @@ def plan_of(info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None, *, mu
         InputError: the weights alone need more than the user grants a rank or, with `must_fit`, than a rank has.
     """
     workspace = WORKSPACE_BYTES if any(rank.device != "cpu" for rank in ranks) else 0
-    if not has_weights(info.name):
+    if info.family is None:
         if limit is not None:
             logger.warning(
                 "--memory-limit (SVDQ_MEMORY_LIMIT) has no effect with the model %s, which takes little memory.",

@@ -17,7 +17,8 @@ from types import FrameType
 from typing import Literal
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.registry import parameters_of
+from svdq.pipeline.models.families import parameters_of
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.trace import trace_text
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
@@ -26,7 +27,7 @@ from svdq.producer.text import count, parse_future
 from svdq.worker.config import RankConfig
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
-from svdq.worker.launcher.preflight import RUN, model_fingerprint
+from svdq.worker.launcher.preflight import RUN
 from svdq.worker.launcher.starting import starting_record
 from svdq.worker.launcher.torchrun import GroupProcess
 
@@ -75,11 +76,11 @@ class Ending:
     until_s: float | None = None
 
 
-def launch(settings: Settings, options: LaunchOptions) -> Ending:
+def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> Ending:
     """Run groups of ranks until they end.
 
     Raises:
-        InputError: the settings, the options or the model cannot be used.
+        InputError: the settings or the options cannot be used.
     """
     # Parsed once: a group that is restarted in the morning must not continue until the next one.
     until_s = None
@@ -92,7 +93,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     if device != "cpu" and (failure := all_gpus().failure):
         logger.warning("The list of GPUs may not be complete: %s.", failure)
     for shape in options.rank.warmup:
-        parameters_of(settings.model).of_shape(shape)
+        parameters_of(model).of_shape(shape)
     ranks = options.ranks or default_ranks(len(gpus), options.groups)
     config = options.rank.model_copy(
         update={
@@ -101,7 +102,6 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             "until_s": until_s,
             "record_trace": options.trace is not None,
             "ranks_per_gpu": ranks_per_gpu(len(gpus), ranks * options.groups),
-            "weights": model_fingerprint(settings.model, on_gpus=bool(gpus), dtype=options.rank.dtype),
         }
     )
     groups: list[GroupProcess] = []
@@ -109,7 +109,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         run_dirs.parent_folder(settings.home / RUN) as parent,
         # Before any rank starts, so that a port that is taken is reported at once.
         _endpoint(settings, options, groups),
-        starting_record(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),
+        starting_record(settings, model, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
         logger.info("%s", _starting_text(settings, options, ranks, len(gpus)))
         folders = [Path(parent, f"group{number}") for number in range(options.groups)]

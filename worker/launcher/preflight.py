@@ -1,4 +1,4 @@
-"""Checks before any rank starts: the home, the model, the storage, and whether another burst uses the same devices.
+"""Checks before any rank starts: the home, the storage, and whether another burst uses the same devices.
 
 Does not import torch.
 """
@@ -14,12 +14,6 @@ from datetime import datetime
 from pathlib import Path
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.pipeline.models.files import fingerprint, loaded_files
-from svdq.pipeline.models.folder_check import check_folder
-from svdq.pipeline.models.hub import find_folder
-from svdq.pipeline.models.names import has_weights, timings_of
-from svdq.pipeline.models.options import DTYPES, WEIGHTS
-from svdq.pipeline.models.registry import family_of, layout_of
 from svdq.producer.embedded_redis.socket_path import make_home
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.gpus import visible_gpus
@@ -30,42 +24,6 @@ LOCKS = "locks"
 RUN = "run"
 #: Bytes that a home must have room for, about those of a run folder; a full disk still takes empty files.
 PROBE_BYTES = 2**14
-
-
-def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> None:
-    """Check that a model is on this machine and complete, as far as is possible without torch.
-
-    For ranks on GPUs half precision weights do; `on_gpus` is None if that is unknown. `dtype` is that of
-    `ComputeOptions`.
-
-    Raises:
-        InputError: the model cannot be used.
-    """
-    if has_weights(name):
-        assumed = None if on_gpus is None else WEIGHTS["float16" if on_gpus else "float32"]
-        half = WEIGHTS[DTYPES[dtype]] if dtype in DTYPES else assumed
-        folder = find_folder(name)
-        check_folder(folder, name, layout_of(folder, name), half=half)
-    elif name != "preview":
-        timings_of(name)
-
-
-def model_fingerprint(name: str, *, on_gpus: bool, dtype: str) -> str | None:
-    """Return a hash by which weights and configs under the same name can be distinguished; None without weights.
-
-    The launcher computes it, since a rank opens no weights of an expert that it does not load. `dtype` is that of
-    `ComputeOptions`.
-    """
-    if not has_weights(name):
-        return None
-    folder = find_folder(name)
-    layout = layout_of(folder, name)
-    default = DTYPES[family_of(folder, name).half] if on_gpus else "float32"
-    weights: list[Path] = []
-    for component in layout.weighted:
-        torch_dtype = "float32" if component in layout.float32 else DTYPES.get(dtype, default)
-        weights += loaded_files(folder, component, WEIGHTS[torch_dtype])
-    return fingerprint(folder, [folder / "model_index.json", *sorted(folder.glob("*/*config.json")), *weights])
 
 
 def check_storage(url: str) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import redis
 
-from svdq.pipeline.models.registry import family_of_model
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer import keys
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
@@ -23,13 +23,12 @@ END_S: Final = 1.0
 
 
 @contextlib.contextmanager
-def starting_record(settings: Settings, is_ready: Callable[[], bool]) -> Iterator[None]:
+def starting_record(settings: Settings, model: ResolvedModel, is_ready: Callable[[], bool]) -> Iterator[None]:
     """Keep the record of this launcher during a block or until its groups are ready, in a thread."""
     url, ended = server_url(settings), threading.Event()
 
     def keep() -> None:
-        family = family_of_model(settings.model) or "-"
-        name = f"{socket.gethostname()}:{os.getpid()} {family} {settings.model}"
+        name = f"{socket.gethostname()}:{os.getpid()} {model.family or '-'} {model.name}"
         with connect(url) as connection:
             while not (is_ready() or ended.is_set()):
                 with contextlib.suppress(redis.RedisError):

@@ -10,7 +10,6 @@ from typing import Any
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.parameters import Format, VideoParameters
 from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import sidecar_digest
@@ -39,7 +38,7 @@ def job_as_used(parameters: VideoParameters, metadata: Mapping[str, Any]) -> Job
 def notice_for(model: ModelInfo, job: Job) -> str:
     """Return the notice of a model with the prompt that it ignored: models without weights ignore all prompts."""
     prompt = getattr(job, "prompt", "")
-    return model.notice if has_weights(model.name) or not prompt else f"{model.notice}, ignored the prompt: {prompt}"
+    return model.notice if model.family is not None or not prompt else f"{model.notice}, ignored the prompt: {prompt}"
 
 
 def result_of(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.files import read_json
+from svdq.pipeline.models.folder_files import read_json
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, Shape
 from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS
 from svdq.pipeline.models.svd.parameters import SvdParameters

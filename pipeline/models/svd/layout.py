@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from svdq.pipeline.models.files import read_json
 from svdq.pipeline.models.folder_check import Layout, Setting, check_counts, check_processor, check_settings
+from svdq.pipeline.models.folder_files import read_json
 
 UNET_CLASS, VAE_CLASS = "UNetSpatioTemporalConditionModel", "AutoencoderKLTemporalDecoder"
 #: Defaults of a UNet's config: diffusers' defaults, which are SVD-XT's.

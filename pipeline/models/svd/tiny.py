@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.files import writing
+from svdq.pipeline.models.folder_files import claim, name_classes, writing
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.untrained import claim, name_classes
 
 #: Width of CLIP's projection, the input of the UNet's cross attention.
 _EMBEDDING_DIM = 32

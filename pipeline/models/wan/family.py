@@ -10,8 +10,8 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.files import read_json
 from svdq.pipeline.models.folder_check import class_in
+from svdq.pipeline.models.folder_files import read_json
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, Shape
 from svdq.pipeline.models.wan import defaults
 from svdq.pipeline.models.wan.defaults import Defaults

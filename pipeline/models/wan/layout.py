@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.files import read_json
 from svdq.pipeline.models.folder_check import Layout, Setting, check_counts, check_processor, check_settings, class_in
+from svdq.pipeline.models.folder_files import read_json
 
 #: The schedulers whose state svdq knows, and the name of the shift in the config of each.
 SHIFT_SETTINGS = {"UniPCMultistepScheduler": "flow_shift", "FlowMatchEulerDiscreteScheduler": "shift"}

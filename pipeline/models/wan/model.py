@@ -19,6 +19,7 @@ from svdq.pipeline.installed import how_to_install
 from svdq.pipeline.models.base import Role, State
 from svdq.pipeline.models.diffusers_model import DiffusersModel, TensorType
 from svdq.pipeline.models.memory import shape_for
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names
 from svdq.pipeline.models.wan.family import FAMILY
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
@@ -40,11 +41,11 @@ class WanModel(DiffusersModel):
 
     family = FAMILY
 
-    def __init__(self, name: str, role: Role, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, model: ResolvedModel, role: Role, *args: Any, **kwargs: Any) -> None:
         """Load the components that a role needs; see `DiffusersModel`."""
         if role.encode and importlib.util.find_spec("ftfy") is None:  # diffusers raises a NameError for each prompt
             raise InputError(f"Models of Wan need ftfy, which is not installed; {how_to_install('worker')}.")
-        super().__init__(name, role, *args, **kwargs)
+        super().__init__(model, role, *args, **kwargs)
         self._history = history_names(self.pipeline.scheduler)
         #: By number of steps and shift.
         self._schedules: dict[tuple[int, float], Schedule] = {}

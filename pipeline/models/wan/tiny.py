@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.files import writing
-from svdq.pipeline.models.untrained import claim, name_classes
+from svdq.pipeline.models.folder_files import claim, name_classes, writing
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.parameters import WanParameters
 

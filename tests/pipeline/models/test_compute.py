@@ -12,10 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models import options
+from svdq.pipeline.models import compute_options as options
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 
@@ -31,7 +32,7 @@ def photo(photo_bytes):
 @pytest.fixture(scope="module")
 def tensors(tiny_model, photo):
     """What rank 0 sends on for two photos and two seeds."""
-    model = SvdModel(str(tiny_model), Role(encode=True, components=frozenset()), CPU, torch.float32)
+    model = SvdModel(resolve(str(tiny_model)), Role(encode=True, components=frozenset()), CPU, torch.float32)
     photos = [photo, photo.rotate(90)]
     return [model.encode(each, PARAMETERS.model_copy(update={"seed": n})) for n, each in enumerate(photos)]
 
@@ -47,7 +48,7 @@ def denoise(model, tensors, parameters=PARAMETERS):
 
 
 def open_with(folder, chosen=options.DEFAULTS, dtype=torch.float32):
-    return SvdModel(str(folder), Role(), CPU, dtype, chosen)
+    return SvdModel(resolve(str(folder)), Role(), CPU, dtype, chosen)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def test_frames_do_not_depend_on_the_ranks_with_int8_weights(tiny_model, photo) 
     options = ComputeOptions(approximate=("int8",))
     videos = [PARAMETERS, PARAMETERS.model_copy(update={"seed": 4, "steps": 3, "max_guidance_scale": 1.0})]
     shared = compare.render(str(tiny_model), photo, videos, num_ranks=2, options=options)
-    alone = SvdModel(str(tiny_model), Role.of_rank(0), CPU, torch.float32, options)
+    alone = SvdModel(resolve(str(tiny_model)), Role.of_rank(0), CPU, torch.float32, options)
     for frames, video in zip(shared, videos, strict=True):
         made = alone.encode(photo, video)
         made["latents"] = denoise(alone, made, video)
@@ -268,7 +269,7 @@ def test_int8_without_its_package_is_one_sentence(tiny_model, monkeypatch) -> No
 def test_models_without_a_unet_take_no_options() -> None:
     for name in ("preview", "simulated:step_ms=1"):
         with pytest.raises(InputError, match="has no weights, so it cannot be run with compiled, dtype"):
-            open_model(name, Role(), CPU, torch.float32, ComputeOptions(dtype="bf16", compiled="blocks"))
+            open_model(resolve(name), Role(), CPU, torch.float32, ComputeOptions(dtype="bf16", compiled="blocks"))
 
 
 def test_unknown_words_are_refused() -> None:
@@ -279,5 +280,5 @@ def test_unknown_words_are_refused() -> None:
 
 
 def test_the_names_need_no_torch() -> None:
-    code = "import sys, svdq.pipeline.models.options; sys.exit('torch' in sys.modules)"
+    code = "import sys, svdq.pipeline.models.compute_options; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

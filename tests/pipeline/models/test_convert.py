@@ -13,6 +13,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.convert import convert
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 from tests.full_disk import files_of_at_most
 
 CPU = torch.device("cpu")
@@ -20,12 +21,14 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_copy_loads_like_the_original_in_its_dtype(tiny_model: Path, tmp_path: Path, dtype: torch.dtype) -> None:
-    total = convert(tiny_model, tmp_path / "half", "tiny", dtype, shard_bytes=100_000)
+    total = convert(resolve(str(tiny_model)), tmp_path / "half", dtype, shard_bytes=100_000)
     files = sorted(path.name for path in (tmp_path / "half" / "unet").iterdir())
     assert len(files) > 3, "in shards, with an index"
     assert {tensor.dtype for tensor in load_file(tmp_path / "half" / "unet" / files[1]).values()} == {dtype}
     assert total < sum(file.stat().st_size for file in tiny_model.rglob("*.safetensors")) / 1.9
-    copy, original = (open_model(str(name), Role.of_rank(0), CPU, dtype) for name in (tmp_path / "half", tiny_model))
+    copy, original = (
+        open_model(resolve(str(name)), Role.of_rank(0), CPU, dtype) for name in (tmp_path / "half", tiny_model)
+    )
     for component in ("unet", "vae", "image_encoder"):
         expected = getattr(original, "pipeline").components[component].state_dict()  # noqa: B009
         found = getattr(copy, "pipeline").components[component].state_dict()  # noqa: B009
@@ -34,14 +37,14 @@ def test_a_copy_loads_like_the_original_in_its_dtype(tiny_model: Path, tmp_path:
 
 
 def test_a_copy_of_wan_keeps_what_diffusers_keeps_in_float32(tiny_wan: Path, tmp_path: Path) -> None:
-    convert(tiny_wan, tmp_path / "half", "tiny", torch.bfloat16)
+    convert(resolve(str(tiny_wan)), tmp_path / "half", torch.bfloat16)
     stored = load_file(tmp_path / "half" / "transformer_2" / "diffusion_pytorch_model.safetensors")
     kinds = {name: tensor.dtype for name, tensor in stored.items()}
     assert kinds["blocks.0.scale_shift_table"] == kinds["condition_embedder.time_embedder.linear_1.weight"]
     assert kinds["blocks.0.scale_shift_table"] == torch.float32
     assert kinds["blocks.0.attn1.to_q.weight"] == torch.bfloat16
     copy, original = (
-        open_model(str(name), Role.of_rank(0), CPU, torch.bfloat16) for name in (tmp_path / "half", tiny_wan)
+        open_model(resolve(str(name)), Role.of_rank(0), CPU, torch.bfloat16) for name in (tmp_path / "half", tiny_wan)
     )
     for component in ("transformer", "transformer_2", "text_encoder", "vae"):
         expected = getattr(original, "pipeline").components[component].state_dict()  # noqa: B009
@@ -57,7 +60,7 @@ def test_nothing_is_left_of_a_copy_that_fails(tiny_model: Path, tmp_path: Path) 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(tiny_model, target, "tiny", torch.float16, on_file=fail)
+        convert(resolve(str(tiny_model)), target, torch.float16, on_file=fail)
     assert list((tmp_path / "copies").iterdir()) == []
 
 
@@ -68,13 +71,13 @@ def test_nothing_is_left_of_a_copy_on_a_full_disk(tiny_model: Path, tmp_path: Pa
         files_of_at_most(1_000_000),
         pytest.raises(InputError, match=r"written to .*/half \(.*File too"),
     ):
-        convert(tiny_model, target, str(tiny_model), torch.float16)
+        convert(resolve(str(tiny_model)), target, torch.float16)
     assert list((tmp_path / "copies").iterdir()) == []
 
 
 def test_a_folder_that_exists_is_left_alone(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="exists; name a folder"):
-        convert(tiny_model, tmp_path, "tiny", torch.float16)
+        convert(resolve(str(tiny_model)), tmp_path, torch.float16)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -84,7 +87,7 @@ def test_a_damaged_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     with pytest.raises(InputError, match="cut off"):
-        convert(folder, tmp_path / "half", "damaged", torch.float16)
+        convert(resolve(str(folder)), tmp_path / "half", torch.float16)
 
 
 def test_the_command(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

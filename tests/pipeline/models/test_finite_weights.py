@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from svdq.pipeline.models.base import Role, nan_advice
+from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.folder_check import check_folder
-from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.layout import LAYOUT
 from svdq.pipeline.models.svd.model import SvdModel
 from tests.pipeline.fakes import Alone, CountingModel, request
@@ -29,7 +30,7 @@ def test_a_weight_that_is_no_number_is_named(tiny_model, tmp_path, component: st
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     go_bad(next((folder / component).glob("*.safetensors")), at)
     check_folder(folder, str(folder), LAYOUT)  # nothing of it is seen in any header
-    model = SvdModel(str(folder), Role.of_rank(0), CPU, torch.float32)
+    model = SvdModel(resolve(str(folder)), Role.of_rank(0), CPU, torch.float32)
     asked = replace(request(1, steps=1, frames=2), photo=PIL.Image.new("RGB", (64, 64), "gray"))
     alone = Alone(model, [asked])
     alone.stage.run()
@@ -56,5 +57,5 @@ def test_only_who_computes_in_float16_is_sent_to_float32(dtype: str, advice: str
 
 def test_weights_that_are_quantised_are_looked_at(tiny_model) -> None:
     pytest.importorskip("torchao")
-    model = SvdModel(str(tiny_model), Role(), CPU, torch.float32, ComputeOptions(approximate=("int8",)))
+    model = SvdModel(resolve(str(tiny_model)), Role(), CPU, torch.float32, ComputeOptions(approximate=("int8",)))
     assert model.broken_weights() == ""

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.memory import ChunkLimits, shape_for
-from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import memory
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
@@ -87,7 +88,7 @@ def test_guidance_dtype_and_a_decoder_beside_the_encoder_count() -> None:
 
 @pytest.mark.parametrize("role", [Role(), Role(decode=True), Role(encode=True)])
 def test_a_model_says_the_bytes_of_its_weights(tiny_model: Path, role: Role) -> None:
-    model = SvdModel(str(tiny_model), role, torch.device("cpu"), torch.float32)
+    model = SvdModel(resolve(str(tiny_model)), role, torch.device("cpu"), torch.float32)
     files = sum(file.stat().st_size for file in tiny_model.glob("unet/*.safetensors"))
     if role == Role():
         assert model.info.weight_bytes == pytest.approx(files, rel=0.02)  # the files have headers
@@ -98,8 +99,8 @@ def test_a_model_says_the_bytes_of_its_weights(tiny_model: Path, role: Role) -> 
 def test_weights_in_int8_count_as_they_are_kept(tiny_model: Path) -> None:
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
     cpu = torch.device("cpu")
-    full = SvdModel(str(tiny_model), Role(), cpu, torch.float32).info.weight_bytes
-    int8 = SvdModel(str(tiny_model), Role(), cpu, torch.float32, ComputeOptions(approximate=("int8",)))
+    full = SvdModel(resolve(str(tiny_model)), Role(), cpu, torch.float32).info.weight_bytes
+    int8 = SvdModel(resolve(str(tiny_model)), Role(), cpu, torch.float32, ComputeOptions(approximate=("int8",)))
     assert int8.info.weight_bytes < 0.7 * full
 
 

@@ -11,6 +11,7 @@ from gpu_checks.references import call_diffusers
 
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 
@@ -40,7 +41,7 @@ class Both:
         from diffusers import StableVideoDiffusionPipeline
 
         self.photo = photo
-        self.ours = SvdModel(str(folder), Role.of_rank(0), CPU, torch.float32)
+        self.ours = SvdModel(resolve(str(folder)), Role.of_rank(0), CPU, torch.float32)
         self.theirs = StableVideoDiffusionPipeline.from_pretrained(folder)
         self.theirs.set_progress_bar_config(disable=True)
 

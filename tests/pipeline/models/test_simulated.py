@@ -6,6 +6,7 @@ import torch
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.family_parameters import parse_parameters
+from svdq.pipeline.models.model_names import timings_of
 from svdq.pipeline.models.simulated import SimulatedModel
 
 CPU = torch.device("cpu")
@@ -13,7 +14,7 @@ CPU = torch.device("cpu")
 
 def open_simulated(name: str, *components: str) -> SimulatedModel:
     role = Role(encode=True, components=frozenset(components) if components else None, decode=True)
-    return SimulatedModel.from_name(name, role, CPU)
+    return SimulatedModel(timings_of(name), role, CPU)
 
 
 def video(steps: int):

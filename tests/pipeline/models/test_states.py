@@ -6,6 +6,7 @@ import torch
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.parameters import WanParameters
 
@@ -15,7 +16,7 @@ PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)
 @pytest.fixture(scope="module", params=["tiny", "preview", "simulated"])
 def model(request, tiny_model):
     name = str(tiny_model) if request.param == "tiny" else request.param
-    return open_model(name, Role.of_rank(0), torch.device("cpu"), torch.float32)
+    return open_model(resolve(name), Role.of_rank(0), torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_latents_of_another_shape_or_dtype_are_refused(model, state, damage, wor
 
 @pytest.mark.parametrize("name", ["preview", "simulated:step_ms=0"])
 def test_preview_and_simulated_make_videos_of_any_family(name, image) -> None:
-    model = open_model(name, Role.of_rank(0), torch.device("cpu"), torch.float32)
+    model = open_model(resolve(name), Role.of_rank(0), torch.device("cpu"), torch.float32)
     asked = WanParameters(seed=3, prompt="Ein Hund läuft.", width=64, height=64, frames=5)
     values = model.complete(asked)
     assert (values.prompt, values.steps, values.frames) == (asked.prompt, 40, 5)
@@ -60,7 +61,7 @@ def test_preview_and_simulated_make_videos_of_any_family(name, image) -> None:
 
 
 def test_a_model_of_one_family_refuses_videos_of_another_with_a_sentence(tiny_model) -> None:
-    model = open_model(str(tiny_model), Role(), torch.device("cpu"), torch.float32)
+    model = open_model(resolve(str(tiny_model)), Role(), torch.device("cpu"), torch.float32)
     with pytest.raises(InputError, match="makes videos of Stable Video Diffusion, and this one is for Wan: start a"):
         model.complete(WanParameters(seed=3))
 

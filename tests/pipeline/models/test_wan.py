@@ -18,6 +18,7 @@ from svdq.pipeline.loop.work import Decoder
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
 
@@ -43,7 +44,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def opened(folders):
     """Open a kind of model for a role, once."""
-    return cache(lambda kind, role=EVERYTHING: open_model(str(folders / kind), role, CPU, torch.float32))
+    return cache(lambda kind, role=EVERYTHING: open_model(resolve(str(folders / kind)), role, CPU, torch.float32))
 
 
 @pytest.fixture(scope="module")

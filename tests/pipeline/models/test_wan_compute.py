@@ -12,10 +12,11 @@ import torch
 from gpu_checks.references import call_diffusers, open_diffusers
 
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models import options as compute
+from svdq.pipeline.models import compute_options as compute
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import dtype_for, open_model
-from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.models.wan.tiny import write_tiny_wan
@@ -53,7 +54,7 @@ def denoise(model, photo, values):
 @pytest.mark.parametrize("kind", ["UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler"])
 def test_bfloat16_keeps_what_must_be_float32_and_equals_diffusers(tmp_path, photo, kind):
     write_tiny_wan(tmp_path, scheduler=kind)
-    model = open_model(str(tmp_path), EVERYTHING, CPU, torch.bfloat16)
+    model = open_model(resolve(str(tmp_path)), EVERYTHING, CPU, torch.bfloat16)
     for transformer in (model.pipeline.transformer, model.pipeline.transformer_2):
         dtypes = {name: weight.dtype for name, weight in transformer.named_parameters()}
         full = ("time_embedder", "scale_shift_table", "norm2")
@@ -73,14 +74,14 @@ def test_bfloat16_keeps_what_must_be_float32_and_equals_diffusers(tmp_path, phot
 
 def test_the_default_on_gpus_is_bfloat16(tiny_wan, tiny_model):
     gpu = torch.device("cuda")
-    assert dtype_for(str(tiny_wan), CPU) == torch.float32
-    assert dtype_for(str(tiny_wan), gpu) == torch.bfloat16
-    assert dtype_for(str(tiny_wan), gpu, ComputeOptions(dtype="fp16")) == torch.float16
-    assert dtype_for(str(tiny_model), gpu) == dtype_for("preview", gpu) == torch.float16
+    assert dtype_for(resolve(str(tiny_wan)), CPU) == torch.float32
+    assert dtype_for(resolve(str(tiny_wan)), gpu) == torch.bfloat16
+    assert dtype_for(resolve(str(tiny_wan)), gpu, ComputeOptions(dtype="fp16")) == torch.float16
+    assert dtype_for(resolve(str(tiny_model)), gpu) == dtype_for(resolve("preview"), gpu) == torch.float16
 
 
 def test_attention_is_left_alone_on_gpus(tiny_wan):
-    transformer = open_model(str(tiny_wan), Role(), CPU, torch.float32).pipeline.transformer
+    transformer = open_model(resolve(str(tiny_wan)), Role(), CPU, torch.float32).pipeline.transformer
     before = dict(transformer.attn_processors)
     compute.apply(transformer, compute.DEFAULTS, torch.device("cuda"))
     assert dict(transformer.attn_processors) == before
@@ -88,8 +89,8 @@ def test_attention_is_left_alone_on_gpus(tiny_wan):
 
 def test_int8_weights_are_smaller_and_nearly_the_same(tiny_wan, photo):
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
-    usual = open_model(str(tiny_wan), EVERYTHING, CPU, torch.float32)
-    model = open_model(str(tiny_wan), EVERYTHING, CPU, torch.float32, ComputeOptions(approximate=("int8",)))
+    usual = open_model(resolve(str(tiny_wan)), EVERYTHING, CPU, torch.float32)
+    model = open_model(resolve(str(tiny_wan)), EVERYTHING, CPU, torch.float32, ComputeOptions(approximate=("int8",)))
     assert model.info.weight_bytes < 0.9 * usual.info.weight_bytes
     assert model.info.notice == "tiny (untrained: shows noise), approximate (int8)"
     values = parameters(usual)
@@ -149,10 +150,10 @@ def test_float32_files_are_quantized_one_weight_at_a_time(tmp_path):
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
     write_tiny_wan(tmp_path, "ti2v-5b")
     arguments = Role(), torch.device("meta"), torch.bfloat16, ComputeOptions(approximate=("int8",))
-    open_model(str(tmp_path), *arguments)  # imports take memory
+    open_model(resolve(str(tmp_path)), *arguments)  # imports take memory
     largest = write_wide_transformer(tmp_path / "transformer")
     with PeakMemory() as memory:
-        model = open_model(str(tmp_path), *arguments)
+        model = open_model(resolve(str(tmp_path)), *arguments)
     assert 0.9e9 < model.info.weight_bytes < 1.1e9
     assert memory.peak < 4 * largest.numel()
 
@@ -161,8 +162,8 @@ def test_float32_files_are_quantized_one_weight_at_a_time(tmp_path):
 @pytest.mark.parametrize("what", ["blocks", "whole"])
 def test_compiled_transformers_give_the_same_bits(tiny_wan, photo, monkeypatch, what):
     monkeypatch.setattr(compute, "BACKEND", "eager")
-    usual = open_model(str(tiny_wan), EVERYTHING, CPU, torch.float32)
-    model = open_model(str(tiny_wan), EVERYTHING, CPU, torch.float32, ComputeOptions(compiled=what))
+    usual = open_model(resolve(str(tiny_wan)), EVERYTHING, CPU, torch.float32)
+    model = open_model(resolve(str(tiny_wan)), EVERYTHING, CPU, torch.float32, ComputeOptions(compiled=what))
     values = parameters(usual)
     model.warm_up(values)
     assert torch.equal(denoise(model, photo, values)["latents"], denoise(usual, photo, values)["latents"])
@@ -177,7 +178,7 @@ def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(tmp_pa
     monkeypatch.setattr("svdq.pipeline.models.wan.model.IMAGE_TOKENS", 50)  # of the tiny model
     torch.compiler.reset()
     write_tiny_wan(tmp_path, "i2v-14b")
-    model = open_model(str(tmp_path), EVERYTHING, CPU, torch.float32, ComputeOptions(compiled="whole"))
+    model = open_model(resolve(str(tmp_path)), EVERYTHING, CPU, torch.float32, ComputeOptions(compiled="whole"))
     values = parameters(model)
     model.warm_up(values)
     assert len(graphs) == 1

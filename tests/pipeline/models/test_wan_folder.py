@@ -14,6 +14,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.wan.family import FAMILY, read_facts
 from svdq.pipeline.models.wan.layout import LAYOUT
 from svdq.pipeline.models.wan.parameters import WanParameters
@@ -29,15 +30,19 @@ from diffusers import AutoencoderKLWan, WanImageToVideoPipeline, WanTransformer3
 from transformers import UMT5EncoderModel
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
 found = []
 sys.addaudithook(lambda event, given: event == "open" and found.append(str(given[0])))
 folder, roles = sys.argv[1], json.loads(sys.argv[2])
+resolved = resolve(folder)
+found.clear()
 for role in roles:
     if fork := os.fork():
         os.waitpid(fork, 0)
         continue
     names = role.pop("components")
-    model = open_model(folder, Role(**role, components=names and frozenset(names)), torch.device("cpu"), torch.float32)
+    role = Role(**role, components=names and frozenset(names))
+    model = open_model(resolved, role, torch.device("cpu"), torch.float32)
     # Of files that libraries open outside of Python: a mapping keeps its file's path.
     found += Path("/proc/self/maps").read_text().split()
     weights = [Path(each) for each in found if each.startswith(folder) and each.endswith(".safetensors")]
@@ -60,31 +65,33 @@ def test_a_role_opens_only_its_own_files(tiny_wan):
 
 
 @pytest.mark.parametrize("expert", sorted(EXPERTS))
-def test_a_role_works_without_the_weights_of_the_other_expert(tiny_wan, tmp_path, expert):
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_wan, folder)
+def test_a_role_does_not_load_the_other_expert(tiny_wan, expert):
     [other] = EXPERTS - {expert}
-    (folder / other / "diffusion_pytorch_model.safetensors").write_bytes(b"broken")
-    model = open_model(str(folder), Role(components=frozenset({expert})), CPU, torch.float32)
+    model = open_model(resolve(str(tiny_wan)), Role(components=frozenset({expert})), CPU, torch.float32)
     assert (getattr(model.pipeline, other), model.pipeline.vae, model.pipeline.text_encoder) == (None, None, None)
-    with pytest.raises(InputError, match=f"{other}/diffusion_pytorch_model.safetensors .* is no safetensors file"):
-        open_model(str(folder), Role(), CPU, torch.float32)
+
+
+def test_broken_weights_of_any_expert_are_seen_before_a_rank_starts(tiny_wan, tmp_path):
+    shutil.copytree(tiny_wan, tmp_path / "model")
+    (tmp_path / "model/transformer_2/diffusion_pytorch_model.safetensors").write_bytes(b"broken")
+    with pytest.raises(InputError, match=r"transformer_2/diffusion\S+ of the model .* is no safetensors file"):
+        resolve(str(tmp_path / "model"), on_gpus=False)
 
 
 def test_only_the_rank_that_encodes_needs_ftfy(tiny_wan, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ftfy" else find(name, *more))
     with pytest.raises(InputError, match=r"need ftfy, which is not installed; run `pip install"):
-        open_model(str(tiny_wan), Role(encode=True), CPU, torch.float32)
-    assert open_model(str(tiny_wan), Role(decode=True), CPU, torch.float32).pipeline.text_encoder is None
+        open_model(resolve(str(tiny_wan)), Role(encode=True), CPU, torch.float32)
+    assert open_model(resolve(str(tiny_wan)), Role(decode=True), CPU, torch.float32).pipeline.text_encoder is None
 
 
 def test_only_what_encodes_and_decodes_is_kept(tiny_wan):
-    encoder = open_model(str(tiny_wan), Role(encode=True, components=frozenset()), CPU, torch.float32).pipeline
+    encoder = open_model(resolve(str(tiny_wan)), Role(encode=True, components=frozenset()), CPU, torch.float32).pipeline
     assert encoder.text_encoder is not None
     assert encoder.vae.encoder is not None
     assert (encoder.vae.decoder, encoder.transformer, encoder.transformer_2) == (None, None, None)
-    decoder = open_model(str(tiny_wan), Role(decode=True, components=frozenset()), CPU, torch.float32).pipeline
+    decoder = open_model(resolve(str(tiny_wan)), Role(decode=True, components=frozenset()), CPU, torch.float32).pipeline
     assert decoder.vae.decoder is not None
     assert (decoder.vae.encoder, decoder.text_encoder, decoder.tokenizer) == (None, None, None)
 
@@ -142,7 +149,7 @@ def test_a_wrong_folder_is_one_sentence(tiny_wan, tmp_path, change, words):
     shutil.copytree(tiny_wan, folder)
     change(folder)
     with pytest.raises(InputError, match=re.escape(words)) as caught:
-        open_model(str(folder), Role(encode=True, decode=True), CPU, torch.float32)
+        open_model(resolve(str(folder)), Role(encode=True, decode=True), CPU, torch.float32)
     assert str(caught.value).endswith(".")
     assert "\n" not in str(caught.value)
 
@@ -178,18 +185,18 @@ def test_a_transformer_that_does_not_fit_the_vae(tmp_path):
     write_tiny_wan(tmp_path, "ti2v-5b")
     configure("transformer/config.json", in_channels=36)(tmp_path)
     with pytest.raises(InputError, match=r"its in_channels is 36 where it must be 48 \(latents, photo and mask\)"):
-        open_model(str(tmp_path), Role(), CPU, torch.float32)
+        open_model(resolve(str(tmp_path)), Role(), CPU, torch.float32)
 
 
 def test_an_image_encoder_that_is_missing_or_not_used(tmp_path):
     write_tiny_wan(tmp_path / "a", "i2v-14b")
     configure("model_index.json", image_encoder=[None, None])(tmp_path / "a")
     with pytest.raises(InputError, match="needs one, and the folder has none"):
-        open_model(str(tmp_path / "a"), Role(), CPU, torch.float32)
+        open_model(resolve(str(tmp_path / "a")), Role(), CPU, torch.float32)
     write_tiny_wan(tmp_path / "b", "i2v-14b")
     configure("transformer/config.json", image_dim=None)(tmp_path / "b")
     with pytest.raises(InputError, match="uses none, and the folder has an image_encoder"):
-        open_model(str(tmp_path / "b"), Role(), CPU, torch.float32)
+        open_model(resolve(str(tmp_path / "b")), Role(), CPU, torch.float32)
     write_tiny_wan(tmp_path / "c", "i2v-14b")
     missing("image_processor/preprocessor_config.json")(tmp_path / "c")
     with pytest.raises(InputError, match="has no readable image_processor/preprocessor_config"):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from svdq.cli.main import cli
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.untrained import UNTRAINED, is_untrained
+from svdq.pipeline.models.folder_files import UNTRAINED, is_untrained
 from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
 from tests.full_disk import files_of_at_most
 

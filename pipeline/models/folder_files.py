@@ -1,6 +1,6 @@
 """Reads the files of a model folder without torch: JSON, the names of weights files, and the shapes of weights.
 
-Where a model is written, it explains why that fails.
+Where a model is written, it explains why that fails, and marks a folder with random weights.
 """
 
 import hashlib
@@ -21,6 +21,11 @@ _DTYPES = {"F16", "BF16", "F32"}
 _WEIGHTS_FILE = re.compile(
     r"(diffusion_pytorch_)?model(\.fp16)?(-\d{5}-of-\d{5})?(\.fp16)?\.safetensors(\.index(\.fp16)?\.json)?"
 )
+#: Names of the dtype options, and torch's name of each.
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+#: Weights that suit each of torch's dtypes, the best first: True for half precision, False for full. bfloat16 has the
+#: range of the full weights; float32 must equal diffusers bit by bit, so nothing may be rounded.
+WEIGHTS = {"float32": (False,), "float16": (True, False), "bfloat16": (False, True)}
 #: Samples of a file for its fingerprint, and the bytes of each.
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096
 #: Advice about a folder without readable configs.
@@ -33,7 +38,7 @@ Shapes = dict[str, list[int]]
 def pull_command(folder: Path, name: str) -> str:
     """Return the command that fetches a model of the hub; "" if its name is that of the folder."""
     # Not for a folder whose name has the form of a hub id.
-    return "" if folder == Path(name).expanduser() else f"svdq model pull {name}"
+    return "" if folder.absolute() == Path(name).expanduser().absolute() else f"svdq model pull {name}"
 
 
 def fetch_again(folder: Path, name: str, otherwise: str) -> str:
@@ -165,3 +170,42 @@ def writing(folder: Path) -> Iterator[None]:
         raise InputError(
             f"The model cannot be written to {folder} ({reason}); make room there, or give another folder."
         ) from error
+
+
+#: The file that marks folders with random weights that svdq has written.
+UNTRAINED = "UNTRAINED.md"
+_TEXT = """# An untrained model
+
+`svdq model tiny` made this folder. It has the classes and settings of {title}, but its weights are random: what it
+makes is noise. Use it to test a pipeline, and to compare one with diffusers.
+"""
+
+
+def is_untrained(folder: Path) -> bool:
+    """Return whether a folder is marked as having random weights."""
+    return (folder / UNTRAINED).is_file()
+
+
+def claim(folder: Path, title: str) -> None:
+    """Create and mark a folder for an untrained model of a family; one that svdq has written may be written again.
+
+    Raises:
+        InputError: the folder has other content, or cannot be written.
+    """
+    with writing(folder):
+        if folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
+            raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
+        folder.mkdir(parents=True, exist_ok=True)
+        # The marker is written first, so that a partial folder can be overwritten.
+        (folder / UNTRAINED).write_text(_TEXT.format(title=title), encoding="utf-8")
+
+
+def name_classes(folder: Path, **classes: object) -> None:
+    """Name classes in the index of a model as published models do, whatever the libraries call them here.
+
+    Components that the model lacks keep no class.
+    """
+    path = folder / "model_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    index |= {name: named for name, named in classes.items() if index[name] != [None, None]}
+    path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

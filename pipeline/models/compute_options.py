@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.installed import how_to_install
+from svdq.pipeline.models.folder_files import DTYPES
 
 if TYPE_CHECKING:
     import torch
 
-#: Names of the dtype options, and torch's name of each.
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-#: Weights that suit each of torch's dtypes, the best first: True for half precision, False for full. bfloat16 has the
-#: range of the full weights; float32 must equal diffusers bit by bit, so nothing may be rounded.
-WEIGHTS = {"float32": (False,), "float16": (True, False), "bfloat16": (False, True)}
 #: What can be compiled.
 COMPILED = ("off", "blocks", "whole")
 #: Options that change results by more than rounding.

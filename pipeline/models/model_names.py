@@ -1,17 +1,68 @@
-"""Finds models by name: a folder, or a hub id whose files are in the hub's cache. Never uses the network.
+"""From the name of a model to its folder and all that is known of it. Never uses the network.
 
-It also has the hub's client, for `pull`, and converts its errors to sentences.
+A name is `preview`, `simulated` with its costs, a folder, or a hub id whose files are in the hub's cache. The module
+also has the hub's client, for `pull`, and converts its errors to sentences. Does not import torch.
 """
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.installed import how_to_install
-from svdq.pipeline.models.names import HUB_ID, split_id
+from svdq.pipeline.models.resolved_model import ResolvedModel, Timings
+
+if TYPE_CHECKING:
+    from svdq.pipeline.models.folder_check import Layout
+
+#: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+
+
+def has_weights(name: str) -> bool:
+    """Return whether a model's name, as in SVDQ_MODEL, is a folder or a hub id, not a model made in code."""
+    return name != "preview" and name.partition(":")[0] != "simulated"
+
+
+def split_id(name: str) -> tuple[str, str | None]:
+    """Split a hub id into `organisation/model` and the revision after an @, if there is one.
+
+    Raises:
+        InputError: the name is not a hub id.
+    """
+    if name.count("@") > 1:
+        raise InputError(f"{name!r} names two revisions; give one, after an @ or with --revision.")
+    if not HUB_ID.fullmatch(name):
+        raise InputError(
+            f"{name!r} is not a hub id; write it as organisation/model, or organisation/model@revision, such as "
+            "stabilityai/stable-video-diffusion-img2vid-xt."
+        )
+    repository, _, revision = name.partition("@")
+    return repository, revision or None
+
+
+def timings_of(name: str) -> Timings:
+    """Parse the name `simulated` or `simulated:step_ms=50,decode_ms=100`.
+
+    Raises:
+        InputError: a setting is unknown or not a number.
+    """
+    settings: dict[str, Any] = {}
+    for item in filter(None, name.partition(":")[2].split(",")):
+        key, _, value = item.partition("=")
+        settings[key] = value
+    try:
+        return Timings.model_validate(settings)
+    except ValidationError as error:
+        raise InputError(
+            f"The model {name!r} cannot be simulated ({error.errors()[0]['msg']}); write it like "
+            f"simulated:step_ms=50,decode_ms=100 with any of {', '.join(Timings.model_fields)}."
+        ) from error
 
 
 def cached(name: str) -> Path | None:
@@ -52,6 +103,72 @@ def find_folder(name: str) -> Path:
     if found is None:
         raise InputError(f"The model {name} is not on this machine; fetch it with `svdq model pull {name}`.")
     return found
+
+
+def resolve(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> ResolvedModel:
+    """Find a model on this machine, and check it as far as is possible without torch.
+
+    For ranks on GPUs half precision weights do; if `on_gpus` is None and `dtype`, which is that of `ComputeOptions`, is
+    auto, all weights in the folder are checked, and there is no fingerprint.
+
+    Raises:
+        InputError: the model does not exist here, is not complete, or is none that svdq runs.
+    """
+    if name == "preview":
+        return ResolvedModel(name=name)
+    if not has_weights(name):
+        return ResolvedModel(name=name, timings=timings_of(name))
+    # Imported on demand, since commands that only read the name of a model need none of it.
+    from svdq.pipeline.models.families import family_of, layout_of
+    from svdq.pipeline.models.folder_check import check_folder
+    from svdq.pipeline.models.folder_files import DTYPES
+
+    folder = find_folder(name)
+    family, layout = family_of(folder, name), layout_of(folder, name)
+    torch_dtype = DTYPES.get(dtype)
+    if torch_dtype is None and on_gpus is not None:
+        torch_dtype = DTYPES[family.half] if on_gpus else "float32"
+    check_folder(folder, name, layout, torch_dtype)
+    return ResolvedModel(
+        name=name,
+        folder=folder.absolute(),
+        family=family.name,
+        layout=layout.pipeline,
+        facts=dict(family.read_facts(folder, name)),
+        fingerprint=torch_dtype and _fingerprint(folder, layout, torch_dtype),
+    )
+
+
+def _fingerprint(folder: Path, layout: "Layout", dtype: str) -> str:
+    """Return a hash by which weights and configs under the same name can be distinguished.
+
+    A rank cannot compute it, since it opens no weights of an expert that it does not load.
+    """
+    from svdq.pipeline.models.folder_files import WEIGHTS, fingerprint, loaded_files
+
+    weights = [
+        file for each in layout.weighted for file in loaded_files(folder, each, WEIGHTS[layout.dtype_of(each, dtype)])
+    ]
+    return fingerprint(folder, [folder / "model_index.json", *sorted(folder.glob("*/*config.json")), *weights])
+
+
+def family_of_model(name: str) -> str | None:
+    """Return the family of a model by its name; None if that is not known on this machine.
+
+    Reads only the model_index.json of a folder, or of a hub id in the cache; without one, the published name counts.
+    `preview` and `simulated` render videos of all families.
+    """
+    from svdq.pipeline.models.families import FAMILIES
+    from svdq.pipeline.models.folder_check import pipeline_of
+
+    if not has_weights(name):
+        return None
+    try:
+        pipeline = pipeline_of(find_folder(name), name)
+    except InputError:
+        published = PurePosixPath(name).name.lower()
+        return next((family.name for family in FAMILIES if published.startswith(family.published_as)), None)
+    return next((family.name for family in FAMILIES if pipeline in family.layouts), None)
 
 
 def hub_client() -> Any:

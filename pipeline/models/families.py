@@ -1,13 +1,12 @@
 """The families of models, by name and by the pipeline that a folder's model_index.json names. Does not import torch."""
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.folder_check import Layout, pipeline_of
-from svdq.pipeline.models.hub import find_folder
-from svdq.pipeline.models.names import has_weights
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.models.wan.family import FAMILY as WAN
 from svdq.pipeline.parameters import VideoParameters
@@ -54,22 +53,6 @@ def needed_pipelines() -> str:
     return "svdq needs a " + " or ".join(f"{layout.pipeline} such as {layout.example}" for layout in layouts)
 
 
-def family_of_model(name: str) -> str | None:
-    """Return the family of a model by its name; None if that is not known on this machine.
-
-    Reads only the model_index.json of a folder, or of a hub id in the cache; without one, the published name counts.
-    `preview` and `simulated` render videos of all families.
-    """
-    if not has_weights(name):
-        return None
-    try:
-        pipeline = pipeline_of(find_folder(name), name)
-    except InputError:
-        published = PurePosixPath(name).name.lower()
-        return next((family.name for family in FAMILIES if published.startswith(family.published_as)), None)
-    return next((family.name for family in FAMILIES if pipeline in family.layouts), None)
-
-
-def parameters_of(model: str) -> type[VideoParameters]:
-    """Return the parameters of a model's videos; SVD's if its family is not known."""
-    return PARAMETERS[family_of_model(model) or DEFAULT_FAMILY]
+def parameters_of(model: ResolvedModel) -> type[VideoParameters]:
+    """Return the parameters of a model's videos; SVD's for a model that makes those of all families."""
+    return PARAMETERS[model.family or DEFAULT_FAMILY]

@@ -1,0 +1,65 @@
+"""A model that was found and checked: the one value by which a launcher says to its ranks what to load.
+
+`model_names.resolve` makes it, and `loader.open_model` opens it. Does not import torch.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from svdq.pipeline.planning.binding import parse_segments
+
+
+def _parsed(segments: object) -> object:
+    """Parse the text in a model's name; JSON has numbers."""
+    return parse_segments(segments) if isinstance(segments, str) else segments
+
+
+class Timings(BaseModel):
+    """The simulated costs of a model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    #: Milliseconds of a denoising step.
+    step_ms: float = Field(50.0, ge=0)
+    #: Milliseconds of an encode.
+    encode_ms: float = Field(0.0, ge=0)
+    #: Milliseconds of a decode.
+    decode_ms: float = Field(0.0, ge=0)
+    #: Milliseconds of the first use of a shape.
+    warm_ms: float = Field(0.0, ge=0)
+    #: Two experts, each of which does some of the steps: 15+25 of 40, and of other numbers in proportion.
+    segments: Annotated[tuple[int, int], BeforeValidator(_parsed)] | None = None
+    #: Factor by which this rank's steps are slower than `step_ms`.
+    slowdown: float = Field(1.0, gt=0)
+    #: For fault tests: a video with this seed kills its process in its fourth step, or in its last if it has fewer.
+    kill_seed: int | None = None
+    #: For fault tests: a video with this seed hangs in that step.
+    hang_seed: int | None = None
+    #: For fault tests: decoding more frames than this at a time runs out of memory.
+    decodable_frames: int | None = Field(None, ge=1)
+    #: For fault tests: the latents of a video with this seed become NaN.
+    nan_seed: int | None = None
+
+
+class ResolvedModel(BaseModel):
+    """A folder that a family of models reads, or a model made in code: simulated if it has timings, else preview."""
+
+    # Schedulers have infinite settings.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    #: The name it was asked for by, as in sidecars and messages.
+    name: str
+    #: Its folder, or its snapshot in the hub's cache; None: made in code, as are the next four.
+    folder: Path | None = None
+    #: Name of the family whose videos it makes; a model made in code makes those of all.
+    family: str | None = None
+    #: The pipeline class in its model_index.json, by which its family has its layout.
+    layout: str | None = None
+    #: What its family has read from its configs.
+    facts: dict[str, Any] = {}
+    #: A hash of its weights and configs; None: nobody has said what they are loaded for.
+    fingerprint: str | None = None
+    #: The costs of a simulated model.
+    timings: Timings | None = None
