@@ -60,10 +60,10 @@ def batch(
     from datetime import datetime
 
     from svdq.cli.submissions import submit_and_print
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
     from svdq.producer.submitting.photo_lists import read_batch
 
-    settings = Settings.load(redis_url=redis_url, storage=storage)
+    settings = load_settings(redis_url=redis_url, storage=storage)
     defaults = read_spec(settings, **options)
     defaults.check()
     requests = read_batch(file, datetime.now().astimezone(), defaults)

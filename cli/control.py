@@ -115,12 +115,12 @@ def retry(selection: "Selection", force: bool, family: str | None, storage: str 
     """
     from svdq.producer import job_control
     from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
     from svdq.producer.status.selection import Selection
     from svdq.producer.storage.storage import Storage
     from svdq.producer.submitting.submission import make_anew
 
-    settings = Settings.load(redis_url=redis_url, storage=storage)
+    settings = load_settings(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage) if force else None
     action: Action = "retry --family" if family else "retry --force" if force else "retry"
     if family and force:

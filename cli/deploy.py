@@ -110,18 +110,11 @@ def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
         InputError: a setting is not allowed, or cannot work under systemd.
     """
     from svdq.producer.embedded_redis.socket_path import MAX_SOCKET_PATH
-    from svdq.producer.settings import (
-        ENV_PREFIX,
-        FILE_NAME,
-        SECRETS,
-        Settings,
-        absolute_model,
-        origins,
-        without_secrets,
-    )
+    from svdq.producer.settings import ENV_PREFIX, SECRETS, without_secrets
+    from svdq.producer.settings_loader import FILE_NAME, absolute_model, load_settings, origins
 
     home = SYSTEM_HOME if is_system and origins()["home"] == "default" else None
-    settings = Settings.load(home=home)
+    settings = load_settings(home=home)
     found = origins(home=home)
     program = _program()
     environment = {"PATH": f"{program.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}

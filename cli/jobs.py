@@ -210,7 +210,7 @@ def report(since: datetime, until: datetime | None, as_json: bool, storage: str 
     """
     from svdq.producer.queue import session
     from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
     from svdq.producer.storage.storage import Storage
 
     until = until or datetime.now().astimezone()
@@ -218,7 +218,7 @@ def report(since: datetime, until: datetime | None, as_json: bool, storage: str 
         raise InputError(
             f"--until {until:%Y-%m-%d %H:%M} is not after --since {since:%Y-%m-%d %H:%M}; give a later time."
         )
-    settings = Settings.load(redis_url=redis_url, storage=storage)
+    settings = load_settings(redis_url=redis_url, storage=storage)
     warn = partial(echo, err=True)
     with session(settings) as connection:
         records = [

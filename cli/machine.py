@@ -21,18 +21,18 @@ def redis() -> None:
 def start() -> None:
     """Start the server of this home unless it runs, and print its URL."""
     from svdq.producer.embedded_redis.server import ensure_server
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
 
-    echo(ensure_server(Settings.load().home))
+    echo(ensure_server(load_settings().home))
 
 
 @redis.command()
 def stop() -> None:
     """Stop the server of this home; it keeps queued jobs."""
     from svdq.producer.embedded_redis.server import stop_server
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
 
-    echo("Stopped; queued jobs are kept." if stop_server(Settings.load().home) else "The server was not running.")
+    echo("Stopped; queued jobs are kept." if stop_server(load_settings().home) else "The server was not running.")
 
 
 @redis.command()
@@ -48,9 +48,9 @@ def url() -> int:
       rq info --queue-class svdq.producer.queue.SvdqQueue -u $(svdq redis url)
     """
     from svdq.producer.embedded_redis.server import running_url
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
 
-    found = running_url(Settings.load().home)
+    found = running_url(load_settings().home)
     echo(found or "The server is not running; start it with `svdq redis start`.", err=not found)
     return 0 if found else 1
 
@@ -74,9 +74,9 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
       svdq doctor --json | jq 'select(.level != "ok")'
     """
     from svdq.producer.doctor import check_model, check_packages, check_redis, check_storage
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
 
-    settings = Settings.load(model=model, storage=storage, redis_url=redis_url)
+    settings = load_settings(model=model, storage=storage, redis_url=redis_url)
     findings = itertools.chain(check_redis(settings), check_storage(settings))
     if not quick:
         from svdq.worker.doctor import check_machine
@@ -110,9 +110,10 @@ def config(as_json: bool, **flags: str | None) -> None:
       svdq config --json
       SVDQ_MODEL=/models/svd-xt svdq config
     """
-    from svdq.producer.settings import ENV_PREFIX, Settings, origins, without_secrets
+    from svdq.producer.settings import ENV_PREFIX, without_secrets
+    from svdq.producer.settings_loader import load_settings, origins
 
-    values = Settings.load(**flags).model_dump(mode="json")
+    values = load_settings(**flags).model_dump(mode="json")
     for name in ("redis_url", "storage"):
         if values[name] is not None:
             values[name] = without_secrets(values[name])

@@ -154,9 +154,9 @@ def connect(**flags: str | None) -> "contextlib.AbstractContextManager[redis.Red
     """
     # Imported here so that the command table imports only click.
     from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
 
-    return session(Settings.load(**flags))
+    return session(load_settings(**flags))
 
 
 def run(arguments: Sequence[str]) -> int:

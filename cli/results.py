@@ -62,7 +62,7 @@ def gallery(
     from svdq.producer.queue import session
     from svdq.producer.results.finished_videos import OUTPUTS, find_results
     from svdq.producer.results.gallery import write_gallery
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
     from svdq.producer.status.selection import list_jobs
     from svdq.producer.storage.storage import Storage
 
@@ -73,7 +73,7 @@ def gallery(
             raise InputError(f"There is no folder {str(folder)!r}; give a folder with videos, or none for the storage.")
         place, under = Storage(str(folder.parent)), folder.name
     else:
-        settings = Settings.load(redis_url=redis_url, storage=storage)
+        settings = load_settings(redis_url=redis_url, storage=storage)
         place, under = Storage(settings.storage), OUTPUTS
         with session(settings) as connection:
             failures = list_jobs(connection, MAX_FAILURES, ("failed",))
@@ -113,11 +113,11 @@ def fetch(
     """
     from svdq.producer.results.fetch import fetch_all, results_of
     from svdq.producer.results.finished_videos import find_results
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
     from svdq.producer.storage.storage import Storage
 
     selection = selection.among(("finished",))
-    settings = Settings.load(redis_url=redis_url, storage=storage)
+    settings = load_settings(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage)
     if selection.job_ids:
         results = results_of(settings, place, selection.job_ids, warn)
@@ -161,14 +161,14 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
     """
     from svdq.producer.queue import session
     from svdq.producer.results.prune import find_removals, remove_all
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
     from svdq.producer.storage.storage import Storage
     from svdq.producer.text import parse_duration
 
     age = parse_duration(older_than, "--older-than")
     if not (dry_run or yes or sys.stdin.isatty()):
         raise InputError("There is no terminal to ask on; give --yes to remove, or --dry-run to see what would go.")
-    settings = Settings.load(redis_url=redis_url, storage=storage)
+    settings = load_settings(redis_url=redis_url, storage=storage)
     place, home = Storage(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
         removals = find_removals(connection, place, home, age, datetime.now().astimezone(), warn)

@@ -68,12 +68,12 @@ def submit(
     """
     # Imported here so that `svdq submit --help` stays fast.
     from svdq.cli.submissions import submit_and_print
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
     from svdq.producer.storage.storage import Storage
     from svdq.producer.submitting.sources import find_photos
     from svdq.producer.submitting.submission import requests_for
 
-    settings = Settings.load(redis_url=redis_url, storage=storage)
+    settings = load_settings(redis_url=redis_url, storage=storage)
     spec = read_spec(settings, **options)
     sources = find_photos(
         photos,

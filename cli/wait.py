@@ -52,12 +52,12 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
       svdq wait 1f0c --timeout 2h
     """
     from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
     from svdq.producer.status.selection import complete_ids
     from svdq.producer.text import parse_duration
 
     timeout_s = None if timeout is None else parse_duration(timeout, "--timeout").total_seconds()
-    settings = Settings.load(redis_url=redis_url)
+    settings = load_settings(redis_url=redis_url)
     with session(settings) as connection:
         ids = complete_ids(connection, job_ids)
     views, exit_code = wait_for(settings, ids, quiet=as_json, timeout_s=timeout_s)

@@ -103,12 +103,12 @@ def watch(
       svdq watch ~/inbox --once --on-success move:done
     """
     # Imported here so that `svdq watch --help` stays fast.
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_for_watching
     from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.watching.folder_config import PHOTO_GLOBS, Selection, WatchOptions
     from svdq.producer.watching.watch import watch as watch_folder
 
-    settings = Settings.load_for_watching(folder, redis_url=redis_url, storage=storage)
+    settings = load_for_watching(folder, redis_url=redis_url, storage=storage)
     options = with_defaults_from(like, [read_options(**parameters)])
 
     def report(event: "Event") -> None:

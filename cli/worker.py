@@ -92,10 +92,10 @@ def worker(
       svdq worker --metrics-port 9464 --log-format json
       svdq worker --dtype bf16 --compile blocks
     """
-    from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
     from svdq.worker.launcher.launcher import LaunchOptions
 
-    settings = Settings.load(
+    settings = load_settings(
         model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit, notify=notify or None
     )
     rank = RankConfig(**{name: options.pop(name) for name in RankConfig.model_fields if name in options})

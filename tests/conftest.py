@@ -22,6 +22,7 @@ from PIL import Image
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from tests import forks
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -145,7 +146,7 @@ def own_server(home: Path) -> Path:
 
 @pytest.fixture
 def settings(home: Path) -> Settings:
-    return Settings.load()
+    return load_settings()
 
 
 @pytest.fixture

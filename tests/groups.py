@@ -28,7 +28,7 @@ import redis
 
 from svdq.cli.serve.now import read_state
 from svdq.producer import keys
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from svdq.producer.status import selection, snapshot
 from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts
 from svdq.producer.storage.storage import Storage
@@ -208,7 +208,7 @@ def run_groups(number: int, video_s: float, ready: Any, done: Any) -> None:
 
 def look(connection: redis.Redis, home: Path, seconds: float) -> dict[str, list[float]]:
     """Read what commands and pages read, once a second; return the milliseconds of each."""
-    settings, storage = Settings.load(home=home, storage=str(home)), Storage(str(home))
+    settings, storage = load_settings(home=home, storage=str(home)), Storage(str(home))
     times: dict[str, list[float]] = {}
 
     def timed(name: str, read: Callable[[], object]) -> object:

@@ -26,7 +26,7 @@ from PIL import Image
 
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import SvdqQueue, read_job, session
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from tests.waiting import NeverCameError, wait_until
 
 #: Photos that are there before the folder is first watched; svdq must not submit them.
@@ -141,7 +141,7 @@ def campaign(
         path.mkdir()
     for number in range(NUM_OLD):
         (inbox / f"old {number}.jpg").write_bytes(jpeg(f"old {number}"))
-    settings = Settings.load()
+    settings = load_settings()
     dropper = Dropper(inbox, aside, seed, seconds / num_files)
     watch = Watch(inbox, on_success, folder / "log")
     watch.start()

@@ -34,7 +34,7 @@ from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer.queue import server_url
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from svdq.producer.text import printable
 from svdq.worker.config import RankConfig, rank_options
 from svdq.worker.health.crash_marker import CrashMarker, folder_without_launcher
@@ -101,7 +101,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
 
 
 def _run(config: RankConfig, topology: Topology, restart_count: int, log: JobLogHandler, run_dir: Path | None) -> None:
-    settings = Settings.load()
+    settings = load_settings()
     check_home(settings.home)
     marker = CrashMarker(run_dir or folder_without_launcher(settings.home), restart_count, topology.rank)
     signals = Signals(on_stop=marker.mark_clean_exit)

@@ -18,6 +18,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.installed import how_to_install, require_torch
 from svdq.producer.process_identity import die_with_parent
 from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 
 EXAMPLES = """\b
 Examples:
@@ -77,7 +78,6 @@ def serve(
     from svdq.cli.serve.api_errors import add_request_id
     from svdq.cli.serve.app import exit_soon, listen, make_app, run
     from svdq.cli.serve.command import worker_beside
-    from svdq.producer.settings import Settings
 
     log = logging.StreamHandler(sys.stderr)
     log.addFilter(add_request_id)
@@ -94,7 +94,7 @@ def serve(
             raise InputError(
                 f"--allow-origin {origin!r} is not an origin; give it as browsers do: https://videos.example.com"
             )
-    settings = Settings.load(redis_url=redis_url, storage=storage)
+    settings = load_settings(redis_url=redis_url, storage=storage)
     token, is_new = find_token(settings)
     listener = listen(host, port)
     names = tuple(name.lower() for name in allowed_hosts)

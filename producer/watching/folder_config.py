@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import ENV_PREFIX, FILE_NAME, PHOTO_KEYS, Settings, cannot_be_read, read_toml
+from svdq.producer.settings import ENV_PREFIX, Settings
+from svdq.producer.settings_loader import FILE_NAME, PHOTO_KEYS, cannot_be_read, read_toml
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_key, read_field
 from svdq.producer.submitting.photos import safe_name

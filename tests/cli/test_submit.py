@@ -16,6 +16,7 @@ from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.producer.job_control import retry
 from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
 from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.ranks import RankStatus
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.parameters import SubmitOptions
@@ -297,7 +298,7 @@ def test_two_submissions_may_replace_the_same_video(
         return storage.read_many(names)
 
     monkeypatch.setattr(Storage, "read_many", read_later)
-    wanted = Settings.load(model="stabilityai/xt", redis_url=settings.redis_url, storage=settings.storage)
+    wanted = load_settings(model="stabilityai/xt", redis_url=settings.redis_url, storage=settings.storage)
     (again,) = submit(wanted, [photo], SubmitOptions())
     assert (again.id, again.is_new) == (first.id, False)
     assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == [first.id]

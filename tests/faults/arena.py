@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from svdq.producer.job import Job
 from svdq.producer.queue import ENDED, fetch, read_job
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
 from tests.faults.frames import Reference, SimulatedReference
@@ -57,7 +57,7 @@ class Arena:
         for folder in (home, self.tmp, reference := self.folder / "reference"):
             folder.mkdir()
         self.redis = RedisProcess(home)
-        self.settings = Settings.load(home=home, model=model, redis_url=self.redis.url)
+        self.settings = load_settings(home=home, model=model, redis_url=self.redis.url)
         self.storage = Path(self.settings.storage)
         self.storage.mkdir()
         self.disk = SmallDisk(self.storage) if own_disk else None

@@ -16,7 +16,7 @@ from svdq.producer import keys
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.job import SvdJob, WanJob
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job, session
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from svdq.producer.status import snapshot
 from svdq.producer.status.job_view import view_many
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts
@@ -35,7 +35,7 @@ _WORKER = "rq:worker:here.7"
 
 def job_records(folder: Path, stack: ExitStack) -> Target:
     """Write mutated records beside a good job; every view must still show that one."""
-    settings = Settings.load(home=folder / "home")
+    settings = load_settings(home=folder / "home")
     stack.callback(stop_server, settings.home)
     connection = stack.enter_context(session(settings))
     connection.config_set("appendfsync", "no")  # nothing here has to last

@@ -24,7 +24,7 @@ from svdq.pipeline.models.base import ModelInfo, State, check_tensor
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.producer.job import SvdJob
 from svdq.producer.results.finished_videos import find_results, notice_of, read_provenance
-from svdq.producer.settings import Settings, origins
+from svdq.producer.settings_loader import load_settings, origins
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
@@ -164,7 +164,7 @@ def settings(folder: Path, stack: ExitStack) -> Target:
         for place in (here, home):
             (place / "svdq.toml").write_bytes(data)
             try:
-                Settings.load(home=home)
+                load_settings(home=home)
                 origins(home=home)
             finally:
                 (place / "svdq.toml").unlink()

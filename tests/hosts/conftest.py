@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from svdq.producer.queue import connect
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from tests.conftest import S3_SECRET
 from tests.hosts.network import Host, Network, NoHostsError
 from tests.waiting import wait_until
@@ -170,7 +170,7 @@ def lan(
     storage, environment = bucket
     photo = tmp_path / "photo.jpg"
     Image.effect_noise((160, 100), 60).convert("RGB").save(photo)
-    settings = Settings.load(home=tmp_path / "home", redis_url=redis_url, storage=storage)
+    settings = load_settings(home=tmp_path / "home", redis_url=redis_url, storage=storage)
     house = House(tmp_path, settings, connect(settings), photo)
     lan = Lan(network, house, {"SVDQ_REDIS_URL": redis_url, "SVDQ_STORAGE": storage, **environment})
     yield lan

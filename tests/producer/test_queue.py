@@ -24,6 +24,7 @@ from svdq.producer.queue import (
     statuses,
 )
 from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
 from tests.conftest import Cli
@@ -55,9 +56,9 @@ def test_the_home_is_private_whatever_the_umask(home: Path, photo: Path, is_old:
     try:
         if is_old:
             home.mkdir(mode=0o777)
-            connect(Settings.load()).close()
+            connect(load_settings()).close()
         else:
-            submit(Settings.load(), [photo], SubmitOptions(family="svd"))
+            submit(load_settings(), [photo], SubmitOptions(family="svd"))
     finally:
         os.umask(before)
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
@@ -66,7 +67,7 @@ def test_the_home_is_private_whatever_the_umask(home: Path, photo: Path, is_old:
 @pytest.mark.slow
 def test_commands_wait_for_a_server_that_loads_its_data(home: Path, tmp_path: Path) -> None:
     with loading_redis(tmp_path / "redis.sock", 12) as pings:  # longer than a restart takes
-        connect(Settings.load(redis_url=f"unix://{tmp_path}/redis.sock")).close()
+        connect(load_settings(redis_url=f"unix://{tmp_path}/redis.sock")).close()
         assert len(pings) == 13
 
 
@@ -111,7 +112,7 @@ def test_rq_info_with_our_queue_class(connection: redis.Redis, settings: Setting
 def test_unreachable(home: object, url: str) -> None:
     is_url = url.startswith(("redis://u", "unix"))
     with pytest.raises(UnavailableError if is_url else InputError) as caught:
-        connect(Settings.load(redis_url=url))
+        connect(load_settings(redis_url=url))
     assert ":secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -121,7 +122,7 @@ def test_a_server_that_never_answers(home: object, monkeypatch: pytest.MonkeyPat
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(UnavailableError, match=rf"^The Redis server {url} cannot be used \(Timeout"):
-            connect(Settings.load(redis_url=url))
+            connect(load_settings(redis_url=url))
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import MAX_FILE_BYTES, Settings, without_secrets
+from svdq.producer.settings import without_secrets
+from svdq.producer.settings_loader import MAX_FILE_BYTES, load_settings
 
 
 @pytest.mark.usefixtures("own_server")
 def test_defaults(home: Path) -> None:
-    settings = Settings.load()
+    settings = load_settings()
     assert settings.home == home
     assert settings.storage == str(home / "storage")
     assert settings.redis_url is None
@@ -22,46 +23,46 @@ def test_the_folder_of_a_model_is_relative_to_the_file(home: Path) -> None:
     (home / "preview").mkdir()
     for name in ("preview", "org/model", "/models/svd", "~/models/svd"):
         (home / "svdq.toml").write_text(f'model = "{name}"')
-        assert Settings.load().model == name
+        assert load_settings().model == name
     (home / "svdq.toml").write_text('model = "models/svd"')
-    assert Settings.load().model == str(home / "models/svd")
-    assert Settings.load(model="models/svd").model == "models/svd"
+    assert load_settings().model == str(home / "models/svd")
+    assert load_settings(model="models/svd").model == "models/svd"
     Path("models/svd").mkdir(parents=True)
     Path("svdq.toml").write_text('model = "models/svd"')
-    assert Settings.load().model == "models/svd"
+    assert load_settings().model == "models/svd"
 
 
 def test_order_of_sources(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.mkdir()
     (home / "svdq.toml").write_text('model = "home"\nstorage = "videos"\nmax_pixels = 5')
-    assert Settings.load().model == "home"
-    assert Settings.load().storage == str(home / "videos"), "relative to the file"
+    assert load_settings().model == "home"
+    assert load_settings().storage == str(home / "videos"), "relative to the file"
     Path("svdq.toml").write_text('model = "here"')
-    assert Settings.load().model == "here"
+    assert load_settings().model == "here"
     monkeypatch.setenv("SVDQ_MODEL", "env")
-    assert Settings.load(model=None).model == "env"
-    assert Settings.load(model="flag").model == "flag"
-    assert Settings.load().max_pixels == 5
+    assert load_settings(model=None).model == "env"
+    assert load_settings(model="flag").model == "flag"
+    assert load_settings().max_pixels == 5
 
 
 @pytest.mark.parametrize("url", ["file://", "local://"])
 def test_a_url_of_no_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     with pytest.raises(InputError, match="names no folder"):
-        Settings.load(storage=url)
+        load_settings(storage=url)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "svdq.toml").write_text(f'storage = "{url}"')
     with pytest.raises(InputError, match="names no folder"):
-        Settings.load()
+        load_settings()
 
 
 @pytest.mark.parametrize("url", ["videos", "file://videos", "local://videos"])
 def test_a_relative_folder_is_the_same_for_every_process(home: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("SVDQ_STORAGE", url)
-    assert Settings.load().storage == str(Path("videos").absolute())
+    assert load_settings().storage == str(Path("videos").absolute())
     monkeypatch.delenv("SVDQ_STORAGE")
     home.mkdir()
     (home / "svdq.toml").write_text(f'storage = "{url}"')
-    assert Settings.load().storage == str(home / "videos"), "relative to the file"
+    assert load_settings().storage == str(home / "videos"), "relative to the file"
 
 
 def test_home_of_a_file_decides_the_next_file(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,34 +71,34 @@ def test_home_of_a_file_decides_the_next_file(tmp_path: Path, home: Path, monkey
     other.mkdir()
     (other / "svdq.toml").write_text("max_pixels = 7")
     Path("svdq.toml").write_text('home = "../other"')
-    assert Settings.load().max_pixels == 7
+    assert load_settings().max_pixels == 7
 
 
 @pytest.mark.parametrize("name", ["home", "storage"])
 def test_an_impossible_folder_is_a_sentence(home: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with pytest.raises(InputError, match="'~nobody-here/x' begins with ~nobody-here"):
-        Settings.load(**{name: "~nobody-here/x"})
+        load_settings(**{name: "~nobody-here/x"})
     monkeypatch.delenv("SVDQ_HOME")
     Path("svdq.toml").write_text(f'{name} = "a\\u0000b"')
     with pytest.raises(InputError, match="null byte"):
-        Settings.load()
+        load_settings()
     Path("svdq.toml").write_text(f'{name} = "~nobody-here/x"')
     with pytest.raises(InputError, match="'~nobody-here/x' begins with ~nobody-here"):
-        Settings.load()
+        load_settings()
 
 
 @pytest.mark.parametrize(("name", "value"), [("MAX_PIXELS", "many"), ("MAX_PIXELS", "0")])
 def test_bad_value(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"SVDQ_{name}", value)
     with pytest.raises(InputError, match=f"SVDQ_{name}.*'{value}'"):
-        Settings.load()
+        load_settings()
 
 
 @pytest.mark.parametrize("text", ["modle = 'x'", "not toml", "home = ''", "storage = ''"])
 def test_bad_file(home: Path, text: str) -> None:
     Path("svdq.toml").write_text(text)
     with pytest.raises(InputError):
-        Settings.load()
+        load_settings()
 
 
 @pytest.mark.parametrize(
@@ -109,18 +110,18 @@ def test_a_file_that_nobody_writes(home: Path, text: str, folder: str) -> None:
     place.mkdir(exist_ok=True)
     (place / "svdq.toml").write_text(text)
     with pytest.raises(InputError, match=r"svdq\.toml' cannot be read \(it is (nested too deeply|larger)"):
-        Settings.load()
+        load_settings()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_path_that_is_no_file(home: Path, make: Callable[[str], None]) -> None:
     make("svdq.toml")
     with pytest.raises(InputError, match="cannot be read"):
-        Settings.load()
+        load_settings()
 
 
 def test_repr_has_no_password(home: Path) -> None:
-    assert "secret" not in repr(Settings.load(redis_url="redis://:secret@h", storage="ftp://u:secret@h/x"))
+    assert "secret" not in repr(load_settings(redis_url="redis://:secret@h", storage="ftp://u:secret@h/x"))
 
 
 @pytest.mark.parametrize(

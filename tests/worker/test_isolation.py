@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from svdq.producer.queue import connect
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from tests.worker.conftest import Group, House
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def open_house(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]
     (folder / "tmp").mkdir()
     (folder / "tmp").chmod(0o1777)
     monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
-    settings = Settings.load(home=folder / "home")
+    settings = load_settings(home=folder / "home")
     opened = House(folder, settings, connect(settings), house.photo)
     yield opened
     opened.leave()

@@ -12,7 +12,7 @@ import pytest
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.models.model_names import resolve
 from svdq.producer.queue import server_url
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from svdq.worker.launcher import run_dir
 from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.launcher import default_ranks
@@ -236,7 +236,7 @@ def test_what_only_loading_shows_is_said_once(house, tiny_model: Path, tmp_path:
 
 @pytest.mark.parametrize("notify", [(), ("json://one", "json://two")])
 def test_a_child_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, home: Path, notify: tuple[str, ...]) -> None:
-    settings = Settings.load(model="preview", notify=notify or None)
+    settings = load_settings(model="preview", notify=notify or None)
     for name, value in environment_of(settings).items():
         monkeypatch.setenv(name, value)
-    assert Settings.load() == settings
+    assert load_settings() == settings

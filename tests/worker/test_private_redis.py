@@ -16,7 +16,7 @@ import redis
 
 from svdq.producer import job_control
 from svdq.producer.queue import session
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from tests.worker.own_redis import OwnRedis
 
 #: The URL of a server comes from svdq.toml here.
@@ -87,7 +87,7 @@ def test_the_whole_way_and_no_password_anywhere(house, until, server: OwnRedis) 
     small = ("--frames", 2, "--steps", 8, "--size", "64x64", "--format", "gif", "--format", "mp4", "--force")
     jobs = [svdq("submit", house.photo, *small).split()[0] for _ in range(2)]
     svdq("submit", house.photo, *small, "--at", "23:59")
-    with session(Settings.load(redis_url=producer)) as connection:
+    with session(load_settings(redis_url=producer)) as connection:
         job_control.cancel(connection, jobs[0])
         job_control.retry(connection, jobs[0])
         job_control.move(connection, jobs[1], front=True, priority="high")

@@ -15,7 +15,7 @@ import pytest
 
 from svdq.producer.embedded_redis.server import PID, running_url, stop_server
 from svdq.producer.queue import connect, fetch
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from tests.worker.own_redis import OwnRedis
 
 pytestmark = pytest.mark.long
@@ -31,7 +31,7 @@ def own_redis(house) -> Iterator[OwnRedis]:
     folder.mkdir()
     server = OwnRedis(folder)
     house.connection.close()
-    house.settings = Settings.load(home=house.settings.home, redis_url=server.url())
+    house.settings = load_settings(home=house.settings.home, redis_url=server.url())
     house.connection = connect(house.settings)
     yield server
     server.stop()

@@ -21,7 +21,8 @@ from svdq.producer.embedded_redis.server import PID, ensure_server, stop_server
 from svdq.producer.job import parse_job
 from svdq.producer.process_identity import die_with_parent
 from svdq.producer.queue import queue_of, session
-from svdq.producer.settings import Settings, absolute_model
+from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import absolute_model, load_settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.untrusted_job import UntrustedJob
@@ -43,7 +44,7 @@ def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
     """
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
         model = absolute_model(workload.models[0].name)
-        settings = Settings.load(home=Path(folder), storage=str(Path(folder, "storage")), model=model)
+        settings = load_settings(home=Path(folder), storage=str(Path(folder, "storage")), model=model)
         with _stop_when_killed(settings.home):
             try:
                 # The worker of a bench takes no jobs of the user, notifies nobody, and never starts this server.

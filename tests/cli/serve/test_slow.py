@@ -22,13 +22,14 @@ RUN = f"""
 from svdq.cli.serve import app, bodies
 from svdq.cli.serve.access import ServeOptions
 from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 
 app.HEADERS_S = bodies.GRACE_S = 1
 app.MAX_CONNECTIONS = 20
 listener = app.listen("127.0.0.1", 0)
 port = listener.getsockname()[1]
 options = ServeOptions(port=port, token={TOKEN!r})
-app.run(app.make_app(Settings.load(), options), listener, lambda: print(port, flush=True))
+app.run(app.make_app(load_settings(), options), listener, lambda: print(port, flush=True))
 """
 
 

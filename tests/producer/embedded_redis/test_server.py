@@ -16,7 +16,7 @@ from svdq.producer.embedded_redis import server
 from svdq.producer.embedded_redis.server import ensure_server, running_url, stop_server
 from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.queue import session
-from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from svdq.producer.storage.storage import Storage
 from tests.faults.small_disk import SmallDisk
 from tests.loading_redis import loading_redis
@@ -210,7 +210,7 @@ def write_until_it_ends(url: str, num_keys: int) -> int:
 
 @pytest.mark.usefixtures("own_server")
 def test_a_disk_that_fills_up_is_named(small_disk: SmallDisk, tmp_path: Path) -> None:
-    settings = Settings.load(home=tmp_path / "disk")
+    settings = load_settings(home=tmp_path / "disk")
 
     def write_beyond_the_end() -> None:
         with session(settings) as connection:

@@ -12,6 +12,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.client import job_status
 from svdq.producer.job import JOBS, Job
 from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.ranks import RankStatus
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, make_job
@@ -133,16 +134,16 @@ def test_the_family_of_a_model_folder(tmp_path: Path) -> None:
     index = tmp_path / "model_index.json"
     for pipeline, family in (("WanImageToVideoPipeline", "wan"), ("StableVideoDiffusionPipeline", "svd")):
         index.write_text(json.dumps({"_class_name": pipeline}))
-        found = configured_model(Settings.load(model=str(tmp_path)))
+        found = configured_model(load_settings(model=str(tmp_path)))
         assert found is not None
         assert (found.name, found.family) == (str(tmp_path), family)
     for name in ("stabilityai/stable-video-diffusion-img2vid", "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"):
-        assert configured_model(Settings.load(model=name)) is not None, "known although it is not here"
+        assert configured_model(load_settings(model=name)) is not None, "known although it is not here"
     for text in ('{"_class_name": "FluxPipeline"}', "{}", "no JSON"):
         index.write_text(text)
-        assert configured_model(Settings.load(model=str(tmp_path))) is None
+        assert configured_model(load_settings(model=str(tmp_path))) is None
     for name in ("preview", "simulated:step_ms=1", "/nowhere", "nobody/has-this", "a/b..c", "a/b--", f"a/{'b' * 200}"):
-        assert configured_model(Settings.load(model=name)) is None
+        assert configured_model(load_settings(model=name)) is None
 
 
 def test_every_family_has_its_class_of_jobs() -> None:

@@ -9,6 +9,7 @@ from PIL import Image
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.queue import SvdqQueue, fetch, read_job
 from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Request, submit, submit_all
@@ -46,7 +47,7 @@ def test_everything_is_checked_before_anything_is_stored(
 
 def test_nothing_is_stored_when_redis_is_away(home: Path, photo: Path) -> None:
     with pytest.raises(UnavailableError):
-        submit(Settings.load(redis_url="redis://127.0.0.1:1"), [photo], SubmitOptions())
+        submit(load_settings(redis_url="redis://127.0.0.1:1"), [photo], SubmitOptions())
     assert not home.exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from svdq.cli.watch import watch as watch_command
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import PHOTO_KEYS, Settings
+from svdq.producer.settings_loader import PHOTO_KEYS, load_for_watching
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.watching.folder_config import FolderConfig
@@ -111,8 +111,8 @@ def test_settings_are_not_read_from_a_watched_folder(
     monkeypatch.chdir(tmp_path / "inbox" / working_folder)
     Path("svdq.toml").write_text('frames = 3\nredis_url = "redis://elsewhere"')
     for folder in (tmp_path / "inbox", tmp_path / "link"):
-        assert Settings.load_for_watching(folder).redis_url is None
-    assert Settings.load_for_watching(tmp_path / "other").redis_url == "redis://elsewhere"
+        assert load_for_watching(folder).redis_url is None
+    assert load_for_watching(tmp_path / "other").redis_url == "redis://elsewhere"
     with pytest.raises(InputError, match="'redis_url' is a setting"):
         FolderConfig(Path.cwd(), FLAGS).spec_for("a.jpg")
 

@@ -1,0 +1,148 @@
+"""Reads the settings. The only reader of `SVDQ_` variables and of svdq.toml.
+
+Sources in order of precedence: command-line flags, `SVDQ_*` environment variables, `./svdq.toml` unless that is in a
+watched folder, `<home>/svdq.toml`, defaults. Ranks read what their launcher has written instead.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import ValidationError
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_names import has_weights
+from svdq.producer.job import PARAMETER_KEYS
+from svdq.producer.regular_file import open_regular
+from svdq.producer.settings import ENV_PREFIX, SECRETS, Settings, absolute, default_home, local_folder, without_secrets
+
+FILE_NAME = "svdq.toml"
+#: Bytes; a file has a few hundred.
+MAX_FILE_BYTES = 1 << 16
+#: Keys of the same file that are no settings: what `svdq watch` makes of the photos in the file's folder.
+PHOTO_KEYS = (*PARAMETER_KEYS, "priority")
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Read all sources; a flag of None was not given.
+
+    Raises:
+        InputError: a value is not allowed, or a file cannot be read.
+    """
+    return _load(_read_file(Path(FILE_NAME)), flags)
+
+
+def load_for_watching(folder: Path, **flags: Any) -> Settings:
+    """Read all sources but a file in `folder` or below it: who may drop photos there chooses no Redis or storage.
+
+    Raises:
+        InputError: as `load_settings`.
+    """
+    is_inside = Path.cwd().is_relative_to(absolute(folder).resolve())
+    return _load({} if is_inside else _read_file(Path(FILE_NAME)), flags)
+
+
+def _load(here: dict[str, Any], flags: dict[str, Any]) -> Settings:
+    """Join all sources; `here` is what the file in the working folder says."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    variables = _variables()
+    # All but the file in the home determine the home.
+    homes = (source["home"] for source in (given, variables, here) if "home" in source)
+    home = absolute(Path(str(next(homes, default_home()))))
+    try:
+        return Settings(**_read_file(home / FILE_NAME) | here | variables | given)
+    except ValidationError as error:
+        raise InputError(_sentence(error)) from error
+
+
+def _variables() -> dict[str, str]:
+    """Return the settings in the environment; an empty variable counts as not set."""
+    found = {name: os.environ.get(f"{ENV_PREFIX}{name.upper()}") for name in Settings.model_fields}
+    return {name: value for name, value in found.items() if value}
+
+
+def absolute_model(name: str) -> str:
+    """Make the name of a model absolute if it is a folder, for a process with another working folder.
+
+    Raises:
+        InputError: as `absolute`.
+    """
+    if has_weights(name) and os.path.isdir(folder := absolute(Path(name))):
+        return str(folder)
+    return name
+
+
+def origins(**flags: Any) -> dict[str, str]:
+    """Return the source of each setting: `flag`, the name of a variable, the path of a file, or `default`.
+
+    Raises:
+        InputError: as `load_settings`.
+    """
+    found = dict.fromkeys(Settings.model_fields, "default")
+    for path in (load_settings(**flags).home / FILE_NAME, Path(FILE_NAME).absolute()):
+        found |= dict.fromkeys(_read_file(path), str(path))
+    found |= {name: f"{ENV_PREFIX}{name.upper()}" for name in _variables()}
+    return found | {name: "flag" for name, value in flags.items() if value is not None}
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Read one svdq.toml, if it exists; relative folders in it are relative to the file."""
+    try:
+        with open_regular(path) as file:
+            values = read_toml(file, path)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise cannot_be_read(path, error.strerror) from error
+    values = {name: value for name, value in values.items() if name.replace("-", "_") not in PHOTO_KEYS}
+    folder = path.absolute().parent
+    for name in ("home", "storage"):
+        value = values.get(name)
+        if value == "":  # else it would be the folder of the file
+            raise cannot_be_read(path, f"its {name} is empty")
+        local = local_folder(value) if isinstance(value, str) else None
+        if local is not None:
+            values[name] = str(absolute(local) if str(local).startswith("~") else folder / local)
+    model = values.get("model")
+    # A folder of the working folder keeps its name, which is recorded with videos.
+    if isinstance(model, str) and model and has_weights(model) and not os.path.isdir(model):
+        values["model"] = str(folder / model) if os.path.isdir(folder / model) else model
+    return values
+
+
+def read_toml(file: BinaryIO, path: Path) -> dict[str, Any]:
+    """Read an open svdq.toml.
+
+    Raises:
+        InputError: it is too large or not valid; `path` is for the message.
+        OSError: it cannot be read.
+    """
+    data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise cannot_be_read(path, f"it is larger than {MAX_FILE_BYTES:,} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except RecursionError as error:
+        raise cannot_be_read(path, "it is nested too deeply") from error
+    except ValueError as error:
+        raise cannot_be_read(path, error) from error
+
+
+def cannot_be_read(path: Path, reason: object) -> InputError:
+    """Create the error for an svdq.toml that cannot be used."""
+    return InputError(f"The file {str(path)!r} cannot be read ({reason}); correct or remove it.")
+
+
+def _sentence(error: ValidationError) -> str:
+    """Describe the first error for a person who set a flag, a variable or a line of svdq.toml."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else "?"
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(Settings.model_fields)
+        return f"There is no setting {name!r}, which a svdq.toml names; the settings are {known}."
+    value = "***" if name in SECRETS else without_secrets(str(first["input"]))
+    return (
+        f"The setting {ENV_PREFIX}{name.upper()} (or {name} in {FILE_NAME}) is {value!r}: "
+        f"{first['msg'][0].lower()}{first['msg'][1:]}; correct or unset it."
+    )
