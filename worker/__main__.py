@@ -31,12 +31,10 @@ from typing import Any
 import click
 
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer.queue import server_url
-from svdq.producer.settings_loader import load_settings
 from svdq.producer.text import printable
-from svdq.worker.config import RankConfig, rank_options
+from svdq.worker.config import RankConfig, RunConfig, rank_options
 from svdq.worker.health.crash_marker import CrashMarker, folder_without_launcher
 from svdq.worker.health.logging import JobLogHandler, start_logging
 from svdq.worker.launcher import run_dir as run_dirs
@@ -62,8 +60,9 @@ KILLED_WITHIN_S = 5.0
 @rank_options
 def main(run_dir: Path | None, **options: Any) -> None:
     """Run one rank of a group under torchrun; settings come from SVDQ_ variables and svdq.toml."""
-    # `svdq worker` leaves the configuration in the run folder.
-    config = RankConfig(**options) if run_dir is None else run_dirs.read_config(run_dir)
+    # `svdq worker` has resolved everything, and left it in the run folder.
+    run_config = None if run_dir is None else run_dirs.read_config(run_dir)
+    config = RankConfig(**options) if run_config is None else run_config.rank
     try:
         topology = Topology.from_torchrun()
     except SvdqError as error:
@@ -77,7 +76,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
         faulthandler.enable(all_threads=False)
     exit_code = 0
     try:
-        _run(config, topology, restart_count, log, run_dir)
+        _run(run_config or _resolve_here(config), topology, restart_count, log, run_dir)
     except SvdqError as error:
         exit_code = error.exit_code
         if restart_count > 0:
@@ -100,8 +99,21 @@ def main(run_dir: Path | None, **options: Any) -> None:
     os._exit(exit_code)
 
 
-def _run(config: RankConfig, topology: Topology, restart_count: int, log: JobLogHandler, run_dir: Path | None) -> None:
+def _resolve_here(rank: RankConfig) -> RunConfig:
+    """Do what a launcher does, under a plain torchrun; every rank of a host finds the same."""
+    # Ranks of a launcher need neither.
+    from svdq.pipeline.models.model_names import resolve
+    from svdq.producer.settings_loader import load_settings
+
     settings = load_settings()
+    model = resolve(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
+    return RunConfig(rank=rank, settings=settings, model=model)
+
+
+def _run(
+    run_config: RunConfig, topology: Topology, restart_count: int, log: JobLogHandler, run_dir: Path | None
+) -> None:
+    settings = run_config.settings
     check_home(settings.home)
     marker = CrashMarker(run_dir or folder_without_launcher(settings.home), restart_count, topology.rank)
     signals = Signals(on_stop=marker.mark_clean_exit)
@@ -111,9 +123,9 @@ def _run(config: RankConfig, topology: Topology, restart_count: int, log: JobLog
             run_dirs.await_permission(run_dir, restart_count)
     run_rank(
         RankProcess(
-            config=config,
+            config=run_config.rank,
             settings=settings,
-            model=resolve(settings.model, on_gpus=config.device != "cpu" and bool(visible_gpus()), dtype=config.dtype),
+            model=run_config.model,
             url=server_url(settings),
             topology=topology,
             signals=signals,

@@ -1,4 +1,4 @@
-"""The configuration of one rank, passed by `svdq worker` as JSON or given as options of `python -m svdq.worker`.
+"""The configuration of ranks, passed by `svdq worker` as JSON or given as options of `python -m svdq.worker`.
 
 Each option that both commands have is declared here, once. Does not import torch.
 """
@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.producer.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -67,6 +69,17 @@ class RankConfig(BaseModel):
     def compute(self) -> ComputeOptions:
         """How the denoising components compute."""
         return ComputeOptions(dtype=self.dtype, compiled=self.compile, approximate=self.approximate)
+
+
+class RunConfig(BaseModel):
+    """All that a launcher tells its ranks, resolved: the contents of a run folder's config.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: RankConfig
+    #: Without secrets, which ranks do not need.
+    settings: Settings
+    model: ResolvedModel
 
 
 def rank_options(command: Command) -> Command:

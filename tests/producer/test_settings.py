@@ -144,3 +144,11 @@ def test_repr_has_no_password(home: Path) -> None:
 )
 def test_without_secrets(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
+
+
+@pytest.mark.parametrize("notify", [(), ("json://one", "json://two")])
+def test_a_child_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, home: Path, notify: tuple[str, ...]) -> None:
+    settings = load_settings(model="preview", notify=notify or None)
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == settings

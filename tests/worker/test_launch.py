@@ -12,11 +12,9 @@ import pytest
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.models.model_names import resolve
 from svdq.producer.queue import server_url
-from svdq.producer.settings_loader import load_settings
 from svdq.worker.launcher import run_dir
 from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.launcher import default_ranks
-from svdq.worker.launcher.torchrun import environment_of
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~/nowhere"])
@@ -232,11 +230,3 @@ def test_what_only_loading_shows_is_said_once(house, tiny_model: Path, tmp_path:
     assert all("Loaded" in line for line in before), done.stderr
     assert message.startswith(f"Error: The image_encoder of the model {folder} cannot be loaded")
     assert "expected int, got str" in message
-
-
-@pytest.mark.parametrize("notify", [(), ("json://one", "json://two")])
-def test_a_child_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, home: Path, notify: tuple[str, ...]) -> None:
-    settings = load_settings(model="preview", notify=notify or None)
-    for name, value in environment_of(settings).items():
-        monkeypatch.setenv(name, value)
-    assert load_settings() == settings

@@ -17,7 +17,7 @@ def test_a_record_lasts_until_the_groups_are_ready(house, until) -> None:
         assert 0 < house.connection.ttl(keys.STARTING) <= keys.STARTING_TTL_S
         ready.append(True)
         until(lambda: worker_state(house.connection) == "none")
-    with starting_record(house.settings, lambda: False):
+    with starting_record(house.settings, ResolvedModel(name="preview"), lambda: False):
         until(lambda: worker_state(house.connection) == "starting")
     assert worker_state(house.connection) == "none"
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -28,7 +29,6 @@ from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.bench.figures import RankLog
 from svdq.worker.bench.loop_runs import IDLE_S, Workload
-from svdq.worker.launcher.torchrun import environment_of
 
 #: Seconds between two checks whether all videos have ended.
 POLL_S = 0.2
@@ -118,7 +118,7 @@ def _worker(
         worker = subprocess.Popen(
             command,
             cwd=settings.home,
-            env=environment_of(settings),
+            env=os.environ | settings.environment() | {"PYTHONSAFEPATH": "1"},
             stdout=log,
             stderr=log,
             preexec_fn=die_with_parent(),

@@ -24,7 +24,7 @@ from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import write_file
 from svdq.producer.text import count, parse_future
-from svdq.worker.config import RankConfig
+from svdq.worker.config import RankConfig, RunConfig
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.preflight import RUN
@@ -116,7 +116,8 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
         shares = share_out(lasting_names(gpus), options.groups, ranks) if gpus else [None] * options.groups
         for number, (folder, devices) in enumerate(zip(folders, shares, strict=True)):
             of_group = config.model_copy(update={"group": str(number)})
-            groups.append(GroupProcess(settings, ranks, folder, of_group, devices))
+            run_config = RunConfig(rank=of_group, settings=settings, model=model)
+            groups.append(GroupProcess(ranks, folder, run_config, devices))
         supervisor = _Supervisor(groups, until_s)
         code = supervisor.run()
         if options.trace is not None:

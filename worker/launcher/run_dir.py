@@ -13,8 +13,9 @@ from typing import Any
 from svdq.pipeline import errors
 from svdq.pipeline.errors import SvdqError
 from svdq.producer.process_identity import is_running, start_of
+from svdq.producer.settings import SECRETS
 from svdq.producer.storage.temporary import sweep, temporary_name
-from svdq.worker.config import RankConfig
+from svdq.worker.config import RunConfig
 
 #: Seconds between two looks for the answer of the launcher.
 POLL_S = 0.1
@@ -33,14 +34,14 @@ def parent_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_config(folder: Path, config: RankConfig) -> None:
+def write_config(folder: Path, config: RunConfig) -> None:
     """Write the configuration of the group's ranks."""
-    _write(folder / "config.json", config.model_dump_json())
+    _write(folder / "config.json", config.model_dump_json(exclude={"settings": {*SECRETS}}))
 
 
-def read_config(folder: Path) -> RankConfig:
+def read_config(folder: Path) -> RunConfig:
     """Read the configuration of the group's ranks."""
-    return RankConfig.model_validate_json((folder / "config.json").read_bytes())
+    return RunConfig.model_validate_json((folder / "config.json").read_bytes())
 
 
 def write_pid(folder: Path, rank: int) -> None:

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.keys import DAY_S
 from svdq.producer.process_identity import PARENT_PID, die_with_parent
-from svdq.producer.settings import Settings
 from svdq.producer.text import count
-from svdq.worker.config import RankConfig
+from svdq.worker.config import RunConfig
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import probe, title
 
@@ -52,13 +51,12 @@ class GroupProcess:
 
     def __init__(
         self,
-        settings: Settings,
         num_ranks: int,
         folder: Path,
-        config: RankConfig,
+        config: RunConfig,
         devices: Sequence[str] | None,
     ) -> None:
-        """Start it, with run folders in `folder`, which is made, and `config` for its ranks.
+        """Start it, with run folders in `folder`, which is made, and tell its ranks `config`.
 
         `devices` is as in CUDA_VISIBLE_DEVICES; None: the GPUs of this process.
         """
@@ -75,19 +73,25 @@ class GroupProcess:
         self._look_at = 0.0
         self._sent: set[tuple[int, signal.Signals]] = set()
         self._last_signal: signal.Signals | None = None
-        # Without this variable torchrun opens a TCP port at all addresses, which these ranks do not use.
-        self._environment = {**environment_of(settings), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        self._environment = os.environ | {
+            # Without it `python -m` looks for modules in the current folder first, and runs a redis.py there.
+            "PYTHONSAFEPATH": "1",
+            # torchrun sets it with a warning; the ranks set their threads themselves.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            # Without it torchrun opens a TCP port at all addresses, which these ranks do not use.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
         folder.mkdir()
         self._start()
 
     @property
     def num_failed_gpus(self) -> int:
         """Number of GPUs that have failed and were left out."""
-        return len(self._config.failed_gpus)
+        return len(self._config.rank.failed_gpus)
 
     def _start(self) -> None:
         # torchrun cannot use the rendezvous of another one.
-        self.run_dir = self._folder / f"{len(self._config.failed_gpus)}"
+        self.run_dir = self._folder / f"{len(self._config.rank.failed_gpus)}"
         self.run_dir.mkdir()
         run_dirs.write_config(self.run_dir, self._config)
         if self._devices is not None:
@@ -114,7 +118,7 @@ class GroupProcess:
         error = run_dirs.read_error(self.run_dir)
         if error is not None:
             self.kill()
-            if self._config.failed_gpus:
+            if self._config.rank.failed_gpus:
                 raise type(error)(f"{error} {self._failures()}") from error
             raise error
         code = self._process.poll()
@@ -158,7 +162,9 @@ class GroupProcess:
         self.num_ranks = sum(device not in failed for device in used)
         self._devices = [device for device in devices if device not in failed]
         named = {title(device): reason for device, reason in failed.items()}
-        self._config = self._config.model_copy(update={"failed_gpus": {**self._config.failed_gpus, **named}})
+        rank = self._config.rank
+        rank = rank.model_copy(update={"failed_gpus": {**rank.failed_gpus, **named}})
+        self._config = self._config.model_copy(update={"rank": rank})
         if not self._devices:
             raise UnavailableError(f"No GPU is left. {self._failures()}")
         logger.error(
@@ -171,7 +177,7 @@ class GroupProcess:
 
     def _failures(self) -> str:
         """Say which GPUs have failed, in sentences."""
-        return " ".join(f"{name} has failed ({reason})." for name, reason in self._config.failed_gpus.items())
+        return " ".join(f"{name} has failed ({reason})." for name, reason in self._config.rank.failed_gpus.items())
 
     @property
     def is_running(self) -> bool:
@@ -237,16 +243,6 @@ def _rendezvous(run_dir: Path) -> list[str]:
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(run_dir / "store"), "--rdzv-conf", conf),
         *("--rdzv-id", "svdq", "--local-addr", "127.0.0.1"),
     ]
-
-
-def environment_of(settings: Settings) -> dict[str, str]:
-    """Return the environment of a child with these settings, flags included, and one thread."""
-    environment = os.environ | settings.environment()
-    # Without it `python -m` looks for modules in the current folder first, and runs a redis.py there.
-    environment["PYTHONSAFEPATH"] = "1"
-    # torchrun sets it with a warning; the ranks set their threads themselves.
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    return environment
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
