@@ -1,6 +1,6 @@
 """What svdq has to know of a model family before torch is imported: its folders, parameters and estimates.
 
-A family is a package beside this module. Its `family.py` has the `Family`, and `registry.py` lists all families. The
+A family is a package beside this module. Its `family.py` has the `Family`, and `families.py` lists all families. The
 model class of a family, which imports torch, implements `base.VideoModel`.
 """
 
