@@ -160,8 +160,7 @@ def _run(settings: "Settings", model: "ResolvedModel", options: "LaunchOptions",
     from svdq.pipeline.errors import UnavailableError
     from svdq.producer.storage.temporary import write_file
     from svdq.worker.launcher.launcher import launch
-    from svdq.worker.launcher.notifications import Notifications
-    from svdq.worker.launcher.summary import exit_code, report_of_run
+    from svdq.worker.launcher.notifications import Notifications, exit_code, report_of_run
 
     started_at = datetime.now().astimezone()
     with Notifications(settings) as notifications:

@@ -34,10 +34,10 @@ from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer.queue import server_url
 from svdq.producer.text import printable
+from svdq.worker import run_folder
 from svdq.worker.config import RankConfig, RunConfig, rank_options
 from svdq.worker.health.crash_marker import CrashMarker, folder_without_launcher
 from svdq.worker.health.logging import JobLogHandler, start_logging
-from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import visible_gpus
 from svdq.worker.launcher.preflight import check_home
 from svdq.worker.rank import run_rank
@@ -61,7 +61,7 @@ KILLED_WITHIN_S = 5.0
 def main(run_dir: Path | None, **options: Any) -> None:
     """Run one rank of a group under torchrun; settings come from SVDQ_ variables and svdq.toml."""
     # `svdq worker` has resolved everything, and left it in the run folder.
-    run_config = None if run_dir is None else run_dirs.read_config(run_dir)
+    run_config = None if run_dir is None else run_folder.read_config(run_dir)
     config = RankConfig(**options) if run_config is None else run_config.rank
     try:
         topology = Topology.from_torchrun()
@@ -85,7 +85,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
             time.sleep(RELOAD_S)
         elif run_dir is not None:
             # Every rank fails in the same way; the launcher prints the sentence once.
-            run_dirs.write_error(run_dir, error)
+            run_folder.write_error(run_dir, error)
             time.sleep(KILLED_WITHIN_S)  # torchrun would print a line about a rank that ends by itself
         elif config.log_format == "json":
             logger.critical("%s", error)
@@ -118,9 +118,9 @@ def _run(
     marker = CrashMarker(run_dir or folder_without_launcher(settings.home), restart_count, topology.rank)
     signals = Signals(on_stop=marker.mark_clean_exit)
     if run_dir is not None:
-        run_dirs.write_pid(run_dir, topology.rank)
+        run_folder.write_pid(run_dir, topology.rank)
         if restart_count > 0:
-            run_dirs.await_permission(run_dir, restart_count)
+            run_folder.await_permission(run_dir, restart_count)
     run_rank(
         RankProcess(
             config=run_config.rank,

@@ -13,17 +13,16 @@ from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count
+from svdq.worker import run_folder
 from svdq.worker.checkpoint.checkpoints import Checkpoints
-from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.checkpoint.store import open_checkpoint_store
+from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.health.crash_marker import MAX_WRITERS, CrashMarker, read_suspects
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
-from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, plan_of
+from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, plan_of
 from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.source import Intake
-from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.output.fence import Fence
 from svdq.worker.output.writer import ResultWriter
 from svdq.worker.redis_client import ConnectionHealth, connect, wait_for
@@ -108,7 +107,7 @@ def run_rank(process: RankProcess) -> None:
     if intake is not None:
         intake.start()
     if process.run_dir is not None and topology.first:
-        run_dirs.write_ready(process.run_dir)
+        run_folder.write_ready(process.run_dir)
     stage.run()
     ending.close()
 
@@ -194,4 +193,4 @@ def _remove_checkpoints(checkpoints: Checkpoints) -> None:
 def _write_trace(process: RankProcess, tracer: Tracer) -> None:
     if tracer.on and process.run_dir is not None:
         rank = process.topology.rank
-        run_dirs.write_trace(process.run_dir, rank, [*span_events(rank, tracer.spans), usage_event(rank)])
+        run_folder.write_trace(process.run_dir, rank, [*span_events(rank, tracer.spans), usage_event(rank)])

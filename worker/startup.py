@@ -27,7 +27,7 @@ from svdq.worker import roles
 from svdq.worker.config import RankConfig
 from svdq.worker.health.crash_marker import CrashMarker
 from svdq.worker.health.logging import JobLogHandler
-from svdq.worker.intake.memory import RankInfo
+from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.roles import Experts
 from svdq.worker.signals import Signals

@@ -31,7 +31,7 @@ from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_lists import read_batch
 from svdq.producer.submitting.photos import check_data
 from svdq.producer.watching.folder_config import FolderConfig
-from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.store import Codec
 from svdq.worker.output.sidecar import find_result
 from tests import icc
 from tests.finished import add_video

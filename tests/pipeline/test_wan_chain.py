@@ -20,7 +20,7 @@ from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.planning.binding import Components, bounds_of
 from svdq.pipeline.planning.planner import Assignment, Planner
-from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.store import Codec
 from tests.pipeline.fakes import Alone, Chain
 
 pytestmark = pytest.mark.slow

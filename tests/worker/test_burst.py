@@ -13,8 +13,8 @@ import pytest
 
 from svdq.producer.results.run_report import End, RunRecord, summarize
 from svdq.worker.launcher.launcher import Ending
+from svdq.worker.launcher.notifications import exit_code, why_ended
 from svdq.worker.launcher.preflight import burst_lock, devices_of
-from svdq.worker.launcher.summary import exit_code, why_ended
 
 SIMULATED = "simulated:step_ms=100"
 

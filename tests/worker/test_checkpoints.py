@@ -19,10 +19,10 @@ from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint import checkpoints as checkpoints_module
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
-from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import (
     FOLDER,
     CheckpointStore,
+    Codec,
     FolderCheckpointStore,
     ObjectCheckpointStore,
     open_checkpoint_store,

@@ -12,7 +12,7 @@ from rq.job import JobStatus
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
-from svdq.worker.queue import transitions
+from svdq.worker.queue import scripts
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import SILENT_S, Recovery
 from svdq.worker.queue.rq_worker import LEASE_S
@@ -145,7 +145,7 @@ def test_a_step_of_redis_clock_takes_no_renewed_lease(
     recovery = Recovery(other, 2, clock)
     recovery.expired()
     clock.now += SILENT_S / 2
-    monkeypatch.setattr(transitions, "server_time", lambda connection: time.time() + 30)
+    monkeypatch.setattr(scripts, "server_time", lambda connection: time.time() + 30)
 
     recovery.expired()
     assert len(in_wip(connection)) == 2
@@ -155,7 +155,7 @@ def test_a_step_of_redis_clock_takes_no_renewed_lease(
     assert list(in_wip(connection)) == [alive.execution.composite_key.encode()]
     assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == ["dead"]
 
-    monkeypatch.setattr(transitions, "server_time", lambda connection: time.time() - 30)
+    monkeypatch.setattr(scripts, "server_time", lambda connection: time.time() - 30)
     worker.renew_leases([alive])
     clock.now += 3600
     recovery.expired()

@@ -17,12 +17,11 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.settings_loader import load_settings
+from svdq.worker import run_folder
 from svdq.worker.checkpoint.checkpoints import Checkpoints
-from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.checkpoint.store import FolderCheckpointStore
+from svdq.worker.checkpoint.store import Codec, FolderCheckpointStore
 from svdq.worker.config import RankConfig, RunConfig, rank_options
-from svdq.worker.intake.memory import RankInfo
-from svdq.worker.launcher import run_dir
+from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.startup import COMPILE_S, check_alike, first_step_s, loading_threads, prepare_compiling
 
 
@@ -54,21 +53,21 @@ def test_a_rank_reads_the_configuration_that_the_launcher_wrote(
     run_config = RunConfig(
         rank=rank, settings=load_settings(stall_s=7, memory_limit="2GB"), model=resolve(str(tiny_wan))
     )
-    run_dir.write_config(folder, run_config)
+    run_folder.write_config(folder, run_config)
     # Whatever is changed meanwhile.
     monkeypatch.setenv("SVDQ_STALL_S", "8")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "svdq.toml").write_text("nonsense")
-    assert run_dir.read_config(folder) == run_config
+    assert run_folder.read_config(folder) == run_config
     [path] = folder.iterdir()
     path.write_text(path.read_text().replace('"burst"', '"blast"'))
     with pytest.raises(ValidationError, match="blast"):
-        run_dir.read_config(folder)
+        run_folder.read_config(folder)
 
 
 def test_ranks_are_told_no_secrets_that_they_do_not_need(tmp_path: Path, home: Path) -> None:
     settings = load_settings(serve_token="s3cret-s3cret-s3cret", notify="json://s3cret")
-    run_dir.write_config(tmp_path, RunConfig(rank=RankConfig(), settings=settings, model=resolve("preview")))
+    run_folder.write_config(tmp_path, RunConfig(rank=RankConfig(), settings=settings, model=resolve("preview")))
     assert "s3cret" not in (tmp_path / "config.json").read_text()
 
 

@@ -11,7 +11,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer import job_control, keys
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.storage.storage import Storage
-from svdq.worker.queue import transitions
+from svdq.worker.queue import scripts
 from svdq.worker.queue.group_worker import GroupWorker
 from tests.conftest import Cli
 
@@ -104,7 +104,7 @@ def popped(house) -> str:
     """A job that a group took off its queue and has not begun."""
     job_id = house.submit()
     queues = [default(house)]
-    assert transitions.pop(house.connection, queues, "svdq-elsewhere-1-x.2.c").job_id == job_id.encode()
+    assert scripts.pop(house.connection, queues, "svdq-elsewhere-1-x.2.c").job_id == job_id.encode()
     return job_id
 
 

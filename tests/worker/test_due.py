@@ -11,7 +11,7 @@ from rq.serializers import JSONSerializer
 from svdq.producer import job_control
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
-from svdq.worker.queue import group_worker, transitions
+from svdq.worker.queue import group_worker, scripts
 from svdq.worker.queue.group_worker import GroupWorker
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -132,7 +132,7 @@ def test_a_job_that_was_put_off_meanwhile_is_not_queued(connection: redis.Redis,
     schedule(connection, "a", in_s=3600)
     queue = SvdqQueue("svdq-default", connection=connection)
     with connection.pipeline() as pipeline:
-        transitions.promote(pipeline, queue, b"a", time.time())
+        scripts.promote(pipeline, queue, b"a", time.time())
         assert pipeline.execute() == [0]
     assert scheduled(connection) == [b"a"]
 

@@ -38,7 +38,7 @@ from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import view_workers
 from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.health.crash_marker import MAX_ID_LENGTH
-from svdq.worker.queue import group_worker, recovery, rq_worker, transitions
+from svdq.worker.queue import group_worker, recovery, rq_worker, scripts
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import LEASE_S, ActiveJob
 from tests.queued import enqueue
@@ -130,13 +130,13 @@ def test_a_begin_that_is_sent_again_is_the_same_begin(connection: redis.Redis, w
     put(connection, "a", "b")
     active = worker.pop()
     assert active is not None
-    assert transitions.begin(connection, worker.name, active.execution, [("set", "svdq:again", "1")]) == 1
+    assert scripts.begin(connection, worker.name, active.execution, [("set", "svdq:again", "1")]) == 1
     assert not connection.exists("svdq:again")
-    transitions.pop(connection, worker.queues, worker.name)
+    scripts.pop(connection, worker.queues, worker.name)
     other = rq.executions.Execution("other", "b", connection=connection)
-    assert transitions.begin(connection, "another worker", other, [("set", "svdq:again", "1")]) == 0
+    assert scripts.begin(connection, "another worker", other, [("set", "svdq:again", "1")]) == 0
     connection.hset("rq:job:b", "status", "canceled")
-    assert transitions.begin(connection, worker.name, other, [("set", "svdq:again", "1")]) == -1
+    assert scripts.begin(connection, worker.name, other, [("set", "svdq:again", "1")]) == -1
     assert not connection.exists("svdq:again")
 
 
@@ -184,7 +184,7 @@ def test_at_maxmemory_rendering_stops_and_no_job_is_lost(
     is_refused(lambda: worker.succeed(finished, {"outputs": []}))
     is_refused(lambda: worker.fail(failed, "It broke."))
     # A script that removes before it adds is done whole.
-    assert transitions.return_to_queue(connection, left.queue, left.execution)
+    assert scripts.return_to_queue(connection, left.queue, left.execution)
     assert waiting(connection) == ["abandoned", "queued"]
     connection.config_set("maxmemory", 0)
 
@@ -234,7 +234,7 @@ def test_an_end_of_a_job_that_was_taken_away_is_not_written(
     active = take(worker)[0]
 
     def take_away(*_: object, **__: object) -> None:
-        transitions.return_to_queue(connection, active.queue, active.execution)
+        scripts.return_to_queue(connection, active.queue, active.execution)
 
     kind, reason = redis.ConnectionError, "no longer held"
     if when == "before":
@@ -321,7 +321,7 @@ def test_what_was_taken_away_is_neither_held_nor_put_back(connection: redis.Redi
     put(connection, "a")
     active = take(worker)[0]
     assert worker.holds_lease(active)
-    assert transitions.return_to_queue(connection, active.queue, active.execution)
+    assert scripts.return_to_queue(connection, active.queue, active.execution)
     assert waiting(connection) == ["a"]
     assert not worker.holds_lease(active)
     worker.return_to_queue([active])
@@ -821,7 +821,7 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
 }
 
 #: Who touches RQ's internals.
-MODULES = (job_control, transitions, recovery, group_worker, rq_worker, untrusted_job)
+MODULES = (job_control, scripts, recovery, group_worker, rq_worker, untrusted_job)
 
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {

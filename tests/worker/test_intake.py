@@ -23,8 +23,7 @@ from svdq.producer.queue import fetch, read_job, server_url
 from svdq.producer.status.registries import view_workers
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
-from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.checkpoint.store import open_checkpoint_store
+from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.intake import source as intake_module
 from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.source import Intake

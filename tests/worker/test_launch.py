@@ -12,7 +12,7 @@ import pytest
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.models.model_names import resolve
 from svdq.producer.queue import server_url
-from svdq.worker.launcher import run_dir
+from svdq.worker import run_folder
 from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.launcher import default_ranks
 
@@ -132,22 +132,22 @@ def test_ranks_of_all_groups_that_share_a_gpu_are_counted(
 
 
 def test_ranks_and_launcher_know_each_other_through_the_run_folder(tmp_path: Path) -> None:
-    assert run_dir.running_pids(tmp_path) == {}
-    assert run_dir.read_error(tmp_path) is None
-    run_dir.write_pid(tmp_path, 0)
+    assert run_folder.running_pids(tmp_path) == {}
+    assert run_folder.read_error(tmp_path) is None
+    run_folder.write_pid(tmp_path, 0)
     code = (
-        "import sys; from pathlib import Path; from svdq.worker.launcher import run_dir;"
-        "run_dir.write_pid(Path(sys.argv[1]), 12)"
+        "import sys; from pathlib import Path; from svdq.worker import run_folder;"
+        "run_folder.write_pid(Path(sys.argv[1]), 12)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as other:
         other.wait()
-    assert run_dir.running_pids(tmp_path) == {0: os.getpid()}
+    assert run_folder.running_pids(tmp_path) == {0: os.getpid()}
     (tmp_path / "rank12.pid").write_text(f"{os.getppid()} 1")  # its number has been given to another process
-    assert run_dir.running_pids(tmp_path) == {0: os.getpid()}
+    assert run_folder.running_pids(tmp_path) == {0: os.getpid()}
 
-    run_dir.write_error(tmp_path, InputError("The model is not there; größer."))
-    run_dir.write_error(tmp_path, UnavailableError("From another rank; größer."))
-    error = run_dir.read_error(tmp_path)
+    run_folder.write_error(tmp_path, InputError("The model is not there; größer."))
+    run_folder.write_error(tmp_path, UnavailableError("From another rank; größer."))
+    error = run_folder.read_error(tmp_path)
     assert (type(error), str(error)) == (UnavailableError, "From another rank; größer.")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["error", "rank0.pid", "rank12.pid"]
 

@@ -22,9 +22,8 @@ from svdq.producer.job import SvdJob
 from svdq.producer.queue import server_url
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
-from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.checkpoint.store import open_checkpoint_store
-from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankInfo, plan_of
+from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
+from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher
 from svdq.worker.intake.source import Intake

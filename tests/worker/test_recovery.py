@@ -19,7 +19,7 @@ from svdq.producer.job_control import cancel
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.registries import view_workers
 from svdq.worker.health.crash_marker import CrashSuspect, Phase
-from svdq.worker.queue import transitions
+from svdq.worker.queue import scripts
 from svdq.worker.queue.crash_count import CrashCount, count_crash, must_run_alone, read_count
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import POPPED_S, SILENT_S, Recovery
@@ -46,7 +46,7 @@ def clock() -> Clock:
 def _once(pop):
     """Pop one job, then find nothing."""
     pops = iter([pop])
-    return lambda *arguments: next(pops, lambda *_: transitions.Pop())(*arguments)
+    return lambda *arguments: next(pops, lambda *_: scripts.Pop())(*arguments)
 
 
 def put(connection: redis.Redis, *job_ids: str) -> None:
@@ -69,7 +69,7 @@ def leftovers(connection: redis.Redis) -> list[bytes]:
 
 def test_what_is_popped_has_an_owner(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
-    assert transitions.pop(connection, worker.queues, worker.name).job_id == b"a"
+    assert scripts.pop(connection, worker.queues, worker.name).job_id == b"a"
     assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
     assert worker.pop().rq_job.id == "b"  # begun: it is popped no more
     assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
@@ -78,8 +78,8 @@ def test_what_is_popped_has_an_owner(connection: redis.Redis, worker: GroupWorke
 def test_two_recoverers_put_a_job_back_once(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
     active = worker.pop()
-    assert transitions.return_to_queue(connection, active.queue, active.execution)
-    assert not transitions.return_to_queue(connection, active.queue, active.execution)
+    assert scripts.return_to_queue(connection, active.queue, active.execution)
+    assert not scripts.return_to_queue(connection, active.queue, active.execution)
     assert waiting(connection) == ["a"]
     assert leftovers(connection) == []
 
@@ -87,7 +87,7 @@ def test_two_recoverers_put_a_job_back_once(connection: redis.Redis, worker: Gro
 def test_a_lease_that_was_prolonged_meanwhile_is_left(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
     active = worker.pop()
-    assert not transitions.return_to_queue(connection, active.queue, active.execution, lease_until=1000)
+    assert not scripts.return_to_queue(connection, active.queue, active.execution, lease_until=1000)
     assert worker.holds_lease(active)
 
 
@@ -99,7 +99,7 @@ def test_what_is_not_to_be_rendered_is_not_put_back(connection: redis.Redis, wor
         connection.delete("rq:job:a")
     else:
         connection.hset("rq:job:a", "status", status)
-    assert not transitions.return_to_queue(connection, active.queue, active.execution)
+    assert not scripts.return_to_queue(connection, active.queue, active.execution)
     assert waiting(connection) == []
     assert not connection.exists("rq:wip:svdq-default")
 
@@ -114,7 +114,7 @@ def test_jobs_of_a_dead_group_come_back_in_order(
     mine = worker.pop()
     for _ in range(2):
         dead.pop()
-    transitions.pop(connection, dead.queues, dead.name)  # killed right after: d
+    scripts.pop(connection, dead.queues, dead.name)  # killed right after: d
     put(connection, "newer")
 
     Recovery(worker, 2).at_start([])
@@ -136,7 +136,7 @@ def test_expired_leases_come_back_without_spending_retries(
 ) -> None:
     put(connection, "a", "b", "c", "d")
     first, _ = dead.pop(), dead.pop()
-    transitions.pop(connection, dead.queues, dead.name)
+    scripts.pop(connection, dead.queues, dead.name)
     recovery = Recovery(worker, 2, clock)
     recovery.expired()
     assert waiting(connection) == ["d"]  # a living one's, as far as Redis knows
@@ -196,7 +196,7 @@ def test_a_job_whose_begin_was_not_confirmed_comes_back(
 def test_a_popped_job_is_never_stuck_while_its_group_is_alive(connection: redis.Redis, worker: GroupWorker) -> None:
     """It is seen between pop and admission by two rounds of maintenance, a day apart; RQ's own would queue it twice."""
     put(connection, "a")
-    transitions.pop(connection, worker.queues, worker.name)
+    scripts.pop(connection, worker.queues, worker.name)
     other = GroupWorker(connection, on_stop=print, on_shutdown=print)
     recovery = Recovery(other, 2, itertools.count(0, 100).__next__)
     for _ in range(2):
@@ -239,7 +239,7 @@ def test_a_job_that_was_taken_back_before_it_was_begun_is_not_begun(
         return job
 
     monkeypatch.setattr(dead, "fetch", sleep_and_fetch)
-    monkeypatch.setattr(transitions, "pop", _once(transitions.pop))
+    monkeypatch.setattr(scripts, "pop", _once(scripts.pop))
     assert dead.pop() is None
     monkeypatch.undo()
     assert waiting(connection) == ["a"]

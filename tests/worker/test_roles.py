@@ -8,7 +8,7 @@ import torch
 
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.model_names import resolve
-from svdq.worker.intake.memory import RankInfo
+from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.roles import Experts, of_simulated
 
 HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})

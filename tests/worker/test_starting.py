@@ -7,7 +7,7 @@ from svdq.producer import keys
 from svdq.producer.status.registries import worker_state
 from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.submitting.submission import expected_model
-from svdq.worker.launcher.starting import starting_record
+from svdq.worker.launcher.launcher import starting_record
 
 
 def test_a_record_lasts_until_the_groups_are_ready(house, until) -> None:

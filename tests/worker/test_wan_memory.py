@@ -10,7 +10,7 @@ from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, size_tex
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.worker.intake.memory import MemoryPlan, RankInfo
+from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
 from svdq.worker.roles import INT8_BYTES
 
 DOC = Path(__file__).parents[2] / "docs" / "models.md"

@@ -15,8 +15,7 @@ from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.base import all_finite
 from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.status.ranks import Condition
-from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.checkpoint.store import CheckpointStore
+from svdq.worker.checkpoint.store import CheckpointStore, Codec
 
 logger = logging.getLogger(__name__)
 

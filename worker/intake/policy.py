@@ -8,7 +8,7 @@ from statistics import median
 
 from svdq.pipeline.parameters import VideoParameters
 from svdq.worker.health.crash_marker import CrashSuspect
-from svdq.worker.intake.memory import MemoryPlan
+from svdq.worker.intake.memory_plan import MemoryPlan
 
 #: Different jobs that fail alike before the breaker opens.
 LENGTH = 3

@@ -8,28 +8,33 @@ import contextlib
 import logging
 import os
 import signal
+import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Final, Literal
+
+import redis
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.trace import trace_text
+from svdq.producer import keys
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import write_file
 from svdq.producer.text import count, parse_future
+from svdq.worker import run_folder
 from svdq.worker.config import RankConfig, RunConfig
-from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.preflight import RUN
-from svdq.worker.launcher.starting import starting_record
 from svdq.worker.launcher.torchrun import GroupProcess
+from svdq.worker.redis_client import connect
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +111,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
     )
     groups: list[GroupProcess] = []
     with (
-        run_dirs.parent_folder(settings.home / RUN) as parent,
+        run_folder.parent_folder(settings.home / RUN) as parent,
         # Before any rank starts, so that a port that is taken is reported at once.
         _endpoint(settings, options, groups),
         starting_record(settings, model, lambda: bool(groups) and all(group.is_ready for group in groups)),
@@ -122,7 +127,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
         code = supervisor.run()
         if options.trace is not None:
             try:
-                write_file(options.trace, [trace_text(run_dirs.read_traces([group.run_dir for group in groups]))])
+                write_file(options.trace, [trace_text(run_folder.read_traces([group.run_dir for group in groups]))])
             except InputError as error:  # the run is reported in any case
                 logger.error("%s", error)
                 code = code or SvdqError.exit_code
@@ -224,3 +229,43 @@ class _Supervisor:
     def _stop(self) -> None:
         self._signal = signal.SIGTERM
         self._kill_at = self._kill_at or time.monotonic() + STOP_S
+
+
+#: Seconds between two renewals of the record, less than half of `keys.STARTING_TTL_S`; one that is left when the groups
+#: are ready does no harm, since RQ shows them then.
+RENEW_S: Final = 4.0
+#: Seconds that the end of a launcher waits for its record to be removed; it expires anyway.
+END_S: Final = 1.0
+
+
+@contextlib.contextmanager
+def starting_record(settings: Settings, model: ResolvedModel, is_ready: Callable[[], bool]) -> Iterator[None]:
+    """Keep the record of this launcher during a block or until its groups are ready, in a thread."""
+    url, ended = server_url(settings), threading.Event()
+
+    def keep() -> None:
+        name = f"{socket.gethostname()}:{os.getpid()} {model.family or '-'} {model.name}"
+        with connect(url) as connection:
+            while not (is_ready() or ended.is_set()):
+                with contextlib.suppress(redis.RedisError):
+                    _renew(connection, name)
+                ended.wait(RENEW_S)
+            with contextlib.suppress(redis.RedisError):
+                connection.zrem(keys.STARTING, name)
+
+    thread = threading.Thread(target=keep, name="starting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(END_S)
+
+
+def _renew(connection: redis.Redis, name: str) -> None:
+    now, _ = connection.time()
+    with connection.pipeline() as pipeline:
+        pipeline.zadd(keys.STARTING, {name: now + keys.STARTING_TTL_S})
+        pipeline.zremrangebyscore(keys.STARTING, "-inf", now)
+        pipeline.expire(keys.STARTING, keys.STARTING_TTL_S)
+        pipeline.execute()

@@ -21,8 +21,8 @@ from svdq.pipeline.errors import UnavailableError
 from svdq.producer.keys import DAY_S
 from svdq.producer.process_identity import PARENT_PID, die_with_parent
 from svdq.producer.text import count
+from svdq.worker import run_folder
 from svdq.worker.config import RunConfig
-from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import probe, title
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class GroupProcess:
         # torchrun cannot use the rendezvous of another one.
         self.run_dir = self._folder / f"{len(self._config.rank.failed_gpus)}"
         self.run_dir.mkdir()
-        run_dirs.write_config(self.run_dir, self._config)
+        run_folder.write_config(self.run_dir, self._config)
         if self._devices is not None:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
         command = [sys.executable, "-c", TORCHRUN, *_rendezvous(self.run_dir), "--nproc-per-node", str(self.num_ranks)]
@@ -115,7 +115,7 @@ class GroupProcess:
             SvdqError: a rank has recorded why the group cannot run; the group is killed, since no restart helps.
             UnavailableError: all GPUs have failed.
         """
-        error = run_dirs.read_error(self.run_dir)
+        error = run_folder.read_error(self.run_dir)
         if error is not None:
             self.kill()
             if self._config.rank.failed_gpus:
@@ -128,7 +128,7 @@ class GroupProcess:
 
     def _test_gpus(self) -> None:
         """Try out the GPUs of a group that was restarted or hangs, beside each other; go on without those that fail."""
-        restart_count = run_dirs.restarts(self.run_dir)
+        restart_count = run_folder.restarts(self.run_dir)
         devices = self._devices or []
         if self._results is None:
             if restart_count == self._tested and not self._is_stuck():
@@ -143,7 +143,7 @@ class GroupProcess:
         if failed:
             self._leave_out(failed)
         else:
-            run_dirs.permit(self.run_dir, restart_count)
+            run_folder.permit(self.run_dir, restart_count)
 
     def _is_stuck(self) -> bool:
         """Whether a rank has waited in the kernel for a while: no signal ends it, so torchrun notices nothing."""
@@ -187,11 +187,11 @@ class GroupProcess:
     @property
     def is_ready(self) -> bool:
         """Whether it has been ready for jobs."""
-        return run_dirs.is_ready(self.run_dir)
+        return run_folder.is_ready(self.run_dir)
 
     def running_pids(self) -> dict[int, int]:
         """Return the process ids of the ranks that handle signals, by rank; also those of a restart."""
-        return run_dirs.running_pids(self.run_dir)
+        return run_folder.running_pids(self.run_dir)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal once to every rank that handles signals; call this again to reach later ones."""

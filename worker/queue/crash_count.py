@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from svdq.producer import keys
 from svdq.producer.untrusted_job import key_of
 from svdq.worker.health.crash_marker import CrashSuspect, Phase
-from svdq.worker.queue.transitions import text_of
+from svdq.worker.queue.scripts import text_of
 
 logger = logging.getLogger(__name__)
 

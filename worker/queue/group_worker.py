@@ -27,7 +27,7 @@ from svdq.producer.queue import PUT_OFF_META, RENDER, newer_version_of, read_job
 from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.health.crash_marker import MAX_ID_LENGTH
-from svdq.worker.queue import transitions
+from svdq.worker.queue import scripts
 from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, ActiveJob, RqWorker
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class GroupWorker(RqWorker):
         too, when another program has given one of its keys the wrong type.
         """
         active_jobs = list(active_jobs)
-        now_s = transitions.server_time(self.connection)
+        now_s = scripts.server_time(self.connection)
         state = WorkerStatus.BUSY if active_jobs else WorkerStatus.SUSPENDED if self.paused else WorkerStatus.IDLE
         with self.connection.pipeline() as pipeline:
             pipeline.hset(self.key, mapping=self.serialize())
@@ -69,7 +69,7 @@ class GroupWorker(RqWorker):
             for active in active_jobs:
                 active.execution.last_heartbeat = datetime.fromtimestamp(now_s, UTC)
                 active.execution.save(LEASE_S, pipeline=pipeline)
-                transitions.write_lease(pipeline, active.queue, active.execution, now_s + LEASE_S)
+                scripts.write_lease(pipeline, active.queue, active.execution, now_s + LEASE_S)
                 pipeline.eval(_HEARTBEAT, 1, active.rq_job.key, utcformat(now()))
                 pipeline.zscore(active.queue.started_job_registry.key, active.execution.composite_key)
                 ends.append(len(pipeline))
@@ -86,7 +86,7 @@ class GroupWorker(RqWorker):
 
     def is_spoiled(self, active: ActiveJob) -> bool:
         """Return whether another program has given a key of a job the wrong type."""
-        return transitions.is_spoiled(self.connection, active.rq_job.id, active.execution.key)
+        return scripts.is_spoiled(self.connection, active.rq_job.id, active.execution.key)
 
     def forget(self, active: ActiveJob) -> None:
         """Remove the record of an execution that was lost, without changing its job."""
@@ -113,7 +113,7 @@ class GroupWorker(RqWorker):
     def num_scheduled(self) -> tuple[int, int]:
         """Count the due jobs that are not queued yet, and those that are due later."""
         registries = [queue.scheduled_job_registry.key for queue in self.queues]
-        now_s = int(transitions.server_time(self.connection))
+        now_s = int(scripts.server_time(self.connection))
         due = sum(self.connection.zcount(key, "-inf", now_s) for key in registries)
         later = sum(self.connection.zcount(key, f"({now_s}", "+inf") for key in registries)
         return due, later
@@ -123,14 +123,14 @@ class GroupWorker(RqWorker):
 
         Every group does this; jobs that another group queues meanwhile, or that are canceled, are skipped.
         """
-        now_s = transitions.server_time(self.connection)
+        now_s = scripts.server_time(self.connection)
         if not self._due:
             self._due.extend((queue, job_id) for queue in self.queues for job_id in self._list_due(queue, now_s))
         some = [self._due.popleft() for _ in range(min(len(self._due), PROMOTED_AT_ONCE))]
         if some:
             with self.connection.pipeline(transaction=False) as pipeline:
                 for queue, job_id in some:
-                    transitions.promote(pipeline, queue, job_id, now_s)
+                    scripts.promote(pipeline, queue, job_id, now_s)
                 num_queued = pipeline.execute(raise_on_error=False).count(1)
             if num_queued:
                 logger.info("Queued what was due: %s.", count(num_queued, "job"))
@@ -156,7 +156,7 @@ class GroupWorker(RqWorker):
         A job that is not valid ends as failed with a reason, one of a newer version is put off, and the next is taken.
         """
         for _ in range(LOOKED_AT_ONCE):
-            popped = transitions.pop(self.connection, self.queues, self.name, self.pause_field)
+            popped = scripts.pop(self.connection, self.queues, self.name, self.pause_field)
             self.paused = popped.paused
             if popped.queue is None:
                 return None
@@ -167,7 +167,7 @@ class GroupWorker(RqWorker):
             try:
                 active = self._admit(rq_job, popped.queue)
             except redis.ResponseError:
-                if not transitions.is_spoiled(self.connection, rq_job.id):
+                if not scripts.is_spoiled(self.connection, rq_job.id):
                     raise
                 self._drop_unreadable(popped.queue, popped.job_id)
                 continue
@@ -182,7 +182,7 @@ class GroupWorker(RqWorker):
     def _drop_unreadable(self, queue: rq.Queue, job_id: bytes) -> None:
         """Fail a popped job whose record is missing or cannot be read."""
         logger.warning("Dropped %r from %s: there is no readable job of that id.", job_id, queue.name)
-        if transitions.fail_unreadable(self.connection, queue, job_id):
+        if scripts.fail_unreadable(self.connection, queue, job_id):
             try:
                 job = UntrustedJob(as_text(job_id), connection=self.connection, serializer=JSONSerializer)
                 Result.create_failure(job, keys.FAILURE_TTL_S, "Refused: its record in Redis is malformed.")
@@ -197,7 +197,7 @@ class GroupWorker(RqWorker):
                 logger.warning(
                     "Dropped an entry of job %s from %s: it is %s already.", rq_job.id, queue.name, status.value
                 )
-            transitions.drop_popped(self.connection, queue, rq_job.id)
+            scripts.drop_popped(self.connection, queue, rq_job.id)
             return None
         # As in Job.perform: a job with a time to live must not expire while it runs, nor as soon as it has failed.
         self.connection.persist(rq_job.key)
@@ -221,9 +221,9 @@ class GroupWorker(RqWorker):
     def _put_off(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
         """Schedule a popped job for later, when a worker of another version may take it."""
         logger.warning("Job %s is put off: %s", rq_job.id, reason)
-        due_s = int(transitions.server_time(self.connection)) + PUT_OFF_S
+        due_s = int(scripts.server_time(self.connection)) + PUT_OFF_S
         meta = rq_job.serializer.dumps(rq_job.meta | {PUT_OFF_META: reason})
-        transitions.put_off(self.connection, queue, rq_job.id, self.name, due_s, meta)
+        scripts.put_off(self.connection, queue, rq_job.id, self.name, due_s, meta)
 
     def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
         """Start the execution of a popped job; None if it was canceled, deleted or returned since it was popped."""
@@ -232,18 +232,18 @@ class GroupWorker(RqWorker):
         pipeline = self.connection.pipeline()
         pipeline.hset(rq_job.key, "origin", queue.name)
         execution = Execution.create(rq_job, LEASE_S, pipeline=pipeline, worker_name=self.name)
-        until_s = transitions.server_time(self.connection) + LEASE_S
-        transitions.write_lease(pipeline, queue, execution, until_s, is_new=True)
+        until_s = scripts.server_time(self.connection) + LEASE_S
+        scripts.write_lease(pipeline, queue, execution, until_s, is_new=True)
         rq_job.prepare_for_execution(self.name, pipeline=pipeline)
-        transitions.drop_popped(pipeline, queue, rq_job.id)
+        scripts.drop_popped(pipeline, queue, rq_job.id)
         self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
         commands = [arguments for arguments, _ in pipeline.command_stack]
-        begun = transitions.begin(self.connection, self.name, execution, commands)
+        begun = scripts.begin(self.connection, self.name, execution, commands)
         if begun == 1:
             return execution
         logger.info("Job %s was canceled, deleted or taken back before it was begun.", rq_job.id)
         if begun == -1:
-            transitions.drop_popped(self.connection, queue, rq_job.id)
+            scripts.drop_popped(self.connection, queue, rq_job.id)
         return None
 
     def was_canceled(self, job_id: str) -> bool:
@@ -261,7 +261,7 @@ class GroupWorker(RqWorker):
     def return_to_queue(self, active_jobs: Iterable[ActiveJob]) -> None:
         """Return jobs to the front of their queues, in their old order, without spending retries."""
         for active in sorted(active_jobs, key=lambda active: active.execution.created_at, reverse=True):
-            transitions.return_to_queue(self.connection, active.queue, active.execution)
+            scripts.return_to_queue(self.connection, active.queue, active.execution)
 
 
 def refusal_of(rq_job: rq.job.Job) -> str | None:

@@ -23,11 +23,11 @@ from rq.job import JobStatus
 from svdq.producer import keys, process_identity
 from svdq.producer.untrusted_job import key_of
 from svdq.worker.health.crash_marker import CrashSuspect
-from svdq.worker.queue import transitions
+from svdq.worker.queue import scripts
 from svdq.worker.queue.crash_count import count_crash, read_count
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import BEAT_S
-from svdq.worker.queue.transitions import text_of
+from svdq.worker.queue.scripts import text_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Recovery:
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, process_identity.is_gone)
             taken = [item for item in self._taken(queue, self._entries(queue)) if process_identity.is_gone(item.worker)]
-            self._log_taken_back(queue, popped + self._return_to_queue(queue, taken, transitions.FOREVER))
+            self._log_taken_back(queue, popped + self._return_to_queue(queue, taken, scripts.FOREVER))
             self._release_deferred(queue)
         for job_id in map(text_of, self._connection.hkeys(keys.CRASHES)):
             if self._connection.exists(rq.job.Job.key_for(job_id)):
@@ -111,16 +111,16 @@ class Recovery:
         `held` has the ids of the executions that the worker has. Their leases are renewed by nobody, so they are found
         after seconds; with `is_last`, at once.
         """
-        now_s = transitions.server_time(self._connection)
+        now_s = scripts.server_time(self._connection)
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, self._worker.name.__eq__)
             begun = self._taken(queue, self._entries(queue) if is_last else self._late(queue, now_s))
             unknown = [item for item in begun if item.worker == self._worker.name and item.execution.id not in held]
-            self._log_taken_back(queue, popped + self._return_to_queue(queue, unknown, transitions.FOREVER))
+            self._log_taken_back(queue, popped + self._return_to_queue(queue, unknown, scripts.FOREVER))
 
     def expired(self) -> None:
         """Return the jobs of other groups whose leases have expired, and those that ended groups had popped."""
-        now_s = transitions.server_time(self._connection)
+        now_s = scripts.server_time(self._connection)
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, self._left_redis)
             taken = self._taken(queue, self._silent(queue, now_s))
@@ -184,9 +184,9 @@ class Recovery:
             crashes = read_count(self._connection, job_id)
             if crashes is not None and crashes.is_too_many(self._max_attempts):
                 # First to the queue, from where one step takes it: a kill in between does not lose it.
-                if transitions.return_to_queue(self._connection, queue, item.execution, lease_until):
+                if scripts.return_to_queue(self._connection, queue, item.execution, lease_until):
                     self._set_aside_queued(job_id)
-            elif transitions.return_to_queue(self._connection, queue, item.execution, lease_until):
+            elif scripts.return_to_queue(self._connection, queue, item.execution, lease_until):
                 returned.append(job_id)
         return returned
 
@@ -202,7 +202,7 @@ class Recovery:
         for job_id in reversed(job_ids):
             owner = owners[job_id]
             is_left = is_gone(text_of(owner)) if owner else popped_s[job_id] >= POPPED_S
-            if is_left and transitions.return_popped_to_queue(self._connection, queue, job_id, owner):
+            if is_left and scripts.return_popped_to_queue(self._connection, queue, job_id, owner):
                 returned.append(text_of(job_id))
         return returned
 
@@ -236,10 +236,10 @@ class Recovery:
         if crashes is None or not crashes.is_too_many(self._max_attempts):
             return
         for queue in self._worker.queues:
-            if transitions.claim(self._connection, queue, job_id, self._worker.name):
+            if scripts.claim(self._connection, queue, job_id, self._worker.name):
                 rq_job = self._worker.fetch(job_id)
                 if rq_job is None:
-                    transitions.drop_popped(self._connection, queue, job_id)
+                    scripts.drop_popped(self._connection, queue, job_id)
                     continue
                 reason = crashes.reason
                 logger.error("Job %s is set aside: %s", job_id, reason)

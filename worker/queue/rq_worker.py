@@ -23,7 +23,7 @@ from svdq.producer import keys, process_identity
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, queues
 from svdq.producer.untrusted_job import UntrustedJob
-from svdq.worker.queue import transitions
+from svdq.worker.queue import scripts
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class RqWorker(BaseWorker):
 
         RQ's own clean-up uses the clock of this host, and spends retries of abandoned jobs; `Recovery` does not.
         """
-        now_s = int(transitions.server_time(self.connection))
+        now_s = int(scripts.server_time(self.connection))
         for queue in self.queues:
             try:
                 queue.finished_job_registry.cleanup(now_s)
@@ -164,7 +164,7 @@ class RqWorker(BaseWorker):
         self._fail(rq_job, queue, reason)
         if self.connection.hget(rq_job.key, "status") not in (b"failed", b"stopped"):
             raise redis.ConnectionError(_NOT_WRITTEN)  # it stays popped, and is returned to its queue
-        transitions.drop_popped(self.connection, queue, rq_job.id)
+        scripts.drop_popped(self.connection, queue, rq_job.id)
 
     def succeed(self, active: ActiveJob, result: dict[str, Any]) -> None:
         """End a job as finished, with its result."""
@@ -251,7 +251,7 @@ class RqWorker(BaseWorker):
 
     def stop(self, active: ActiveJob) -> None:
         """End a job as stopped by the user."""
-        now_s = transitions.server_time(self.connection)
+        now_s = scripts.server_time(self.connection)
         with self.connection.pipeline() as pipeline:
             # Before the end, so that no kill leaves it out; ids of jobs in other states are skipped.
             pipeline.zadd(keys.STOPPED, {active.rq_job.id: now_s + keys.FAILURE_TTL_S})

@@ -163,7 +163,7 @@ def _write_visits() -> int:
 
 def _decode_before_the_last_rank() -> None:
     """Have ranks decode that do not write."""
-    from svdq.worker.intake.memory import MemoryPlan
+    from svdq.worker.intake.memory_plan import MemoryPlan
 
     ranks = tuple(range(int(os.environ["WORLD_SIZE"]) - 1))
     MemoryPlan.decoders = lambda self, parameters: ranks  # type: ignore[method-assign]
