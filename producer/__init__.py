@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
     from svdq.producer.client import cancel, job_status, retry, wait_for_jobs
     from svdq.producer.settings import Settings
-    from svdq.producer.settings_loader import load_settings
     from svdq.producer.status.job_view import JobView
     from svdq.producer.submitting.parameters import SubmitOptions
     from svdq.producer.submitting.submission import Submission, submit
@@ -25,7 +24,6 @@ __all__ = [
     "UnavailableError",
     "cancel",
     "job_status",
-    "load_settings",
     "retry",
     "submit",
     "wait_for_jobs",
@@ -42,7 +40,6 @@ _MODULES = {
     "UnavailableError": "svdq.pipeline.errors",
     "cancel": "svdq.producer.client",
     "job_status": "svdq.producer.client",
-    "load_settings": "svdq.producer.settings_loader",
     "retry": "svdq.producer.client",
     "submit": "svdq.producer.submitting.submission",
     "wait_for_jobs": "svdq.producer.client",

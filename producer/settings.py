@@ -1,7 +1,8 @@
 """The settings: paths, Redis, storage, model and limits. `settings_loader` reads them."""
 
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 import platformdirs
@@ -91,6 +92,17 @@ class Settings(BaseModel):
         """Make a relative folder absolute, since jobs outlive the process and its working folder."""
         folder = local_folder(storage)
         return storage if folder is None else str(absolute(folder))
+
+    @classmethod
+    def load(cls, **flags: Any) -> Self:
+        """Read flags, `SVDQ_` variables and svdq.toml, for the Python API; see `settings_loader.load_settings`.
+
+        Raises:
+            InputError: a value is not allowed, or a file cannot be read.
+        """
+        # By its name: ranks have settings, and must not read them anew.
+        settings: Self = import_module("svdq.producer.settings_loader").load_settings(**flags)
+        return settings
 
     def environment(self) -> dict[str, str]:
         """Return the variables with which a child process has these settings, flags included."""
