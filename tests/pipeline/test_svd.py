@@ -282,10 +282,10 @@ def test_a_broken_folder_gives_one_sentence(tiny_model, tmp_path, damage, messag
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     damage(folder)
     if message is None:  # nothing that matters
-        resolve(str(folder), on_gpus=False)
+        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
         return
     with pytest.raises(InputError, match=message) as caught:
-        resolve(str(folder), on_gpus=False)
+        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
 
@@ -353,7 +353,7 @@ def test_several_files_of_one_component(tiny_model, tmp_path, open_parts):
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
     next((folder / "unet").glob("*-00002-of*.safetensors")).unlink()
     with pytest.raises(InputError, match=r"00002-of-00002\.safetensors of the model .* is missing"):
-        resolve(str(folder), on_gpus=False)
+        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
 
 
 def float_neighbors() -> torch.Tensor:
