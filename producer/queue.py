@@ -74,7 +74,7 @@ def server_url(settings: Settings) -> str:
     """Return the URL of the Redis server; start the embedded one if none is set. Closes the home to other users."""
     if settings.redis_url is None:
         return ensure_server(settings.home)
-    with contextlib.suppress(OSError):  # whoever needs the home makes it, or says why it cannot
+    with contextlib.suppress(OSError):  # a command that needs the home makes it, or says why it cannot
         close_home(settings.home)
     return settings.redis_url
 
