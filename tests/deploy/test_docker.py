@@ -177,7 +177,7 @@ def test_the_steps_of_the_producer_image(tmp_path: Path, photo: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path)
 
     try:
-        submitted = run("svdq", "submit", str(photo), "--frames", "2")
+        submitted = run("svdq", "submit", str(photo), "--frames", "2", "--family", "svd")
         assert (submitted.returncode, submitted.stderr) == (0, "")
         job_id = submitted.stdout.split()[0]
         status = run("svdq", "status", job_id)

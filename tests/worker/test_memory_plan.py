@@ -288,9 +288,9 @@ def test_a_worker_with_little_memory(house, tiny_model: Path) -> None:
         refused.error,
     )
     assert made.status == as_asked.status == "finished", group.text
-    assert (made.parameters["decode_chunk_size"], as_asked.parameters["decode_chunk_size"]) == (4, 1)
+    assert (made.parameters["decode_chunk_size"], as_asked.parameters["decode_chunk_size"]) == (2, 1)
     account = json.loads(Path(made.outputs[0]).with_suffix(".json").read_text())
-    assert account["job"]["decode_chunk_size"] == 4
+    assert account["job"]["decode_chunk_size"] == 2
     assert group.end() == 0
     assert "Ranks have at least 100.0 MB of memory; videos that need more are refused." in group.text
 
