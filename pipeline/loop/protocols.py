@@ -43,7 +43,7 @@ class Report:
 
     #: Id of the job.
     job_id: str
-    #: The sample's parameters, stages and seconds, as `message.sample_body` writes them.
+    #: The sample's parameters, stages and seconds, as `sample.sample_body` writes them.
     body: Mapping[str, Any]
     #: What the sink made of it, for the job's result; empty when it failed or was canceled.
     result: Mapping[str, Any] = field(default_factory=dict)

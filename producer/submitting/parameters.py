@@ -49,7 +49,7 @@ WITH_PROMPTS = frozenset(name for name, fields in _FIELDS.items() if "prompt" in
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedModel:
-    """The model that is expected to make the videos, where its family is known; `submit.expected_model` finds it."""
+    """The model that is expected to make the videos, where its family is known: `submission.expected_model`."""
 
     name: str
     family: str

@@ -182,7 +182,7 @@ class _Record(BaseModel):
 
 
 class _Sample(_Record):
-    """What `message.sample_body` writes of a sample that has not ended."""
+    """What `sample.sample_body` writes of a sample that has not ended."""
 
     job_id: str
     index: NonNegativeInt
