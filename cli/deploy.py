@@ -109,7 +109,7 @@ def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
     Raises:
         InputError: a setting is not allowed, or cannot work under systemd.
     """
-    from svdq.producer.embedded_redis.socket_path import MAX_SOCKET_PATH
+    from svdq.producer.embedded_redis import MAX_SOCKET_PATH
     from svdq.producer.settings import ENV_PREFIX, SECRETS, without_secrets
     from svdq.producer.settings_loader import FILE_NAME, absolute_model, load_settings, origins
 
@@ -187,7 +187,7 @@ def _install(contents: dict[Path, str], *, force: bool) -> None:
     Raises:
         InputError: an existing file differs, or a file cannot be written.
     """
-    from svdq.producer.storage.temporary import write_file
+    from svdq.producer.files import write_file
 
     try:
         existing = {path: path.read_text(encoding="utf-8") for path in contents if path.exists()}

@@ -20,7 +20,7 @@ def redis() -> None:
 @redis.command()
 def start() -> None:
     """Start the server of this home unless it runs, and print its URL."""
-    from svdq.producer.embedded_redis.server import ensure_server
+    from svdq.producer.embedded_redis import ensure_server
     from svdq.producer.settings_loader import load_settings
 
     echo(ensure_server(load_settings().home))
@@ -29,7 +29,7 @@ def start() -> None:
 @redis.command()
 def stop() -> None:
     """Stop the server of this home; it keeps queued jobs."""
-    from svdq.producer.embedded_redis.server import stop_server
+    from svdq.producer.embedded_redis import stop_server
     from svdq.producer.settings_loader import load_settings
 
     echo("Stopped; queued jobs are kept." if stop_server(load_settings().home) else "The server was not running.")
@@ -47,7 +47,7 @@ def url() -> int:
       redis-cli -u $(svdq redis url) info memory
       rq info --queue-class svdq.producer.queue.SvdqQueue -u $(svdq redis url)
     """
-    from svdq.producer.embedded_redis.server import running_url
+    from svdq.producer.embedded_redis import running_url
     from svdq.producer.settings_loader import load_settings
 
     found = running_url(load_settings().home)

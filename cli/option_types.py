@@ -158,7 +158,7 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check the path."""
         from svdq.pipeline.errors import InputError
-        from svdq.producer.storage.temporary import check_target
+        from svdq.producer.files import check_target
 
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         # An existing file is written in place: it may be /dev/stdout, whose folder is not writable.

@@ -128,8 +128,8 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     from svdq.pipeline.installed import require_torch
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.pipeline.models.model_names import resolve
+    from svdq.producer.files import check_target
     from svdq.producer.queue import connect
-    from svdq.producer.storage.temporary import check_target
     from svdq.worker.launcher.gpus import visible_gpus
     from svdq.worker.launcher.preflight import burst_lock, check_home, check_storage, devices_of
 
@@ -158,7 +158,7 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
 def _run(settings: "Settings", model: "ResolvedModel", options: "LaunchOptions", report: Path | None) -> int:
     """Run until the end, print the summary of a burst, and return the exit code: 1 for a burst in which all failed."""
     from svdq.pipeline.errors import UnavailableError
-    from svdq.producer.storage.temporary import write_file
+    from svdq.producer.files import write_file
     from svdq.worker.launcher.launcher import launch
     from svdq.worker.launcher.notifications import Notifications, exit_code, report_of_run
 

@@ -16,8 +16,8 @@ from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason_of
 from svdq.producer import keys
-from svdq.producer.embedded_redis.server import ensure_server, full_disk
-from svdq.producer.embedded_redis.socket_path import close_home
+from svdq.producer.embedded_redis import ensure_server, full_disk
+from svdq.producer.files import close_home
 from svdq.producer.job import Job, newer_parts, parse_job
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_names import has_weights
+from svdq.producer.files import open_regular
 from svdq.producer.job import PARAMETER_KEYS
-from svdq.producer.regular_file import open_regular
 from svdq.producer.settings import ENV_PREFIX, SECRETS, Settings, absolute, default_home, local_folder, without_secrets
 
 FILE_NAME = "svdq.toml"

@@ -19,7 +19,7 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.producer.embedded_redis.server import ensure_server, stop_server
+from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings

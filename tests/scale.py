@@ -19,7 +19,7 @@ import redis
 from rq.results import Result
 
 from svdq.producer import keys
-from svdq.producer.embedded_redis.server import ensure_server, stop_server
+from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import queue_of
 from svdq.producer.status import selection, snapshot

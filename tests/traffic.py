@@ -23,7 +23,7 @@ from pathlib import Path
 import redis
 from PIL import Image
 
-from svdq.producer.embedded_redis.binary import find_binaries
+from svdq.producer.embedded_redis import find_binaries
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import queue_of
 from svdq.producer.status.ranks import read_groups

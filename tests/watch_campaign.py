@@ -24,7 +24,7 @@ from pathlib import Path
 import click
 from PIL import Image
 
-from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.embedded_redis import stop_server
 from svdq.producer.queue import SvdqQueue, read_job, session
 from svdq.producer.settings_loader import load_settings
 from tests.waiting import NeverCameError, wait_until

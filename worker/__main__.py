@@ -13,7 +13,7 @@ import os
 if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"} & os.environ.keys():
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
-from svdq.producer.process_identity import PARENT_PID, die_with_parent
+from svdq.producer.processes import PARENT_PID, die_with_parent
 
 if __name__ == "__main__" and PARENT_PID in os.environ:
     # A kill of `svdq worker` ends torchrun, too. Imports take seconds, so the kernel is asked before them.

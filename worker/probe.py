@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 
-from svdq.producer.process_identity import die_with_parent
+from svdq.producer.processes import die_with_parent
 
 #: Side of the matrices, 64 MiB each; sums of so many ones are exact.
 SIDE = 4096

@@ -9,7 +9,7 @@ from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.embedded_redis.server import ensure_server
+from svdq.producer.embedded_redis import ensure_server
 from svdq.producer.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from typing import Any
 
 from svdq.pipeline import errors
 from svdq.pipeline.errors import SvdqError
-from svdq.producer.process_identity import is_running, start_of
+from svdq.producer.files import sweep, temporary_name
+from svdq.producer.processes import is_running, start_of
 from svdq.producer.settings import SECRETS
-from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.config import RunConfig
 
 #: Seconds between two looks for the answer of the launcher.

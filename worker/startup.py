@@ -21,7 +21,7 @@ from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
-from svdq.producer.embedded_redis.socket_path import private_folder
+from svdq.producer.files import private_folder
 from svdq.producer.settings import Settings
 from svdq.worker import roles
 from svdq.worker.config import RankConfig

@@ -22,9 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from svdq.cli.serve.api_errors import ApiError, request_id
 from svdq.pipeline.errors import InputError
-from svdq.producer.embedded_redis.socket_path import make_home
+from svdq.producer.files import make_home, temporary_name
 from svdq.producer.settings import Settings
-from svdq.producer.storage.temporary import temporary_name
 
 #: Paths that need no token: probes, and what a browser needs to log in.
 OPEN_PATHS = ("/health", "/health/live", "/login")

@@ -16,7 +16,7 @@ from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.installed import how_to_install, require_torch
-from svdq.producer.process_identity import die_with_parent
+from svdq.producer.processes import die_with_parent
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 

@@ -28,13 +28,13 @@ from svdq.cli.serve.backend import PHOTO_BYTES, Backend
 from svdq.cli.serve.videos import STATUS, failure_of, files_of
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.parameters import Fit
+from svdq.producer.files import sweep as sweep_files
+from svdq.producer.files import temporary_name
 from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.results.poster import poster_of_photo, poster_of_video
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView
 from svdq.producer.storage.storage import STAGING_PREFIX, Storage
-from svdq.producer.storage.temporary import sweep as sweep_files
-from svdq.producer.storage.temporary import temporary_name
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 
 logger = logging.getLogger(__name__)

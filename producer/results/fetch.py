@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.files import sweep, temporary_name
 from svdq.producer.queue import session
 from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results
 from svdq.producer.settings import Settings
@@ -20,7 +21,6 @@ from svdq.producer.status.job_view import view
 from svdq.producer.status.selection import complete_id, complete_ids
 from svdq.producer.storage.local import publish
 from svdq.producer.storage.storage import Storage
-from svdq.producer.storage.temporary import sweep, temporary_name
 
 #: Prefix of the folders in which videos arrive.
 ARRIVING_PREFIX = ".svdq-"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.regular_file import open_regular
+from svdq.producer.files import open_regular
 from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import as_utc

@@ -18,12 +18,12 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.files import write_file
 from svdq.producer.job import INPUT_KEY
 from svdq.producer.results.finished_videos import Result
 from svdq.producer.results.poster import poster_of_picture
 from svdq.producer.status.job_view import JobView
 from svdq.producer.storage.storage import Storage
-from svdq.producer.storage.temporary import write_file
 from svdq.producer.text import count
 
 #: Media types of the files that a page can play, by extension; the type that plays best comes first.

@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
 
-from svdq.producer.regular_file import open_regular
-from svdq.producer.storage.temporary import temporary_name
+from svdq.producer.files import open_regular, temporary_name
 
 #: Folder for files being written, below the root so that a rename stays on one file system.
 TEMPORARY = "tmp"

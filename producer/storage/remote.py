@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, cast
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.installed import how_to_install
+from svdq.producer.files import temporary_name
 from svdq.producer.storage.local import TEMPORARY, Entry
-from svdq.producer.storage.temporary import temporary_name
 from svdq.producer.text import as_utc
 from svdq.producer.threads import ordered_map
 

@@ -16,10 +16,10 @@ from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.files import sweep, temporary_name
 from svdq.producer.settings import without_secrets
 from svdq.producer.storage.local import TEMPORARY, Entry, LocalFiles
 from svdq.producer.storage.remote import RemoteFiles
-from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.producer.threads import ordered_map
 
 #: Prefix of staging folders on this machine, for a remote storage.

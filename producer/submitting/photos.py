@@ -16,7 +16,7 @@ from PIL import UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.media.image import EXTENSIONS, draft, is_turned, open_photo, pillow_without_limits
-from svdq.producer.regular_file import open_regular
+from svdq.producer.files import open_regular
 from svdq.producer.threads import DECODED, MAX_DECODED_BYTES, NUM_CORES, Budget, ordered_map
 
 ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"

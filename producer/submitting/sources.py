@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.wan.parameters import MAX_PROMPT
-from svdq.producer.regular_file import open_regular
+from svdq.producer.files import open_regular
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.submitting.photos import safe_name, source_path

@@ -15,8 +15,8 @@ from rq.job import JobStatus
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.model_names import family_of_model, has_weights
-from svdq.producer.embedded_redis.server import running_url
-from svdq.producer.embedded_redis.socket_path import make_home
+from svdq.producer.embedded_redis import running_url
+from svdq.producer.files import make_home
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.job_control import cancel, check, retry, unfinished
 from svdq.producer.queue import (

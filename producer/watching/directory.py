@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from svdq.producer.regular_file import open_regular
+from svdq.producer.files import open_regular
 
 #: Name of a file until it is copied whole.
 COPYING = ".svdq-copy"

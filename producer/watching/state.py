@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.embedded_redis.socket_path import make_home
+from svdq.producer.files import make_home
 from svdq.producer.watching.directory import Signature
 from svdq.producer.watching.folder_config import Selection
 

@@ -26,7 +26,7 @@ from rq.job import JobStatus
 
 from svdq.cli.view import draw, progress_of
 from svdq.producer import keys
-from svdq.producer.embedded_redis.server import ensure_server, stop_server
+from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.job_view import view

@@ -15,7 +15,7 @@ import redis
 from PIL import Image
 
 from svdq.cli.main import run
-from svdq.producer.embedded_redis.binary import find_binaries
+from svdq.producer.embedded_redis import find_binaries
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from svdq.producer.embedded_redis.server import PID, ensure_server, stop_server
+from svdq.producer.embedded_redis import PID, ensure_server, stop_server
 from tests.waiting import wait_until
 
 

@@ -13,7 +13,7 @@ from rq.results import Result
 from svdq.cli.view import lines_of
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
-from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.embedded_redis import stop_server
 from svdq.producer.job import SvdJob, WanJob
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job, session
 from svdq.producer.settings_loader import load_settings

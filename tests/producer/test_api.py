@@ -15,7 +15,7 @@ import redis
 import svdq.producer
 from svdq.pipeline.errors import InputError
 from svdq.producer import Settings, SubmitOptions, cancel, job_status, retry, submit, wait_for_jobs
-from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.embedded_redis import stop_server
 from svdq.producer.status.job_view import JobView
 from tests.waiting import wait_until
 

@@ -18,8 +18,8 @@ import redis
 from PIL import Image
 from rq.worker import WorkerStatus
 
-from svdq.producer import process_identity
-from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer import processes
+from svdq.producer.embedded_redis import stop_server
 from svdq.producer.queue import connect
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view, view_many
@@ -200,8 +200,8 @@ def dead(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> GroupWorke
     """A worker whose name says that its process is gone."""
     with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
         process.wait()
-    parts = process_identity.worker_name().rsplit("-", 2)
-    monkeypatch.setattr(process_identity, "worker_name", lambda: f"{parts[0]}-{process.pid}-{parts[2]}")
+    parts = processes.worker_name().rsplit("-", 2)
+    monkeypatch.setattr(processes, "worker_name", lambda: f"{parts[0]}-{process.pid}-{parts[2]}")
     worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
     monkeypatch.undo()
     worker.register_birth()

@@ -9,7 +9,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from svdq.producer.embedded_redis.binary import find_binaries
+from svdq.producer.embedded_redis import find_binaries
 from tests.waiting import wait_until
 
 

@@ -18,7 +18,7 @@ from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.producer import job_control, keys
-from svdq.producer.embedded_redis.server import ensure_server, stop_server
+from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.queue import fetch, read_job, server_url
 from svdq.producer.status.registries import view_workers
 from svdq.producer.storage.storage import Storage

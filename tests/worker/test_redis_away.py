@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from svdq.producer.embedded_redis.server import PID, running_url, stop_server
+from svdq.producer.embedded_redis import PID, running_url, stop_server
 from svdq.producer.queue import connect, fetch
 from svdq.producer.settings_loader import load_settings
 from tests.worker.own_redis import OwnRedis

@@ -18,9 +18,9 @@ from PIL import Image
 
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.trace import Span
-from svdq.producer.embedded_redis.server import PID, ensure_server, stop_server
+from svdq.producer.embedded_redis import PID, ensure_server, stop_server
 from svdq.producer.job import parse_job
-from svdq.producer.process_identity import die_with_parent
+from svdq.producer.processes import die_with_parent
 from svdq.producer.queue import queue_of, session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import absolute_model, load_settings

@@ -21,7 +21,7 @@ from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Components, bind, split_steps
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import span_events, trace_text
-from svdq.producer.storage.temporary import write_file
+from svdq.producer.files import write_file
 from svdq.worker.bench.daemon_runs import run_daemon
 from svdq.worker.bench.figures import Burst, RankLog, Run, burst_times, busy_share, make_bursts, make_run
 from svdq.worker.bench.loop_runs import Workload, run_loop

@@ -33,7 +33,7 @@ from svdq.pipeline.models.base import State
 from svdq.pipeline.models.family_parameters import AnyParameters
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.transport.message import byte_views
-from svdq.producer.regular_file import open_regular
+from svdq.producer.files import open_regular
 from svdq.producer.storage.local import check_room
 from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from svdq.pipeline.loop.sample import Sample
-from svdq.producer.process_identity import is_gone, process_name
+from svdq.producer.processes import is_gone, process_name
 
 #: The phases of a job, in order.
 Phase = Literal["prepare", "encode", "warm-up", "step", "decode", "write"]

@@ -18,7 +18,7 @@ import torch
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.planning.costs import CostModel
 from svdq.pipeline.transport.topology import Topology
-from svdq.producer import process_identity
+from svdq.producer import processes
 from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus, ShapeCosts
 
 #: Seconds over which the busy share is averaged.
@@ -166,7 +166,7 @@ def describe(
     """Return the record of this process with all fields that never change."""
     now = time.time()
     return RankStatus(
-        group=process_identity.group_name(),
+        group=processes.group_name(),
         rank=topology.rank,
         num_ranks=topology.num_ranks,
         host=socket.gethostname(),

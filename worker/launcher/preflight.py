@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.embedded_redis.socket_path import make_home
+from svdq.producer.files import make_home
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.gpus import visible_gpus
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.keys import DAY_S
-from svdq.producer.process_identity import PARENT_PID, die_with_parent
+from svdq.producer.processes import PARENT_PID, die_with_parent
 from svdq.producer.text import count
 from svdq.worker import run_folder
 from svdq.worker.config import RunConfig

@@ -20,7 +20,7 @@ import rq
 from rq.executions import Execution
 from rq.job import JobStatus
 
-from svdq.producer import keys, process_identity
+from svdq.producer import keys, processes
 from svdq.producer.untrusted_job import key_of
 from svdq.worker.health.crash_marker import CrashSuspect
 from svdq.worker.queue import scripts
@@ -94,8 +94,8 @@ class Recovery:
             count_crash(self._connection, suspects)
             self._is_counted = True
         for queue in self._worker.queues:
-            popped = self._return_popped_to_queue(queue, process_identity.is_gone)
-            taken = [item for item in self._taken(queue, self._entries(queue)) if process_identity.is_gone(item.worker)]
+            popped = self._return_popped_to_queue(queue, processes.is_gone)
+            taken = [item for item in self._taken(queue, self._entries(queue)) if processes.is_gone(item.worker)]
             self._log_taken_back(queue, popped + self._return_to_queue(queue, taken, scripts.FOREVER))
             self._release_deferred(queue)
         for job_id in map(text_of, self._connection.hkeys(keys.CRASHES)):
@@ -247,5 +247,5 @@ class Recovery:
 
     def _forget_pauses(self) -> None:
         for name in map(text_of, self._connection.hkeys(keys.PAUSES)):
-            if process_identity.is_gone(name):
+            if processes.is_gone(name):
                 self._connection.hdel(keys.PAUSES, name)

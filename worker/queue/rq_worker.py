@@ -19,7 +19,7 @@ from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import clean_worker_registry
 
-from svdq.producer import keys, process_identity
+from svdq.producer import keys, processes
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, queues
 from svdq.producer.untrusted_job import UntrustedJob
@@ -75,7 +75,7 @@ class RqWorker(BaseWorker):
         """
         super().__init__(
             queues(connection),
-            name=process_identity.worker_name(),
+            name=processes.worker_name(),
             connection=connection,
             serializer=JSONSerializer,
             job_class=UntrustedJob,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.embedded_redis import stop_server
 from tests.cli.serve.browser import House, Watched, find_browser, watched_page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")

