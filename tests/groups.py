@@ -27,10 +27,11 @@ from typing import Any
 import redis
 
 from svdq.cli.serve.now import read_state
+from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status import selection, snapshot
-from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts
+from svdq.producer.status.ranks import IntakeStatus, RankStatus
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, enqueue_many
 from svdq.worker.queue.group_worker import GroupWorker

@@ -18,7 +18,7 @@ from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.health.crash_marker import MAX_WRITERS, CrashMarker, read_suspects
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.health.rank_status import RankReporter, costs_in, describe
+from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, plan_of
 from svdq.worker.intake.policy import IntakeOptions
@@ -100,7 +100,7 @@ def run_rank(process: RankProcess) -> None:
     reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]
     if intake is not None:
         known = {"failed_gpus": config.failed_gpus}
-        reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs), **known})
+        reporter.group = lambda: intake.status().model_copy(update={"costs": tuple(stage.costs.measured()), **known})
     process.signals.attach(partial(_stop, stage, intake), intake.drain if intake is not None else None)
     if plan is not None:
         _warm_up(stage, plan, process, loaded.model)

@@ -48,7 +48,7 @@ class Block:
     def num_steps_worth(self) -> float:
         """The steps and the decode, in steps."""
         costs = self.costs
-        decodes = [costs.decode_on(rank) / costs.step_s[rank] for rank in self.enders]
+        decodes = [costs.decode_s * costs.slowness(rank) / costs.step_s[rank] for rank in self.enders]
         return self.num_steps + sum(decodes) / len(decodes)
 
     def share_s(self, encode_s: float) -> float:
@@ -102,7 +102,6 @@ def divide(
                 step_s=step_s[block.start : block.stop],
                 encode_s=0.0 if block.start else costs.encode_s,
                 decode_s=costs.decode_s if block.stop == len(ranks) else 0.0,
-                decode_each_s=costs.decode_each_s[block.start : block.stop] if block.stop == len(ranks) else (),
             ),
             enders=[
                 rank - block.start

@@ -89,14 +89,9 @@ class VideoCosts:
             return MOST_GPUS
         return next((k for k in range(1, MOST_GPUS) if self.pace_s(k) <= self.costs.encode_s), MOST_GPUS)
 
-    def scaled(self, *, step: float = 1.0, encode: float = 1.0, decode: float = 1.0) -> Self:
-        """Return the costs with each part multiplied by a factor."""
-        costs = Costs(
-            step_s=tuple(step_s * step for step_s in self.costs.step_s),
-            encode_s=self.costs.encode_s * encode,
-            decode_s=self.costs.decode_s * decode,
-        )
-        return replace(self, costs=costs)
+    def scaled(self, **factors: float) -> Self:
+        """Return the video with its costs as by `Costs.scaled`."""
+        return replace(self, costs=self.costs.scaled(**factors))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,34 +7,48 @@ shares that follow noise cost more than they gain.
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from svdq.pipeline.parameters import VideoParameters
 
 #: Number of measurements per estimate: enough to ignore outliers, few enough to follow a change.
 WINDOW = 15
+#: Most shapes whose costs are published; a group rarely renders more.
+MAX_SHAPES = 32
 #: Ranks whose step time is within this share of the typical one count as equally fast.
 EQUAL_WITHIN = 0.05
 
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    """The costs of one sample in seconds (or any other unit)."""
+
+class Costs(BaseModel):
+    """The costs of one video in seconds (or any other unit)."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     #: A denoising step on each rank; K values above 0.
-    step_s: tuple[float, ...]
-    #: Encoding the photo, on rank 0.
-    encode_s: float = 0.0
-    #: Decoding the frames, on a rank of typical speed.
-    decode_s: float = 0.0
-    #: Decoding them on each rank, if the ranks differ; K values or none.
-    decode_each_s: tuple[float, ...] = ()
+    step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    #: Encoding the photo, and decoding the frames, on a rank of typical speed.
+    encode_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
 
-    def decode_on(self, rank: int) -> float:
-        """Return the cost of decoding on a rank."""
-        return self.decode_each_s[rank] if self.decode_each_s else self.decode_s
+    def slowness(self, rank: int) -> float:
+        """Return how many times as long as on a typical rank everything takes on a rank."""
+        return self.step_s[rank] / median(self.step_s)
+
+    def scaled(self, *, step: float = 1.0, encode: float = 1.0, decode: float = 1.0) -> Self:
+        """Return the costs with each part multiplied by a factor."""
+        return self.model_copy(
+            update={
+                "step_s": tuple(step_s * step for step_s in self.step_s),
+                "encode_s": self.encode_s * encode,
+                "decode_s": self.decode_s * decode,
+            }
+        )
 
 
 class Shape(NamedTuple):
@@ -44,7 +58,6 @@ class Shape(NamedTuple):
     frames: int
     #: Pixels.
     width: int
-    #: Pixels.
     height: int
     #: Whether classifier-free guidance is on.
     guided: bool
@@ -55,6 +68,15 @@ class Shape(NamedTuple):
         return cls(
             frames=parameters.num_frames, width=parameters.width, height=parameters.height, guided=parameters.guided
         )
+
+
+class ShapeCosts(Costs):
+    """The costs of the videos of one `Shape`, as measured by a group."""
+
+    frames: Annotated[int, Field(ge=1, lt=2**63)]
+    width: Annotated[int, Field(ge=1, lt=2**63)]
+    height: Annotated[int, Field(ge=1, lt=2**63)]
+    guided: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +91,12 @@ class CostPrior:
     step_s: float = 1.0
 
 
-@dataclass
 class _Measured:
-    step_s: dict[int, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=WINDOW)))
-    encode_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    decode_s: dict[int, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=WINDOW)))
+    """The last measurements of one shape in seconds, by rank."""
+
+    def __init__(self) -> None:
+        self.step_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self.ends_s = {kind: deque[tuple[int, float]](maxlen=WINDOW) for kind in ("encode", "decode")}
 
 
 class CostModel:
@@ -85,36 +108,40 @@ class CostModel:
         self._prior = prior
         self._measured: dict[Shape, _Measured] = defaultdict(_Measured)
 
-    def record(self, shape: Shape, rank: int, kind: str, num_steps: int, seconds: float) -> None:
+    def record(self, shape: Shape, rank: int, kind: str, num_steps: float, seconds: float) -> None:
         """Add the duration of an `encode`, a `decode` or, together, of `num_steps` `steps` on a rank."""
         measured = self._measured[shape]
-        if kind == "encode":
-            measured.encode_s.append(seconds)
-        elif kind == "decode":
-            measured.decode_s[rank].append(seconds)
+        if kind in measured.ends_s:
+            measured.ends_s[kind].append((rank, seconds))
         elif num_steps:
             measured.step_s[rank].append(seconds / num_steps)
 
-    @property
-    def shapes(self) -> list[Shape]:
-        """The shapes of which encode, steps and decode were measured, in the order of their first measurement."""
-        return [shape for shape, one in list(self._measured.items()) if one.encode_s and one.step_s and one.decode_s]
+    def measured(self) -> list[ShapeCosts]:
+        """Return the costs of the last shapes of which all was measured, in the order of their first measurement."""
+        whole = [shape for shape, each in list(self._measured.items()) if each.step_s and all(each.ends_s.values())]
+        return [ShapeCosts(**self.estimate(shape).model_dump(), **shape._asdict()) for shape in whole[-MAX_SHAPES:]]
 
     def estimate(self, shape: Shape) -> Costs:
-        """Estimate the costs of a sample; what is not measured follows from the other ranks, or else from the prior."""
+        """Estimate the costs of a video; what is not measured follows from the other ranks, or else from the prior."""
         measured = self._measured[shape] if shape in self._measured else _Measured()
-        step_s = self._each(measured.step_s, self._prior.step_s)
+        prior = self._prior
+        step_s = self._step_s(measured.step_s)
         typical_s = median(step_s)
-        decode_s = self._each(measured.decode_s, self._prior.decode_steps * typical_s)
-        encode_s = _lower_quartile(measured.encode_s) if measured.encode_s else self._prior.encode_steps * typical_s
-        return Costs(step_s=step_s, encode_s=encode_s, decode_s=median(decode_s), decode_each_s=decode_s)
 
-    def _each(self, measured: Mapping[int, Sequence[float]], guess_s: float) -> tuple[float, ...]:
-        """Estimate a time on each rank; one that is not measured is assumed to be as fast as the others."""
-        # A copy, since the thread that publishes the costs reads them while the stage loop adds some.
-        known = {rank: _lower_quartile(times) for rank, times in list(measured.items())}
+        def end_s(kind: str, guess: float) -> float:
+            times = [seconds * typical_s / step_s[rank] for rank, seconds in tuple(measured.ends_s[kind])]
+            return _lower_quartile(times) if times else guess * typical_s
+
+        return Costs(
+            step_s=step_s, encode_s=end_s("encode", prior.encode_steps), decode_s=end_s("decode", prior.decode_steps)
+        )
+
+    def _step_s(self, measured: Mapping[int, Sequence[float]]) -> tuple[float, ...]:
+        """Estimate a step on each rank; one that is not measured is assumed to be as fast as the others."""
+        # Copies, since the thread that publishes the costs reads them while another adds some.
+        known = {rank: _lower_quartile(tuple(times)) for rank, times in list(measured.items())}
         # A measured zero would make a rank infinitely fast.
-        typical_s = max(median(known.values()) if known else guess_s, 1e-9)
+        typical_s = max(median(known.values()) if known else self._prior.step_s, 1e-9)
         return tuple(
             max(1e-9, known[rank]) if rank in known and abs(known[rank] / typical_s - 1) >= EQUAL_WITHIN else typical_s
             for rank in range(self._num_ranks)
@@ -123,7 +150,7 @@ class CostModel:
 
 def _lower_quartile(times: Sequence[float]) -> float:
     """Return the lower quartile; of a single measurement that one."""
-    # statistics.quantiles takes ten times as long, and rank 0 estimates each sample with two of these for each rank.
+    # statistics.quantiles takes ten times as long, and rank 0 estimates each sample with one of these for each rank.
     ascending = sorted(times)
     below, part = divmod((len(ascending) - 1) / 4, 1)
     lower = ascending[int(below)]

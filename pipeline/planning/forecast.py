@@ -104,7 +104,7 @@ class Forecast:
                 if work.encodes:
                     at_s += costs.encode_s
                 if work.decodes:
-                    at_s += costs.decode_on(rank)
+                    at_s += costs.decode_s * costs.slowness(rank)
                 if at_s < earliest_s[rank]:
                     at_s = earliest_s[rank]
                 free_s[rank] = work.expected_s = at_s

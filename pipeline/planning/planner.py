@@ -6,7 +6,7 @@ forecast of when each of them is free. Ranks may be bound to a range of a sample
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from svdq.pipeline.planning.blocks import Block, divide, narrow
 from svdq.pipeline.planning.costs import Costs
@@ -103,7 +103,7 @@ class Planner:
             return math.inf
         if now >= self._look_s or decodes:
             free_s, encoded_s = self._forecast.free_s(now)
-            next_s = costs.decode_on(0) if decodes else costs.step_s[0]
+            next_s = costs.decode_s * costs.slowness(0) if decodes else costs.step_s[0]
             self._wanted_s = min(free_s[1 : self._num_starters]) - (encoded_s - now) - costs.encode_s - next_s
             self._wanted_s = max(self._wanted_s, self._room_s(free_s))
             # Reports change the forecast, but half of the time passes in any case.
@@ -150,7 +150,7 @@ class Planner:
             together = _steps_together(num_steps - first_step, costs)
         if together > 1:  # they count as one step until ranks have been chosen
             first_step, num_steps = 0, math.ceil((end - begin) / together)
-            costs = replace(costs, step_s=tuple(together * step_s for step_s in costs.step_s))
+            costs = costs.scaled(step=together)
         bounds = bounds or [(0, num_steps)] * self._num_ranks
         if len(self._forecast.in_flight) + num_waiting < self._num_ranks:
             bounds = narrow(bounds[: decoders[-1] + 1], num_steps, costs.step_s)

@@ -45,7 +45,7 @@ def spread(
     costs, num_steps, ranks = block.costs, block.num_steps, block.ranks
     if not num_steps:
         return [0], min(rank for rank in block.enders if rank >= first)
-    step_s, decode_s = costs.step_s, [costs.decode_on(rank) for rank in ranks]
+    step_s, decode_s = costs.step_s, [costs.decode_s * costs.slowness(rank) for rank in ranks]
     # A rank that may not do the first steps waits for them.
     if block.least[-1]:
         arrivals_s = [free_s[first] + least * step_s[first] for least in block.least]
@@ -126,7 +126,7 @@ def _spread_steps(
     given, wanted = tail, float(tail)
     if given < num_steps:
         busy_s = [*free_s]
-        busy_s[decoder] += block.costs.decode_on(decoder)
+        busy_s[decoder] += block.costs.decode_s * block.costs.slowness(decoder)
         busy_s[last] += tail * step_s[last]
         filled_s = fill(
             busy_s, step_s, until_s, stair_s, range(first, last + 1), num_steps - given,

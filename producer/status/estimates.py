@@ -1,7 +1,6 @@
-"""Estimates when jobs will be done from the costs that groups measured, or says why it cannot.
+"""Estimates when jobs will be done, by the capacity law from the costs that groups measured, or says why it cannot.
 
-A group of K ranks with step times t_r finishes a video of T steps every T / sum(1 / t_r) + (E + D) / K seconds. Pure
-code, without Redis or a clock.
+Pure code, without Redis or a clock.
 """
 
 import math
@@ -9,14 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rq.job import JobStatus
 
 from svdq.pipeline.models.family_parameters import PARAMETERS, class_for
+from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer.status.job_view import JobView
-from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupStatus, ShapeCosts, conditions_of
+from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupStatus, conditions_of
 
 Parameters = Mapping[str, Any]
 
@@ -177,14 +177,13 @@ def _of_started(views: Sequence[JobView], groups: Sequence[GroupStatus], no_grou
 def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
     shape = _shape_of(view.parameters)
     steps_left = max(0, shape.steps - view.step)
-    costs = _costs_of(shape, group)
-    if costs is None:  # its first step may have taken far longer than the others, and its decode is not known
+    video = _costs_of(shape, group)
+    if video is None:  # its first step may have taken far longer than the others, and its decode is not known
         return Estimate(reason=UNMEASURED)
-    return Estimate(eta_s=steps_left * fmean(costs.step_s) + costs.decode_s)
+    return Estimate(eta_s=steps_left * video.step_s(len(group.ranks)) + video.costs.decode_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(NamedTuple):
     """What the costs of a video depend on; a size is None where the job leaves it open."""
 
     frames: float | None
@@ -203,9 +202,8 @@ def _shape_of(parameters: Parameters) -> _Shape:
 
 def _alone_s(shape: _Shape, groups: Sequence[GroupStatus]) -> float | None:
     """Estimate the seconds from encode to end of one video on the fastest group."""
-    all_costs = [costs for group in groups if (costs := _costs_of(shape, group))]
     return min(
-        (costs.encode_s + shape.steps * fmean(costs.step_s) + costs.decode_s for costs in all_costs), default=None
+        (video.video_s(len(group.ranks)) for group in groups if (video := _costs_of(shape, group))), default=None
     )
 
 
@@ -214,21 +212,15 @@ def _mean_interval_s(sample: Iterable[_Shape], groups: Sequence[GroupStatus]) ->
     shapes = Counter(sample)  # thousands of jobs have a few shapes
     rate = 0.0
     for group in groups:
-        known = {shape: costs for shape in shapes if (costs := _costs_of(shape, group))}
+        known = {shape: video for shape in shapes if (video := _costs_of(shape, group))}
         num_known = sum(shapes[shape] for shape in known)
-        total_s = sum(shapes[shape] * _interval_s(shape, costs) for shape, costs in known.items())
+        total_s = sum(shapes[shape] * video.pace_s(len(group.ranks)) for shape, video in known.items())
         if total_s > 0 and num_known >= MIN_KNOWN * shapes.total():
             rate += num_known / total_s
     return 1 / rate if rate else None
 
 
-def _interval_s(shape: _Shape, costs: ShapeCosts) -> float:
-    num_ranks = len(costs.step_s)
-    step_s = 1 / sum(1 / max(step_s, 1e-9) for step_s in costs.step_s)
-    return shape.steps * step_s + (costs.encode_s + costs.decode_s) / num_ranks
-
-
-def _costs_of(shape: _Shape, group: GroupStatus) -> ShapeCosts | None:
+def _costs_of(shape: _Shape, group: GroupStatus) -> VideoCosts | None:
     """Return a group's measured costs of a shape, or scale those of a similar one; None if there is none."""
     measured = group.intake.costs if group.intake else ()
     if not measured:
@@ -245,13 +237,8 @@ def _costs_of(shape: _Shape, group: GroupStatus) -> ShapeCosts | None:
         return None
     # Guidance doubles the batch of a step.
     step_factor = factor * {(True, False): 2.0, (False, True): 0.5}.get((shape.guided, nearest.guided), 1.0)
-    return nearest.model_copy(
-        update={
-            "step_s": tuple(step_s * step_factor for step_s in nearest.step_s),
-            "encode_s": nearest.encode_s * factor,
-            "decode_s": nearest.decode_s * factor,
-        }
-    )
+    costs = nearest.scaled(step=step_factor, encode=factor, decode=factor)
+    return VideoCosts(steps=shape.steps, costs=costs)
 
 
 def _is_guided(parameters: Parameters) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from svdq.pipeline.planning.costs import Seconds, ShapeCosts
 from svdq.producer import keys
 from svdq.producer.text import MAX_SECONDS, iso_of
 
@@ -31,9 +32,8 @@ redis.call('expire', KEYS[2], ARGV[3])
 MAX_RANKS = 4096
 #: A number of things: arithmetic with floats fails on larger ones.
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
-#: Seconds since the epoch, and lengths of time in seconds.
+#: Seconds since the epoch.
 Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
-Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 #: Activity of a rank: idle, a step, the decode, or waiting for the storage with work in progress.
 Activity = Literal["idle", "denoising", "decoding", "waiting"]
@@ -62,21 +62,6 @@ class Condition(_Record):
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object."""
         return self.model_dump(mode="json") | {"since": iso_of(self.since)}
-
-
-class ShapeCosts(_Record):
-    """The costs of videos of one shape, as measured by a group."""
-
-    #: The shape, as in `pipeline.costs.Shape`.
-    frames: Whole = Field(ge=1)
-    width: Whole = Field(ge=1)
-    height: Whole = Field(ge=1)
-    guided: bool
-    #: Seconds of a denoising step on each rank; K values.
-    step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
-    #: Seconds of an encode and of a decode.
-    encode_s: Seconds
-    decode_s: Seconds
 
 
 class IntakeStatus(_Record):

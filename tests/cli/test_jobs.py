@@ -17,11 +17,12 @@ from rq.job import JobStatus
 from rq.results import Result
 
 from svdq.cli.formatting import describe
+from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
 from svdq.producer.job import SvdJob, WanJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.job_view import view
-from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus
 from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue
 from tests.waiting import wait_until

@@ -25,12 +25,13 @@ from rich.console import Console
 from rq.job import JobStatus
 
 from svdq.cli.view import draw, progress_of
+from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
 from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.job_view import view
-from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts, read_groups
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
 from svdq.producer.status.snapshot import Snapshot, take
 from tests.producer.status.test_ranks import rank, save
 from tests.producer.status.test_status import COPY, finish, num_commands

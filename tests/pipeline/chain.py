@@ -156,7 +156,7 @@ class Chain:
             self._spend(number, num_steps * costs.step_s[number], lambda: self._stepped(number, work))
         else:
             assert work.decodes
-            self._spend(number, costs.decode_on(number), lambda: self._decoded(number, work))
+            self._spend(number, costs.decode_s * costs.slowness(number), lambda: self._decoded(number, work))
 
     def _begin(self, number: int, index: int, video: Video) -> _Work:
         assert video.assignment is not None

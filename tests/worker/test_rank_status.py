@@ -22,7 +22,7 @@ from svdq.worker.health import progress
 from svdq.worker.health.crash_marker import CrashMarker
 from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, costs_in, describe
+from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, describe
 from tests.queued import enqueue
 
 PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)
@@ -98,11 +98,11 @@ def test_costs_are_told_by_shape_once_all_are_measured() -> None:
     cost_model = CostModel(2, CostPrior(encode_steps=1, decode_steps=1))
     for rank, kind, num_steps, seconds in [(0, "encode", 0, 0.25), (0, "steps", 3, 1.5), (1, "steps", 5, 5.0)]:
         cost_model.record(Shape.of(PARAMETERS), rank, kind, num_steps, seconds)
-        assert costs_in(cost_model) == ()  # a guess of the decode would be taken for a measurement
+        assert cost_model.measured() == []  # a guess of the decode would be taken for a measurement
     cost_model.record(Shape.of(PARAMETERS), 1, "decode", 0, 4.0)
-    (costs,) = costs_in(cost_model)
+    (costs,) = cost_model.measured()
     assert (costs.frames, costs.width, costs.height, costs.guided) == (2, 64, 64, True)
-    assert (costs.step_s, costs.encode_s, costs.decode_s) == ((0.5, 1.0), 0.25, 4.0)
+    assert (costs.step_s, costs.encode_s, costs.decode_s) == ((0.5, 1.0), 0.375, 3.0)
 
 
 def test_ranks_of_one_group_find_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:

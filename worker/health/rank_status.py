@@ -16,15 +16,12 @@ import psutil
 import torch
 
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.planning.costs import CostModel
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer import processes
-from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus, ShapeCosts
+from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus
 
 #: Seconds over which the busy share is averaged.
 SHARE_OVER_S = 10.0
-#: Largest number of shapes whose costs are published; a group rarely renders more.
-MAX_SHAPES = 32
 #: Number of gaps between videos over which the pace is averaged.
 WINDOW = 20
 
@@ -179,13 +176,4 @@ def describe(
         started_at=now,
         at=now,
         restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-    )
-
-
-def costs_in(cost_model: CostModel) -> tuple[ShapeCosts, ...]:
-    """Return the costs of each shape that was measured as a whole, in the order of their first measurement."""
-    return tuple(
-        ShapeCosts(**shape._asdict(), step_s=costs.step_s, encode_s=costs.encode_s, decode_s=costs.decode_s)
-        for shape in cost_model.shapes[-MAX_SHAPES:]
-        for costs in (cost_model.estimate(shape),)
     )

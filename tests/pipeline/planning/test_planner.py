@@ -21,12 +21,7 @@ RANKS = 7
 
 def costs_of(step_s: float, encode_s: float, decode_s: float, speeds: Sequence[float] = (1.0,) * RANKS) -> Costs:
     """Return the costs on ranks of these relative speeds."""
-    return Costs(
-        step_s=tuple(step_s / speed for speed in speeds),
-        encode_s=encode_s,
-        decode_s=decode_s,
-        decode_each_s=tuple(decode_s / speed for speed in speeds),
-    )
+    return Costs(step_s=tuple(step_s / speed for speed in speeds), encode_s=encode_s, decode_s=decode_s)
 
 
 def run(num_videos: int, costs: Costs, num_steps: int = 25) -> tuple[float, list[Video], Chain]:
@@ -39,7 +34,7 @@ def run(num_videos: int, costs: Costs, num_steps: int = 25) -> tuple[float, list
 
 def bound_s(num_videos: int, costs: Costs, num_steps: int) -> float:
     """Return what no schedule undercuts on ranks that are as fast as the fastest here where a video is alone."""
-    step_s, decode_s = min(costs.step_s), min(map(costs.decode_on, range(len(costs.step_s))))
+    step_s, decode_s = min(costs.step_s), costs.decode_s * min(map(costs.slowness, range(len(costs.step_s))))
     work = num_videos * (num_steps + decode_s / step_s)
     encodes_s = num_videos * costs.encode_s
     together_s = common_end_s([encodes_s, *[0.0] * (len(costs.step_s) - 1)], costs.step_s, work)

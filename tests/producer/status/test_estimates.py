@@ -12,10 +12,9 @@ from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, IntakeS
 from tests.producer.status.test_ranks import COSTS, rank
 
 PARAMETERS = {"steps": 8, "frames": 2, "width": 64, "height": 64, "max_guidance_scale": 3.0}
-#: Of COSTS: the mean of a step on the two ranks, and the seconds between two videos. Both ranks together do a step in
-#: 1 / (1 / 0.5 + 1 / 0.25) s.
-STEP_S = 0.375
-INTERVAL_S = 8 / 6 + (0.1 + 2.0) / 2
+#: Of COSTS: the harmonic mean of a step on the two ranks, and the seconds between two videos.
+STEP_S = 2 / (1 / 0.5 + 1 / 0.25)
+INTERVAL_S = (8 * STEP_S + 0.1 + 2.0) / 2
 ALONE_S = 0.1 + 8 * STEP_S + 2.0
 CONDITION = Condition(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=("a", "b"))
 

@@ -4,8 +4,9 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
-from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts, read_groups
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
 
 COSTS = ShapeCosts(frames=2, width=64, height=64, guided=True, step_s=(0.5, 0.25), encode_s=0.1, decode_s=2.0)
 
