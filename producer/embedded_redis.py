@@ -93,15 +93,13 @@ def stop_server(home: Path) -> bool:
 
 
 def _running(folder: Path) -> Path | None:
-    """Return the socket of the server if it answers; wait for one that is busy, and as long as one loads its data."""
+    """Return the socket of the server if it answers; wait while it is busy or loads its data."""
     socket = socket_path(folder)
     deadline, say_at = time.monotonic() + START_TIMEOUT_S, time.monotonic() + LOADING_S
     while True:
         try:
             if socket.stat().st_uid != os.getuid():
-                raise UnavailableError(
-                    f"The socket {str(socket)!r} belongs to another user; set SVDQ_HOME to another folder."
-                )
+                raise UnavailableError(f"The socket {str(socket)!r} belongs to another user; set SVDQ_HOME to another.")
             with _client(socket) as client:
                 client.ping()
             return socket
@@ -114,7 +112,7 @@ def _running(folder: Path) -> Path | None:
         except redis.TimeoutError:
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    f"The embedded Redis server does not answer; see its log {str(folder / LOG)!r}."
+                    f"The embedded Redis server does not answer; see {str(folder / LOG)!r}."
                 ) from None
             time.sleep(POLL_S)
         except (FileNotFoundError, redis.ConnectionError):
@@ -148,7 +146,7 @@ def full_disk(folder: Path) -> str:
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
-        return ""
+        free = FULL_BYTES
     if free >= FULL_BYTES:
         return ""
     return (
@@ -180,7 +178,6 @@ def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
     with (folder / "alive.lock").open("a") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            # `daemonize` detaches from our session and stdio; the lock is inherited as an open file.
             launch = subprocess.run(
                 arguments,
                 cwd=folder,

@@ -68,7 +68,7 @@ def is_running(pid: int, start: str = "", its_scope: str | None = None) -> bool 
 
 @cache
 def scope() -> str:
-    """Return what process ids are unique in, hashed: one boot of a machine and, on Linux, one PID namespace.
+    """Return a hash of the boot of this machine and, on Linux, the PID namespace, in which process ids are unique.
 
     Starts with "x" if the boot is unknown: systemd's ProcSubset=pid hides its id.
     """
@@ -104,7 +104,7 @@ def _exists(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 

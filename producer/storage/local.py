@@ -1,7 +1,6 @@
 """Storage in a local folder: files are written under a temporary name, flushed, and renamed.
 
-Also reserves the last bytes of a disk for Redis: the embedded server exits when it cannot write, and needs little space
-to record that jobs have ended. Videos and checkpoints never fill the disk completely.
+Leaves the last bytes of a disk to the embedded Redis server, which needs a little space to record how jobs end.
 """
 
 import contextlib
@@ -38,10 +37,9 @@ class Entry:
 
 
 class LocalFiles:
-    """Files by key in a local folder; nothing is created before the first write. The caller checks keys.
+    """Files by key in a local folder; the caller checks keys.
 
-    Writes are atomic, so a file under its key is complete. Only regular files count: a link could lead to any file of
-    this machine, and a FIFO would block.
+    Only regular files count: a link could lead to any file of this machine, and a FIFO would block.
 
     Raises:
         FileNotFoundError: from `open`, `read`, `copy_out` and `entry`, if there is no regular file with the key.
@@ -129,7 +127,7 @@ class LocalFiles:
                 path.unlink()
 
     def temporary_path(self) -> Path:
-        """Return an unused name. mkstemp and mkdtemp are not used: their files are closed to other users.
+        """Return an unused name; files of mkstemp and mkdtemp would be closed to other users.
 
         Raises:
             OSError: the folder cannot be created, or the disk is full.
@@ -162,7 +160,6 @@ def check_room(folder: Path) -> None:
 
 
 def _unless_missing(error: OSError) -> None:
-    """Raise an error unless a folder is missing, in which case it counts as empty."""
     if not isinstance(error, FileNotFoundError):
         raise error
 

@@ -113,7 +113,7 @@ class RemoteFiles:
             self._fs.put([str(file) for file in sources], targets)
 
     def renew(self, key: str) -> bool:
-        """Return False: an object's time changes only when it is written again."""
+        """Return False: the time of an object changes only with its content."""
         return False
 
     def remove(self, key: str) -> None:

@@ -40,10 +40,7 @@ _JOB_ID = re.compile(r"[0-9a-f]{20}")
 
 
 def is_checkpoint_folder(name: str, files: Collection[str]) -> bool:
-    """Return whether svdq created a folder below `checkpoints`, so that it may be removed.
-
-    One that is half removed has no marker: it is named after a job and contains only checkpoints.
-    """
+    """Return whether svdq created a folder below `checkpoints`; one that is half removed has no marker."""
     return MARKER in files or bool(_JOB_ID.fullmatch(name) and all(map(_CHECKPOINT.fullmatch, files)))
 
 
@@ -64,22 +61,19 @@ class Storage:
     def __init__(self, url: str) -> None:
         self._url = without_secrets(url).rstrip("/")
         self._secrets: list[str] = []
-        self._files: LocalFiles | RemoteFiles
         #: Whether the marker was there before the first write, or was written then; None until then.
         self._had_marker: bool | None = None
         #: Whether `claim` has been called.
         self._is_claimed = False
         scheme, colon, rest = url.partition("://")
         if not colon or scheme in ("file", "local"):
-            self._files = LocalFiles(Path(rest if colon else url).expanduser().absolute())
+            self._files: LocalFiles | RemoteFiles = LocalFiles(Path(rest if colon else url).expanduser().absolute())
             return
         self._files = RemoteFiles(url)
         with self._plain_errors():
             # Never shown: the password, and the query, which may contain tokens.
             parts = urlsplit(url)
-            self._secrets = [
-                secret for secret in (parts.password, unquote(parts.password or ""), parts.query) if secret
-            ]
+            self._secrets = [text for text in (parts.password, unquote(parts.password or ""), parts.query) if text]
             self._files.connect()
 
     def put_input(self, data: bytes, extension: str) -> str:
@@ -97,18 +91,13 @@ class Storage:
         with self._access(key):
             try:
                 entry = self._files.entry(key)
-                if num_bytes not in (None, entry.size) or not self._is_whole(key):
+                if num_bytes not in (None, entry.size):
+                    return False
+                if isinstance(self._files, LocalFiles) and not is_input(key, self._files.read(key)):
                     return False
                 return self._files.renew(key) or datetime.now(UTC) - entry.modified_at < INPUT_AGE
             except FileNotFoundError:
                 return False
-
-    def _is_whole(self, key: str) -> bool:
-        """Return whether a photo in a local folder has the content that its key names."""
-        if not isinstance(self._files, LocalFiles):
-            return True
-        with self._files.open(key) as file:
-            return key.startswith(f"inputs/{hashlib.file_digest(file, 'sha256').hexdigest()}.")
 
     def read_input(self, key: str) -> bytes:
         """Read a photo; if its content does not match its hash, remove it so that it can be stored again.
@@ -230,7 +219,7 @@ class Storage:
 
     @property
     def database_id(self) -> str | None:
-        """The id of the Redis database that the marker names; None if it names none."""
+        """The id of the Redis database that the marker names, if any."""
         with self._access(MARKER), contextlib.suppress(FileNotFoundError):
             found = _DATABASE.search(self._files.read(MARKER))
             return found[1].decode() if found else None
@@ -276,8 +265,7 @@ class Storage:
         """Write the marker before the first file; continue without it if only subfolders are writable.
 
         Raises:
-            FileNotFoundError: it was in a local folder and is gone. A folder that is made anew where a disk was mounted
-                is hidden when the disk is back.
+            FileNotFoundError: it is gone from a local folder, whose disk may have been unmounted.
         """
         if self._had_marker is None:
             try:
