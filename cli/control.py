@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.formatting import echo
-from svdq.cli.main import EXIT_FAILED, connect, redis_options, storage_option
-from svdq.cli.option_types import selection_options
+from svdq.cli.main import EXIT_FAILED
+from svdq.cli.option_types import selection_options, with_connection, with_settings
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.producer.keys import PRIORITIES
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import redis
 
     from svdq.producer.job_control import Action
+    from svdq.producer.settings import Settings
     from svdq.producer.status.selection import Selection
 
 
@@ -67,8 +68,8 @@ def _print(outcomes: "Iterable[tuple[str, str | InputError]]") -> int:
 
 @click.command()
 @selection_options("all", "queued")
-@redis_options
-def cancel(selection: "Selection", redis_url: str | None) -> int:
+@with_connection
+def cancel(connection: "redis.Redis", selection: "Selection") -> int:
     """Cancel jobs: waiting jobs become canceled at once, jobs in flight stop at their next step.
 
     IDs may be shortened to their first characters. If one of them cannot be canceled, none is.
@@ -82,9 +83,8 @@ def cancel(selection: "Selection", redis_url: str | None) -> int:
     """
     from svdq.producer import job_control
 
-    with connect(redis_url=redis_url) as connection:
-        outcomes = job_control.cancel_many(connection, _selected(connection, "cancel", selection))
-        return _print((job_id, STOPS if outcome == "stopping" else outcome) for job_id, outcome in outcomes)
+    outcomes = job_control.cancel_many(connection, _selected(connection, "cancel", selection))
+    return _print((job_id, STOPS if outcome == "stopping" else outcome) for job_id, outcome in outcomes)
 
 
 @click.command()
@@ -95,9 +95,8 @@ def cancel(selection: "Selection", redis_url: str | None) -> int:
     type=click.Choice(tuple(PARAMETERS)),
     help="Make jobs of another family of models anew for this one: failed jobs, unless others are selected.",
 )
-@storage_option
-@redis_options
-def retry(selection: "Selection", force: bool, family: str | None, storage: str | None, redis_url: str | None) -> int:
+@with_settings
+def retry(settings: "Settings", selection: "Selection", force: bool, family: str | None) -> int:
     """Queue failed, stopped or canceled jobs again, with the same id and seed, at the end of their queue.
 
     IDs may be shortened to their first characters. If one of them cannot be queued, none is. With --family, jobs of
@@ -115,12 +114,10 @@ def retry(selection: "Selection", force: bool, family: str | None, storage: str 
     """
     from svdq.producer import job_control
     from svdq.producer.queue import session
-    from svdq.producer.settings_loader import load_settings
     from svdq.producer.status.selection import Selection
     from svdq.producer.storage.storage import Storage
     from svdq.producer.submitting.submission import make_anew
 
-    settings = load_settings(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage) if force else None
     action: Action = "retry --family" if family else "retry --force" if force else "retry"
     if family and force:
@@ -143,8 +140,8 @@ def retry(selection: "Selection", force: bool, family: str | None, storage: str 
 @selection_options("all")
 @click.option("--front", is_flag=True, help="To the front of the queue, in the order given, else oldest first.")
 @click.option("--priority", type=click.Choice(PRIORITIES), help="To the queue of this priority.")
-@redis_options
-def move(selection: "Selection", front: bool, priority: str | None, redis_url: str | None) -> int:
+@with_connection
+def move(connection: "redis.Redis", selection: "Selection", front: bool, priority: str | None) -> int:
     """Move queued jobs to the front of their queue, or to another priority.
 
     IDs may be shortened to their first characters. If one of them cannot be moved, none is.
@@ -159,36 +156,33 @@ def move(selection: "Selection", front: bool, priority: str | None, redis_url: s
 
     if not front and priority is None:
         raise InputError("Give a destination: --front, --priority high, default or low, or both.")
-    with connect(redis_url=redis_url) as connection:
 
-        def act(job_id: str) -> str:
-            job_control.move(connection, job_id, front=front, priority=priority)
-            return "moved"
+    def act(job_id: str) -> str:
+        job_control.move(connection, job_id, front=front, priority=priority)
+        return "moved"
 
-        ids = _selected(connection, "move", selection)
-        # In reverse, so that the first job ends up in front.
-        return _do(act, reversed(ids) if front else ids)
+    ids = _selected(connection, "move", selection)
+    # In reverse, so that the first job ends up in front.
+    return _do(act, reversed(ids) if front else ids)
 
 
 @click.command()
-@redis_options
-def pause(redis_url: str | None) -> None:
+@with_connection
+def pause(connection: "redis.Redis") -> None:
     """Stop taking jobs from the queues; jobs in flight are finished."""
     from svdq.producer import job_control
 
-    with connect(redis_url=redis_url) as connection:
-        job_control.pause(connection)
+    job_control.pause(connection)
     echo("Paused until `svdq resume`.")
 
 
 @click.command()
-@redis_options
-def resume(redis_url: str | None) -> None:
+@with_connection
+def resume(connection: "redis.Redis") -> None:
     """Resume taking jobs, also in groups that paused because too many jobs failed."""
     from svdq.producer import job_control
 
-    with connect(redis_url=redis_url) as connection:
-        for sentence in job_control.pauses(connection):
-            echo(sentence)
-        job_control.resume(connection)
+    for sentence in job_control.pauses(connection):
+        echo(sentence)
+    job_control.resume(connection)
     echo("Resumed; groups take jobs again.")

@@ -1,35 +1,25 @@
-"""`svdq status`, `list`, `logs` and `report`: show jobs, queues and ranks, and summarize a run."""
+"""`svdq status`, `list`, `logs` and `top`: show jobs, queues and ranks."""
 
+import contextlib
+import os
+import select
+import signal
 import sys
 import time
-from collections.abc import Iterator
-from datetime import datetime
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from svdq.cli.formatting import describe, echo, echo_json, outage_of
-from svdq.cli.main import connect, json_option, redis_options, storage_option
-from svdq.cli.option_types import PastTime, selection_options, since_option
-from svdq.pipeline.errors import InputError
-
-if TYPE_CHECKING:
-    import redis
-
-    from svdq.producer.status.job_log import LogEntry
-    from svdq.producer.status.selection import Selection
-import contextlib
-import os
-import select
-import signal
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from svdq.cli.option_types import json_option, selection_options, with_connection
 
 if TYPE_CHECKING:
     import redis
     from rich.console import Console
 
+    from svdq.producer.status.job_log import LogEntry
+    from svdq.producer.status.selection import Selection
     from svdq.producer.status.snapshot import Snapshot
 
 #: Seconds between polls for new log entries.
@@ -41,8 +31,8 @@ LAST_ENTRIES_S = 3.0
 @click.command()
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
 @json_option("ID")
-@redis_options
-def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
+@with_connection
+def status(connection: "redis.Redis", job_ids: tuple[str, ...], as_json: bool) -> None:
     """Show jobs: status, step, estimated end, files and, as JSON, all parameters.
 
     Without an ID: when all jobs will be done, the number of jobs by queue and status, and for each group its ranks and
@@ -59,12 +49,11 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
     from svdq.producer.status.selection import complete_ids
     from svdq.producer.status.snapshot import estimate
 
-    with connect(redis_url=redis_url) as connection:
-        if not job_ids:
-            print_snapshot(connection, as_json)
-            return
-        jobs = [view(connection, job_id) for job_id in complete_ids(connection, job_ids)]
-        estimates = estimate(connection, jobs)
+    if not job_ids:
+        print_snapshot(connection, as_json)
+        return
+    jobs = [view(connection, job_id) for job_id in complete_ids(connection, job_ids)]
+    estimates = estimate(connection, jobs)
     for job in jobs:
         expected = estimates.get(job.id, Estimate())
         if as_json:
@@ -91,8 +80,8 @@ def print_snapshot(connection: "redis.Redis", as_json: bool) -> None:
 @click.option("--offset", type=click.IntRange(0, 10**9), default=0, help="Newer jobs to leave out: the next page.")
 @selection_options()
 @json_option("job")
-@redis_options
-def list_jobs(limit: int, offset: int, selection: "Selection", as_json: bool, redis_url: str | None) -> None:
+@with_connection
+def list_jobs(connection: "redis.Redis", limit: int, offset: int, selection: "Selection", as_json: bool) -> None:
     """List the newest jobs of all queues, newest first; with IDs, which may be shortened, these jobs.
 
     \b
@@ -106,12 +95,11 @@ def list_jobs(limit: int, offset: int, selection: "Selection", as_json: bool, re
     from svdq.producer.status.selection import list_jobs as newest_jobs
     from svdq.producer.status.selection import select
 
-    with connect(redis_url=redis_url) as connection:
-        if selection.job_ids or selection.name or selection.since:
-            jobs = select(connection, selection)
-            jobs = (jobs if selection.job_ids else jobs[::-1])[offset : offset + limit]
-        else:  # without reading all of them
-            jobs = newest_jobs(connection, limit, selection.statuses, offset=offset)
+    if selection.job_ids or selection.name or selection.since:
+        jobs = select(connection, selection)
+        jobs = (jobs if selection.job_ids else jobs[::-1])[offset : offset + limit]
+    else:  # without reading all of them
+        jobs = newest_jobs(connection, limit, selection.statuses, offset=offset)
     for job in jobs:
         echo_json(job.as_json()) if as_json else echo(describe(job))
     if not jobs and not as_json:
@@ -125,8 +113,8 @@ def list_jobs(limit: int, offset: int, selection: "Selection", as_json: bool, re
     "--follow", "-f", is_flag=True, help="Print new entries until the job has ended, also across restarts of Redis."
 )
 @json_option("entry")
-@redis_options
-def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> None:
+@with_connection
+def logs(connection: "redis.Redis", job_id: str, follow: bool, as_json: bool) -> None:
     """Show what workers logged about a job, oldest first.
 
     The log is kept as long as the job. Of a long log only the newest part is kept.
@@ -140,16 +128,15 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
     from svdq.producer.status.selection import complete_ids
     from svdq.producer.text import rfc3339
 
-    with connect(redis_url=redis_url) as connection:
-        [job_id] = complete_ids(connection, [job_id])
-        is_empty = True
-        for entry in _entries(connection, job_id, follow):
-            is_empty = False
-            if as_json:
-                echo_json(entry.model_dump(mode="json") | {"at": rfc3339(entry.at)})
-            else:
-                echo(*_lines(entry))
-            sys.stdout.flush()
+    [job_id] = complete_ids(connection, [job_id])
+    is_empty = True
+    for entry in _entries(connection, job_id, follow):
+        is_empty = False
+        if as_json:
+            echo_json(entry.model_dump(mode="json") | {"at": rfc3339(entry.at)})
+        else:
+            echo(*_lines(entry))
+        sys.stdout.flush()
     if is_empty and not as_json:
         echo(f"No worker has logged anything about job {job_id} yet.", err=True)
 
@@ -191,53 +178,14 @@ def _lines(entry: "LogEntry") -> list[str]:
     return [head, *(f"    {line}" for line in more)]
 
 
-@click.command()
-@since_option("What happened", default="24h")
-@click.option("--until", metavar="TIME", type=PastTime(), help="End, in the same formats [default: now].")
-@json_option()
-@storage_option
-@redis_options
-def report(since: datetime, until: datetime | None, as_json: bool, storage: str | None, redis_url: str | None) -> None:
-    """Summarize a period: finished videos, pace, failures with their reasons, and what is left.
-
-    The figures come from Redis and from the JSON beside the videos, which outlives the jobs in Redis.
-
-    \b
-    Examples:
-      svdq report --since 22:00
-      svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00
-      svdq report --since 7d --json
-    """
-    from svdq.producer.queue import session
-    from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
-    from svdq.producer.settings_loader import load_settings
-    from svdq.producer.storage.storage import Storage
-
-    until = until or datetime.now().astimezone()
-    if until <= since:
-        raise InputError(
-            f"--until {until:%Y-%m-%d %H:%M} is not after --since {since:%Y-%m-%d %H:%M}; give a later time."
-        )
-    settings = load_settings(redis_url=redis_url, storage=storage)
-    warn = partial(echo, err=True)
-    with session(settings) as connection:
-        records = [
-            *records_from_redis(connection, since, until, warn),
-            *records_from_storage(Storage(settings.storage), since, warn),
-        ]
-        left = jobs_left(connection)
-    found = summarize(records, left, since=since, until=until)
-    echo_json(found.as_json()) if as_json else echo(*found.lines())
-
-
 #: Seconds between two refreshes; ranks report about once a second.
 INTERVAL_S = 1.0
 
 
 @click.command()
 @json_option()
-@redis_options
-def top(as_json: bool, redis_url: str | None) -> None:
+@with_connection
+def top(connection: "redis.Redis", as_json: bool) -> None:
     """Watch the queues, every rank, and the videos in flight as they move through the ranks.
 
     It runs until you press q or Ctrl-C. With --json or without a terminal it prints the state once, as `svdq status`.
@@ -249,11 +197,10 @@ def top(as_json: bool, redis_url: str | None) -> None:
     from rich.console import Console
 
     console = Console()
-    with connect(redis_url=redis_url) as connection:
-        if as_json or not sys.stdout.isatty() or console.is_dumb_terminal:
-            print_snapshot(connection, as_json)
-        else:
-            _show(connection, console)
+    if as_json or not sys.stdout.isatty() or console.is_dumb_terminal:
+        print_snapshot(connection, as_json)
+    else:
+        _show(connection, console)
 
 
 def _show(connection: "redis.Redis", console: "Console") -> None:

@@ -6,7 +6,8 @@ import os
 import click
 
 from svdq.cli.formatting import echo, echo_json, table, words
-from svdq.cli.main import EXIT_FAILED, json_option, redis_options, storage_option
+from svdq.cli.main import EXIT_FAILED
+from svdq.cli.option_types import json_option, storage_options
 
 
 @click.group()
@@ -59,8 +60,7 @@ def url() -> int:
 @click.option("--model", metavar="MODEL", help="Model to check: a folder, a hub id, preview [default: SVDQ_MODEL].")
 @click.option("--quick", is_flag=True, help="Check only Redis and the storage, for a health check.")
 @json_option("finding")
-@storage_option
-@redis_options
+@storage_options
 def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, redis_url: str | None) -> int:
     """Check Redis, storage, model, GPUs, ffmpeg and versions, and say how to fix what is wrong.
 
@@ -96,8 +96,7 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
 @click.command()
 @click.option("--model", metavar="MODEL", help="Show the settings as with this option of `svdq worker`.")
 @json_option()
-@storage_option
-@redis_options
+@storage_options
 def config(as_json: bool, **flags: str | None) -> None:
     """Show every setting with its value and source: a flag, a variable, a svdq.toml, or the default.
 

@@ -9,27 +9,23 @@ import gc
 import importlib
 import io
 import os
+import signal
+import socket
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Self
 
 import click
 from click.shell_completion import CompletionItem
 
 from svdq.pipeline.errors import SvdqError
 
-if TYPE_CHECKING:
-    import redis
-import signal
-import socket
-from types import FrameType
-from typing import Self
-
 #: Headings of `svdq --help` with their commands: name -> (module:attribute, one-line help).
 SECTIONS = {
     "Make videos": {
         "submit": ("svdq.cli.submit:submit", "Submit photos to be made into videos."),
-        "batch": ("svdq.cli.batch:batch", "Submit the photos of a list, each with its own parameters."),
+        "batch": ("svdq.cli.submit:batch", "Submit the photos of a list, each with its own parameters."),
         "watch": ("svdq.cli.watch:watch", "Submit photos as they are dropped into a folder."),
         "worker": ("svdq.cli.worker:worker", "Start a group of ranks that renders queued jobs."),
         "serve": ("svdq.cli.serve.command:serve", "Serve a web page and the /v1/videos API."),
@@ -40,7 +36,7 @@ SECTIONS = {
         "wait": ("svdq.cli.wait:wait", "Wait for jobs and print the paths of their videos."),
         "top": ("svdq.cli.jobs:top", "Watch queues, ranks and videos in flight."),
         "logs": ("svdq.cli.jobs:logs", "Show what workers logged about a job."),
-        "report": ("svdq.cli.jobs:report", "Summarize a run."),
+        "report": ("svdq.cli.results:report", "Summarize a run."),
     },
     "Use videos": {
         "gallery": ("svdq.cli.results:gallery", "Write a page of the finished videos."),
@@ -72,14 +68,45 @@ COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in com
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
-#: Smallest number of things of which commands print totals in place of a line each.
-MANY = 20
 #: The exit code that shells report for a program ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
 #: Why the output cannot be written: a full disk, a used-up quota, a file size limit, a broken disk.
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+#: By commands that other programs have: what does the same here.
+GUESSED_COMMANDS = {
+    **dict.fromkeys(("ls", "jobs"), "`svdq list`"),
+    **dict.fromkeys(("ps", "queue", "show", "info"), "`svdq status`"),
+    **dict.fromkeys(("rm", "delete", "remove", "kill"), "`svdq cancel` for jobs, `svdq prune` for old videos"),
+    "stop": "`svdq cancel` for jobs, `svdq pause` for the queue, Ctrl-C for a worker",
+    **dict.fromkeys(("run", "start", "render"), "`svdq worker`"),
+    **dict.fromkeys(("add", "create", "generate"), "`svdq submit`"),
+    **dict.fromkeys(("log", "tail"), "`svdq logs`"),
+    **dict.fromkeys(("web", "ui", "server"), "`svdq serve`"),
+    **dict.fromkeys(("get", "download"), "`svdq fetch`"),
+    **dict.fromkeys(("clean", "purge"), "`svdq prune`"),
+    **dict.fromkeys(("pull", "models"), "`svdq model pull`"),
+    "help": "`svdq --help`",
+    "version": "`svdq --version`",
+}
+_GPUS = "--ranks sets how many GPUs it uses, and CUDA_VISIBLE_DEVICES which"
+_LENGTH = "--frames and --fps set the length"
+_FOLDER = "--output sets the folder in the storage, `svdq fetch` copies from there"
+#: The same by options, for each command.
+GUESSED_OPTIONS = {
+    "worker": {
+        **dict.fromkeys(("--gpus", "--gpu", "--num-gpus", "--devices", "--workers"), _GPUS),
+        **dict.fromkeys(("--daemon", "--detach", "-d"), "`svdq deploy systemd` runs it as a service"),
+    },
+    "submit": {
+        "--dry-run": "all photos are checked before any is queued, and `svdq cancel` takes jobs back",
+        **dict.fromkeys(("--width", "--height", "--resolution"), "--size 1024x576 sets the size"),
+        **dict.fromkeys(("--duration", "--seconds", "--length"), _LENGTH),
+        **dict.fromkeys(("--count", "--num", "-n"), "--variations makes several videos of a photo"),
+        **dict.fromkeys(("-o", "--out", "--output-dir"), _FOLDER),
+        "--model": "`svdq worker --model` or SVDQ_MODEL sets the model",
+    },
+}
 
 
 class LazyGroup(click.Group):
@@ -127,38 +154,6 @@ def cli() -> None:
     """
 
 
-def json_option(thing: str = "") -> Callable[[Command], Command]:
-    """Return the decorator that adds `--json`: one JSON object, or one for each thing."""
-    each = f" for each {thing}, one a line" if thing else ""
-    return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON object{each}.")
-
-
-def verbose_option(things: str) -> Callable[[Command], Command]:
-    """Return the decorator that adds `--verbose`: a line for each thing, also of many."""
-    return click.option("--verbose", "-v", is_flag=True, help=f"Print a line for each of many {things}, too.")
-
-
-#: The options of all commands that use Redis, and that read or write the storage.
-redis_options = click.option("--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL].")
-storage_option = click.option(
-    "--storage", metavar="URL", help="Folder or URL [default: under the home, or SVDQ_STORAGE]."
-)
-
-
-def connect(**flags: str | None) -> "contextlib.AbstractContextManager[redis.Redis]":
-    """Load the settings, which the given flags override, and connect to Redis.
-
-    Raises:
-        InputError: a setting is not allowed.
-        UnavailableError: Redis cannot be reached.
-    """
-    # Imported here so that the command table imports only click.
-    from svdq.producer.queue import session
-    from svdq.producer.settings_loader import load_settings
-
-    return session(load_settings(**flags))
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; print an error of ours as one sentence on stderr."""
     try:
@@ -170,10 +165,7 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(error.ctx.get_help() if error.ctx else error.message, err=True)  # noqa: TID251 - many lines
         return EXIT_BAD_INPUT
     except click.ClickException as error:
-        # Imported here so that the command table imports only click.
-        from svdq.cli.guesses import answer
-
-        text, context = answer(error) or error.format_message(), getattr(error, "ctx", None)
+        text, context = _hint(error) or error.format_message(), getattr(error, "ctx", None)
         help_of = f" See `{context.command_path} --help`." if context else ""
         return _complain(f"{text}{'' if text.endswith(('.', '?', '?)')) else '.'}{help_of}", error.exit_code)
     except SvdqError as error:
@@ -223,6 +215,20 @@ def _complain(sentence: str, exit_code: int) -> int:
 
     echo(f"Error: {' '.join(sentence.split())}", err=True)
     return exit_code
+
+
+def _hint(error: click.ClickException) -> str | None:
+    """Return the sentence for a usual guess; None for any other error."""
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return None
+    # Releases of click before 8.4 do not tell the command.
+    command = getattr(error, "command_name", None)
+    if error.ctx.parent is None and command in GUESSED_COMMANDS:
+        return f"No such command {command!r}; use {GUESSED_COMMANDS[command]}."
+    hints = GUESSED_OPTIONS.get(error.ctx.info_name or "", {})
+    if isinstance(error, click.NoSuchOption) and error.option_name in hints:
+        return f"No such option {error.option_name!r}: {hints[error.option_name]}."
+    return None
 
 
 def notify_systemd() -> None:

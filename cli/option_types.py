@@ -1,24 +1,95 @@
-"""Options of several commands, and types that click lacks: finite numbers, past times, steps of experts, paths."""
+"""Options of several commands, and types that click lacks: finite numbers, past times, steps of experts, paths.
+
+Imports little, as each command imports it: settings, Redis and jobs only when a command runs.
+"""
 
 import functools
 import math
 import os
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import click
 
-from svdq.cli.main import Command
 from svdq.producer.keys import STATUSES
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+#: Smallest number of things of which commands print totals in place of a line each.
+MANY = 20
 #: Names of options that most people never need, for the help of commands with many.
 ADVANCED = {
     *("bind", "checkpoints", "compile", "decode_chunk_size", "depends_on", "dtype", "encoder_rank", "log_format"),
     *("memory_limit", "metrics_address", "metrics_port", "no_lock", "redis_url", "storage", "trace", "warmup"),
 }
+
+
+#: Options that override settings, by the name of the setting.
+_SETTINGS = {
+    "storage": click.option(
+        "--storage", metavar="URL", help="Folder or URL [default: under the home, or SVDQ_STORAGE]."
+    ),
+    "redis_url": click.option(
+        "--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL]."
+    ),
+}
+
+
+def with_options(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+    """Add options to a command, in the order of its help."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def redis_option(command: Command) -> Command:
+    """Add `--redis-url`."""
+    return _SETTINGS["redis_url"](command)
+
+
+def storage_options(command: Command) -> Command:
+    """Add `--storage` and `--redis-url`."""
+    return with_options(command, list(_SETTINGS.values()))
+
+
+def with_settings(command: Command) -> Command:
+    """Add `--storage` and `--redis-url`, and hand over the settings with them as `settings`."""
+
+    @functools.wraps(command)
+    def loaded(*args: Any, storage: str | None, redis_url: str | None, **others: Any) -> Any:
+        from svdq.producer.settings_loader import load_settings
+
+        return command(*args, settings=load_settings(storage=storage, redis_url=redis_url), **others)
+
+    return storage_options(cast(Command, loaded))
+
+
+def with_connection(command: Command) -> Command:
+    """Add `--redis-url`, and hand over a connection to that server as `connection`."""
+
+    @functools.wraps(command)
+    def connected(*args: Any, redis_url: str | None, **others: Any) -> Any:
+        from svdq.producer.queue import session
+        from svdq.producer.settings_loader import load_settings
+
+        with session(load_settings(redis_url=redis_url)) as connection:
+            return command(*args, connection=connection, **others)
+
+    return redis_option(cast(Command, connected))
+
+
+def json_option(thing: str = "") -> Callable[[Command], Command]:
+    """Return the decorator that adds `--json`: one JSON object, or one for each thing."""
+    each = f" for each {thing}, one a line" if thing else ""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON object{each}.")
+
+
+def verbose_option(things: str) -> Callable[[Command], Command]:
+    """Return the decorator that adds `--verbose`: a line for each thing, also of many."""
+    return click.option("--verbose", "-v", is_flag=True, help=f"Print a line for each of many {things}, too.")
 
 
 class SectionedCommand(click.Command):
@@ -116,11 +187,7 @@ def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[C
             click.option("--name", metavar="PATTERN", callback=_composed, help="Jobs with this name, such as 'cup*'."),
             since_option(since),
         ]
-        decorated: Any = with_selection
-        for option in reversed(options):
-            decorated = option(decorated)
-        selected: Command = decorated
-        return selected
+        return with_options(cast(Command, with_selection), options)
 
     return add
 

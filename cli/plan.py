@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.formatting import clock, echo, echo_json, table
-from svdq.cli.main import json_option
-from svdq.cli.option_types import MILLISECONDS, Number, parse_experts
+from svdq.cli.option_types import MILLISECONDS, Number, json_option, parse_experts
 from svdq.producer.text import count, duration
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`svdq gallery`, `fetch`, `inspect` and `prune`: show, copy and remove finished videos."""
+"""`svdq report`, `gallery`, `fetch`, `inspect` and `prune`: summarize, show, copy and remove finished videos."""
 
 import os
 import shlex
@@ -13,19 +13,64 @@ import click
 from rich.filesize import decimal
 
 from svdq.cli.formatting import echo, echo_json, table, words
-from svdq.cli.main import MANY, json_option, redis_options, storage_option, verbose_option
-from svdq.cli.option_types import GivenPath, OutputFile, selection_options, since_option
+from svdq.cli.option_types import (
+    MANY,
+    GivenPath,
+    OutputFile,
+    PastTime,
+    json_option,
+    selection_options,
+    since_option,
+    verbose_option,
+    with_settings,
+)
 from svdq.pipeline.errors import InputError
 from svdq.producer.text import count
 
 if TYPE_CHECKING:
     from svdq.producer.results.prune import Removal
+    from svdq.producer.settings import Settings
     from svdq.producer.status.selection import Selection
 
 warn = partial(echo, err=True)
 
 #: Largest number of failed jobs on the page; the newest are kept.
 MAX_FAILURES = 1000
+
+
+@click.command()
+@since_option("What happened", default="24h")
+@click.option("--until", metavar="TIME", type=PastTime(), help="End, in the same formats [default: now].")
+@json_option()
+@with_settings
+def report(settings: "Settings", since: datetime, until: datetime | None, as_json: bool) -> None:
+    """Summarize a period: finished videos, pace, failures with their reasons, and what is left.
+
+    The figures come from Redis and from the JSON beside the videos, which outlives the jobs in Redis.
+
+    \b
+    Examples:
+      svdq report --since 22:00
+      svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00
+      svdq report --since 7d --json
+    """
+    from svdq.producer.queue import session
+    from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
+    from svdq.producer.storage.storage import Storage
+
+    until = until or datetime.now().astimezone()
+    if until <= since:
+        raise InputError(
+            f"--until {until:%Y-%m-%d %H:%M} is not after --since {since:%Y-%m-%d %H:%M}; give a later time."
+        )
+    with session(settings) as connection:
+        records = [
+            *records_from_redis(connection, since, until, warn),
+            *records_from_storage(Storage(settings.storage), since, warn),
+        ]
+        left = jobs_left(connection)
+    found = summarize(records, left, since=since, until=until)
+    echo_json(found.as_json()) if as_json else echo(*found.lines())
 
 
 @click.command()
@@ -36,16 +81,14 @@ MAX_FAILURES = 1000
 @since_option("Only jobs that ended")
 @click.option("--limit", type=click.IntRange(min=1), help="Largest number of videos; the newest are kept.")
 @click.option("--embed", is_flag=True, help="Embed the videos in the page, to send it as one file.")
-@storage_option
-@redis_options
+@with_settings
 def gallery(
+    settings: "Settings",
     folder: Path | None,
     page: Path,
     since: datetime | None,
     limit: int | None,
     embed: bool,
-    storage: str | None,
-    redis_url: str | None,
 ) -> None:
     """Write an HTML page of the finished videos and of failed jobs with their reasons.
 
@@ -62,7 +105,6 @@ def gallery(
     from svdq.producer.queue import session
     from svdq.producer.results.finished_videos import OUTPUTS, find_results
     from svdq.producer.results.gallery import write_gallery
-    from svdq.producer.settings_loader import load_settings
     from svdq.producer.status.selection import list_jobs
     from svdq.producer.storage.storage import Storage
 
@@ -73,7 +115,6 @@ def gallery(
             raise InputError(f"There is no folder {str(folder)!r}; give a folder with videos, or none for the storage.")
         place, under = Storage(str(folder.parent)), folder.name
     else:
-        settings = load_settings(redis_url=redis_url, storage=storage)
         place, under = Storage(settings.storage), OUTPUTS
         with session(settings) as connection:
             failures = list_jobs(connection, MAX_FAILURES, ("failed",))
@@ -89,15 +130,13 @@ def gallery(
 @click.option("--output", "-o", "folder", required=True, type=GivenPath(), help="Folder to copy to.")
 @verbose_option("videos")
 @json_option("video")
-@storage_option
-@redis_options
+@with_settings
 def fetch(
+    settings: "Settings",
     selection: "Selection",
     folder: Path,
     verbose: bool,
     as_json: bool,
-    storage: str | None,
-    redis_url: str | None,
 ) -> None:
     """Copy finished videos, and the JSON beside them, from the storage into a folder.
 
@@ -113,11 +152,9 @@ def fetch(
     """
     from svdq.producer.results.fetch import fetch_all, results_of
     from svdq.producer.results.finished_videos import find_results
-    from svdq.producer.settings_loader import load_settings
     from svdq.producer.storage.storage import Storage
 
     selection = selection.among(("finished",))
-    settings = load_settings(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage)
     if selection.job_ids:
         results = results_of(settings, place, selection.job_ids, warn)
@@ -146,9 +183,8 @@ def fetch(
 @click.option("--older-than", required=True, metavar="AGE", help="Minimum age, such as 12h, 30d or 8w.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@storage_option
-@redis_options
-def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_url: str | None) -> None:
+@with_settings
+def prune(settings: "Settings", older_than: str, dry_run: bool, yes: bool) -> None:
     """Remove old videos, photos that no job and no video refers to, and checkpoints that no job needs.
 
     Files of unfinished jobs are kept. Photos are kept for two days after they were last submitted.
@@ -161,14 +197,12 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
     """
     from svdq.producer.queue import session
     from svdq.producer.results.prune import find_removals, remove_all
-    from svdq.producer.settings_loader import load_settings
     from svdq.producer.storage.storage import Storage
     from svdq.producer.text import parse_duration
 
     age = parse_duration(older_than, "--older-than")
     if not (dry_run or yes or sys.stdin.isatty()):
         raise InputError("There is no terminal to ask on; give --yes to remove, or --dry-run to see what would go.")
-    settings = load_settings(redis_url=redis_url, storage=storage)
     place, home = Storage(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
         removals = find_removals(connection, place, home, age, datetime.now().astimezone(), warn)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from svdq.cli.formatting import echo, echo_json
-from svdq.cli.main import EXIT_FAILED, MANY
+from svdq.cli.main import EXIT_FAILED
+from svdq.cli.option_types import MANY
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Request, Submission, submit_all
 from svdq.producer.text import rfc3339

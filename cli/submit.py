@@ -1,14 +1,23 @@
-"""`svdq submit`: submit photos."""
+"""`svdq submit` and `svdq batch`: submit photos, also those of a list, each with its own parameters."""
 
 import os
 import sys
-from typing import Any
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from svdq.cli.formatting import echo
-from svdq.cli.main import redis_options, storage_option
+from svdq.cli.option_types import GivenPath, with_settings
 from svdq.cli.video_options import VideoCommand, job_options, parameter_options, read_spec, submission_options
+from svdq.producer.job import PARAMETER_KEYS
+
+if TYPE_CHECKING:
+    from svdq.producer.settings import Settings
+
+#: Options of `submission_options` that `submit_and_print` takes.
+PRINTING = ("skip_bad", "do_wait", "verbose", "as_json")
 
 
 class _PhotosCommand(VideoCommand):
@@ -30,19 +39,8 @@ class _PhotosCommand(VideoCommand):
 @parameter_options
 @job_options
 @submission_options
-@storage_option
-@redis_options
-def submit(
-    photos: tuple[str, ...],
-    recursive: bool,
-    skip_bad: bool,
-    do_wait: bool,
-    verbose: bool,
-    as_json: bool,
-    storage: str | None,
-    redis_url: str | None,
-    **options: Any,
-) -> int:
+@with_settings
+def submit(settings: "Settings", photos: tuple[str, ...], recursive: bool, **options: Any) -> int:
     """Submit photos to be made into videos, one job each.
 
     PHOTO is a file, a folder, a pattern in quotes such as 'holiday/*.jpg', or - for paths on standard input, separated
@@ -68,12 +66,11 @@ def submit(
     """
     # Imported here so that `svdq submit --help` stays fast.
     from svdq.cli.submissions import submit_and_print
-    from svdq.producer.settings_loader import load_settings
     from svdq.producer.storage.storage import Storage
     from svdq.producer.submitting.sources import find_photos
     from svdq.producer.submitting.submission import requests_for
 
-    settings = load_settings(redis_url=redis_url, storage=storage)
+    printing = {name: options.pop(name) for name in PRINTING}
     spec = read_spec(settings, **options)
     sources = find_photos(
         photos,
@@ -83,5 +80,50 @@ def submit(
     )
     if sources.num_others:
         echo(f"Files left out because they have no photo suffix: {sources.num_others:,}.", err=True)
-    requests = requests_for(sources, spec)
-    return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, verbose=verbose, as_json=as_json)
+    return submit_and_print(settings, requests_for(sources, spec), **printing)
+
+
+BATCH_HELP = f"""Submit the photos of a list, each with its own parameters.
+
+FILE is a .csv file whose first line names the columns, or a .jsonl file with an object on each line. Columns are photo
+(a path, relative to the list), the parameters of `svdq submit` ({", ".join(PARAMETER_KEYS)}; also
+width and height instead of size), and priority, at, name and output. An empty or missing field takes the value of the
+option, such as --frames, or else its default, and the prompt that of photo.txt beside photo.jpg.
+
+All rows and photos are checked before anything is submitted; each error names the line. One bad row stops the whole
+submission, unless --skip-bad leaves bad rows out. Rows that were submitted before are recognized, so a list can grow
+and be submitted again.
+"""
+
+BATCH_EXAMPLES = """\b
+Examples:
+  svdq batch tonight.csv --wait
+  svdq batch tonight.csv --size 576x320 --format gif --at 22:00 --output night
+\b
+  tonight.csv:
+    photo,frames,motion_bucket_id,name,output,at
+    photos/cup.jpg,25,127,,,
+    photos/dog.jpg,14,60,dog-{seed},animals,22:00
+\b
+  the same as tonight.jsonl:
+    {"photo": "photos/cup.jpg", "frames": 25, "motion_bucket_id": 127}
+    {"photo": "photos/dog.jpg", "frames": 14, "name": "dog-{seed}", "output": "animals", "at": "22:00"}
+"""
+
+
+@click.command(cls=VideoCommand, epilog=BATCH_EXAMPLES, help=BATCH_HELP)
+@click.argument("file", type=GivenPath())
+@parameter_options
+@job_options
+@submission_options
+@with_settings
+def batch(settings: "Settings", file: Path, **options: Any) -> int:
+    """Submit the photos of a list, each with its own parameters."""
+    # Imported here so that `svdq batch --help` stays fast.
+    from svdq.cli.submissions import submit_and_print
+    from svdq.producer.submitting.photo_lists import read_batch
+
+    printing = {name: options.pop(name) for name in PRINTING}
+    defaults = read_spec(settings, **options)
+    defaults.check()
+    return submit_and_print(settings, read_batch(file, datetime.now().astimezone(), defaults), **printing)

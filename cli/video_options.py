@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import annotated_types
 import click
 
-from svdq.cli.main import Command, json_option, verbose_option
-from svdq.cli.option_types import GivenPath, SectionedCommand
+from svdq.cli.option_types import Command, GivenPath, SectionedCommand, json_option, verbose_option, with_options
 from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.pipeline.parameters import Format
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
@@ -175,23 +174,17 @@ _JOB_OPTIONS = (
 
 def job_options(command: Command) -> Command:
     """Add the options of jobs; `read_spec` converts their values, with those of `parameter_options` and `--force`."""
-    return _with(command, _JOB_OPTIONS)
+    return with_options(command, _JOB_OPTIONS)
 
 
 def parameter_options(command: Command) -> Command:
     """Add the options of video parameters to a `VideoCommand`; `read_options` converts their values."""
-    return _with(command, _options())
+    return with_options(command, _options())
 
 
 def submission_options(command: Command) -> Command:
     """Add the options of how photos are submitted and reported."""
-    return _with(command, _SUBMISSION_OPTIONS)
-
-
-def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return with_options(command, _SUBMISSION_OPTIONS)
 
 
 def read_options(*, size: dict[str, Any], formats: tuple[str, ...], **parameters: Any) -> SubmitOptions:

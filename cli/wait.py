@@ -18,7 +18,8 @@ from svdq.cli.formatting import (
     sentence_of_workers,
     with_notice,
 )
-from svdq.cli.main import EXIT_FAILED, json_option, redis_options
+from svdq.cli.main import EXIT_FAILED
+from svdq.cli.option_types import json_option, redis_option
 from svdq.producer.text import printable
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ MAX_BARS = 20
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--timeout", metavar="TIME", help="Give up after this time: 90s, 30m, 2h.")
 @json_option("job")
-@redis_options
+@redis_option
 def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url: str | None) -> int:
     """Wait for jobs and print the paths of their videos.
 

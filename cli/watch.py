@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.formatting import echo, echo_json
-from svdq.cli.main import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    StopSignals,
-    json_option,
-    notify_systemd,
-    redis_options,
-    storage_option,
-)
-from svdq.cli.option_types import GivenPath
+from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, StopSignals, notify_systemd
+from svdq.cli.option_types import GivenPath, json_option, storage_options
 from svdq.cli.video_options import (
     VideoCommand,
     like_option,
@@ -67,8 +59,7 @@ def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: 
 @like_option
 @priority_option
 @json_option("event")
-@storage_option
-@redis_options
+@storage_options
 def watch(
     folder: Path,
     recursive: bool,

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.formatting import echo
-from svdq.cli.main import redis_options, storage_option
-from svdq.cli.option_types import SectionedCommand
+from svdq.cli.option_types import SectionedCommand, storage_options
 from svdq.worker.config import RankConfig, rank_options
 
 if TYPE_CHECKING:
@@ -63,8 +62,7 @@ COUNT = click.IntRange(1, 1000)
 )
 @rank_options
 @click.option("--model", help="preview, or the folder or hub id of a model (SVDQ_MODEL).")
-@redis_options
-@storage_option
+@storage_options
 def worker(
     model: str | None,
     redis_url: str | None,

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from svdq.cli.formatting import echo
-from svdq.cli.main import redis_options, storage_option
+from svdq.cli.option_types import storage_options
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.installed import how_to_install, require_torch
 from svdq.producer.processes import die_with_parent
@@ -49,8 +49,7 @@ _REQUIRED = ("starlette", "uvicorn", "python_multipart", "jinja2", "sse_starlett
     help="A site whose pages may use the API with the token, such as https://videos.example.com; repeatable.",
 )
 @click.option("--with-worker", is_flag=True, help="Start a worker beside the server, and stop it with the server.")
-@storage_option
-@redis_options
+@storage_options
 def serve(
     host: str,
     port: int,

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from svdq.cli import guesses, main
+from svdq.cli import main
 from svdq.pipeline.errors import InputError, SampleError, SvdqError, UnavailableError
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -64,10 +64,10 @@ def test_an_option_of_other_programs_is_answered_with_ours(svdq: Cli, arguments:
 
 
 def test_guesses_are_no_commands_and_lead_to_some(svdq: Cli) -> None:
-    assert not guesses.COMMANDS.keys() & main.COMMANDS.keys()
-    named = re.findall(r"`svdq (\w+)", str(guesses.COMMANDS) + str(guesses.OPTIONS))
+    assert not main.GUESSED_COMMANDS.keys() & main.COMMANDS.keys()
+    named = re.findall(r"`svdq (\w+)", str(main.GUESSED_COMMANDS) + str(main.GUESSED_OPTIONS))
     assert set(named) <= main.COMMANDS.keys()
-    for command, options in guesses.OPTIONS.items():
+    for command, options in main.GUESSED_OPTIONS.items():
         help_text = svdq(command, "--help").stdout.split()
         assert not options.keys() & set(help_text)
 
