@@ -73,14 +73,12 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
       svdq doctor --quick || systemctl restart redis
       svdq doctor --json | jq 'select(.level != "ok")'
     """
-    from svdq.producer.doctor import check_model, check_packages, check_redis, check_storage
     from svdq.producer.settings_loader import load_settings
+    from svdq.worker.doctor import check_machine, check_model, check_packages, check_redis, check_storage
 
     settings = load_settings(model=model, storage=storage, redis_url=redis_url)
     findings = itertools.chain(check_redis(settings), check_storage(settings))
     if not quick:
-        from svdq.worker.doctor import check_machine
-
         findings = itertools.chain(findings, check_model(settings.model), check_machine(), check_packages())
     failed = False
     for finding in findings:

@@ -1,4 +1,4 @@
-"""Formats counts and paces, and makes foreign text safe to print: file names, metadata, job fields, log lines."""
+"""Parses times and durations, formats them and counts, and makes foreign text safe to print."""
 
 import re
 import unicodedata
@@ -32,9 +32,7 @@ def count(number: int, thing: str) -> str:
 
 def pace(videos_per_hour: float) -> str:
     """Format a number of videos an hour: 4.2 videos an hour, 1,064 videos an hour."""
-    return (
-        f"{videos_per_hour:,.0f} videos an hour" if videos_per_hour >= 10 else f"{videos_per_hour:.1f} videos an hour"
-    )
+    return f"{videos_per_hour:,.{0 if videos_per_hour >= 10 else 1}f} videos an hour"
 
 
 #: Latest time in seconds since the epoch that every time zone can represent: the start of the year 9000.
@@ -48,11 +46,7 @@ _PART = r"(\d{1,7}(?:\.\d{1,3})?)(ms|[smhdw])"
 
 
 def parse_duration(text: str, option: str) -> timedelta:
-    """Parse a duration such as 500ms, 30s, 2h30m, 1.5h, 30d or 2w; `option` names the value in errors.
-
-    Raises:
-        InputError: the text is not a duration.
-    """
+    """Parse a duration such as 500ms, 30s, 2h30m, 1.5h, 30d or 2w; raises InputError, which names the option."""
     parsed = _duration(text)
     if parsed is None:
         raise InputError(f"{option} {text!r} is not a duration; write it as 30s, 12h, 30d or 2w.")
@@ -60,42 +54,29 @@ def parse_duration(text: str, option: str) -> timedelta:
 
 
 def parse_past(text: str, option: str, now: datetime) -> datetime:
-    """Parse 22:00 (the last such local time), a date, a date and time, or a duration before now such as 12h.
+    """Parse 22:00 (the last such time), a date, a date and time, or a duration before now such as 12h.
 
-    Times are local unless they have a time zone. `option` names the value in errors.
-
-    Raises:
-        InputError: the text is not a time, or is in the future.
+    Times are local unless they have a time zone. Raises InputError, which names the option.
     """
     try:
         ago = _duration(text)
         moment = _moment(text, now, is_future=False) if ago is None else now - ago
     except (ValueError, OverflowError) as error:
-        raise InputError(
-            f"{option} {text!r} is not a time; write it as 22:00, as a date and time such as 2027-01-31T22:00, or as "
-            "12h for twelve hours ago."
-        ) from error
+        ways = "as 22:00, as a date and time such as 2027-01-31T22:00, or as 12h for twelve hours ago"
+        raise InputError(f"{option} {text!r} is not a time; write it {ways}.") from error
     if moment > now:
         raise InputError(f"{option} {text!r} is in the future; give a past time.")
     return max(moment, datetime.fromtimestamp(0, UTC))  # times near the year 1 overflow in some time zones
 
 
 def parse_future(text: str, option: str, now: datetime) -> datetime:
-    """Parse 22:00 (the next such local time), a time from now such as +2h30m, or a date and time.
-
-    Times are local unless they have a time zone. `option` names the value in errors.
-
-    Raises:
-        InputError: the text is not a time, or is in the past.
-    """
+    """Parse 22:00 (the next such time), a time from now such as +2h30m, or a date and time; as `parse_past`."""
     try:
         delay = _duration(text.strip()[1:]) if text.strip().startswith("+") else None
         moment = _moment(text, now, is_future=True) if delay is None else now + delay
     except (ValueError, OverflowError) as error:
-        raise InputError(
-            f"{option} {text!r} is not a time; write it as 22:00, as +2h or +90m from now, or as a date and time such "
-            "as 2027-01-31T22:00."
-        ) from error
+        ways = "as 22:00, as +2h or +90m from now, or as a date and time such as 2027-01-31T22:00"
+        raise InputError(f"{option} {text!r} is not a time; write it {ways}.") from error
     if moment <= now:
         raise InputError(f"{option} {text!r} is in the past; give a future time.")
     if moment.timestamp() >= MAX_SECONDS:
@@ -150,9 +131,4 @@ def _moment(text: str, now: datetime, *, is_future: bool) -> datetime:
         elif not is_future and moment > today:
             moment -= timedelta(days=1)
         moment = moment.replace(tzinfo=at.tzinfo)
-    if moment.tzinfo is not None:
-        return moment
-    # They differ where a clock change repeats or skips this hour.
-    earlier, later = sorted(moment.replace(fold=fold).astimezone() for fold in (0, 1))
-    is_skipped = earlier.replace(tzinfo=None) != moment
-    return later if is_future and (is_skipped or earlier <= now) else earlier
+    return moment if moment.tzinfo is not None else moment.astimezone()

@@ -1,4 +1,4 @@
-"""Applies a function to many items in threads, in bounded memory."""
+"""Threads in bounded memory: an ordered map, and budgets that threads share."""
 
 import contextlib
 import os
@@ -10,14 +10,13 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
 NUM_CORES = os.cpu_count() or 1
 #: Number of items started ahead of the current one, per thread.
 AHEAD = 4
 
 
 def ordered_map(work: Callable[[Item], Result], items: Iterable[Item], *, num_threads: int) -> Iterator[Result]:
-    """Do the work in threads and give the results in the order of the items, holding few of either."""
+    """Yield the results in the order of the items, holding few of either."""
     ahead: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(num_threads, "work") as pool:
         try:
@@ -33,7 +32,7 @@ def ordered_map(work: Callable[[Item], Result], items: Iterable[Item], *, num_th
 
 
 class Budget:
-    """A budget that threads share, such as memory. Who needs more than is left waits, and others behind them."""
+    """Memory that threads share. A thread that needs more than is left waits, and others behind it."""
 
     def __init__(self, total: int) -> None:
         self._total = total

@@ -1,16 +1,180 @@
-"""Checks whether this machine can render: GPUs and their memory, torch, ffmpeg."""
+"""Checks Redis, storage, model, GPUs, ffmpeg and the installation, and describes how to correct problems.
 
+It needs only the base install. Its only change is a small file in the storage, which is written, read and removed.
+`python -m svdq.worker.doctor DEVICE PARENT` multiplies matrices on a GPU; exit code 1 and the reason if that fails. In
+a process of its own, since a broken GPU may crash its process, or hang it beyond any signal.
+"""
+
+import contextlib
+import importlib.metadata
 import importlib.util
+import math
+import os
+import platform
+import re
+import shutil
+import signal
+import sys
+import uuid
+import warnings
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
-from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.pipeline.installed import how_to_install
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
-from svdq.producer.doctor import Finding
+from svdq.pipeline.models.families import family_of, layout_of
+from svdq.pipeline.models.folder_check import find_problems
+from svdq.pipeline.models.folder_files import DTYPES, is_untrained, loaded_files, stored_shapes, variants
+from svdq.pipeline.models.memory import ACTIVITIES, WORKSPACE_BYTES, shape_for, size_text
+from svdq.pipeline.models.model_names import find_folder, has_weights, resolve
+from svdq.producer.processes import die_with_parent
+from svdq.producer.queue import session
+from svdq.producer.settings import Settings, without_secrets
+from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.gpus import Answer, ask
 
-_QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
-#: Largest number of seconds that the query may take.
+#: Oldest server version that supports the commands we use.
+OLDEST_REDIS = (6, 2)
+#: Free bytes of a local storage below which the videos of a night may not fit.
+LITTLE_SPACE = 2 * 1024**3
+#: Largest number of seconds that the query of GPUs may take.
 QUERY_S = 20.0
+_QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+#: Side of the matrices, 64 MiB each; sums of so many ones are exact.
+SIDE = 4096
+
+
+class Finding(NamedTuple):
+    """The result of one check."""
+
+    #: What was checked, such as `redis`.
+    subject: str
+    #: `warn` works with restrictions; `fail` does not work.
+    level: Literal["ok", "warn", "fail"]
+    #: The result.
+    text: str
+    #: What to do, as a clause; "" if there is nothing to do.
+    advice: str = ""
+
+
+def _failure(subject: str, error: SvdqError) -> Finding:
+    """Return the finding for an error of ours, whose sentence includes the advice."""
+    return Finding(subject, "fail", str(error).rstrip("."))
+
+
+def check_redis(settings: Settings) -> Iterator[Finding]:
+    """Check the Redis server; start the embedded one if it is configured and not running."""
+    where = without_secrets(settings.redis_url) if settings.redis_url else f"embedded in {settings.home}"
+    try:
+        with session(settings) as connection:
+            info = connection.info()
+    except SvdqError as error:
+        yield _failure("redis", error)
+        return
+    assert isinstance(info, dict)
+    version = str(info.get("redis_version", "0"))
+    product = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {version}"
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_REDIS:
+        yield Finding("redis", "fail", f"{where} is {product}", "install Redis 6.2 or newer, or Valkey")
+    else:
+        yield Finding("redis", "ok", f"{where}, {product}")
+    if info.get("aof_last_write_status", "ok") != "ok" or info.get("rdb_last_bgsave_status", "ok") != "ok":
+        text = "the server could not write its data to disk"
+        yield Finding("persistence", "fail", text, "see its log; free its disk")
+    elif info.get("aof_enabled"):
+        yield Finding("persistence", "ok", "append-only file")
+    else:
+        text = "no append-only file: a crash of the server may lose jobs"
+        yield Finding("persistence", "warn", text, "set `appendonly yes` in redis.conf")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        yield Finding("maxmemory-policy", "ok", "noeviction")
+    else:
+        limit = "" if info.get("maxmemory") else ", once it has a maxmemory"
+        text, advice = f"{policy}: a full server drops jobs{limit}", "set `maxmemory-policy noeviction` in redis.conf"
+        yield Finding("maxmemory-policy", "warn" if limit else "fail", text, advice)
+
+
+def check_storage(settings: Settings) -> Iterator[Finding]:
+    """Write, read and remove a small file in the storage; check the free space of a folder."""
+    try:
+        storage = Storage(settings.storage)
+        key = f"doctor-{uuid.uuid4().hex}.txt"
+        written = uuid.uuid4().bytes
+        storage.write_bytes(key, written)
+        try:
+            read = storage.read(key)
+        finally:
+            storage.remove(key)
+    except SvdqError as error:
+        yield _failure("storage", error)
+        return
+    if read != written:
+        text = f"{storage.shown} returned other bytes than were written"
+        yield Finding("storage", "fail", text, "use another storage")
+        return
+    yield Finding("storage", "ok", f"{storage.shown}: written, read and removed a file")
+    if storage.folder is not None:
+        free = shutil.disk_usage(storage.folder).free
+        text = f"{free / 1024**3:.1f} GiB"
+        if free < LITTLE_SPACE:
+            yield Finding("free space", "warn", text, "`svdq prune --older-than 30d` removes old videos")
+        else:
+            yield Finding("free space", "ok", text)
+
+
+def check_model(name: str) -> Iterator[Finding]:
+    """Check a model by its name, as in SVDQ_MODEL; nothing is fetched."""
+    if name == "preview":
+        yield Finding("model", "ok", "preview (no diffusion model); SVDQ_MODEL chooses another")
+        return
+    try:
+        if has_weights(name):
+            yield from _check_folder(name)
+        else:
+            resolve(name)
+            yield Finding("model", "ok", f"{name} (its compute is a sleep, it makes no pictures)")
+    except InputError as error:
+        yield _failure("model", error)
+
+
+def _check_folder(name: str) -> Iterator[Finding]:
+    folder = find_folder(name)
+    layout = layout_of(folder, name)
+    if problems := list(find_problems(folder, name, layout)):
+        yield from (Finding("model", "fail", problem.text, problem.advice) for problem in problems)
+        return
+    if half_only := [component for component in layout.weighted if variants(folder, component) == {True}]:
+        text = f"{name} has only half precision weights ({', '.join(half_only)})"
+        yield Finding("model", "warn", text, "they suffice for GPUs; to render on a CPU, fetch the full ones, too")
+    # Of files that no component needs, the hub's cache may have links without their targets.
+    size = size_text(sum(path.stat().st_size for path in folder.glob("*/*.safetensors") if path.is_file()))
+    if is_untrained(folder):
+        yield Finding("model", "ok", f"{name}, a whole {layout.pipeline}, {size}, untrained: shows noise")
+    else:
+        yield Finding("model", "ok", f"{name}, a whole {layout.pipeline}, {size}")
+        yield Finding("memory", "ok", _memory(name))
+
+
+def _memory(name: str) -> str:
+    """Describe how much GPU memory the default video needs, as a worker estimates it, on a rank with all components."""
+    folder = find_folder(name)
+    family, layout, facts = family_of(folder, name), layout_of(folder, name), resolve(name).facts
+    dtype = DTYPES[family.half]
+    video = family.complete(family.parameters.model_validate({"seed": 0, "decode_chunk_size": 1}), facts)
+    weights = {
+        component: 2 * sum(map(math.prod, stored_shapes(loaded_files(folder, component, (True, False))).values()))
+        for component in layout.weighted
+    }
+    peak = max(family.memory(each, shape_for(each, video), dtype, facts, has_decoder=True) for each in ACTIVITIES)
+    need = sum(weights.values()) + peak + WORKSPACE_BYTES
+    text = f"{video.width}x{video.height} with {video.num_frames} frames needs at most about {size_text(need)} of a GPU"
+    experts = [weights[component] for component in layout.denoisers if weights.get(component)]
+    if len(experts) == 1:
+        return f"{text} in {dtype}"
+    alone = need - sum(experts) + min(experts)
+    return f"{text} in {dtype}, or {size_text(alone)} on a rank with one of the two experts"
 
 
 def check_machine() -> Iterator[Finding]:
@@ -19,15 +183,24 @@ def check_machine() -> Iterator[Finding]:
     lines = [line.split(", ") for line in answer.text.splitlines()]
     rows = [line for line in lines if len(line) == 4 and line[0].isdigit()]
     for index, name, total, free in rows:
-        yield Finding(subject=f"GPU {index}", level="ok", text=f"{name}, {_gib(total)}, {_gib(free)} free")
+        yield Finding(f"GPU {index}", "ok", f"{name}, {_gib(total)}, {_gib(free)} free")
     if answer.failure:
         advice = "see `dmesg`; a GPU that is lost needs a reset or a reboot"
-        yield Finding(subject="GPUs", level="warn" if rows else "fail", text=answer.failure, advice=advice)
+        yield Finding("GPUs", "warn" if rows else "fail", answer.failure, advice)
     elif not rows:
-        yield Finding(subject="GPUs", level="ok", text="none; videos are rendered on the processors")
-    if rows and importlib.util.find_spec("torch") is not None:
-        yield from _torch()
-    yield _ffmpeg()
+        yield Finding("GPUs", "ok", "none; videos are rendered on the processors")
+    has_torch = importlib.util.find_spec("torch") is not None
+    if rows and has_torch:
+        import torch
+
+        if not torch.cuda.is_available():
+            advice = "install a CUDA build of torch and a driver that is new enough for it"
+            yield Finding("torch", "warn", f"torch {torch.__version__} cannot use the GPUs", advice)
+    try:
+        yield Finding("ffmpeg", "ok", ffmpeg_version())
+    except UnavailableError as error:
+        sentence, _, advice = str(error).partition("; ")
+        yield Finding("ffmpeg", "fail" if has_torch else "warn", sentence, advice.rstrip("."))
 
 
 def _gib(mebibytes: str) -> str:
@@ -35,23 +208,47 @@ def _gib(mebibytes: str) -> str:
     return f"{int(mebibytes) / 1024:.0f} GiB" if mebibytes.isdigit() else "memory unknown"
 
 
-def _torch() -> Iterator[Finding]:
-    """Check that torch can use the GPUs."""
+def check_packages() -> Iterator[Finding]:
+    """List the installed versions."""
+    yield Finding("versions", "ok", f"Python {platform.python_version()}, {_versions('svdq', 'redis', 'rq', 'fsspec')}")
+    extra = [line for line in importlib.metadata.requires("svdq") or [] if re.search("extra == .worker.", line)]
+    names = [re.split(r"[^\w.-]", line)[0] for line in extra]
+    if missing := [name for name in names if not _versions(name)]:
+        text = f"not installed ({', '.join(missing)}): this machine can submit photos, not render them"
+        yield Finding("worker extra", "warn", text, f"to render here, {how_to_install('worker')}")
+    else:
+        yield Finding("worker extra", "ok", _versions("torch", "diffusers", "transformers", "safetensors"))
+
+
+def _versions(*names: str) -> str:
+    """List the versions of those packages that are installed."""
+    found = []
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return ", ".join(found)
+
+
+def multiply(device: str, parent: int) -> None:
+    """Multiply matrices on one device, named as in CUDA_VISIBLE_DEVICES; end the process if that fails."""
+    if follow_parent := die_with_parent(signal.SIGKILL, parent=parent):
+        follow_parent()
+    os.environ["CUDA_VISIBLE_DEVICES"] = device  # before torch looks for devices
+    warnings.simplefilter("ignore")
     import torch
 
-    if not torch.cuda.is_available():
-        yield Finding(
-            subject="torch",
-            level="warn",
-            text=f"torch {torch.__version__} cannot use the GPUs",
-            advice="install a CUDA build of torch and a driver that is new enough for it",
-        )
+    from svdq.pipeline.models.device_memory import is_out_of_memory
 
-
-def _ffmpeg() -> Finding:
     try:
-        return Finding(subject="ffmpeg", level="ok", text=ffmpeg_version())
-    except UnavailableError as error:
-        sentence, _, advice = str(error).partition("; ")
-        can_render = importlib.util.find_spec("torch") is not None
-        return Finding("ffmpeg", "fail" if can_render else "warn", sentence, advice.rstrip("."))
+        ones = torch.ones((SIDE, SIDE), device="cuda")
+        is_right = bool((ones @ ones == SIDE).all())
+    except Exception as error:  # noqa: BLE001 - torch raises many types
+        if is_out_of_memory(error):
+            return  # other programs use it, which shows that it works
+        sys.exit(str(error).strip().partition("\n")[0] or type(error).__name__)
+    if not is_right:
+        sys.exit("it multiplies wrongly")
+
+
+if __name__ == "__main__":
+    multiply(sys.argv[1], int(sys.argv[2]))

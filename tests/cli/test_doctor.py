@@ -15,7 +15,7 @@ import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_names import resolve
-from svdq.producer.doctor import check_model
+from svdq.worker.doctor import check_model
 from tests.waiting import PATIENCE_S
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

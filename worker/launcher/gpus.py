@@ -107,7 +107,7 @@ def title(device: str) -> str:
 
 def probe(device: str, timeout_s: float = PROBE_S) -> str:
     """Compute a little on a GPU in a process of its own; return why that failed, a clause, or ""."""
-    answer = ask(sys.executable, "-P", "-m", "svdq.worker.probe", device, str(os.getpid()), timeout_s=timeout_s)
+    answer = ask(sys.executable, "-P", "-m", "svdq.worker.doctor", device, str(os.getpid()), timeout_s=timeout_s)
     if answer is None or not answer.failure:
         return ""
     lines = [line.strip() for line in answer.text.splitlines() if line.strip()]

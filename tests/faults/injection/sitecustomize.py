@@ -234,7 +234,7 @@ if os.environ.get("FAULTS_AT") == "clock":
     # Not in torchrun, which has no leases and pickles its datetimes by the name of their class.
     if not any("torch.distributed.run" in word for word in sys.orig_argv):
         _shift_clock(Path(os.environ["FAULTS_FOLDER"]))
-elif os.environ.get("FAULTS_AT") == "device" and "svdq.worker.probe" in sys.orig_argv:
+elif os.environ.get("FAULTS_AT") == "device" and "svdq.worker.doctor" in sys.orig_argv:
     is_broken = Path(os.environ["FAULTS_FOLDER"], sys.orig_argv[-2]).exists()
     sys.stderr.write("it is broken\n" * is_broken)
     os._exit(is_broken)
