@@ -1,1 +1,1 @@
-"""Messages between neighboring ranks: format, connections, rendezvous and addresses."""
+"""Messages between neighboring ranks: format, connections and addresses."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.transport.message import (
-    MAX_HEADER_BYTES,
     Message,
     TensorSpecs,
     allocate,
@@ -53,7 +52,9 @@ class Channel:
 
         This avoids waking a thread for what fits into the socket's buffer.
         """
-        buffers = [_framed(encode_header(message)), *byte_views(on_host(message.tensors))]
+        header = encode_header(message)
+        framed = memoryview(_LENGTH.pack(len(header)) + header)
+        buffers = [framed, *byte_views(on_host(message.tensors))]
         with contextlib.suppress(BlockingIOError):
             return self._send_some(buffers, socket.MSG_DONTWAIT)
         return buffers
@@ -76,39 +77,34 @@ class Channel:
         return []
 
     def receive_header(self) -> tuple[Message, TensorSpecs]:
-        """Wait, possibly for days, for the next message; return it without its tensors, and their layout.
+        """Wait, possibly for days, for the next message; return it without its tensors, and what these are.
 
         Raises:
             ChannelClosedError: the neighbor is gone.
-            ValueError: what it sent is not a message.
+            ValueError, LookupError: what it sent is not a message.
         """
-        length = bytearray(_LENGTH.size)
-        self._receive_exactly(memoryview(length))
-        (num_bytes,) = _LENGTH.unpack(length)
-        if num_bytes > MAX_HEADER_BYTES:
-            raise ValueError(f"a header has {num_bytes:,} bytes")
-        header = bytearray(num_bytes)
-        self._receive_exactly(memoryview(header))
-        return decode_header(header)
+        (num_bytes,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
+        return decode_header(self._receive_exactly(num_bytes))
 
-    def receive_tensors(self, layout: TensorSpecs) -> dict[str, Tensor]:
+    def receive_tensors(self, specs: TensorSpecs) -> dict[str, Tensor]:
         """Receive the tensors that a header has announced, into memory of the host; pinned if the rank has a GPU."""
-        tensors = allocate(layout, torch.device("cpu"), pin_memory=self.device.type == "cuda")
+        tensors = allocate(specs, pin_memory=self.device.type == "cuda")
         for view in byte_views(tensors):
-            self._receive_exactly(view)
+            self._receive_into(view)
         return tensors
 
     def close(self) -> None:
         """Close the socket; sent data still arrives."""
         self._connection.close()
 
-    def _receive_exactly(self, rest: memoryview) -> None:
+    def _receive_exactly(self, num_bytes: int) -> bytearray:
+        received = bytearray(num_bytes)
+        self._receive_into(memoryview(received))
+        return received
+
+    def _receive_into(self, rest: memoryview) -> None:
         while rest:
             num_received = self._connection.recv_into(rest, flags=socket.MSG_WAITALL)
             if num_received == 0:
                 raise ChannelClosedError("it closed the connection")
             rest = rest[num_received:]
-
-
-def _framed(header: bytes) -> memoryview:
-    return memoryview(_LENGTH.pack(len(header)) + header)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,18 +29,10 @@ OnLost = Callable[[str], None]
 WORK_EVERY_S = 0.1
 
 
-class _NoStream:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def _own_stream(device: torch.device) -> "torch.cuda.StreamContext | _NoStream":
+def _own_stream(device: torch.device) -> AbstractContextManager[object]:
     """Give a link's thread its own CUDA stream, so that transfers overlap the computation."""
     if device.type != "cuda":
-        return _NoStream()
+        return nullcontext()
     # A thread starts on the first GPU, and would open a context there.
     torch.cuda.set_device(device)
     return torch.cuda.stream(torch.cuda.Stream(device))
@@ -143,7 +136,7 @@ class Sender:
         work = list(message.work)
         while self._work:
             work.append(self._work.popleft())
-        return Message(kind=message.kind, body=message.body, tensors=message.tensors, work=work)
+        return replace(message, work=work)
 
     def _now(self) -> torch.cuda.Event | None:
         """Return a CUDA event that marks the end of this thread's stream so far."""
@@ -164,18 +157,18 @@ class Arrival:
     #: Without tensors.
     message: Message
     #: Of the tensors that follow.
-    layout: TensorSpecs
+    specs: TensorSpecs
     #: Where they come from.
     channel: Channel
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensors."""
-        return num_payload_bytes(self.layout)
+        return num_payload_bytes(self.specs)
 
     def receive(self) -> Mapping[str, Tensor]:
         """Receive the tensors into the host's memory."""
-        return self.channel.receive_tensors(self.layout)
+        return self.channel.receive_tensors(self.specs)
 
     def relay(self, to: Sender) -> None:
         """Receive the tensors and pass the message on."""
@@ -215,8 +208,8 @@ class Receiver:
                 # A thread starts on the first GPU, and would open a context there.
                 torch.cuda.set_device(self._channel.device)
             while True:
-                message, layout = self._channel.receive_header()
-                handle(Arrival(message=message, layout=layout, channel=self._channel))
+                message, specs = self._channel.receive_header()
+                handle(Arrival(message=message, specs=specs, channel=self._channel))
                 if message.kind is Kind.CLOSE:
                     break
             self._channel.close()

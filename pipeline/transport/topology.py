@@ -1,19 +1,37 @@
-"""The topology of a group: which rank this process is, and how it is connected to its neighbors.
+"""Which rank of its group a process is, and its links to its neighbors.
 
-Samples go from rank to rank down the chain; reports go back from the last rank to rank 0.
+The ranks of a group form a ring of Unix sockets in a private folder, each connected to the next one. Samples go from
+rank to rank down the chain; reports go back from the last rank to rank 0. The ring is closed one link after the other,
+starting at rank 0. A hello from rank 0 travels along it, to which each rank adds information for rank 0. When it
+returns, all ranks are connected and no rank listens any more.
 """
 
+import contextlib
+import json
+import logging
 import os
-from collections.abc import Callable
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Final, Self
 
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.transport import rendezvous
 from svdq.pipeline.transport.channel import Channel
+
+logger = logging.getLogger(__name__)
+
+#: Buffer of a connection in bytes: a sample of 1024x576 with 25 frames has 2 MB. The kernel may grant less. What fits
+#: is sent at once; otherwise a thread is woken for the rest.
+_SEND_BUFFER_BYTES: Final = 4 << 20
+#: Largest length of a Unix socket's path in bytes: 107 on Linux, 103 on macOS.
+_MAX_SOCKET_PATH: Final = 103
+#: Seconds between two attempts to connect, and of failed attempts between two warnings.
+_RETRY_S, _WARN_S = 0.2, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +80,7 @@ class Links:
     incoming: Channel | None = None
     #: To the next rank; on the last rank to rank 0.
     outgoing: Channel | None = None
-    #: On rank 0: what each rank reports of itself, rank 0 first.
+    #: The ranks' information, rank 0 first: on rank 0 of all ranks, elsewhere of those before and of this one.
     rank_info: tuple[str, ...] = ()
 
 
@@ -73,19 +91,16 @@ def join(topology: Topology, device: torch.device, *, folder: Path, rank_info: s
         topology: which rank this is.
         device: of this rank.
         folder: of this group's ranks, which only this user can enter.
-        rank_info: what this rank reports to rank 0.
+        rank_info: what rank 0 is to know of this rank.
 
     Raises:
         OSError: the other ranks have ended.
+        InputError: the path of the socket is too long.
     """
     if topology.num_ranks == 1:
         return Links(rank_info=(rank_info,))
-    ring = rendezvous.close_ring(folder, topology.rank, topology.num_ranks, rank_info)
-    return Links(
-        incoming=Channel(ring.preceding, device),
-        outgoing=Channel(ring.following, device),
-        rank_info=ring.rank_info if topology.first else (),
-    )
+    following, preceding, known = _close_ring(topology, folder, rank_info)
+    return Links(incoming=Channel(preceding, device), outgoing=Channel(following, device), rank_info=tuple(known))
 
 
 def agree(topology: Topology, rank_info: str, decide: Callable[[tuple[str, ...]], str], *, folder: Path) -> str:
@@ -95,7 +110,91 @@ def agree(topology: Topology, rank_info: str, decide: Callable[[tuple[str, ...]]
 
     Raises:
         OSError: the other ranks have ended.
+        InputError: the path of the socket is too long.
     """
     if topology.num_ranks == 1:
         return decide((rank_info,))
-    return rendezvous.agree(folder, topology.rank, topology.num_ranks, rank_info, decide)
+    following, preceding, known = _close_ring(topology, folder, rank_info)
+    with following, preceding:
+        text: str = decide(tuple(known)) if topology.first else _receive(preceding)
+        if not topology.last:
+            _send(following, text)
+    return text
+
+
+def _close_ring(topology: Topology, folder: Path, rank_info: str) -> tuple[socket.socket, socket.socket, list[str]]:
+    """Return the connections to the next rank and from the one before, and the information of the ranks up to this."""
+    path = _path(folder, topology.rank)
+    path.unlink(missing_ok=True)  # from an earlier start
+    listener = socket.socket(socket.AF_UNIX)
+    with _short(path) as name:
+        listener.bind(name)
+    listener.listen()
+    following = None
+    if topology.first:
+        following = _connect(folder, 1)
+        _send(following, [rank_info])
+    # The listener is closed at once: after `agree`, the rank before must not reach it again.
+    with listener:
+        preceding, _ = listener.accept()
+        path.unlink()
+    known: list[str] = _receive(preceding)
+    if following is None:
+        known.append(rank_info)
+        following = _connect(folder, (topology.rank + 1) % topology.num_ranks)
+        _send(following, known)
+    return following, preceding, known
+
+
+def _connect(folder: Path, rank: int) -> socket.socket:
+    """Connect to a rank; waits until it listens."""
+    warn_at = time.monotonic() + _WARN_S
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        try:
+            with _short(_path(folder, rank)) as name:
+                connection.connect(name)
+            return connection
+        except OSError as error:
+            connection.close()
+            if time.monotonic() >= warn_at:
+                warn_at = time.monotonic() + _WARN_S
+                logger.warning("Cannot connect to rank %d (%s), retrying. It may still be starting.", rank, error)
+        time.sleep(_RETRY_S)
+
+
+def _send(connection: socket.socket, value: Any) -> None:
+    connection.sendall(json.dumps(value).encode() + b"\n")
+
+
+def _receive(connection: socket.socket) -> Any:
+    # What the file reads ahead is not lost: nothing follows before the value has gone around the ring.
+    with connection.makefile("rb") as file:
+        line = file.readline()
+    if not line.endswith(b"\n"):
+        raise ConnectionError("it closed the connection")
+    return json.loads(line)
+
+
+def _path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.sock"
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Yield a short name for the path of a socket, so that a path of any length fits into its address.
+
+    Raises:
+        InputError: the path is too long, and this system has no other name for it.
+    """
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
+        yield str(path)
+        return
+    if sys.platform != "linux":
+        raise InputError(f"The path {str(path)!r} is too long for a socket; set SVDQ_HOME to a shorter one.")
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

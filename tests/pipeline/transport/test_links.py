@@ -130,7 +130,7 @@ def test_finished_work_is_sent_at_once_and_then_with_the_next_message(pair) -> N
 def test_a_neighbor_that_sends_nonsense_is_reported_as_lost(pair) -> None:
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
     Receiver(Channel(pair[1], CPU), 0, lost.put).start(lambda arrival: None)
-    pair[0].sendall(b"\0\0\0\2[]")
+    pair[0].sendall(b"\0\0\0\2{}")
     assert "Cannot receive from rank 0 any more" in lost.get(timeout=60)
 
 
