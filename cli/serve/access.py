@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from svdq.cli.serve.api_errors import ApiError, request_id
 from svdq.pipeline.errors import InputError
-from svdq.producer.files import make_home, temporary_name
+from svdq.producer.files import make_home
 from svdq.producer.settings import Settings
 
 #: Paths that need no token: probes, and what a browser needs to log in.
@@ -30,9 +29,7 @@ OPEN_PATHS = ("/health", "/health/live", "/login")
 OPEN_PREFIX = "/static/"
 #: Methods that change nothing.
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-#: Bytes of all headers of a request.
-MAX_HEADER_BYTES = 32 * 1024
-#: A Host header: a name, or an IPv6 address in brackets; and a port. Anything else could be part of an address.
+#: A Host header: a name, or an IPv6 address in brackets; and a port.
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::\d{0,5})?", re.ASCII)
 #: Seconds that a browser keeps the cookie.
 COOKIE_MAX_AGE_S = 90 * 24 * 60 * 60
@@ -49,8 +46,6 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-
-
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+")
 
@@ -71,11 +66,6 @@ class ServeOptions:
     allowed_origins: tuple[str, ...] = ()
 
     @property
-    def is_local(self) -> bool:
-        """Whether only this machine can connect."""
-        return is_loopback(self.host)
-
-    @property
     def url(self) -> str:
         """The address for a browser on this machine."""
         name = f"[{self.host}]" if ":" in self.host else self.host
@@ -83,18 +73,31 @@ class ServeOptions:
             name = socket.gethostname()
         return f"http://{name}:{self.port}"
 
+    @property
+    def cookie(self) -> tuple[str, str]:
+        """Name and value of the cookie; nobody can compute the token from it.
+
+        Cookies do not depend on the port, so two servers need two names.
+        """
+        value = hmac.new(self.token.encode(), b"svdq serve cookie", hashlib.sha256).hexdigest()
+        return f"svdq_{self.port}", value
+
+    def is_token(self, given: str) -> bool:
+        """Compare a token in constant time."""
+        return hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
+
     def accepts_host(self, name: str) -> bool:
-        """Return whether requests may be addressed to a host (without port), which no page of a rebound name may."""
+        """Return whether requests may be addressed to a host (without port): DNS rebinding cannot lead to it."""
         name = name.lower().rstrip(".")
-        if name in (self.host.lower(), *self.allowed_hosts) or is_loopback(name):
+        if name in (self.host.lower(), *self.allowed_hosts) or _is_loopback(name):
             return True
         # No DNS name leads to an address that is written in digits, so such requests are not rebound.
-        return not self.is_local and (is_address(name) or name == socket.gethostname().lower())
+        return not _is_loopback(self.host) and (_is_address(name) or name == socket.gethostname().lower())
 
 
 def is_host(text: str) -> bool:
     """Return whether a text is the name of a host or its IP address, without a port."""
-    return _NAME.fullmatch(text) is not None or is_address(text)
+    return _NAME.fullmatch(text) is not None or _is_address(text)
 
 
 def is_origin(text: str) -> bool:
@@ -102,8 +105,7 @@ def is_origin(text: str) -> bool:
     return text == "*" or _ORIGIN.fullmatch(text) is not None
 
 
-def is_address(host: str) -> bool:
-    """Return whether a host is an IP address."""
+def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -111,9 +113,8 @@ def is_address(host: str) -> bool:
     return True
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a host is an address of this machine only."""
-    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 #: Name of the file in the home.
@@ -132,64 +133,32 @@ def find_token(settings: Settings) -> tuple[str, bool]:
     """
     if settings.serve_token is not None:
         return settings.serve_token, False
-    path = token_file(settings)
+    path, is_new = token_file(settings), False
     try:
-        is_new = not path.exists() and _create(path)
-        return _read(path), is_new
+        if not path.exists():
+            make_home(path.parent)
+            with (
+                contextlib.suppress(FileExistsError),  # another process was faster
+                open(path, "x", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+            ):
+                file.write(f"{secrets.token_urlsafe(NUM_BYTES)}\n")
+                is_new = True
+        mode, token = stat.S_IMODE(path.stat().st_mode), path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
             f"The token file {str(path)!r} cannot be used ({reason}); correct its rights, or set SVDQ_SERVE_TOKEN."
         ) from error
+    if mode & 0o077:
+        raise InputError(f"Others can read the token file {str(path)!r}; run `chmod 600` on it, or delete it.")
+    if len(token) < MIN_LENGTH or not token.isprintable() or " " in token:
+        raise InputError(f"The token file {str(path)!r} holds no token; delete it to have a new one made.")
+    return token, is_new
 
 
 def token_file(settings: Settings) -> Path:
     """Return the path of the token's file."""
     return settings.home / FILE_NAME
-
-
-def _create(path: Path) -> bool:
-    """Create the file whole, unless another process is faster; return whether this one did."""
-    make_home(path.parent)
-    temporary = path.with_name(f".{temporary_name()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{secrets.token_urlsafe(NUM_BYTES)}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)  # fails where there is one, unlike a rename
-            return True
-    finally:
-        temporary.unlink(missing_ok=True)
-    return False
-
-
-def _read(path: Path) -> str:
-    with path.open(encoding="ascii") as file:
-        status = os.fstat(file.fileno())
-        token = file.read(4096).strip()
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise InputError(f"Others can read the token file {str(path)!r}; run `chmod 600` on it, or delete it.")
-    if len(token) < MIN_LENGTH or not token.isprintable() or " " in token:
-        raise InputError(f"The token file {str(path)!r} holds no token; delete it to have a new one made.")
-    return token
-
-
-def cookie_name(options: ServeOptions) -> str:
-    """Return the name of the cookie: cookies do not depend on the port, so two servers need two names."""
-    return f"svdq_{options.port}"
-
-
-def cookie_value(options: ServeOptions) -> str:
-    """Return the value of the cookie, from which nobody can compute the token."""
-    return hmac.new(options.token.encode(), b"svdq serve cookie", hashlib.sha256).hexdigest()
-
-
-def is_token(given: str, options: ServeOptions) -> bool:
-    """Compare a token in constant time."""
-    return hmac.compare_digest(given.encode(errors="replace"), options.token.encode())
 
 
 class Access:
@@ -222,8 +191,6 @@ class Access:
         """Return the response to a request that may not go on."""
         # Not the path of `request.url`, which older versions of Starlette take from the Host header.
         method, path = request.scope["method"], request.scope["path"]
-        if sum(len(name) + len(value) for name, value in request.scope["headers"]) > MAX_HEADER_BYTES:
-            return ApiError(431, "The headers are too large (32 KiB are allowed).", code="headers_too_large").response()
         if not _is_addressed_to(request.headers, self._options):
             message = "The request names another host; name it with `svdq serve --allow-host` if it is this one."
             return ApiError(400, message, code="unknown_host").response()
@@ -236,16 +203,15 @@ class Access:
         if method in SAFE_METHODS and not path.startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/login", 303)
         message = "The token is missing or wrong; send the server's token as `Authorization: Bearer TOKEN`."
-        return ApiError(
-            401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="svdq"'}
-        ).response()
+        headers = {"WWW-Authenticate": 'Bearer realm="svdq"'}
+        return ApiError(401, message, code="invalid_api_key", headers=headers).response()
 
     def _is_known(self, request: HTTPConnection) -> bool:
         if (token := _bearer(request)) is not None:
-            return is_token(token, self._options)
+            return self._options.is_token(token)
         # Any other scheme is a proxy's own login, which browsers send along.
-        cookie = request.cookies.get(cookie_name(self._options), "")
-        return hmac.compare_digest(cookie.encode(), cookie_value(self._options).encode())
+        name, value = self._options.cookie
+        return hmac.compare_digest(request.cookies.get(name, "").encode(), value.encode())
 
 
 def _bearer(request: HTTPConnection) -> str | None:
@@ -261,16 +227,11 @@ def _is_addressed_to(headers: Headers, options: ServeOptions) -> bool:
 
 
 def _is_same_origin(headers: Headers) -> bool:
-    """Return whether a write comes from a page of this server, or from no page at all.
-
-    The scheme is not compared: behind a proxy with TLS the server itself has http.
-    """
+    """Return whether a write comes from a page of this server, or from no page at all."""
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
     if origin is None:
         return True
-    try:
-        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
-    except ValueError:
-        return False
+    # The scheme is not compared: behind a proxy with TLS the server itself has http.
+    return origin.partition("://")[2].lower() == headers.get("host", "").lower() != ""

@@ -12,37 +12,34 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
+import redis
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from svdq.cli.serve.actions import create, find_model, make_again, options_of, remove
 from svdq.cli.serve.api_errors import ApiError, Json, no_such_video
-from svdq.cli.serve.backend import Polled, estimate_pending
+from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.fields import PHOTO, PROMPTS, VideoRequest, read_request
 from svdq.cli.serve.videos import JOB_ID, STATUS, failure_of, model_stem, video_object
+from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.results.prune import claim, release
-from svdq.producer.status.estimates import Estimate
-from svdq.producer.status.job_view import JobView
-from svdq.producer.status.selection import Place, place_of, read_page
+from svdq.producer.status.estimates import Estimate, estimate_jobs
+from svdq.producer.status.job_view import JobView, view_many
+from svdq.producer.status.registries import num_ahead
+from svdq.producer.status.selection import place_of, read_page
+from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SEED_BITS
-from svdq.producer.submitting.submission import Submission
+from svdq.producer.submitting.parameters import SEED_BITS, SubmitOptions
+from svdq.producer.submitting.submission import Submission, expected_model
 
-#: What `create` returns.
-Made = tuple[list[Submission], list[JobView]]
 MAX_PAGE = 100
 #: Ends of pages that are remembered: their jobs may be deleted before the next page is asked for.
 MAX_ENDS = 1000
-
-
-#: Paths below `/v1/videos` of OpenAI that svdq does not have.
-UNSUPPORTED = ("edits", "extensions", "characters", "characters/{character_id}")
 #: Headers of the answer of `/v1/videos/sync`.
 SYNC_HEADERS = ("X-Video-Id", "X-Model", "X-Inference-Time-S", "X-Stage-Durations", "X-Peak-Memory-MB")
 #: Seconds between two looks at a video that somebody waits for.
-WAIT_S = 0.5
+POLL_S = 0.5
 #: Milliseconds after which clients are told to ask again: the shortest and the longest.
 POLL_MS = (2000, 5000)
 
@@ -59,7 +56,6 @@ def routes() -> list[BaseRoute]:
         Route("/v1/videos", create_video, methods=["POST"]),
         Route("/v1/videos/generations", create_video, methods=["POST"]),
         Route("/v1/videos/sync", create_and_wait, methods=["POST"]),
-        *(Route(f"/v1/videos/{path}", unsupported, methods=["GET", "POST", "DELETE"]) for path in UNSUPPORTED),
         Route("/v1/videos/{video_id}", retrieve_video),
         Route("/v1/videos/{video_id}", delete_video, methods=["DELETE"]),
         Route("/v1/videos/{video_id}/content", video_content),
@@ -67,16 +63,9 @@ def routes() -> list[BaseRoute]:
     ]
 
 
-async def unsupported(request: Request) -> Response:
-    """Refuse what OpenAI's API has and svdq has not."""
-    raise ApiError(
-        404, f"svdq has no {request.url.path.split('/')[3]} of videos; it makes videos of photos, and remixes."
-    )
-
-
 async def health(request: Request) -> Response:
     """Answer 200 while Redis can be reached, and 503 otherwise."""
-    await request.app.state.snapshots.get(None)
+    await request.app.state.snapshots.get()
     return Json({"status": "ok"})
 
 
@@ -87,7 +76,7 @@ async def live(_request: Request) -> Response:
 
 async def queue(request: Request) -> Response:
     """Return how many jobs wait for a worker, 0 while intake is paused: for what starts workers, such as KEDA."""
-    snapshot = await request.app.state.snapshots.get(None)
+    snapshot = await request.app.state.snapshots.get()
     waiting = sum(counts["queued"] for counts in snapshot.queues.values())
     return Json({"waiting": 0 if snapshot.pauses else waiting})
 
@@ -134,33 +123,41 @@ async def _wait(request: Request, video_id: str) -> JobView:
     """Return a video when it has ended; an outage of Redis only takes time."""
     while not await request.is_disconnected():
         try:
-            found: Polled = await request.app.state.polls.get(video_id)
+            view = await _view(request, video_id)
         except ApiError as error:
             if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
                 raise
         else:
-            if found is None:
-                raise no_such_video(video_id)
-            if found[0].ended:
-                return found[0]
-        await asyncio.sleep(WAIT_S)
+            if view.ended:
+                return view
+        await asyncio.sleep(POLL_S)
     raise ClientDisconnect
 
 
 async def _create(request: Request) -> tuple[Submission, JobView, VideoRequest]:
+    backend = request.app.state.backend
     form = await request.app.state.reader.read(request)
     try:
-        asked = read_request(form.fields, datetime.now().astimezone(), await find_model(request.app.state.backend))
-        await _check_model(request, asked)
+        asked = await _read_fields(request, form.fields)
         if form.file is None:
             message = f"The photo is missing; send it as the file {PHOTO}, or as a data URL."
             raise ApiError(400, message, param=PHOTO, code="missing_parameter")
         spec = _for_key(request, asked.spec)
-        make = partial(create, request.app.state.backend, form.file, form.file_name, spec)
-        submission, view = await _submit(request, make)
+        submission, view = await _submit(request, lambda: backend.create(form.file, form.file_name, spec))
     finally:
         form.close()
     return submission, view, asked
+
+
+async def _read_fields(
+    request: Request, fields: Sequence[tuple[str, Any]], base: SubmitOptions | None = None
+) -> VideoRequest:
+    backend = request.app.state.backend
+    model = await backend.read(lambda connection: expected_model(backend.settings, connection))
+    asked = read_request(fields, datetime.now().astimezone(), model, base)
+    if asked.model:
+        _find_model(asked.model, await _models(request), HTTPStatus.BAD_REQUEST)
+    return asked
 
 
 async def list_videos(request: Request) -> Response:
@@ -175,8 +172,21 @@ async def list_videos(request: Request) -> Response:
         raise ApiError(400, message, param="limit")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order {order[:20]!r} is not allowed: it must be asc or desc.", param="order")
-    key = (int(limit), order, after)
-    views, estimates, has_more = await request.app.state.pages.get(key)
+    snapshot: Snapshot = await request.app.state.snapshots.get()
+    ends = request.app.state.page_ends
+
+    def read(connection: redis.Redis) -> tuple[list[JobView], dict[str, Estimate], bool]:
+        begin = ends.get(after) or (place_of(connection, after) if JOB_ID.fullmatch(after) else None)
+        if after and begin is None:
+            raise ApiError(400, f"There is no video {after[:80]!r}.", param="after", code="not_found")
+        views, has_more = read_page(connection, int(limit), begin, newest_first=order == "desc")
+        if views and (end := place_of(connection, views[-1].id)):
+            ends[views[-1].id] = end
+            if len(ends) > MAX_ENDS:
+                del ends[next(iter(ends))]
+        return views, _estimates(connection, views, snapshot), has_more
+
+    views, estimates, has_more = await request.app.state.backend.read(read)
     names, settings = await _models(request), request.app.state.backend.settings
     data = [video_object(view, estimates.get(view.id), names, settings) for view in views]
     ends = [data[index]["id"] if data else None for index in (0, -1)]
@@ -185,26 +195,33 @@ async def list_videos(request: Request) -> Response:
 
 async def retrieve_video(request: Request) -> Response:
     """Describe a video, and say when to ask again."""
-    view, estimate = await _find(request)
-    names, settings = await _models(request), request.app.state.backend.settings
-    headers = {} if view.ended else {"Openai-Poll-After-Ms": _poll_after(estimate)}
-    return Json(video_object(view, estimate, names, settings), headers=headers)
+    view = await _find(request)
+    backend, snapshot = request.app.state.backend, await request.app.state.snapshots.get()
+    estimates = await backend.read(lambda connection: _estimates(connection, [view], snapshot))
+    estimate = estimates.get(view.id, Estimate())
+    headers = {} if view.ended else {"Openai-Poll-After-Ms": _poll_after(estimate.eta_s)}
+    return Json(video_object(view, estimate, await _models(request), backend.settings), headers=headers)
 
 
-def _poll_after(estimate: Estimate | None) -> str:
+def _estimates(connection: redis.Redis, views: Sequence[JobView], snapshot: Snapshot) -> dict[str, Estimate]:
+    places = {view.id: view.queue for view in views if view.status == "queued" and view.queue in QUEUE_NAMES}
+    waiting = replace(snapshot.waiting, num_ahead=num_ahead(connection, places) if places else {})
+    return estimate_jobs(views, waiting, snapshot.groups, snapshot.pauses, snapshot.no_group)
+
+
+def _poll_after(eta_s: float | None) -> str:
     shortest, longest = POLL_MS
-    eta_s = estimate.eta_s if estimate is not None else None
     return str(longest if eta_s is None else round(min(max(1000 * eta_s, shortest), longest)))
 
 
 async def delete_video(request: Request) -> Response:
     """Cancel a video that is not finished; remove its files and its record, unless another request relies on it."""
-    view, _ = await _find(request)
+    view = await _find(request)
     answer: dict[str, Any] = {"id": view.id, "object": "video.deleted", "deleted": True}
     if await request.app.state.backend.write(lambda connection: release(connection, view.id)):
         notice = "Another request asked for the same video; it is removed when that one deletes it, too."
         return Json(answer | {"svdq": {"notice": notice}})
-    await remove(request.app.state, view.id)
+    await request.app.state.backend.remove(view.id)
     return Json(answer)
 
 
@@ -216,7 +233,7 @@ async def video_content(request: Request) -> Response:
     if variant not in ("video", "thumbnail"):
         message = f"variant {variant[:20]!r} is not allowed: it must be video or thumbnail."
         raise ApiError(400, message, param="variant")
-    view, _ = await _find(request)
+    view = await _find(request)
     content: Content = request.app.state.content
     if variant == "video":
         return await content.video(view, request.query_params.get("format"))
@@ -227,12 +244,11 @@ async def video_content(request: Request) -> Response:
 
 async def remix_video(request: Request) -> Response:
     """Enqueue another video of the same photo, with a new seed and the parameters that are given."""
-    view, _ = await _find(request)
+    view = await _find(request)
     form = await request.app.state.reader.read(request)
     form.close()
     base = replace(options_of(view), seed=None)
-    asked = read_request(form.fields, datetime.now().astimezone(), await find_model(request.app.state.backend), base)
-    await _check_model(request, asked)
+    asked = await _read_fields(request, form.fields, base)
     if form.file is not None:
         raise ApiError(400, "A remix has the photo of its video; leave the photo out.", param=PHOTO)
     spec = _for_key(request, asked.spec, view.id)
@@ -240,7 +256,7 @@ async def remix_video(request: Request) -> Response:
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(SEED_BITS))
     spec = replace(spec, options=(options,), notes=(*spec.notes, ("remixed_from", view.id)))
-    submission, made = await _submit(request, partial(make_again, request.app.state.backend, view, spec))
+    submission, made = await _submit(request, lambda: request.app.state.backend.create_again(view, spec))
     return await _answer(request, submission, made, asked)
 
 
@@ -256,7 +272,9 @@ def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
     return replace(spec, options=(options,), request_key=key)
 
 
-async def _submit(request: Request, make: Callable[[], Coroutine[Any, Any, Made]]) -> tuple[Submission, JobView]:
+async def _submit(
+    request: Request, make: Callable[[], Coroutine[Any, Any, tuple[list[Submission], list[JobView]]]]
+) -> tuple[Submission, JobView]:
     """Make a video, or rely on the one that exists; one that is being deleted is made anew when it has stopped.
 
     Raises:
@@ -267,19 +285,12 @@ async def _submit(request: Request, make: Callable[[], Coroutine[Any, Any, Made]
     while True:
         [[submission], views] = await make()
         video_id = submission.id
-        state.polls.forget(video_id)
-        state.pages.forget()
         if submission.is_new and not views:
             raise no_such_video(video_id)
-        if not submission.is_new and (removal := state.removals.get(video_id)):
+        if not submission.is_new and (removal := state.backend.removals.get(video_id)):
             await asyncio.wait({removal})
-        elif views and (submission.is_new or is_repeated or await _claim(request, video_id)):
+        elif views and (submission.is_new or is_repeated or await state.backend.write(partial(claim, job_id=video_id))):
             return submission, views[0]
-
-
-async def _claim(request: Request, video_id: str) -> bool:
-    is_there: bool = await request.app.state.backend.write(lambda connection: claim(connection, video_id))
-    return is_there
 
 
 async def _answer(request: Request, submission: Submission, view: JobView, asked: VideoRequest) -> Response:
@@ -300,24 +311,27 @@ async def _answer(request: Request, submission: Submission, view: JobView, asked
     return Json(video)
 
 
-async def _find(request: Request) -> tuple[JobView, Any]:
+async def _find(request: Request) -> JobView:
+    """Return the video of the path; raises ApiError if there is none, or it is being deleted."""
     video_id = request.path_params["video_id"]
-    found: Polled = await request.app.state.polls.get(video_id) if JOB_ID.fullmatch(video_id) else None
-    if found is None or video_id in request.app.state.removals:
+    if not JOB_ID.fullmatch(video_id) or video_id in request.app.state.backend.removals:
         raise no_such_video(video_id)
-    return found
+    return await _view(request, video_id)
+
+
+async def _view(request: Request, video_id: str) -> JobView:
+    views: list[JobView] = await request.app.state.backend.read(lambda connection: view_many(connection, [video_id]))
+    # Other programs may have jobs in the same Redis. A record that cannot be read has no queue.
+    if not views or views[0].queue not in (*QUEUE_NAMES, ""):
+        raise no_such_video(video_id)
+    return views[0]
 
 
 async def _models(request: Request) -> list[str]:
     """Return the full names of the models that render jobs now; without workers, the configured one."""
-    snapshot = await request.app.state.snapshots.get(None)
+    snapshot = await request.app.state.snapshots.get()
     running = dict.fromkeys(rank.model for group in snapshot.groups for rank in group.ranks)
     return list(running) or [request.app.state.backend.settings.model]
-
-
-async def _check_model(request: Request, asked: VideoRequest) -> None:
-    if asked.model:
-        _find_model(asked.model, await _models(request), HTTPStatus.BAD_REQUEST)
 
 
 def _find_model(asked: str, names: Sequence[str], status: int) -> str:
@@ -328,34 +342,3 @@ def _find_model(asked: str, names: Sequence[str], status: int) -> str:
     stems = ", ".join(map(model_stem, names))
     message = f"No worker runs the model {asked[:80]!r}; running: {stems}. Leave model out for it."
     raise ApiError(status, message, param="model", code="model_not_found")
-
-
-class PageReader:
-    """Reads pages of videos, and remembers where they ended."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-        self._ends: dict[str, Place] = {}
-
-    async def __call__(self, key: tuple[int, str, str]) -> tuple[list[JobView], dict[str, Estimate], bool]:
-        """Read the page of a limit, an order and the id that it comes after, with estimates and whether there is more.
-
-        Raises:
-            ApiError: there is no such id.
-        """
-        limit, order, after = key
-
-        def work(connection: Any) -> tuple[list[JobView], dict[str, Estimate], bool, Place | None]:
-            begin = self._ends.get(after) or (place_of(connection, after) if JOB_ID.fullmatch(after) else None)
-            if after and begin is None:
-                raise ApiError(400, f"There is no video {after[:80]!r}.", param="after", code="not_found")
-            views, has_more = read_page(connection, limit, begin, newest_first=order == "desc")
-            end = place_of(connection, views[-1].id) if views else None
-            return views, estimate_pending(connection, views), has_more, end
-
-        views, estimates, has_more, end = await self._backend.read(work)
-        if end is not None:
-            self._ends[end[1]] = end
-            if len(self._ends) > MAX_ENDS:
-                del self._ends[next(iter(self._ends))]
-        return views, estimates, has_more

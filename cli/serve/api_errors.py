@@ -12,7 +12,6 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Match, Route
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.settings import Settings
@@ -138,10 +137,4 @@ def _of_router(error: HTTPException, request: Request) -> ApiError:
         404: (f"There is nothing at {place}.", "not_found"),
         405: (f"{request.method} is not allowed at {place}.", "method_not_allowed"),
     }.get(error.status_code, (str(error.detail), "bad_request"))
-    headers = dict(error.headers or {})
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # Starlette names the methods of one route of the path only
-        routes = [route for route in request.app.routes if isinstance(route, Route)]
-        matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-        methods = {method for route in matching for method in route.methods or ()} or {"GET", "HEAD"}
-        headers["Allow"] = ", ".join(sorted(methods))
-    return ApiError(error.status_code, message, code=code, headers=headers)
+    return ApiError(error.status_code, message, code=code, headers=error.headers)

@@ -20,34 +20,32 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from svdq.cli.main import StopSignals
 from svdq.cli.serve import api, page
 from svdq.cli.serve.access import Access, ServeOptions
-from svdq.cli.serve.api_errors import ANSWERED, ApiError, answer_error
-from svdq.cli.serve.backend import Backend, Shared, shared_polls
-from svdq.cli.serve.bodies import Bodies, Reader
+from svdq.cli.serve.api_errors import ANSWERED, answer_error
+from svdq.cli.serve.backend import Backend, Shared
+from svdq.cli.serve.bodies import FormReader
 from svdq.cli.serve.content import Content, sweep
 from svdq.cli.serve.now import shared_states
 from svdq.cli.serve.review import Older
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.producer.settings import Settings
-from svdq.producer.status.snapshot import Snapshot, take
+from svdq.producer.status.snapshot import take
 
 #: Headers that a page of another site may read.
 EXPOSED_HEADERS = ("X-Request-Id", "Openai-Poll-After-Ms", "Retry-After", "Content-Disposition", *api.SYNC_HEADERS)
 
 
-def make_app(settings: Settings, options: ServeOptions) -> Starlette:
-    """Create the application of a server."""
+def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], None]) -> Starlette:
+    """Create the application of a server; it calls `on_ready` when it is about to answer."""
     backend = Backend(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         await backend.in_thread(lambda: sweep(backend.storage))
+        on_ready()
         yield
         backend.close()
 
-    async def read_snapshot(_key: None) -> Snapshot:
-        return await backend.read(take)
-
-    middleware = [Middleware(Access, options=options), Middleware(Bodies)]
+    middleware = [Middleware(Access, options=options)]
     if options.allowed_origins:
         cors = Middleware(
             CORSMiddleware,
@@ -65,19 +63,16 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     )
     app.state.options = options
     app.state.backend = backend
-    app.state.snapshots = Shared(read_snapshot)
-    app.state.polls = shared_polls(backend)
-    app.state.pages = Shared(api.PageReader(backend))
+    app.state.snapshots = Shared(lambda: backend.read(take))
     app.state.content = Content(backend)
-    app.state.reader = Reader(settings.max_pixels)
-    #: Videos that are being removed while nobody waits for it, by id.
-    app.state.removals = {}
+    app.state.reader = FormReader(settings.max_pixels)
+    #: Places in the list of videos at which pages have ended, by the id of their last video.
+    app.state.page_ends = {}
     app.state.older = Older(backend.storage)
     app.state.page_states = shared_states(backend, app.state.snapshots)
     return app
 
 
-_MESSAGE = "The request is not valid HTTP, or its headers are too large (32 KiB)."
 #: Seconds in which the headers of a request must arrive, and what is left of a body after the answer.
 HEADERS_S = 15.0
 #: Connections at a time; requests on more of them are answered with 503.
@@ -114,10 +109,6 @@ class Protocol(H11Protocol):
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
             self._limit_time()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP in the shape of every error, although as plain text."""
-        super().send_400_response(bytes(ApiError(400, _MESSAGE, code="bad_request").response().body).decode())
 
     def _limit_time(self) -> None:
         """Start the time limit while nothing but the client's data is waited for, and end it otherwise."""
@@ -163,10 +154,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"The server cannot listen on {host} port {port} ({reason}); give another --port.") from error
 
 
-def run(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -> int:
+def run(app: Starlette, listener: socket.socket) -> int:
     """Serve until SIGINT or SIGTERM, for at most three seconds more; return the number of the signal.
-
-    `on_ready` is called when connections are accepted.
 
     Raises:
         SvdqError: the application has not started.
@@ -185,7 +174,7 @@ def run(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -
     )
     _allow_many_connections()
     _return_freed_memory()
-    server = _Server(config, on_ready)
+    server = uvicorn.Server(config)
     with StopSignals() as stop:
         with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
             server.run(sockets=[listener])
@@ -225,17 +214,3 @@ def exit_soon(code: int) -> None:
     timer = threading.Timer(THREADS_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
-
-
-class _Server(uvicorn.Server):
-    """Reports when it accepts connections."""
-
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and report it."""
-        await super().startup(sockets)
-        if self.started:
-            self._on_ready()

@@ -1,47 +1,56 @@
-"""The server's access to Redis and the storage: blocking work in a bounded number of threads."""
+"""The server's access to Redis and the storage, in a bounded number of threads."""
 
 import asyncio
+import contextlib
+import io
 import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import anyio
 import anyio.to_thread
 import redis
 
-from svdq.cli.serve.api_errors import redis_away
-from svdq.pipeline.errors import UnavailableError
-from svdq.producer.keys import QUEUE_NAMES
-from svdq.producer.queue import connect
+from svdq.cli.serve.api_errors import ApiError, no_such_video, redis_away, without_paths
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.job_control import queue_now
+from svdq.producer.queue import connect, fetch_many
+from svdq.producer.results.prune import remove_job
 from svdq.producer.settings import Settings
-from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView, view_many
-from svdq.producer.status.snapshot import estimate
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.submission import Request, Submission, submit_all
 from svdq.producer.threads import Budget
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 #: Bytes of photos in memory at a time; a larger photo waits until it is alone.
 PHOTO_BYTES = Budget(1 << 26)
-
-#: Threads that read at a time, that check and store photos, that read the storage, and that make small pictures; others
-#: wait.
+#: Threads that read Redis, that store photos, that read the storage, and that make small pictures; others wait.
 READING_THREADS = 8
 WRITING_THREADS = 4
 STORAGE_THREADS = 8
 PICTURE_THREADS = 2
 #: Seconds that a read may take, the start of the embedded server included.
 READ_TIMEOUT_S = 10.0
-#: Seconds for which the first requests wait while another connects.
-CONNECT_S = 10.0
 #: Seconds for which Redis counts as away after it has failed, so that hundreds of requests do not wait for it in turn.
 AWAY_S = 1.0
+#: Seconds for which a `Shared` value is given to everybody who asks.
+FRESH_S = 1.0
+#: Seconds that a request waits for a job in flight to stop, between two looks, and until nobody waits any more.
+STOP_S = 1.5
+POLL_S = 0.25
+GIVE_UP_S = 600.0
+#: Characters of a file's name that are kept.
+MAX_NAME = 255
 
 
 class Backend:
@@ -50,16 +59,17 @@ class Backend:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.storage = Storage(settings.storage)
+        #: Jobs in flight that are removed when they have stopped, by id.
+        self.removals: dict[str, asyncio.Task[None]] = {}
         self._connection: redis.Redis | None = None
         self._away_until = 0.0
-        self._is_lost = False
         self._lock = threading.Lock()
         self._reading = anyio.CapacityLimiter(READING_THREADS)
         self._writing = anyio.CapacityLimiter(WRITING_THREADS)
         self._storage = anyio.CapacityLimiter(STORAGE_THREADS)
         self._pictures = anyio.CapacityLimiter(PICTURE_THREADS)
 
-    async def read(self, work: Callable[[redis.Redis], Result]) -> Result:
+    async def read(self, work: Callable[[redis.Redis], T]) -> T:
         """Run short work with Redis in a thread.
 
         Raises:
@@ -73,19 +83,15 @@ class Backend:
         except TimeoutError as error:
             raise redis_away() from error
 
-    async def write(self, work: Callable[[redis.Redis], Result]) -> Result:
-        """Run work on photos and videos with Redis in a thread; a client that disconnects does not interrupt it.
-
-        Raises:
-            ApiError: Redis is away.
-        """
+    async def write(self, work: Callable[[redis.Redis], T]) -> T:
+        """Run work with Redis in a thread; a client that disconnects does not interrupt it. Raises as `read`."""
         return await anyio.to_thread.run_sync(self._with_redis, work, limiter=self._writing)
 
-    async def in_thread(self, work: Callable[[], Result]) -> Result:
+    async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work with the storage, without Redis, in a thread."""
         return await anyio.to_thread.run_sync(work, limiter=self._storage)
 
-    async def make_picture(self, work: Callable[[], Result]) -> Result:
+    async def make_picture(self, work: Callable[[], T]) -> T:
         """Run work that decodes pictures in a thread."""
         return await anyio.to_thread.run_sync(work, limiter=self._pictures)
 
@@ -94,122 +100,148 @@ class Backend:
         if self._connection is not None:
             self._connection.close()
 
-    def _with_redis(self, work: Callable[[redis.Redis], Result]) -> Result:
+    async def create(
+        self, photo: BinaryIO, file_name: str, spec: JobSpec, *, source: str = ""
+    ) -> tuple[list[Submission], list[JobView]]:
+        """Store a photo and enqueue its jobs; when this returns, both survive a crash of everything.
+
+        `file_name` and `source`, the path from the folder that was dropped, are the client's and no paths here. Returns
+        the submissions, and the jobs of those that were not removed at once.
+
+        Raises:
+            ApiError: the photo or a parameter is not allowed, and nothing was stored; or Redis is away.
+            UnavailableError: the storage cannot be written.
+        """
+        num_bytes = photo.seek(0, io.SEEK_END)
+        photo.seek(0)
+        return await self._create(num_bytes, photo.read, file_name, spec, source)
+
+    async def create_again(self, view: JobView, spec: JobSpec) -> tuple[list[Submission], list[JobView]]:
+        """Make another video of the photo of a video; returns and raises as `create`."""
+        key = view.parameters["image"]
+        entry = await self.in_thread(lambda: self.storage.entry(key))
+        if entry is None:
+            raise ApiError(404, f"The photo of {view.name!r} was removed; add it again.")
+        photo = PurePosixPath(view.photo.replace("\\", "/"))
+        # A job is named by the stem of its photo, unless it was given a name.
+        file_name = photo.name if photo.stem == view.name else f"{view.name}.photo"
+        spec = replace(spec, folder=spec.folder or view.parameters.get("folder", ""))
+        return await self._create(entry.size, lambda: self.storage.read_input(key), file_name, spec, view.source)
+
+    async def remove(self, job_id: str) -> None:
+        """Remove a job; one that is in flight is canceled, and removed when it has stopped.
+
+        Raises:
+            ApiError: Redis is away.
+            UnavailableError: the storage cannot be reached.
+        """
+
+        def work(connection: redis.Redis) -> bool:
+            [found] = fetch_many(connection, [job_id])
+            return found is None or remove_job(connection, self.storage, job_id)
+
+        async def remove_later() -> None:
+            ends_at = time.monotonic() + GIVE_UP_S
+            is_removed = False
+            while not is_removed and time.monotonic() < ends_at:
+                await asyncio.sleep(POLL_S)
+                with contextlib.suppress(ApiError, UnavailableError):  # Redis or the storage is away
+                    is_removed = await self.write(work)
+
+        if not await self.write(work):
+            task = self.removals[job_id] = asyncio.create_task(remove_later())
+            task.add_done_callback(lambda _: self.removals.pop(job_id, None))
+            await asyncio.wait({task}, timeout=STOP_S)
+
+    async def _create(
+        self, num_bytes: int, read: Callable[[], bytes], file_name: str, spec: JobSpec, source: str
+    ) -> tuple[list[Submission], list[JobView]]:
+        def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
+            with PHOTO_BYTES.take(num_bytes):
+                request = Request(path=_plain_name(file_name), spec=spec, data=read(), source=source)
+                try:
+                    submissions = list(
+                        submit_all(self.settings, [request], connection=connection, storage=self.storage)
+                    )
+                except InputError as error:
+                    message = without_paths(str(error), self.settings)
+                    raise ApiError(400, message, param="input_reference") from error
+            if spec.at is None:  # a scheduled job that is asked for now does not wait for its time
+                for number, submission in enumerate(submissions):
+                    if submission.status == "scheduled":
+                        queue_now(connection, submission.id)
+                        submissions[number] = replace(submission, status="queued")
+            return submissions, view_many(connection, [each.id for each in submissions])
+
+        return await self.write(work)
+
+    def _with_redis(self, work: Callable[[redis.Redis], T]) -> T:
         connection = self._connect()
         try:
             return work(connection)
         except redis.RedisError as error:
-            if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-                self._drop(connection)
+            # The next request connects anew. Other threads may still use the old connections, so they are not closed.
+            if isinstance(error, redis.ConnectionError | redis.TimeoutError) and self._connection is connection:
+                self._connection = None
             logger.warning("Redis cannot be used: %s", error)
             raise redis_away() from error
 
     def _connect(self) -> redis.Redis:
-        """Return the connection; connect again, which starts the embedded server again, if it was lost."""
-        if (connection := self._connection) is not None:
-            return connection
-        # A server that was lost may hang: one request tries it, and the others are answered at once.
-        if not self._lock.acquire(timeout=0 if self._is_lost else CONNECT_S):
-            raise redis_away()
-        try:
+        """Return the connection; if it was lost, connect again, which starts the embedded server."""
+        with self._lock:
             if self._connection is None:
                 if time.monotonic() < self._away_until:
                     raise redis_away()
-                self._connection = connect(self.settings)
-                self._is_lost = False
+                try:
+                    self._connection = connect(self.settings)
+                except UnavailableError as error:
+                    self._away_until = time.monotonic() + AWAY_S
+                    logger.warning("%s", error)
+                    raise redis_away() from error
             return self._connection
-        except UnavailableError as error:
-            self._away_until, self._is_lost = time.monotonic() + AWAY_S, True
-            logger.warning("%s", error)
-            raise redis_away() from error
-        finally:
-            self._lock.release()
-
-    def _drop(self, connection: redis.Redis) -> None:
-        """Connect anew at the next request. Other threads may still use the old connections, so they are not closed."""
-        if self._connection is connection:
-            self._connection = None
-            self._is_lost = True
 
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
+def options_of(view: JobView) -> SubmitOptions:
+    """Return the parameters of a video, to make another one with.
 
-#: Seconds for which an answer is given to everybody who asks.
-FRESH_S = 1.0
-#: Number of answers kept at a time.
-MAX_KEYS = 1000
-#: A job and when it will be done; None if there is no such job.
-Polled = tuple[JobView, Estimate | None] | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry(Generic[Value]):
-    begun_at: float
-    task: "asyncio.Task[Value]"
-
-    def is_old(self, now: float) -> bool:
-        """Return whether to read again: a slow read is not repeated before it ends, a failed one is at once."""
-        if not self.task.done():
-            return False
-        return now - self.begun_at >= FRESH_S or self.task.cancelled() or self.task.exception() is not None
+    Raises:
+        ApiError: its record has none.
+        InputError: another version of svdq made it.
+    """
+    if "image" not in view.parameters:
+        raise no_such_video(view.id)
+    return SubmitOptions().with_defaults_from(view.parameters | {"formats": tuple(view.parameters["formats"])})
 
 
-class Shared(Generic[Key, Value]):
-    """Reads values by key; requests within a second of a read share its value, even while it is running."""
+def _plain_name(file_name: str) -> Path:
+    """Return the last part of a name, whichever system it comes from; never a path."""
+    name = file_name.replace("\\", "/").rpartition("/")[2].replace("\0", "").strip()[-MAX_NAME:]
+    return Path(name if name not in ("", ".", "..") else "photo")
 
-    def __init__(self, read: Callable[[Key], Coroutine[Any, Any, Value]]) -> None:
+
+class Shared(Generic[T]):
+    """A value that is read once a second at most, however many ask for it."""
+
+    def __init__(self, read: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._read = read
-        self._entries: dict[Key, _Entry[Value]] = {}
+        self._lock = asyncio.Lock()
+        self._value: T
+        self._read_at = 0.0
+        self._is_stale = True
 
-    async def get(self, key: Key) -> Value:
-        """Return the value of a key, at most a second old.
+    async def get(self) -> T:
+        """Return the value, at most a second old; raises what the read raises."""
+        async with self._lock:
+            if self._is_stale or time.monotonic() - self._read_at >= FRESH_S:
+                self._is_stale = False
+                try:
+                    self._value = await self._read()
+                except BaseException:
+                    self._is_stale = True
+                    raise
+                self._read_at = time.monotonic()
+            return self._value
 
-        Raises:
-            Exception: what the read raised.
-        """
-        now = time.monotonic()
-        entry = self._entries.get(key)
-        if entry is None or entry.is_old(now):
-            self._forget_old(now)
-            entry = _Entry(now, asyncio.create_task(self._read(key)))
-            # Its error is not logged when all who asked have left.
-            entry.task.add_done_callback(lambda task: task.cancelled() or task.exception())
-            self._entries[key] = entry
-        return await asyncio.shield(entry.task)
-
-    def forget(self, key: Key | None = None) -> None:
-        """Read a key, or all, anew at the next request, because a request has changed it."""
-        if key is None:
-            self._entries.clear()
-        else:
-            self._entries.pop(key, None)
-
-    def _forget_old(self, now: float) -> None:
-        if len(self._entries) >= MAX_KEYS:
-            old = [key for key, entry in self._entries.items() if entry.is_old(now)]
-            for key in old:
-                del self._entries[key]
-
-
-def shared_polls(backend: Backend) -> Shared[str, Polled]:
-    """Return the jobs that clients poll, by id; a read raises ApiError if Redis is away."""
-
-    async def read(job_id: str) -> Polled:
-        return await backend.read(lambda connection: _read(connection, job_id))
-
-    return Shared(read)
-
-
-def _read(connection: redis.Redis, job_id: str) -> Polled:
-    for view in view_many(connection, [job_id]):
-        # Other programs may have jobs in the same Redis. A record that cannot be read has no queue.
-        if view.queue in (*QUEUE_NAMES, ""):
-            return view, estimate_pending(connection, [view]).get(view.id)
-    return None
-
-
-def estimate_pending(connection: redis.Redis, views: list[JobView]) -> dict[str, Estimate]:
-    """Estimate when jobs will be done, in a fixed number of round trips; those that have ended need none."""
-    pending = [view for view in views if not view.ended]
-    return estimate(connection, pending) if pending else {}
+    def forget(self) -> None:
+        """Read the value anew at the next request, because this one has changed it."""
+        self._is_stale = True

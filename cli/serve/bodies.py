@@ -12,11 +12,10 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO, cast
 from urllib.parse import parse_qsl
 
-from python_multipart.multipart import parse_options_header
-from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message
 
 from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.fields import PHOTOS, decode_data_url, flatten, two_photos
@@ -32,86 +31,45 @@ MAX_TEXT_BYTES = 8 << 20
 BYTES_PER_PIXEL = 4
 #: Bytes of a photo that are kept in memory; what is more goes to disk.
 SPOOLED_BYTES = 64 * 1024
-#: Bytes per second at which a body must arrive on average, after the first seconds.
-MIN_BYTES_PER_S = 4096
-GRACE_S = 30.0
+#: Seconds in which a body must arrive: a small one, and one with a photo.
+SMALL_S = 30.0
+PHOTO_S = 600.0
 #: JSON bodies that are parsed at a time; one takes up to three times its size of memory.
 JSON_TOGETHER = 1
 MAX_FIELDS = 64
 
-#: Key of the `Body` in the scope of a request.
-_KEY = "svdq.body"
 
+def limited(
+    request: Request, max_bytes: int = MAX_SMALL_BYTES, within_s: float = SMALL_S, remedy: str = "send less"
+) -> Request:
+    """Return the request with a body whose reader raises ApiError if it is too large or arrives too slowly.
 
-class Body:
-    """The `receive` of one request, with limits."""
+    `remedy` says what to do about a larger one.
+    """
+    ends_at = time.monotonic() + within_s
+    num_bytes = 0
 
-    def __init__(self, receive: Receive, content_length: str) -> None:
-        self._receive = receive
-        self._content_length = int(content_length) if content_length.isdecimal() else 0
-        self._begun_at: float | None = None
-        self._received = 0
-        self._is_complete = False
-        #: Largest number of bytes; a view that takes photos raises it.
-        self.max_bytes = MAX_SMALL_BYTES
-        #: What to do about a larger one.
-        self.remedy = "make the photo smaller"
+    def check(number: int) -> None:
+        if number > max_bytes:
+            message = f"The request has more than the {max_bytes:,} bytes that are allowed here; {remedy}."
+            raise ApiError(413, message, code="too_large", headers={"Connection": "close"})
 
-    async def __call__(self) -> Message:
-        """Receive the next message.
-
-        Raises:
-            ApiError: the body is too large or arrives too slowly.
-        """
-        if self._is_complete:
-            return await self._receive()
-        now = time.monotonic()
-        if self._begun_at is None:
-            self._begun_at = now
-            self._check(self._content_length)
-        due_at = self._begun_at + GRACE_S + self._received / MIN_BYTES_PER_S
+    async def receive() -> Message:
+        nonlocal num_bytes
         try:
-            async with asyncio.timeout(max(0.0, due_at - now)):
-                message = await self._receive()
+            async with asyncio.timeout(ends_at - time.monotonic()):
+                message = await request.receive()
         except TimeoutError as error:
             raise ApiError(
                 408, "The request arrives too slowly; send it again.", code="too_slow", headers={"Connection": "close"}
             ) from error
-        self._received += len(message.get("body", b""))
-        self._check(self._received)
-        self._is_complete = not message.get("more_body", False)
+        num_bytes += len(message.get("body", b""))
+        check(num_bytes)
         return message
 
-    def _check(self, num_bytes: int) -> None:
-        if num_bytes > self.max_bytes:
-            raise ApiError(
-                413,
-                f"The request has more than the {self.max_bytes:,} bytes that are allowed here; {self.remedy}.",
-                code="too_large",
-                headers={"Connection": "close"},
-            )
-
-
-class Bodies:
-    """Middleware that limits bodies, and refuses forms that are not in UTF-8."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a request, its body limited."""
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            kind, options = parse_options_header(headers.get("content-type"))
-            charset = options.get(b"charset", b"utf-8").decode("latin-1")
-            if kind == b"multipart/form-data" and charset.lower() not in ("utf-8", "utf8"):
-                # Starlette decodes as asked, and some codecs take quadratic time.
-                message = f"The charset {charset[:40]!r} of a form cannot be read; send UTF-8."
-                await ApiError(400, message, code="bad_form").response()(scope, receive, send)
-                return
-            receive = Body(receive, headers.get("content-length", ""))
-            scope[_KEY] = receive
-        await self._app(scope, receive, send)
+    length = request.headers.get("content-length", "")
+    check(int(length) if length.isdecimal() else 0)
+    return Request(request.scope, receive)
 
 
 @dataclass
@@ -130,7 +88,7 @@ class Form:
             self.file.close()
 
 
-class Reader:
+class FormReader:
     """Reads the forms of all requests."""
 
     def __init__(self, max_pixels: int) -> None:
@@ -145,48 +103,46 @@ class Reader:
             ApiError: the body is neither, is too large or arrives too slowly.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        body: Body = request.scope[_KEY]
         if kind == "multipart/form-data":
-            body.max_bytes, body.remedy = self._max_bytes, "make the photo smaller or raise SVDQ_MAX_PIXELS"
-            return await self._read_multipart(request)
-        body.remedy = "send the photo as multipart/form-data"
+            remedy = "make the photo smaller or raise SVDQ_MAX_PIXELS"
+            return await _read_multipart(limited(request, self._max_bytes, PHOTO_S, remedy))
         if kind in ("application/json", ""):
-            body.max_bytes = min(self._max_bytes, MAX_JSON_BYTES)
-            return await self._read_text(request, _parse_json)
+            return await self._read_text(request, MAX_JSON_BYTES, _parse_json)
         if kind == "application/x-www-form-urlencoded":
-            body.max_bytes = min(self._max_bytes, MAX_TEXT_BYTES)
-            return await self._read_text(request, _parse_urlencoded)
+            return await self._read_text(request, MAX_TEXT_BYTES, _parse_urlencoded)
         raise ApiError(
             400,
             f"A body of type {kind[:80]!r} cannot be read; send multipart/form-data or application/json.",
             code="unknown_content_type",
         )
 
-    async def _read_multipart(self, request: Request) -> Form:
-        try:
-            parts = await _Parser(
-                request.headers,
-                request.stream(),
-                max_files=len(PHOTOS),
-                max_fields=MAX_FIELDS,
-                max_part_size=MAX_TEXT_BYTES,
-            ).parse()
-        except MultiPartException as error:
-            message = error.message.rstrip(".")
-            raise ApiError(400, f"The form cannot be read: {message}.", code="bad_form") from error
-        try:
-            return await asyncio.to_thread(lambda: _with_photo(_form_of(parts)))
-        except ApiError:
-            await parts.close()
-            raise
-
-    async def _read_text(self, request: Request, parse: Callable[[bytes], Form]) -> Form:
+    async def _read_text(self, request: Request, max_bytes: int, parse: Callable[[bytes], Form]) -> Form:
+        max_bytes = min(max_bytes, self._max_bytes)
         with SpooledTemporaryFile(max_size=SPOOLED_BYTES) as file:
-            async for chunk in request.stream():
+            async for chunk in limited(request, max_bytes, PHOTO_S, "send the photo as multipart/form-data").stream():
                 file.write(chunk)
             file.seek(0)
             async with self._documents:
                 return await asyncio.to_thread(lambda: _with_photo(parse(file.read())))
+
+
+async def _read_multipart(request: Request) -> Form:
+    try:
+        parts = await _Parser(
+            request.headers,
+            request.stream(),
+            max_files=len(PHOTOS),
+            max_fields=MAX_FIELDS,
+            max_part_size=MAX_TEXT_BYTES,
+        ).parse()
+    except MultiPartException as error:
+        message = error.message.rstrip(".")
+        raise ApiError(400, f"The form cannot be read: {message}.", code="bad_form") from error
+    try:
+        return await asyncio.to_thread(lambda: _with_photo(_form_of(parts)))
+    except ApiError:
+        await parts.close()
+        raise
 
 
 class _Parser(MultiPartParser):
@@ -194,24 +150,6 @@ class _Parser(MultiPartParser):
 
     spool_max_size = SPOOLED_BYTES
     _num_text_bytes = 0
-
-    def on_headers_finished(self) -> None:
-        """Begin a part; some clients send a photo without a filename, as if it were a text."""
-        part = self._current_part
-        options = parse_options_header(part.content_disposition)[1]
-        if options.get(b"name", b"").decode(errors="replace") in PHOTOS and b"filename" not in options:
-            part.content_disposition = (part.content_disposition or b"") + b'; filename=""'
-        super().on_headers_finished()
-
-    def on_part_end(self) -> None:
-        """End a part; Starlette reads text that is not UTF-8 as Latin-1, whatever it is."""
-        if self._current_part.file is None:
-            try:
-                self._current_part.data.decode()
-            except UnicodeDecodeError as error:
-                name = self._current_part.field_name
-                raise MultiPartException(f"Its field {name[:40]!r} is not in UTF-8") from error
-        super().on_part_end()
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         """Take bytes of a part."""
@@ -231,25 +169,11 @@ def _form_of(parts: FormData) -> Form:
             form.fields.append((key, value))
         elif name not in PHOTOS:
             raise ApiError(400, f"There is no file {name[:80]!r}; the photo is {PHOTOS[0]}.", param=name)
-        elif not value.filename and (text := _text_of(value)) is not None:
-            form.fields.append((name, text))
         elif form.file is not None:
             raise two_photos()
         else:
             form.file, form.file_name = value.file, value.filename or ""
     return form
-
-
-def _text_of(part: UploadFile) -> str | None:
-    """Return a part that is a data URL, an address, an object or nothing; None if it is the bytes of a photo."""
-    head = part.file.read(5)
-    part.file.seek(0)
-    if head and not head.startswith((b"data:", b"http", b"null", b"None", b"{", b"[")):
-        return None
-    if (part.size or 0) > MAX_TEXT_BYTES:
-        raise ApiError(413, f"A photo in a text has {MAX_TEXT_BYTES >> 20} MiB at most; send a file.", code="too_large")
-    with part.file:
-        return part.file.read().decode(errors="replace")
 
 
 def _parse_json(data: bytes) -> Form:

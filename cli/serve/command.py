@@ -114,7 +114,7 @@ def serve(
         notify_systemd()
 
     with worker_beside(settings) if with_worker else contextlib.nullcontext():
-        signal_number = run(make_app(settings, options), listener, report)
+        signal_number = run(make_app(settings, options, report), listener)
     code = EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0
     exit_soon(code)
     return code

@@ -1,20 +1,18 @@
 """Files of videos: addressed by job and format, never by a path; with Range; zips and posters."""
 
-import asyncio
 import contextlib
 import io
 import logging
 import re
 import tempfile
 import zipfile
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from email.utils import format_datetime
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from typing import BinaryIO
 from urllib.parse import quote
 
 import anyio
@@ -29,17 +27,17 @@ from svdq.cli.serve.videos import STATUS, failure_of, files_of
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.parameters import Fit
 from svdq.producer.files import sweep as sweep_files
-from svdq.producer.files import temporary_name
 from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.results.poster import poster_of_photo, poster_of_video
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView
+from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import STAGING_PREFIX, Storage
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 
 logger = logging.getLogger(__name__)
 
-MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp", "png": "application/zip"}
+MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp"}
 #: A browser keeps a file and asks whether it has changed: a job may be rendered again.
 CACHING = {"Cache-Control": "private, no-cache"}
 #: Bytes of a file that are read at a time.
@@ -108,7 +106,8 @@ class Content:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._pictures: OrderedDict[tuple[object, ...], asyncio.Task[bytes]] = OrderedDict()
+        self._picture_of_video = lru_cache(MAX_PICTURES)(self._make_picture_of_video)
+        self._picture_of_photo = lru_cache(MAX_PICTURES)(self._make_picture_of_photo)
 
     async def video(self, view: JobView, kind: str | None) -> Response:
         """Return a file of a finished video; without a format its mp4, else the first; frames as a zip.
@@ -122,16 +121,22 @@ class Content:
         kind = kind or ("mp4" if "mp4" in files else next(iter(files)))
         if kind not in files:
             raise ApiError(400, f"The video has no {kind[:20]!r}; it has {', '.join(files)}.", param="format")
-        name = PurePosixPath(files[kind]).name
-        file, size, modified_at = await self._backend.in_thread(lambda: self._open(view, kind, files[kind]))
-        return _File(
-            self._backend,
-            file,
-            size,
-            modified_at,
-            media_type=MEDIA_TYPES.get(kind, "application/octet-stream"),
-            name=f"{name}.zip" if kind == "png" else name,
-        )
+        name, storage = PurePosixPath(files[kind]).name, self._backend.storage
+        if kind == "png":
+            keys = await self._backend.in_thread(lambda: keys_of(storage, kind, files[kind]))
+            if not keys:
+                raise _removed(view)
+            headers = {**CACHING, "Content-Disposition": _inline(f"{name}.zip")}
+            return StreamingResponse(zip_of(storage, keys), media_type="application/zip", headers=headers)
+
+        def open_file() -> tuple[Entry, BinaryIO]:
+            entry = storage.entry(files[kind])
+            if entry is None:
+                raise _removed(view)
+            return entry, storage.open(entry.key)
+
+        entry, file = await self._backend.in_thread(open_file)
+        return _File(self._backend, file, entry, MEDIA_TYPES.get(kind, "application/octet-stream"), name)
 
     async def poster(self, view: JobView) -> Response:
         """Return a small picture: the first frame of a finished video, the photo of any other job.
@@ -139,84 +144,60 @@ class Content:
         Raises:
             ApiError: there is neither.
         """
-        for kind, key in [each for each in files_of(view).items() if each[0] != "png"][:1]:
-            # A video without a picture shows its photo.
-            with contextlib.suppress(ApiError, InputError, UnavailableError):
-                return await self._picture((view.id, view.ended_at), partial(self._of_video, view, kind, key))
+        for kind, key in files_of(view).items():
+            if kind != "png":
+                # A video without a picture shows its photo.
+                with contextlib.suppress(ApiError, InputError, UnavailableError):
+                    return await self._picture(partial(self._picture_of_video, kind, key, view.ended_at))
+                break
         parameters = view.parameters
         size = parameters.get("width") or 1024, parameters.get("height") or 576
         image, fit = str(parameters.get("image", "")), parameters.get("fit", "crop")
         try:
-            return await self._picture((image, *size, fit), partial(self._of_photo, image, size, fit))
+            return await self._picture(partial(self._picture_of_photo, image, size, fit))
         except (InputError, UnavailableError) as error:
             raise ApiError(404, f"The video {view.id!r} has no picture.") from error
 
-    async def _picture(self, key: tuple[object, ...], make: Callable[[], bytes]) -> Response:
-        """Return a picture that all who ask for it share, also while it is made; one that failed is made again."""
-        task = self._pictures.pop(key, None)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = asyncio.create_task(self._backend.make_picture(make))
-            # Its error is not logged when all who asked have left.
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        self._pictures[key] = task
-        if len(self._pictures) > MAX_PICTURES:
-            self._pictures.popitem(last=False)
-        return Response(await asyncio.shield(task), headers=CACHING, media_type="image/jpeg")
+    async def _picture(self, make: Callable[[], bytes]) -> Response:
+        return Response(await self._backend.make_picture(make), headers=CACHING, media_type="image/jpeg")
 
-    def _of_video(self, view: JobView, kind: str, key: str) -> bytes:
+    def _make_picture_of_video(self, kind: str, key: str, _ended_at: datetime | None) -> bytes:
         storage = self._backend.storage
         if storage.entry(key) is None:
-            raise _removed(view)
+            raise InputError(f"There is no video {key!r}.")
         if storage.folder is not None:
             return poster_of_video(storage.folder / key, kind)
-        path = Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))  # the next start removes it after a kill
-        path.touch(mode=0o600, exist_ok=False)
-        try:
-            storage.copy_out(key, path)
-            return poster_of_video(path, kind)
-        finally:
-            path.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile() as file:
+            storage.copy_out(key, Path(file.name))
+            return poster_of_video(Path(file.name), kind)
 
-    def _of_photo(self, key: str, size: tuple[int, int], fit: Fit) -> bytes:
+    def _make_picture_of_photo(self, key: str, size: tuple[int, int], fit: Fit) -> bytes:
         entry = self._backend.storage.entry(key)
         if entry is None or entry.size > MAX_FOREIGN_BYTES:
             raise InputError(f"There is no photo {key!r}, or it is too large.")
         with PHOTO_BYTES.take(entry.size):
             return poster_of_photo(self._backend.storage.read(key), size, fit, self._backend.settings.max_pixels)
 
-    def _open(self, view: JobView, kind: str, key: str) -> tuple[BinaryIO, int, datetime]:
-        """Open the file of a format, or a zip of frames; return its size and the time of its last write, too."""
-        storage = self._backend.storage
-        keys = keys_of(storage, kind, key) if kind == "png" else [key]
-        entry = storage.entry(keys[-1]) if keys else None
-        if entry is None:
-            raise _removed(view)
-        if kind != "png":
-            return storage.open(key), entry.size, entry.modified_at
-        file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the response closes it
-        file.writelines(zip_of(storage, keys))
-        return file, file.tell(), entry.modified_at
+
+def _inline(name: str) -> str:
+    quoted = quote(name)
+    return f"inline; filename*=utf-8''{quoted}" if quoted != name else f'inline; filename="{name}"'
 
 
 class _File(Response):
     """An open file, or a part of it, unless the client has it; closed after it."""
 
-    def __init__(
-        self, backend: Backend, file: BinaryIO, size: int, modified_at: datetime, *, media_type: str, name: str
-    ) -> None:
+    def __init__(self, backend: Backend, file: BinaryIO, entry: Entry, media_type: str, name: str) -> None:
         self._backend = backend
         self._file = file
-        self._size = size
-        quoted = quote(name)
+        self._size = entry.size
         headers = {
             **CACHING,
             "Accept-Ranges": "bytes",
-            "Content-Disposition": f"inline; filename*=utf-8''{quoted}"
-            if quoted != name
-            else f'inline; filename="{name}"',
-            "Content-Length": str(size),
-            "ETag": f'"{size:x}-{int(modified_at.timestamp() * 1e6):x}"',
-            "Last-Modified": format_datetime(modified_at.astimezone(UTC), usegmt=True),
+            "Content-Disposition": _inline(name),
+            "Content-Length": str(entry.size),
+            "ETag": f'"{entry.size:x}-{int(entry.modified_at.timestamp() * 1e6):x}"',
+            "Last-Modified": format_datetime(entry.modified_at.astimezone(UTC), usegmt=True),
         }
         super().__init__(headers=headers, media_type=media_type)
 

@@ -196,11 +196,11 @@ def _disk(storage: Storage) -> tuple[dict[str, int] | None, str]:
     raise AssertionError("there is a root folder")
 
 
-def shared_states(backend: Backend, snapshots: Shared[None, Snapshot]) -> Shared[None, str]:
+def shared_states(backend: Backend, snapshots: Shared[Snapshot]) -> Shared[str]:
     """Return the state of all pages, read once a second while any page is open."""
 
-    async def read(_key: None) -> str:
-        snapshot = await snapshots.get(None)
+    async def read() -> str:
+        snapshot = await snapshots.get()
         return await backend.read(
             lambda connection: read_state(connection, backend.settings, backend.storage, snapshot)
         )
@@ -210,13 +210,13 @@ def shared_states(backend: Backend, snapshots: Shared[None, Snapshot]) -> Shared
 
 async def events(request: Request) -> Response:
     """Stream the state to a page, now and each second."""
-    states: Shared[None, str] = request.app.state.page_states
+    states: Shared[str] = request.app.state.page_states
     is_ending = anyio.Event()
 
     async def stream() -> AsyncIterator[ServerSentEvent]:
         while not is_ending.is_set():
             try:
-                text = await states.get(None)
+                text = await states.get()
             except ApiError as error:
                 text = json.dumps({"outage": str(error)})
             yield ServerSentEvent(text, event="state")

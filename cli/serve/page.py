@@ -4,8 +4,9 @@ import secrets
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
+import redis
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -13,18 +14,22 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
-from svdq.cli.serve import actions, review
-from svdq.cli.serve.access import COOKIE_MAX_AGE_S, cookie_name, cookie_value, is_token
+from svdq.cli.serve import review
+from svdq.cli.serve.access import COOKIE_MAX_AGE_S
 from svdq.cli.serve.api import live
 from svdq.cli.serve.api_errors import ApiError, Json, no_such_video, without_paths
+from svdq.cli.serve.backend import options_of
+from svdq.cli.serve.bodies import limited
 from svdq.cli.serve.content import Content, keys_of, zip_of
 from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_options, read_spec, whole_number
 from svdq.cli.serve.now import events
 from svdq.cli.serve.videos import JOB_ID, files_of
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family_parameters import PARAMETERS
-from svdq.producer.queue import MAX_SOURCE_LENGTH
+from svdq.producer import job_control
+from svdq.producer.queue import MAX_SOURCE_LENGTH, queues
 from svdq.producer.status.job_view import JobView, view_many
-from svdq.producer.status.registries import running_models
+from svdq.producer.status.registries import newest_ids, running_models
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES, SYSTEM_FOLDERS
@@ -38,7 +43,7 @@ MAX_JOBS = 10_000
 
 
 class _Action(BaseModel, extra="forbid"):
-    action: str
+    action: Literal["pause", "resume", "cancel", "cancel-waiting", "front", "retry", "keep", "reject", "unmark"]
     ids: list[_JobId] = Field([], max_length=MAX_JOBS)
 
 
@@ -87,14 +92,14 @@ async def login(request: Request) -> Response:
     """Exchange the token, from the link that `svdq serve` prints or from a form, for the cookie."""
     options = request.app.state.options
     if request.method == "POST":
-        async with request.form(max_files=0, max_fields=4, max_part_size=4096) as form:
+        async with limited(request).form(max_files=0, max_fields=4, max_part_size=4096) as form:
             given = form.get("token")
     else:
         given = request.query_params.get("token")
-    if isinstance(given, str) and is_token(given.strip(), options):
+    if isinstance(given, str) and options.is_token(given.strip()):
         response = RedirectResponse("/", 303)
         is_https = request.url.scheme == "https"
-        name, value = cookie_name(options), cookie_value(options)
+        name, value = options.cookie
         response.set_cookie(name, value, max_age=COOKIE_MAX_AGE_S, secure=is_https, httponly=True, samesite="strict")
         return response
     return templates.TemplateResponse(
@@ -107,7 +112,7 @@ async def estimate(request: Request) -> Response:
     given = dict(request.query_params)
     num_videos = whole_number(given.pop("num_videos", "1"), "The number of videos")
     wanted = read_spec(given)
-    snapshot = await request.app.state.snapshots.get(None)
+    snapshot = await request.app.state.snapshots.get()
     found = estimate_of(snapshot, wanted, num_videos, datetime.now().astimezone())
     return Json({"eta_s": found.eta_s, "reason": found.reason})
 
@@ -121,9 +126,7 @@ async def add(request: Request) -> Response:
         given = {name: str(value) for name, value in form.fields}
         source = given.pop("source", "")[:MAX_SOURCE_LENGTH]
         wanted = read_spec(given)
-        submissions, _ = await actions.create(
-            request.app.state.backend, form.file, form.file_name, wanted, source=source
-        )
+        submissions, _ = await request.app.state.backend.create(form.file, form.file_name, wanted, source=source)
     finally:
         form.close()
     jobs = [
@@ -177,10 +180,41 @@ async def act(request: Request) -> Response:
     """Do what a button says."""
     backend = request.app.state.backend
     asked = await _read(request, _Action)
-    problems = await backend.write(lambda connection: actions.act(connection, asked.action, asked.ids))
+    problems = await backend.write(lambda connection: _act(connection, asked))
     request.app.state.snapshots.forget()
     request.app.state.page_states.forget()
     return Json({"problems": [without_paths(sentence, backend.settings) for sentence in problems]})
+
+
+def _act(connection: redis.Redis, asked: _Action) -> list[str]:
+    """Do an action; return a sentence for each job that it does not apply to."""
+    match asked.action:
+        case "pause":
+            job_control.pause(connection)
+        case "resume":
+            job_control.resume(connection)
+        case "cancel":
+            outcomes = job_control.cancel_many(connection, asked.ids)
+            return [str(outcome) for _, outcome in outcomes if isinstance(outcome, InputError)]
+        case "cancel-waiting":  # errors are of jobs that have just begun or ended
+            list(job_control.cancel_many(connection, newest_ids(connection, statuses=job_control.WAITING)))
+        case "keep" | "reject":
+            job_control.give(connection, asked.ids, asked.action)
+        case "unmark":
+            job_control.give(connection, asked.ids, None)
+        case "front" | "retry":
+            problems = []
+            for job_id in asked.ids:
+                try:
+                    if asked.action == "retry":
+                        job_control.retry(connection, job_id)
+                    else:  # to the front of the most urgent queue that has any
+                        priorities = [queue.name.removeprefix("svdq-") for queue in queues(connection) if queue.count]
+                        job_control.move(connection, job_id, front=True, priority=next(iter(priorities), None))
+                except InputError as error:
+                    problems.append(str(error))
+            return problems
+    return []
 
 
 async def repeat(request: Request) -> Response:
@@ -189,20 +223,20 @@ async def repeat(request: Request) -> Response:
     asked = await _read(request, _Repetition)
     view = await _find(request, asked.id)
     changes = read_options(asked.changes).given() if asked.changes else {"seed": None}
-    options = replace(actions.options_of(view), **changes)
+    options = replace(options_of(view), **changes)
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(SEED_BITS))
     priority = view.queue.removeprefix("svdq-") or "default"
     wanted = JobSpec(options=(options,), priority=priority)
     wanted.check(label_of)
-    [[submission], _] = await actions.make_again(backend, view, wanted)
+    [[submission], _] = await backend.create_again(view, wanted)
     return Json({"id": submission.id, "is_new": submission.is_new, "status": submission.status})
 
 
 async def download(request: Request) -> Response:
     """Stream the files of videos as one zip."""
     backend = request.app.state.backend
-    async with request.form(max_files=0, max_fields=1, max_part_size=MAX_JOBS * 64) as form:
+    async with limited(request).form(max_files=0, max_fields=1, max_part_size=MAX_JOBS * 64) as form:
         job_ids = list(dict.fromkeys(str(form.get("ids", "")).split(",")))
     if len(job_ids) > MAX_JOBS:
         raise ApiError(400, f"Choose {MAX_JOBS:,} videos at most.")
@@ -217,7 +251,7 @@ async def download(request: Request) -> Response:
 
 async def _read(request: Request, model: type[_Body]) -> _Body:
     try:
-        return model.model_validate_json(await request.body())
+        return model.model_validate_json(await limited(request).body())
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         raise ApiError(400, f"The request is not one that the page sends ({reason}); load the page again.") from error
