@@ -13,7 +13,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import SectionedCommand, storage_options
-from svdq.worker.config import RankConfig, rank_options
+from svdq.worker.run_folder import RankConfig, rank_options
 
 if TYPE_CHECKING:
     from svdq.pipeline.models.resolved_model import ResolvedModel
@@ -106,7 +106,7 @@ def worker(
 def _logging(log_format: str) -> Iterator[None]:
     """Configure what this process logs to stderr within a block."""
     from svdq.pipeline.errors import SvdqError
-    from svdq.worker.health.logging import JsonFormatter, TextFormatter
+    from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
 
     logging.getLogger("svdq.worker.launcher").setLevel(logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
@@ -128,8 +128,9 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     from svdq.pipeline.models.model_names import resolve
     from svdq.producer.files import check_target
     from svdq.producer.queue import connect
-    from svdq.worker.launcher.gpus import visible_gpus
-    from svdq.worker.launcher.preflight import burst_lock, check_home, check_storage, devices_of
+    from svdq.worker.launcher.gpus import devices_of, visible_gpus
+    from svdq.worker.outages import check_storage
+    from svdq.worker.run_folder import burst_lock, check_home
 
     rank = options.rank
     require_torch("a worker")

@@ -35,12 +35,11 @@ from svdq.pipeline.transport.topology import Topology
 from svdq.producer.queue import server_url
 from svdq.producer.text import printable
 from svdq.worker import run_folder
-from svdq.worker.config import RankConfig, RunConfig, rank_options
-from svdq.worker.health.crash_marker import CrashMarker, folder_without_launcher
-from svdq.worker.health.logging import JobLogHandler, start_logging
+from svdq.worker.health.rank_log import JobLogHandler, start_logging
 from svdq.worker.launcher.gpus import visible_gpus
-from svdq.worker.launcher.preflight import check_home
+from svdq.worker.queue.crashes import CrashMarker, folder_without_launcher
 from svdq.worker.rank import run_rank
+from svdq.worker.run_folder import RankConfig, RunConfig, check_home, rank_options
 from svdq.worker.signals import Signals
 from svdq.worker.startup import RankProcess
 

@@ -1,29 +1,185 @@
-"""The folder shared by a launcher and the ranks of one group: configuration, process ids, errors and traces."""
+"""The files that a launcher and its ranks share: their configuration, process ids, errors, traces and locks.
+
+Does not import torch.
+"""
 
 import contextlib
+import fcntl
 import json
 import math
 import os
+import re
 import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import click
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from svdq.pipeline import errors
-from svdq.pipeline.errors import SvdqError
-from svdq.producer.files import sweep, temporary_name
+from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.producer.files import make_home, sweep, temporary_name
 from svdq.producer.processes import is_running, start_of
-from svdq.producer.settings import SECRETS
-from svdq.worker.config import RunConfig
+from svdq.producer.settings import SECRETS, Settings
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+#: Folder under SVDQ_HOME. Its files are never removed: a second run could then lock a new file of the same name.
+LOCKS = "locks"
+#: Folder under SVDQ_HOME with a folder for each running launcher.
+RUN = "run"
+#: Bytes that a home must have room for, about those of a run folder; a full disk still takes empty files.
+PROBE_BYTES = 2**14
 #: Seconds between two looks for the answer of the launcher.
 POLL_S = 0.1
 
 
+class RankConfig(BaseModel):
+    """Configuration of a rank besides `Settings`; a field with a description is an option of `svdq worker`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to compute.")
+    burst: bool = Field(default=False, description="Exit when the queue is empty; svdq worker then prints a summary.")
+    checkpoints: Literal["local", "storage", "off"] = Field(
+        default="local",
+        description="Folder for checkpoints, from which unfinished videos resume after a crash or a stop.",
+    )
+    warmup: tuple[str, ...] = Field(
+        default=(), title="WxHxF", description="Shape to prepare for at the start, such as 1024x576x25; repeatable."
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Format of the log on stderr; json prints an object a line."
+    )
+    dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
+        default="auto", description="Type to compute in; auto: fp16 on GPUs (Wan: bf16), fp32 on processors."
+    )
+    compile: Literal["off", "blocks", "whole"] = Field(
+        default="off",
+        description="What of the denoising is compiled, for each shape of video when it is first made.",
+    )
+    approximate: tuple[Literal["int8"], ...] = Field(
+        default=(),
+        description="Change results by more than rounding, and mark them. int8: weights of linear layers in int8.",
+    )
+    bind: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="Whether ranks load one expert each of a model with several; auto: where a rank's memory does not "
+        "hold all of them.",
+    )
+    encoder_rank: bool = Field(
+        default=False,
+        description="Give the first rank the encoders alone, where a text encoder and an expert do not share a GPU.",
+    )
+    #: Number of the group in its launcher, for log lines.
+    group: str | None = None
+    #: Seconds since the epoch at which the launcher stops the group; None: never.
+    until_s: float | None = None
+    #: Largest number of ranks that share a GPU, those of all groups included; None: count those of this torchrun.
+    ranks_per_gpu: int | None = Field(default=None, ge=1)
+    #: GPUs that were left out since the worker was started, each with the reason, a clause.
+    failed_gpus: Mapping[str, str] = {}
+    #: Whether to leave trace events in the run folder at the end.
+    record_trace: bool = False
+
+    @property
+    def compute(self) -> ComputeOptions:
+        """How the denoising components compute."""
+        return ComputeOptions(dtype=self.dtype, compiled=self.compile, approximate=self.approximate)
+
+
+class RunConfig(BaseModel):
+    """The contents of config.json: all that a launcher tells its ranks, resolved."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: RankConfig
+    #: Without secrets, which ranks do not need.
+    settings: Settings
+    model: ResolvedModel
+
+
+def rank_options(command: Command) -> Command:
+    """Add the options of a rank to a click command; their values are fields of `RankConfig`."""
+    for name, field in reversed(RankConfig.model_fields.items()):
+        if field.description is not None:
+            command = _option(name, field)(command)
+    return command
+
+
+def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
+    is_repeatable = get_origin(field.annotation) is tuple
+    kind: Any = get_args(field.annotation)[0] if is_repeatable else field.annotation
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    return click.option(
+        f"--{name.replace('_', '-')}",
+        type=click.Choice(choices) if choices else kind,
+        is_flag=kind is bool,
+        multiple=is_repeatable,
+        default=field.default,
+        show_default=bool(choices) and not is_repeatable,
+        metavar=field.title,
+        help=field.description,
+    )
+
+
+def check_home(home: Path) -> None:
+    """Make the folder of runs, and check that this user may write to it and that its disk has room.
+
+    Raises:
+        UnavailableError: that is impossible.
+    """
+    try:
+        make_home(home)
+        (home / RUN).mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=home / RUN) as file:
+            file.write(bytes(PROBE_BYTES))
+    except OSError as error:
+        raise UnavailableError(
+            f"The folder {str(home)!r} cannot be written ({error.strerror}); set SVDQ_HOME to a folder that you can "
+            "write to."
+        ) from error
+
+
 @contextlib.contextmanager
-def parent_folder(parent: Path) -> Iterator[Path]:
+def burst_lock(home: Path, devices: Sequence[str]) -> Iterator[str | None]:
+    """Hold a lock for each device during a block; yield a sentence if another run holds one of them, else None.
+
+    Cron starts a burst again and again. The kernel frees a lock however its holder ends.
+    """
+    folder = home / LOCKS
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        for device in sorted(devices):
+            # Ranks do not inherit it: those that outlive a killed launcher end by themselves within seconds.
+            path = folder / f"burst-{re.sub(r'[^A-Za-z0-9-]', '-', device)}"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            held.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+                yield (
+                    f"Another `svdq worker --burst` of this home uses the same device ({device}, {holder}); this one "
+                    "leaves the queue to it. With --no-lock it would not."
+                )
+                return
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()}, since {datetime.now():%Y-%m-%d %H:%M}\n".encode(), 0)
+        yield None
+
+
+@contextlib.contextmanager
+def parent_folder(home: Path) -> Iterator[Path]:
     """Make a private folder for the groups of one launcher during a block; remove those of killed launchers."""
+    parent = home / RUN
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent.iterdir(), abandoned_s=math.inf)
     folder = parent / temporary_name()
@@ -118,7 +274,6 @@ def read_traces(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _number(path: Path) -> int:
-    """Read a number; 0 while there is no file."""
     return int(path.read_text()) if path.exists() else 0
 
 

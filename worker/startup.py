@@ -24,12 +24,12 @@ from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.files import private_folder
 from svdq.producer.settings import Settings
 from svdq.worker import roles
-from svdq.worker.config import RankConfig
-from svdq.worker.health.crash_marker import CrashMarker
-from svdq.worker.health.logging import JobLogHandler
+from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
+from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.roles import Experts
+from svdq.worker.run_folder import RankConfig
 from svdq.worker.signals import Signals
 
 logger = logging.getLogger(__name__)

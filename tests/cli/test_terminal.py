@@ -18,7 +18,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status import job_log
 from svdq.producer.status.job_log import LogEntry
 from svdq.producer.storage.storage import Storage
-from svdq.worker.health.logging import JsonFormatter, TextFormatter
+from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
 from tests.cli.test_jobs import Cli, add
 from tests.finished import add_video
 from tests.producer.status.test_ranks import rank

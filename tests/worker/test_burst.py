@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from svdq.producer.results.run_report import End, RunRecord, summarize
+from svdq.worker.launcher.gpus import devices_of
 from svdq.worker.launcher.launcher import Ending
 from svdq.worker.launcher.notifications import exit_code, why_ended
-from svdq.worker.launcher.preflight import burst_lock, devices_of
+from svdq.worker.run_folder import burst_lock
 
 SIMULATED = "simulated:step_ms=100"
 
@@ -86,7 +87,7 @@ def test_what_a_run_computes_on(
 
 def test_devices_are_locked_one_by_one(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from svdq.worker.launcher.preflight import burst_lock\n"
+        "import sys; from pathlib import Path; from svdq.worker.run_folder import burst_lock\n"
         "with burst_lock(Path(sys.argv[1]), sys.argv[2:]) as holder: print(holder or 'free')"
     )
 

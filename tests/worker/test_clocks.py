@@ -40,7 +40,7 @@ import rq.utils
 assert abs(rq.utils.now().timestamp() - true_time() - shift_s) < 1, "the clock is not shifted"
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
-from svdq.worker.redis_client import connect
+from svdq.worker.outages import connect
 
 worker = GroupWorker(connect(url), on_stop=print, on_shutdown=print)
 worker.start()

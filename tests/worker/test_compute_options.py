@@ -20,8 +20,8 @@ from svdq.producer.settings_loader import load_settings
 from svdq.worker import run_folder
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, FolderCheckpointStore
-from svdq.worker.config import RankConfig, RunConfig, rank_options
 from svdq.worker.intake.memory_plan import RankInfo
+from svdq.worker.run_folder import RankConfig, RunConfig, rank_options
 from svdq.worker.startup import COMPILE_S, check_alike, first_step_s, loading_threads, prepare_compiling
 
 

@@ -37,8 +37,8 @@ from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import view_workers
 from svdq.producer.untrusted_job import UntrustedJob
-from svdq.worker.health.crash_marker import MAX_ID_LENGTH
 from svdq.worker.queue import group_worker, recovery, rq_worker, scripts
+from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import LEASE_S, ActiveJob
 from tests.queued import enqueue

@@ -27,8 +27,8 @@ from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.intake import source as intake_module
 from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.source import Intake
+from svdq.worker.outages import connect
 from svdq.worker.queue.rq_worker import LEASE_S
-from svdq.worker.redis_client import connect
 
 MODEL = ModelInfo(name="fake", notice="")
 

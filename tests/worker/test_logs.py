@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from svdq.worker.health.logging import JobLogHandler, JsonFormatter
+from svdq.worker.health.rank_log import JobLogHandler, JsonFormatter
 from tests.waiting import wait_until
 from tests.worker.conftest import House
 from tests.worker.own_redis import OwnRedis

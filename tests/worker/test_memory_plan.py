@@ -27,8 +27,8 @@ from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo
 from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher
 from svdq.worker.intake.source import Intake
+from svdq.worker.outages import connect
 from svdq.worker.output.writer import ResultWriter
-from svdq.worker.redis_client import connect
 
 MODEL = ModelInfo(name="fake", notice="tiny", family=FAMILY, facts=FAMILY.published, compute={"dtype": "float16"})
 GB = 1_000_000_000

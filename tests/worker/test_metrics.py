@@ -31,11 +31,11 @@ from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import Condition, IntakeStatus
-from svdq.worker.health.crash_marker import CrashMarker
-from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
+from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector, MetricsEndpoint
+from svdq.worker.queue.crashes import CrashMarker
 from tests.queued import enqueue
 from tests.waiting import wait_until
 from tests.worker.conftest import Group, House

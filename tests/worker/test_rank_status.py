@@ -19,10 +19,10 @@ from svdq.producer.queue import fetch
 from svdq.producer.status import job_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
 from svdq.worker.health import progress
-from svdq.worker.health.crash_marker import CrashMarker
-from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
+from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, describe
+from svdq.worker.queue.crashes import CrashMarker
 from tests.queued import enqueue
 
 PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)

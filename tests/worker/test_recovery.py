@@ -18,9 +18,8 @@ from svdq.producer.job import SvdJob
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.registries import view_workers
-from svdq.worker.health.crash_marker import CrashSuspect, Phase
 from svdq.worker.queue import scripts
-from svdq.worker.queue.crash_count import CrashCount, count_crash, must_run_alone, read_count
+from svdq.worker.queue.crashes import CrashCount, CrashSuspect, Phase, count_crash, must_run_alone, read_count
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import POPPED_S, SILENT_S, Recovery
 from tests.queued import enqueue

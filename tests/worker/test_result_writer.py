@@ -23,7 +23,7 @@ from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.trace import Tracer
 from svdq.producer.storage.storage import Storage
-from svdq.worker import storage_retry
+from svdq.worker import outages
 from svdq.worker.output.sidecar import find_result, job_as_used
 from svdq.worker.output.writer import MAX_WAITING, ResultWriter
 
@@ -63,7 +63,7 @@ class Reports:
 
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_retry, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(outages, "FIRST_DELAY_S", 0.01)
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ class Denied(Storage):
 def test_a_place_that_is_refused_alone_is_waited_for_and_not_for_ever(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_retry, "FILE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(outages, "FILE_TIMEOUT_S", 0.2)
     writer = ResultWriter(Denied(str(folder)), MODEL, Tracer())
     reports = Reports()
     writer.deliver(sample_of("one", folder="denied"), FRAMES, reports)

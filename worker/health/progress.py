@@ -13,16 +13,16 @@ from typing import Any
 
 import redis
 from redis.client import Pipeline
-from rq.job import Job
 
 from svdq.pipeline.loop.protocols import Monitor
 from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
 from svdq.producer.status import job_log
-from svdq.worker.health.crash_marker import CrashMarker, phase_of
-from svdq.worker.health.logging import JobLogHandler
+from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter
 from svdq.worker.output.fence import execution_of
+from svdq.worker.queue import scripts
+from svdq.worker.queue.crashes import CrashMarker, phase_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,6 @@ INTERVAL_S = 0.25
 FRESH_S = 1.0
 #: Seconds between two records of this rank while it computes, and while it is idle.
 RECORD_S, IDLE_RECORD_S = 1.0, 5.0
-
-#: Writes meta only into a job that exists: HSET alone would create a job that was deleted.
-_SAVE_META = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], 'meta', ARGV[1]) end"
 
 
 def meta_of(sample: Sample, index: int, rank: int, notice: str) -> dict[str, object]:
@@ -180,7 +177,7 @@ class ProgressMonitor(Monitor):
                     pipeline.zscore(*execution)
                 if note is not self._written:
                     meta = json.dumps(meta_of(*note, self._rank_reporter.who.rank, self._rank_reporter.who.notice))
-                    pipeline.eval(_SAVE_META, 1, Job.key_for(note[0].job_id), meta)
+                    scripts.set_field(pipeline, note[0].job_id, "meta", meta)
             if time.monotonic() >= self._record_at + RECORD_S:
                 self._record_at = time.monotonic()
                 record = self._rank_reporter.gather(note, self._last, self._step_s)

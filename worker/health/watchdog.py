@@ -16,7 +16,7 @@ from typing import Final
 from svdq.pipeline.loop.protocols import Monitor
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.planning.costs import Shape
-from svdq.worker.health.crash_marker import Phase, phase_of
+from svdq.worker.queue.crashes import Phase, phase_of
 
 logger = logging.getLogger(__name__)
 

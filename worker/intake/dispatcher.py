@@ -19,11 +19,11 @@ from svdq.producer.queue import SOURCE_NOTE, read_job, replaced_of, source_of
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
 from svdq.worker.intake.policy import IntakeOptions, is_too_late
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared, RefusedError
+from svdq.worker.outages import NoLongerWantedError
 from svdq.worker.output.fence import execution_metadata
-from svdq.worker.queue.crash_count import must_run_alone
+from svdq.worker.queue.crashes import must_run_alone
 from svdq.worker.queue.group_worker import GroupWorker, refusal_of
 from svdq.worker.queue.rq_worker import ActiveJob
-from svdq.worker.storage_retry import NoLongerWantedError
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from svdq.pipeline.parameters import VideoParameters
-from svdq.worker.health.crash_marker import CrashSuspect
 from svdq.worker.intake.memory_plan import MemoryPlan
+from svdq.worker.queue.crashes import CrashSuspect
 
 #: Different jobs that fail alike before the breaker opens.
 LENGTH = 3

@@ -21,8 +21,8 @@ from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.intake.policy import IntakeOptions
+from svdq.worker.outages import FileRefusals, StorageRetry
 from svdq.worker.output.sidecar import find_result, job_as_used
-from svdq.worker.storage_retry import FileRefusals, StorageRetry
 
 logger = logging.getLogger(__name__)
 

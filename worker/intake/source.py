@@ -24,10 +24,10 @@ from svdq.worker.intake.dispatcher import Dispatcher
 from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher
 from svdq.worker.intake.reporter import Reporter
+from svdq.worker.outages import RETRY_S, ConnectionHealth
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
 from svdq.worker.queue.rq_worker import BEAT_S, MAINTENANCE_S, ActiveJob
-from svdq.worker.redis_client import RETRY_S, ConnectionHealth
 
 logger = logging.getLogger(__name__)
 

@@ -90,6 +90,12 @@ def visible_gpus() -> list[str]:
     return list(dict.fromkeys(takewhile(_DEVICE.match, names)))
 
 
+def devices_of(device: str, num_ranks: int | None) -> list[str]:
+    """Name the devices that a run uses: as many visible GPUs as it has ranks (None: all of them), else `cpu`."""
+    gpus = [] if device == "cpu" else visible_gpus()
+    return [f"gpu {name}" for name in gpus[:num_ranks]] or ["cpu"]
+
+
 def lasting_names(devices: Sequence[str]) -> list[str]:
     """Replace numbers of GPUs by UUIDs: CUDA counts anew when a GPU is lost.
 

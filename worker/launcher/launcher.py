@@ -30,11 +30,10 @@ from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.text import count, parse_future
 from svdq.worker import run_folder
-from svdq.worker.config import RankConfig, RunConfig
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
-from svdq.worker.launcher.preflight import RUN
 from svdq.worker.launcher.torchrun import GroupProcess
-from svdq.worker.redis_client import connect
+from svdq.worker.outages import connect
+from svdq.worker.run_folder import RankConfig, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
     )
     groups: list[GroupProcess] = []
     with (
-        run_folder.parent_folder(settings.home / RUN) as parent,
+        run_folder.parent_folder(settings.home) as parent,
         # Before any rank starts, so that a port that is taken is reported at once.
         _endpoint(settings, options, groups),
         starting_record(settings, model, lambda: bool(groups) and all(group.is_ready for group in groups)),

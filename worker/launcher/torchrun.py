@@ -22,8 +22,8 @@ from svdq.producer.keys import DAY_S
 from svdq.producer.processes import PARENT_PID, die_with_parent
 from svdq.producer.text import count
 from svdq.worker import run_folder
-from svdq.worker.config import RunConfig
 from svdq.worker.launcher.gpus import probe, title
+from svdq.worker.run_folder import RunConfig
 
 if TYPE_CHECKING:
     import psutil

@@ -12,7 +12,7 @@ import redis
 
 from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
-from svdq.worker.redis_client import RETRY_S
+from svdq.worker.outages import RETRY_S
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from svdq.pipeline.trace import Tracer
 from svdq.producer.queue import SOURCE_NOTE
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
+from svdq.worker.outages import FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
 from svdq.worker.output.sidecar import job_as_used, notice_for, output_keys, result_of, sidecar_key, timings_of
-from svdq.worker.storage_retry import FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from svdq.producer import keys
 from svdq.producer.queue import PUT_OFF_META, RENDER, newer_version_of, read_job
 from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of
-from svdq.worker.health.crash_marker import MAX_ID_LENGTH
 from svdq.worker.queue import scripts
+from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, ActiveJob, RqWorker
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,6 @@ PROMOTED_AT_ONCE = 1000
 LOOKED_AT_ONCE = 100
 #: Seconds until a job of a newer version is offered again.
 PUT_OFF_S = 300
-#: `Job.heartbeat` for a job that exists: HSET alone would create a job that was deleted.
-_HEARTBEAT = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], 'last_heartbeat', ARGV[1]) end"
 
 
 class GroupWorker(RqWorker):
@@ -70,7 +68,7 @@ class GroupWorker(RqWorker):
                 active.execution.last_heartbeat = datetime.fromtimestamp(now_s, UTC)
                 active.execution.save(LEASE_S, pipeline=pipeline)
                 scripts.write_lease(pipeline, active.queue, active.execution, now_s + LEASE_S)
-                pipeline.eval(_HEARTBEAT, 1, active.rq_job.key, utcformat(now()))
+                scripts.set_field(pipeline, active.rq_job.id, "last_heartbeat", utcformat(now()))
                 pipeline.zscore(active.queue.started_job_registry.key, active.execution.composite_key)
                 ends.append(len(pipeline))
             answers = pipeline.execute(raise_on_error=False)

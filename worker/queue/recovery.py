@@ -22,9 +22,8 @@ from rq.job import JobStatus
 
 from svdq.producer import keys, processes
 from svdq.producer.untrusted_job import key_of
-from svdq.worker.health.crash_marker import CrashSuspect
 from svdq.worker.queue import scripts
-from svdq.worker.queue.crash_count import count_crash, read_count
+from svdq.worker.queue.crashes import CrashSuspect, count_crash, read_count
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import BEAT_S
 from svdq.worker.queue.scripts import text_of

@@ -1,4 +1,4 @@
-"""Moves jobs between queue, worker and registries in atomic scripts: a kill loses and duplicates nothing.
+"""The Lua scripts of the worker, which move jobs between queue, worker and registries; a kill loses no job.
 
 A job is in exactly one of these at any time: its queue; RQ's intermediate queue, with its owner in `svdq:popped`; RQ's
 registry of executions (`rq:wip:…`); or a registry of ended jobs. Processes compare only times of the clock of Redis.
@@ -155,6 +155,9 @@ redis.call('zadd', KEYS[2], ARGV[4], ARGV[1])
 return 1
 """
 
+#: Writes a field of a job. KEYS: job. ARGV: field, value.
+_SET_FIELD = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], ARGV[1], ARGV[2]) end"
+
 #: Seconds after which a scheduled job without a record counts as deleted.
 MISSING_S = 60
 #: Later than any lease ends.
@@ -287,6 +290,11 @@ def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float)
     """Queue a job that is due, unless it was canceled or another group did; the answer is 1 if it is queued."""
     names = (queue.scheduled_job_registry.key, queue.key, key_of(job_id))
     _eval(pipeline, _PROMOTE, names, job_id, utcformat(datetime.fromtimestamp(now_s, UTC)), now_s, MISSING_S)
+
+
+def set_field(pipeline: redis.Redis, job_id: str, field: str, value: str) -> None:
+    """Write a field of a job that exists: HSET alone would create a job that was deleted."""
+    _eval(pipeline, _SET_FIELD, [key_of(job_id)], field, value)
 
 
 def write_lease(

@@ -16,10 +16,10 @@ from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.job import Job, SvdJob, WanJob
 from svdq.producer.storage.storage import Storage
-from svdq.worker import storage_retry
+from svdq.worker import outages
 from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
-from svdq.worker.storage_retry import NoLongerWantedError, RetryStoppedError, StorageRetry
+from svdq.worker.outages import NoLongerWantedError, RetryStoppedError, StorageRetry
 
 MODEL = ModelInfo(name="fake", notice="")
 
@@ -40,7 +40,7 @@ class Refusing:
 
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_retry, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(outages, "FIRST_DELAY_S", 0.01)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_condition_is_seen_while_it_lasts_and_gone_when_it_is_over(beside, unt
 
 
 def test_a_stop_ends_the_waiting_at_once(beside, until, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_retry, "FIRST_DELAY_S", 600)
+    monkeypatch.setattr(outages, "FIRST_DELAY_S", 600)
     retry = StorageRetry("Videos wait")
     done = beside.submit(retry.call, Refusing())
     until(lambda: retry.condition)
@@ -77,7 +77,7 @@ def test_a_stop_ends_the_waiting_at_once(beside, until, monkeypatch: pytest.Monk
 
 
 def test_what_nobody_wants_any_more_is_not_insisted_on(beside, until, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_retry, "FIRST_DELAY_S", 600)
+    monkeypatch.setattr(outages, "FIRST_DELAY_S", 600)
     retry, is_wanted = StorageRetry("Videos wait"), threading.Event()
     is_wanted.set()
     done = beside.submit(retry.call, Refusing(), is_wanted.is_set)
@@ -154,7 +154,7 @@ def prepare(beside: ThreadPoolExecutor, prefetcher: Prefetcher, job: Job) -> "Fu
 def test_a_photo_is_waited_for_while_the_storage_is_away(
     folder: Path, job: Job, beside, until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_retry, "FILE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(outages, "FILE_TIMEOUT_S", 0.0)
     prefetcher = open_prefetcher(Storage(str(folder)))
     shutil.move(folder, folder.with_name("away"))
     done = prepare(beside, prefetcher, job)
@@ -180,7 +180,7 @@ def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(
     assert done.result(60).photo is not None
 
     storage.is_locked = True
-    monkeypatch.setattr(storage_retry, "FILE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(outages, "FILE_TIMEOUT_S", 0.0)
     with pytest.raises(SvdqError, match=r"could not be read or written for 0 minutes, though .*: SlowDown\.") as caught:
         open_prefetcher(storage).prepare("a-job", job)
     assert "svdq retry" in str(caught.value)

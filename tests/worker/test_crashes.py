@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from svdq.worker.health.crash_marker import (
+from svdq.worker.queue.crashes import (
     MAX_ID_LENGTH,
     PHASES,
     RECORD_BYTES,
@@ -96,7 +96,7 @@ def test_files_are_read_once_and_those_of_this_restart_are_left(tmp_path: Path) 
 
 def test_a_record_survives_kill_9(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from svdq.worker.health.crash_marker import CrashMarker\n"
+        "import os, sys; from pathlib import Path; from svdq.worker.queue.crashes import CrashMarker\n"
         "marker = CrashMarker(Path(sys.argv[1]), 0, 0)\n"
         "for step in range(12): marker.begin('step', sys.argv[2], step)\n"
         "os.kill(os.getpid(), 9)"
@@ -137,7 +137,7 @@ def test_without_a_launcher_the_folder_is_the_parents(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_record_ends_no_rank(tmp_path: Path) -> None:
     """As a full one whose file system copies on write."""
     code = (
-        "import resource, sys; from pathlib import Path; from svdq.worker.health.crash_marker import CrashMarker\n"
+        "import resource, sys; from pathlib import Path; from svdq.worker.queue.crashes import CrashMarker\n"
         "marker = CrashMarker(Path(sys.argv[1]), 0, 0)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
         "with marker.during('write', 'a'): marker.begin('step', 'b', 1)\n"

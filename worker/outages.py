@@ -1,4 +1,4 @@
-"""Retries storage operations until they succeed, so that a full disk fails no job."""
+"""How a daemon waits for Redis and for the storage instead of failing jobs."""
 
 import errno
 import logging
@@ -7,24 +7,101 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import AuthenticationError
+from redis.retry import Retry
+
 from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.producer.embedded_redis import ensure_server
+from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import Condition
+from svdq.producer.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds until the second attempt; the delay doubles with each further one, up to the second number.
+#: Seconds after which a call to Redis without an answer is tried again; no GPU waits for it.
+ANSWER_TIMEOUT_S = 5.0
+#: Seconds between two attempts while Redis is unavailable.
+RETRY_S = 1.0
+#: Seconds until the second attempt of the storage; the delay doubles with each further one, up to the second number.
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0
+#: Seconds that a storage which works otherwise may refuse one file before its job fails: an object store has recovered
+#: by then, and one file that nobody may read or write does not delay the other jobs all night.
+FILE_TIMEOUT_S = 300.0
 #: Errors of the name or content of one file, which no further attempt changes.
 _HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
 #: Something else has the name of a file or folder.
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
 #: The storage is full: a small file may fit where a video does not.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-#: Seconds that a storage which works otherwise may refuse one file before its job fails: an object store has recovered
-#: by then, and one file that nobody may read or write does not delay the other jobs all night.
-FILE_TIMEOUT_S = 300.0
+
+
+def connect(url: str) -> redis.Redis:
+    """Make a connection pool, which connects at its first use."""
+    return redis.Redis.from_url(
+        url,
+        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), 3),
+        socket_connect_timeout=ANSWER_TIMEOUT_S,
+        socket_timeout=ANSWER_TIMEOUT_S,
+        health_check_interval=30,
+    )
+
+
+class ConnectionHealth:
+    """Logs once that Redis is unavailable and once that it is back; restarts the embedded server if it died."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        """Create it; without settings it restarts nothing."""
+        self._settings = settings
+        self._is_unavailable = False
+
+    def failed(self, error: redis.RedisError) -> None:
+        """Record that Redis did not answer."""
+        if not self._is_unavailable:
+            # Such as a command that its user may not give, or that needs more than maxmemory.
+            is_refused = isinstance(error, redis.ResponseError | AuthenticationError)
+            what = "refuses" if is_refused else "does not answer"
+            logger.warning("Redis %s (%s); jobs in flight continue, and their ends are reported later.", what, error)
+        self._is_unavailable = True
+        if self._settings is not None and not self._settings.redis_url:
+            try:
+                ensure_server(self._settings.home)
+            except UnavailableError as unavailable:
+                logger.warning("%s", unavailable)
+
+    def succeeded(self) -> None:
+        """Record that Redis answered."""
+        if self._is_unavailable:
+            logger.info("Redis is back.")
+        self._is_unavailable = False
+
+
+def wait_for(connection: redis.Redis, connection_health: ConnectionHealth) -> None:
+    """Wait until Redis answers."""
+    while True:
+        try:
+            connection.ping()
+            connection_health.succeeded()
+            return
+        except redis.RedisError as error:
+            connection_health.failed(error)
+            time.sleep(RETRY_S)
+
+
+def check_storage(url: str) -> None:
+    """Check that this user may write to the storage; ranks wait for a storage that is unavailable or full.
+
+    Raises:
+        UnavailableError: it is read-only.
+    """
+    try:
+        Storage(url).check_writable()
+    except UnavailableError as error:
+        if _errno(error) in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
 
 
 class RetryStoppedError(SvdqError):
@@ -126,7 +203,7 @@ class FileRefusals:
         is_first = self._since is None
         self._since = now if self._since is None else self._since
         number = _errno(error)
-        # What was in the way of the whole storage may have gone since the refusal: what has this name refuses again.
+        # Whatever was in the way of the whole storage may have gone since: a name that is taken is refused again.
         if number in _FULL or (number in _TAKEN and is_first):
             return
         if number in _HOPELESS | _TAKEN:
@@ -138,14 +215,19 @@ class FileRefusals:
             ) from error
 
 
-def _errno(error: Exception) -> int | None:
+def _cause(error: Exception) -> OSError | None:
     cause = error if isinstance(error, OSError) else error.__cause__
-    return cause.errno if isinstance(cause, OSError) else None
+    return cause if isinstance(cause, OSError) else None
+
+
+def _errno(error: Exception) -> int | None:
+    cause = _cause(error)
+    return cause.errno if cause is not None else None
 
 
 def _reason(error: Exception) -> str:
-    cause = error if isinstance(error, OSError) else error.__cause__
-    if not isinstance(cause, OSError) or not cause.strerror:
+    cause = _cause(error)
+    if cause is None or not cause.strerror:
         return str(error).rstrip(".")
     hint = ", because something else has that name; remove it or choose another --output or --name"
     name = cause.filename2 or cause.filename
