@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 import redis
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -112,7 +113,7 @@ async def create_and_wait(request: Request) -> Response:
     if STATUS.get(view.status) != "completed":
         failure = failure_of(view, request.app.state.backend.settings)
         raise ApiError(500, failure["message"], code=failure["code"])
-    response: Response = await request.app.state.content.video(view, None)
+    response: Response = await request.app.state.content.video(view, None, Headers())
     # The last two are what vLLM-Omni sends where nothing was measured.
     values = (view.id, quote(model_stem(view.model)), f"{time.monotonic() - begun_at:.3f}", "{}", "0.000")
     response.headers.update(dict(zip(SYNC_HEADERS, values, strict=True)))
@@ -236,7 +237,7 @@ async def video_content(request: Request) -> Response:
     view = await _find(request)
     content: Content = request.app.state.content
     if variant == "video":
-        return await content.video(view, request.query_params.get("format"))
+        return await content.video(view, request.query_params.get("format"), request.headers)
     if view.status != "finished":
         raise not_ready(view, request.app.state.backend.settings)
     return await content.poster(view)

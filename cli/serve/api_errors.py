@@ -22,9 +22,6 @@ logger = logging.getLogger(__name__)
 #: The id of the request that is being answered, in its response and in the log.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
-#: Seconds after which a client may try again while Redis or the storage is away.
-RETRY_AFTER_S = 2
-
 
 class Json(JSONResponse):
     """JSON in ASCII, which can carry any text that JSON can: a record may have half a character."""
@@ -46,7 +43,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Create the error; `param` is the field that is wrong, and 400 and 404 have a `code` by default."""
+        """Create the error; `param` is the wrong field, and 400 and 404 have a `code` by default."""
         super().__init__(message)
         self.status = status
         self.param = param
@@ -84,16 +81,8 @@ def redis_away() -> ApiError:
     return _away("The queue cannot be reached: Redis does not answer. Try again in a few seconds.", "redis_unavailable")
 
 
-def storage_away() -> ApiError:
-    """Create the error for a storage that cannot be used."""
-    return _away(
-        "The storage of photos and videos cannot be used. Try again later; the log of `svdq serve` has the reason.",
-        "storage_unavailable",
-    )
-
-
 def _away(message: str, code: str) -> ApiError:
-    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_AFTER_S)})
+    return ApiError(503, message, code=code, headers={"Retry-After": "2"})
 
 
 def without_paths(text: str, settings: Settings) -> str:
@@ -103,14 +92,13 @@ def without_paths(text: str, settings: Settings) -> str:
     return text
 
 
-@cache
+@cache  # a remote storage connects
 def _folders(home: Path, storage: str) -> list[str]:
-    """Return the folders that answers do not name, the longest first."""
     folders = {str(home), str(Storage(storage).folder or home), str(Path.home())}
     return sorted(folders - {"/"}, key=len, reverse=True)
 
 
-#: What a view may raise; all else is logged.
+#: Exceptions of views. All have one handler, but Starlette logs a traceback of those that are `Exception` only.
 ANSWERED: tuple[type[Exception], ...] = (ApiError, SvdqError, HTTPException, ClientDisconnect, OSError, Exception)
 
 
@@ -119,22 +107,21 @@ def answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         error = ApiError(400, "The client has gone.", code="bad_request")  # nobody reads it
     elif isinstance(error, HTTPException):
-        error = _of_router(error, request)
+        place = repr(request.url.path[:200])
+        message, code = {
+            404: (f"There is nothing at {place}.", "not_found"),
+            405: (f"{request.method} is not allowed at {place}.", "method_not_allowed"),
+        }.get(error.status_code, (str(error.detail), "bad_request"))
+        error = ApiError(error.status_code, message, code=code, headers=error.headers)
     elif isinstance(error, InputError):
         error = ApiError(400, without_paths(str(error), request.app.state.backend.settings))
     elif isinstance(error, UnavailableError | OSError):  # such as a full disk for what is being uploaded
         logger.warning("%s", error)
-        error = storage_away()
+        message = (
+            "The storage of photos and videos cannot be used. Try again later; the log of `svdq serve` has the reason."
+        )
+        error = _away(message, "storage_unavailable")
     elif not isinstance(error, ApiError):
         logger.error("%s %s failed:", request.method, request.url.path)  # uvicorn logs the traceback
         error = ApiError(500, "The server has failed; the log of `svdq serve` has the reason.", code="internal_error")
     return error.response()
-
-
-def _of_router(error: HTTPException, request: Request) -> ApiError:
-    place = repr(request.url.path[:200])
-    message, code = {
-        404: (f"There is nothing at {place}.", "not_found"),
-        405: (f"{request.method} is not allowed at {place}.", "method_not_allowed"),
-    }.get(error.status_code, (str(error.detail), "bad_request"))
-    return ApiError(error.status_code, message, code=code, headers=error.headers)

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from svdq.cli.main import StopSignals
@@ -24,8 +24,8 @@ from svdq.cli.serve.api_errors import ANSWERED, answer_error
 from svdq.cli.serve.backend import Backend, Shared
 from svdq.cli.serve.bodies import FormReader
 from svdq.cli.serve.content import Content, sweep
-from svdq.cli.serve.now import shared_states
-from svdq.cli.serve.review import Older
+from svdq.cli.serve.now import read_state
+from svdq.cli.serve.review import StoredVideos
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.producer.settings import Settings
 from svdq.producer.status.snapshot import take
@@ -44,6 +44,10 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
         on_ready()
         yield
         backend.close()
+
+    async def read_page_state() -> str:
+        snapshot = await app.state.snapshots.get()
+        return await backend.read(lambda connection: read_state(connection, settings, backend.storage, snapshot))
 
     middleware = [Middleware(Access, options=options)]
     if options.allowed_origins:
@@ -68,8 +72,8 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
     app.state.reader = FormReader(settings.max_pixels)
     #: Places in the list of videos at which pages have ended, by the id of their last video.
     app.state.page_ends = {}
-    app.state.older = Older(backend.storage)
-    app.state.page_states = shared_states(backend, app.state.snapshots)
+    app.state.older = StoredVideos(backend.storage)
+    app.state.page_states = Shared(read_page_state)
     return app
 
 
@@ -85,17 +89,20 @@ THREADS_S = 0.1
 
 
 class Protocol(H11Protocol):
-    """One connection; closed when the headers of a request, or the rest of a refused one, do not arrive in time."""
+    """One connection; closed when the headers of a request, or the rest of a refused one, do not arrive in time.
+
+    The rest is read, since the client may lose the answer if the connection is closed while it sends.
+    """
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit of the first request."""
+        """Begin with the first request."""
         super().connection_made(transport)
         self._limit_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the time limit."""
+        """Stop the timer."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -111,17 +118,13 @@ class Protocol(H11Protocol):
             self._limit_time()
 
     def _limit_time(self) -> None:
-        """Start the time limit while nothing but the client's data is waited for, and end it otherwise."""
         if not self._is_waiting():
             self._stop_timer()
         elif self._timer is None:
             self._timer = self.loop.call_later(HEADERS_S, self._too_slow)
 
     def _is_waiting(self) -> bool:
-        """Return whether headers are due, or the rest of a body after its answer.
-
-        The rest is read, since the client may lose the answer if the connection is closed while it sends.
-        """
+        """Return whether headers are due, or the rest of a body after its answer."""
         theirs = self.conn.their_state
         return theirs is h11.IDLE or (theirs is h11.SEND_BODY and self.conn.our_state is h11.DONE)
 
@@ -160,8 +163,14 @@ def run(app: Starlette, listener: socket.socket) -> int:
     Raises:
         SvdqError: the application has not started.
     """
+
+    async def run_app(scope: Scope, receive: Receive, send: Send) -> None:
+        # Downloads that outlast the grace end without a traceback in the log; only uvicorn cancels, at its end.
+        with contextlib.suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
     config = uvicorn.Config(
-        _cut_off_quietly(app),
+        run_app,
         http=Protocol,
         ws="none",
         lifespan="on",
@@ -172,8 +181,12 @@ def run(app: Starlette, listener: socket.socket) -> int:
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=GRACE_S,
     )
-    _allow_many_connections()
-    _return_freed_memory()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # each upload has a connection and a file
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # glibc returns large blocks to the system when they are freed; by default it keeps some for each thread.
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     server = uvicorn.Server(config)
     with StopSignals() as stop:
         with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
@@ -181,29 +194,6 @@ def run(app: Starlette, listener: socket.socket) -> int:
         if not server.started and not stop.number:
             raise SvdqError("The server has not started; the lines above say why.")
         return stop.number
-
-
-def _cut_off_quietly(app: Starlette) -> ASGIApp:
-    """Let downloads that outlast the grace end without a traceback in the log."""
-
-    async def run_app(scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(asyncio.CancelledError):  # only uvicorn cancels, at its end
-            await app(scope, receive, send)
-
-    return run_app
-
-
-def _allow_many_connections() -> None:
-    """Raise the number of open files to what the system allows: each upload has a connection and a file."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _return_freed_memory() -> None:
-    """Let glibc return large blocks to the system when they are freed; by default it keeps some for each thread."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def exit_soon(code: int) -> None:

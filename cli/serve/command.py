@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 import click
 
 from svdq.cli.formatting import echo
+from svdq.cli.main import EXIT_INTERRUPTED, notify_systemd
 from svdq.cli.option_types import storage_options
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.installed import how_to_install, require_torch
@@ -70,13 +72,9 @@ def serve(
     for module in _REQUIRED:
         if importlib.util.find_spec(module) is None:
             raise InputError(f"`svdq serve` needs {module}, which is not installed; {how_to_install('serve')}.")
-    import signal
-
-    from svdq.cli.main import EXIT_INTERRUPTED, notify_systemd
     from svdq.cli.serve.access import ServeOptions, find_token, is_host, is_origin, token_file
     from svdq.cli.serve.api_errors import add_request_id
     from svdq.cli.serve.app import exit_soon, listen, make_app, run
-    from svdq.cli.serve.command import worker_beside
 
     log = logging.StreamHandler(sys.stderr)
     log.addFilter(add_request_id)
@@ -85,23 +83,18 @@ def serve(
         raise InputError(f"--host {host!r} is not an address; give one to listen on, such as 127.0.0.1 or 0.0.0.0.")
     for name in allowed_hosts:
         if not is_host(name):
-            raise InputError(
-                f"--allow-host {name!r} is not a name; give it without http:// and port: videos.example.com"
-            )
+            raise InputError(f"--allow-host {name!r} is not a name; give one without http:// and port.")
     for origin in allowed_origins:
         if not is_origin(origin):
-            raise InputError(
-                f"--allow-origin {origin!r} is not an origin; give it as browsers do: https://videos.example.com"
-            )
+            raise InputError(f"--allow-origin {origin!r} is not an origin; give one such as https://videos.example.com")
     settings = load_settings(redis_url=redis_url, storage=storage)
     token, is_new = find_token(settings)
     listener = listen(host, port)
-    names = tuple(name.lower() for name in allowed_hosts)
     options = ServeOptions(
         host=host,
         port=listener.getsockname()[1],
         token=token,
-        allowed_hosts=names,
+        allowed_hosts=tuple(name.lower() for name in allowed_hosts),
         allowed_origins=allowed_origins,
     )
 
@@ -113,7 +106,7 @@ def serve(
             echo(f"Serving at {options.url}/ (token: {place})")
         notify_systemd()
 
-    with worker_beside(settings) if with_worker else contextlib.nullcontext():
+    with _worker_beside(settings) if with_worker else contextlib.nullcontext():
         signal_number = run(make_app(settings, options, report), listener)
     code = EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0
     exit_soon(code)
@@ -121,11 +114,8 @@ def serve(
 
 
 @contextlib.contextmanager
-def worker_beside(settings: Settings) -> Iterator[None]:
-    """Run a worker within a block.
-
-    After the block the worker stops after its current step, and its videos are continued later; a Ctrl-C stops it at
-    once.
+def _worker_beside(settings: Settings) -> Iterator[None]:
+    """Run a worker within a block; it then stops after its current step, or at once on a Ctrl-C.
 
     Raises:
         InputError: PyTorch is not installed.

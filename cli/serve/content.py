@@ -3,23 +3,20 @@
 import contextlib
 import io
 import logging
-import re
 import tempfile
 import zipfile
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from functools import lru_cache, partial
-from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO
 from urllib.parse import quote
 
-import anyio
+from starlette.background import BackgroundTask
 from starlette.datastructures import Headers
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
-from starlette.types import Receive, Scope, Send
 
 from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.backend import PHOTO_BYTES, Backend
@@ -31,7 +28,6 @@ from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.results.poster import poster_of_photo, poster_of_video
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView
-from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import STAGING_PREFIX, Storage
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 
@@ -40,10 +36,6 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp"}
 #: A browser keeps a file and asks whether it has changed: a job may be rendered again.
 CACHING = {"Cache-Control": "private, no-cache"}
-#: Bytes of a file that are read at a time.
-CHUNK = 1 << 18
-#: A Range header with one part.
-_RANGE = re.compile(r"bytes=(?P<first>\d{0,18})-(?P<last>\d{0,18})", re.ASCII)
 #: Small pictures in memory at a time, of about 20 KB each.
 MAX_PICTURES = 500
 
@@ -109,34 +101,45 @@ class Content:
         self._picture_of_video = lru_cache(MAX_PICTURES)(self._make_picture_of_video)
         self._picture_of_photo = lru_cache(MAX_PICTURES)(self._make_picture_of_photo)
 
-    async def video(self, view: JobView, kind: str | None) -> Response:
+    async def video(self, view: JobView, kind: str | None, asked: Headers) -> Response:
         """Return a file of a finished video; without a format its mp4, else the first; frames as a zip.
+
+        `asked` are the headers of the request.
 
         Raises:
             ApiError: the video has no such file, or it was removed.
         """
-        files = files_of(view)
+        files, storage = files_of(view), self._backend.storage
         if not files:
             raise not_ready(view, self._backend.settings)
         kind = kind or ("mp4" if "mp4" in files else next(iter(files)))
         if kind not in files:
             raise ApiError(400, f"The video has no {kind[:20]!r}; it has {', '.join(files)}.", param="format")
-        name, storage = PurePosixPath(files[kind]).name, self._backend.storage
+        key, name = files[kind], PurePosixPath(files[kind]).name
         if kind == "png":
-            keys = await self._backend.in_thread(lambda: keys_of(storage, kind, files[kind]))
-            if not keys:
+            if not (keys := await self._backend.in_thread(lambda: keys_of(storage, kind, key))):
                 raise _removed(view)
-            headers = {**CACHING, "Content-Disposition": _inline(f"{name}.zip")}
+            headers = {**CACHING, "Content-Disposition": f"inline; filename*=utf-8''{quote(name)}.zip"}
             return StreamingResponse(zip_of(storage, keys), media_type="application/zip", headers=headers)
-
-        def open_file() -> tuple[Entry, BinaryIO]:
-            entry = storage.entry(files[kind])
-            if entry is None:
-                raise _removed(view)
-            return entry, storage.open(entry.key)
-
-        entry, file = await self._backend.in_thread(open_file)
-        return _File(self._backend, file, entry, MEDIA_TYPES.get(kind, "application/octet-stream"), name)
+        entry = await self._backend.in_thread(lambda: storage.entry(key))
+        if entry is None:
+            raise _removed(view)
+        headers = {
+            **CACHING,
+            "ETag": f'"{entry.size:x}-{int(entry.modified_at.timestamp() * 1e6):x}"',
+            "Last-Modified": format_datetime(entry.modified_at.astimezone(UTC), usegmt=True),
+        }
+        if StaticFiles().is_not_modified(Headers(headers), asked):
+            return NotModifiedResponse(Headers(headers))
+        path, copy = await self._backend.in_thread(lambda: _local_file(storage, key))
+        return FileResponse(
+            path,
+            headers=headers,
+            media_type=MEDIA_TYPES.get(kind, "application/octet-stream"),
+            background=None if copy is None else BackgroundTask(copy.close),
+            filename=name,
+            content_disposition_type="inline",
+        )
 
     async def poster(self, view: JobView) -> Response:
         """Return a small picture: the first frame of a finished video, the photo of any other job.
@@ -165,11 +168,12 @@ class Content:
         storage = self._backend.storage
         if storage.entry(key) is None:
             raise InputError(f"There is no video {key!r}.")
-        if storage.folder is not None:
-            return poster_of_video(storage.folder / key, kind)
-        with tempfile.NamedTemporaryFile() as file:
-            storage.copy_out(key, Path(file.name))
-            return poster_of_video(Path(file.name), kind)
+        path, copy = _local_file(storage, key)
+        try:
+            return poster_of_video(path, kind)
+        finally:
+            if copy is not None:
+                copy.close()
 
     def _make_picture_of_photo(self, key: str, size: tuple[int, int], fit: Fit) -> bytes:
         entry = self._backend.storage.entry(key)
@@ -179,76 +183,13 @@ class Content:
             return poster_of_photo(self._backend.storage.read(key), size, fit, self._backend.settings.max_pixels)
 
 
-def _inline(name: str) -> str:
-    quoted = quote(name)
-    return f"inline; filename*=utf-8''{quoted}" if quoted != name else f'inline; filename="{name}"'
-
-
-class _File(Response):
-    """An open file, or a part of it, unless the client has it; closed after it."""
-
-    def __init__(self, backend: Backend, file: BinaryIO, entry: Entry, media_type: str, name: str) -> None:
-        self._backend = backend
-        self._file = file
-        self._size = entry.size
-        headers = {
-            **CACHING,
-            "Accept-Ranges": "bytes",
-            "Content-Disposition": _inline(name),
-            "Content-Length": str(entry.size),
-            "ETag": f'"{entry.size:x}-{int(entry.modified_at.timestamp() * 1e6):x}"',
-            "Last-Modified": format_datetime(entry.modified_at.astimezone(UTC), usegmt=True),
-        }
-        super().__init__(headers=headers, media_type=media_type)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file, a part of it, or why there is no such part."""
-        try:
-            await self._answer(scope["method"], Headers(scope=scope))(scope, receive, send)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._backend.in_thread(self._file.close)
-
-    def _answer(self, method: str, asked: Headers) -> Response:
-        if StaticFiles().is_not_modified(self.headers, asked):
-            return NotModifiedResponse(self.headers)
-        headers, status = dict(self.headers), HTTPStatus.OK
-        start, end = 0, self._size
-        is_same = asked.get("if-range", headers["etag"]) in (headers["etag"], headers["last-modified"])
-        part = _part(asked.get("range", ""), self._size) if is_same and method in ("GET", "HEAD") else None
-        if part is not None:
-            start, end = part
-            if start >= self._size:
-                message = "The Range header names no part of the file; ask for bytes=FIRST-LAST within its size."
-                size = {"Content-Range": f"bytes */{self._size}"}
-                return ApiError(416, message, code="invalid_range", headers=size).response()
-            status = HTTPStatus.PARTIAL_CONTENT
-            headers |= {"content-range": f"bytes {start}-{end - 1}/{self._size}", "content-length": str(end - start)}
-        if method == "HEAD":
-            return Response(status_code=status, headers=headers)
-        return StreamingResponse(self._read(start, end), status, headers)
-
-    async def _read(self, start: int, end: int) -> AsyncIterator[bytes]:
-        await self._backend.in_thread(lambda: self._file.seek(start))
-        while start < end and (
-            chunk := await self._backend.in_thread(partial(self._file.read, min(CHUNK, end - start)))
-        ):
-            start += len(chunk)
-            yield chunk
-
-
-def _part(header: str, size: int) -> tuple[int, int] | None:
-    """Return the part of a file that a Range header names; None for the whole: a server may ignore the header."""
-    found = _RANGE.fullmatch(header)
-    if found is None or found["first"] == found["last"] == "":
-        return None
-    if not found["first"]:
-        return max(size - int(found["last"]), 0), size
-    first = int(found["first"])
-    if not found["last"]:
-        return first, size
-    last = int(found["last"])
-    return None if last < first else (first, min(last + 1, size))
+def _local_file(storage: Storage, key: str) -> tuple[Path, IO[bytes] | None]:
+    """Return the path of a file; of one that is not on this machine the copy, which goes when it is closed."""
+    if storage.folder is not None:
+        return storage.folder / key, None
+    copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 - who uses it closes it
+    storage.copy_out(key, Path(copy.name))
+    return Path(copy.name), copy
 
 
 def _removed(view: JobView) -> ApiError:

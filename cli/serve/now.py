@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from svdq.cli.formatting import condition_reason
 from svdq.cli.serve.api_errors import ApiError, without_paths
-from svdq.cli.serve.backend import FRESH_S, Backend, Shared
+from svdq.cli.serve.backend import FRESH_S, Shared
 from svdq.cli.serve.videos import model_stem
 from svdq.cli.view import progress_of
 from svdq.producer.job_control import SUSPENDED
@@ -42,7 +42,7 @@ END_S = 1.0
 
 
 def read_state(connection: redis.Redis, settings: Settings, storage: Storage, snapshot: Snapshot) -> str:
-    """Read the rows of what waits, and return the whole state as JSON text."""
+    """Read the jobs that wait, and return the whole state as JSON text."""
     counts = {status: sum(queue[status] for queue in snapshot.queues.values()) for status in STATUSES}
     job_ids, num_ahead = _first_waiting(connection)
     waiting = view_many(connection, job_ids)
@@ -194,18 +194,6 @@ def _disk(storage: Storage) -> tuple[dict[str, int] | None, str]:
             return {}, f"The storage of photos and videos cannot be used ({error.strerror})."
         return {"free": usage.free, "total": usage.total}, ""
     raise AssertionError("there is a root folder")
-
-
-def shared_states(backend: Backend, snapshots: Shared[Snapshot]) -> Shared[str]:
-    """Return the state of all pages, read once a second while any page is open."""
-
-    async def read() -> str:
-        snapshot = await snapshots.get()
-        return await backend.read(
-            lambda connection: read_state(connection, backend.settings, backend.storage, snapshot)
-        )
-
-    return Shared(read)
 
 
 async def events(request: Request) -> Response:

@@ -145,7 +145,7 @@ async def content(request: Request) -> Response:
     """Return a file of a finished video, also of one whose job Redis has forgotten."""
     stored: Content = request.app.state.content
     view = await _find(request, request.path_params["video_id"])
-    return await stored.video(view, request.query_params.get("format"))
+    return await stored.video(view, request.query_params.get("format"), request.headers)
 
 
 async def _find(request: Request, video_id: str) -> JobView:

@@ -1,4 +1,4 @@
-"""The finished and failed videos as the page lists them, the newest first, with what was decided about each."""
+"""The finished and failed videos as the page lists them, the newest first."""
 
 import heapq
 import threading
@@ -37,50 +37,42 @@ FILTERS: dict[str, tuple[tuple[str, ...], tuple[job_control.Verdict | None, ...]
     "reject": (("finished",), ("reject",)),
     "failed": (("failed",), (None, "keep", "reject")),
 }
-#: A place in the list: when a video ended, in seconds since the epoch, and its id.
-Place = tuple[int, str]
-NextPlaces = Callable[[Place | None, int], list[Place]]
-ReadViews = Callable[[Sequence[str]], list[JobView]]
-#: Prefix of cursors to videos in the storage, and the place before the first one.
+#: A cursor: when a video ended, in seconds since the epoch, and its id.
+Cursor = tuple[int, str]
+#: Prefix of cursors to videos in the storage, and the cursor before the first one.
 _OLDER = "older:"
-_BEGIN: Place = (10**13, "")
+_BEGIN: Cursor = (10**13, "")
 #: Formats that a browser plays, the best first.
 _PLAYED = ("mp4", "webp", "gif")
-
-
 #: Newest videos that are remembered; a list of more would take much memory, and nobody scrolls that far.
 MAX_VIDEOS = 20_000
 #: Seconds after which the storage is listed anew.
 FRESH_S = 60.0
 
 
-class Older:
-    """The finished videos of a storage by the ids of their jobs."""
+class StoredVideos:
+    """The finished videos of a storage, also of jobs that Redis has forgotten."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._lock = threading.Lock()
         self._listed_at = -FRESH_S
-        #: When each video was finished, in seconds since the epoch, and its id; the newest first.
-        self._places: list[tuple[int, str]] = []
+        #: The newest first.
+        self._cursors: list[Cursor] = []
         #: The JSON of each id.
         self._sidecars: dict[str, Entry] = {}
 
-    def before(self, place: tuple[int, str] | None, limit: int) -> list[tuple[int, str]]:
-        """Return the videos after a place in the order of the newest first, as `registries.ended_before`.
+    def before(self, cursor: Cursor | None, limit: int) -> list[Cursor]:
+        """Return the videos that ended before one, as `registries.ended_before`.
 
         Raises:
             UnavailableError: the storage cannot be reached.
         """
         self._list()
-        return [each for each in self._places if place is None or each < place][:limit]
+        return [each for each in self._cursors if cursor is None or each < cursor][:limit]
 
     def views(self, job_ids: Sequence[str]) -> list[JobView]:
-        """Return videos as jobs that are finished; those without a valid sidecar are left out.
-
-        Raises:
-            UnavailableError: the storage cannot be reached.
-        """
+        """Return videos as finished jobs, without those that have no valid sidecar; raises as `before`."""
         if not job_ids:
             return []
         self._list()
@@ -113,7 +105,7 @@ class Older:
                 self._sidecars = {
                     entry.key.removesuffix(".json").rpartition("-")[2]: entry for entry in reversed(newest)
                 }
-                self._places = sorted(
+                self._cursors = sorted(
                     ((int(entry.modified_at.timestamp()), job_id) for job_id, entry in self._sidecars.items()),
                     reverse=True,
                 )
@@ -121,12 +113,12 @@ class Older:
 
 
 def read_page(
-    connection: redis.Redis, settings: Settings, storage: Storage, older: Older, show: str, before: str
+    connection: redis.Redis, settings: Settings, storage: Storage, older: StoredVideos, show: str, before: str
 ) -> dict[str, Any]:
     """Return a page of the list and the cursor of the next one, which is None at the end.
 
-    Videos come from the records of jobs, and after them from the storage, where they outlive these. `show` is one of
-    `FILTERS`, and `before` a cursor, "" for the first page.
+    Videos come from the records of jobs, and after them from the storage. `show` is one of `FILTERS`, and `before` a
+    cursor as text, "" for the first page.
 
     Raises:
         InputError: the filter or the cursor is not allowed.
@@ -134,15 +126,19 @@ def read_page(
     if show not in FILTERS:
         raise InputError(f"There is no filter {show[:80]!r}; choose one of {', '.join(FILTERS)}.")
     shown, fitting_marks = FILTERS[show]
-    place = _parse_place(before.removeprefix(_OLDER))
+    begin = _parse_cursor(before.removeprefix(_OLDER))
     found: list[dict[str, Any]] = []
 
-    def collect(next_places: NextPlaces, read: ReadViews, place: Place | None) -> Place | None:
-        """Add videos up to a whole page; return the place where it ended, None at the end of all."""
+    def collect(
+        next_cursors: Callable[[Cursor | None, int], list[Cursor]],
+        read: Callable[[Sequence[str]], list[JobView]],
+        cursor: Cursor | None,
+    ) -> Cursor | None:
+        """Add videos up to a whole page; return the cursor of its last one, None at the end of all."""
         for _ in range(MAX_SCANNED // CHUNK):
-            places = next_places(place, CHUNK)
-            marks = dict(zip(places, job_control.read(connection, [job_id for _, job_id in places]), strict=True))
-            fitting = [each for each in places if marks[each] in fitting_marks]
+            cursors = next_cursors(cursor, CHUNK)
+            marks = dict(zip(cursors, job_control.read(connection, [job_id for _, job_id in cursors]), strict=True))
+            fitting = [each for each in cursors if marks[each] in fitting_marks]
             wanted = fitting[: PAGE_SIZE - len(found)]
             views = {job.id: job for job in read([job_id for _, job_id in wanted])}
             # Some records have expired meanwhile, and stopped jobs are among the failed ones.
@@ -152,38 +148,36 @@ def read_page(
                 if job_id in views and views[job_id].status in shown
             )
             if len(fitting) > len(wanted):
-                place = wanted[-1] if wanted else place
-            elif len(places) == CHUNK:
-                place = places[-1]
+                cursor = wanted[-1] if wanted else cursor
+            elif len(cursors) == CHUNK:
+                cursor = cursors[-1]
             else:
                 return None
             if len(found) == PAGE_SIZE:
                 break
-        return place
+        return cursor
 
     def read_forgotten(job_ids: Sequence[str]) -> list[JobView]:
         known = statuses(connection, job_ids)
         return older.views([job_id for job_id, status in zip(job_ids, known, strict=True) if status is None])
 
     if not before.startswith(_OLDER):
-        place = collect(
-            lambda place, limit: ended_before(connection, shown, limit, place),
-            lambda job_ids: view_many(connection, job_ids),
-            place,
+        kind, end = (
+            "",
+            collect(
+                lambda cursor, limit: ended_before(connection, shown, limit, cursor),
+                lambda job_ids: view_many(connection, job_ids),
+                begin,
+            ),
         )
-        if place is not None or show == "failed":
-            return _page(found, "", place)
-        # The storage is listed only for a reader who scrolls to the end.
-        return _page(found, _OLDER, _BEGIN)
-    return _page(found, _OLDER, collect(older.before, read_forgotten, place))
+        if end is None and show != "failed":  # the storage is listed only for a reader who scrolls to the end
+            kind, end = _OLDER, _BEGIN
+    else:
+        kind, end = _OLDER, collect(older.before, read_forgotten, begin)
+    return {"results": found, "next": None if end is None else f"{kind}{end[0]}:{end[1]}"}
 
 
-def _page(found: Sequence[dict[str, Any]], kind: str, place: Place | None) -> dict[str, Any]:
-    after = None if place is None else f"{kind}{place[0]}:{place[1]}"
-    return {"results": list(found), "next": after}
-
-
-def _parse_place(text: str) -> Place | None:
+def _parse_cursor(text: str) -> Cursor | None:
     if not text:
         return None
     seconds, colon, job_id = text.partition(":")
