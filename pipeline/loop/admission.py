@@ -127,7 +127,7 @@ class Admission:
                 index=index,
                 boundaries=plan.boundaries,
                 decoder=plan.decoder,
-                metadata=request.metadata,
+                job=request.job,
                 memory={},
                 ran_out=False,
             )
@@ -140,7 +140,7 @@ class Admission:
             boundaries=plan.boundaries,
             decoder=plan.decoder,
             step=0,
-            metadata=request.metadata,
+            job=request.job,
             chunk_chosen=request.chunk_chosen,
         )
         self._monitor.step(sample, 0)

@@ -25,8 +25,8 @@ class Request:
     parameters: VideoParameters
     #: The photo, exactly width x height; None if the model needs none or the video is resumed.
     photo: Image | None
-    #: What the source wants the sink to know, JSON; carried along unread.
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: The job, as JSON that its sample carries to the sink.
+    job: Mapping[str, Any] = field(default_factory=dict)
     #: Whether the worker chose `decode_chunk_size`, because the job leaves it open.
     chunk_chosen: bool = False
     #: The unfinished sample of an earlier attempt, on the device of rank 0; its parameters are those above.

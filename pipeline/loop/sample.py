@@ -5,14 +5,13 @@ anywhere with the same bits.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
-from torch import Tensor
+from pydantic import ConfigDict, TypeAdapter
 
 from svdq.pipeline.models.base import State
-from svdq.pipeline.models.family_parameters import parse_parameters
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.family_parameters import AnyParameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +28,14 @@ class Resumption:
 class Sample:
     """One video in flight. Frozen: a step creates a new one."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(arbitrary_types_allowed=True)
+
     #: Id of its job.
     job_id: str
     #: Its place in the order of admission; a rank works on the waiting sample with the lowest index.
     index: int = 0
     #: Its parameters, with the model's defaults filled in.
-    parameters: VideoParameters
+    parameters: AnyParameters
     #: K+1 step indices: rank r does the steps from boundaries[r] up to, not including, boundaries[r+1].
     boundaries: tuple[int, ...]
     #: The rank that decodes it: the last rank that does steps, or one after it.
@@ -43,8 +44,8 @@ class Sample:
     step: int
     #: The state; empty for a sample that has failed or was canceled and travels on as a header alone.
     tensors: State = field(default_factory=dict)
-    #: What the source wants the sink to know, JSON; carried along unread.
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: The job that it is made for, as JSON of the source, which the pipeline does not read.
+    job: Mapping[str, Any] = field(default_factory=dict)
     #: Why it failed, as a sentence; None while all is well.
     failure: str | None = None
     #: Whether the user canceled it.
@@ -83,51 +84,20 @@ class Sample:
         return replace(self, failure=reason, tensors={})
 
 
+#: Ranks of a group trust each other, so a body is converted, and not checked further.
+_SAMPLE = TypeAdapter(Sample)
+
+
 def sample_body(sample: Sample) -> dict[str, Any]:
     """Convert everything of a sample but its tensors to JSON."""
-    return {
-        "job_id": sample.job_id,
-        "index": sample.index,
-        "parameters": sample.parameters.model_dump(mode="json"),
-        "boundaries": list(sample.boundaries),
-        "decoder": sample.decoder,
-        "step": sample.step,
-        "metadata": dict(sample.metadata),
-        "failure": sample.failure,
-        "canceled": sample.canceled,
-        "stages": [list(stage) for stage in sample.stages],
-        "seconds": dict(sample.seconds),
-        "memory": dict(sample.memory),
-        "chunk_chosen": sample.chunk_chosen,
-        "ran_out": sample.ran_out,
-        "resumed": [asdict(resumption) for resumption in sample.resumed],
-    }
+    body: dict[str, Any] = _SAMPLE.dump_python(sample, mode="json", exclude={"tensors"})
+    return body
 
 
-def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sample:
+def sample_from(body: Mapping[str, Any], tensors: State) -> Sample:
     """Build a sample from its JSON and tensors; the inverse of `sample_body`.
 
     Raises:
         ValueError: the JSON is not a valid sample (pydantic's ValidationError is one).
     """
-    try:
-        return Sample(
-            job_id=body["job_id"],
-            index=body["index"],
-            parameters=parse_parameters(body["parameters"]),
-            boundaries=tuple(body["boundaries"]),
-            decoder=body["decoder"],
-            step=body["step"],
-            tensors=tensors,
-            metadata=body["metadata"],
-            failure=body["failure"],
-            canceled=body["canceled"],
-            stages=tuple((rank, num_steps, seconds) for rank, num_steps, seconds in body["stages"]),
-            seconds=body["seconds"],
-            memory=body["memory"],
-            chunk_chosen=body.get("chunk_chosen", False),
-            ran_out=body.get("ran_out", False),
-            resumed=tuple(Resumption(**resumption) for resumption in body["resumed"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"this is not a sample: {error!r}") from error
+    return replace(_SAMPLE.validate_python(body), tensors=tensors)

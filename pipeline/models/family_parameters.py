@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
-from pydantic import PlainValidator
+from pydantic import PlainValidator, SerializeAsAny
 
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.parameters import WanParameters
@@ -39,4 +39,4 @@ def parse_parameters(document: object) -> VideoParameters:
 
 
 #: The parameters of any family, as a field of a pydantic model.
-AnyParameters = Annotated[VideoParameters, PlainValidator(parse_parameters)]
+AnyParameters = Annotated[SerializeAsAny[VideoParameters], PlainValidator(parse_parameters)]

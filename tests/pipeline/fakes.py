@@ -161,7 +161,7 @@ class ListMonitor(Monitor):
 
 def request(seed: int, *, steps: int = 5, frames: int = 4) -> Request:
     parameters = SvdParameters(seed=seed, steps=steps, frames=frames, width=64, height=64)
-    return Request(job_id=f"job-{seed}", parameters=parameters, photo=None, metadata={"name": f"photo-{seed}"})
+    return Request(job_id=f"job-{seed}", parameters=parameters, photo=None, job={"name": f"photo-{seed}"})
 
 
 class ListCheckpointer(Checkpointer):

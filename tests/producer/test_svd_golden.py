@@ -23,8 +23,6 @@ class _NoConnection:
 
 
 def record(options: dict[str, Any], spec: dict[str, Any], photo: dict[str, str]) -> dict[str, Any]:
-    from svdq.worker.output.sidecar import job_as_used  # imports torch
-
     formats = options.get("formats")
     options = options | ({"formats": tuple(formats)} if formats else {})
     made = []
@@ -35,16 +33,13 @@ def record(options: dict[str, Any], spec: dict[str, Any], photo: dict[str, str])
             job = job.model_copy(update={"seed": 0})
         queue = SvdqQueue(connection=_NoConnection())  # type: ignore[arg-type]
         rq_job = new_rq_job(queue, Entry(job=job, job_id=job_id, photo="/photos/x.jpg"))
-        metadata = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
-        used = job.parameters.model_copy(update={"frames": job.frames or 25, "decode_chunk_size": 7})
+        used = job.model_copy(update={"frames": job.frames or 25, "decode_chunk_size": 7})
         made.append(
             {
                 "id": job_id,
                 "payload": rq_job.serializer.dumps(rq_job.kwargs).decode(),
                 "description": rq_job.description,
-                "sidecar": json.dumps(
-                    job_as_used(used, metadata | {"execution": ["x"]}).model_dump(mode="json"), ensure_ascii=False
-                ),
+                "sidecar": json.dumps(used.model_dump(mode="json"), ensure_ascii=False),
             }
         )
     return {"options": options, "spec": spec, "photo": photo, "made": made}

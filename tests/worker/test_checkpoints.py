@@ -52,7 +52,7 @@ def sample_at(step: int, job_id: str = "job") -> Sample:
             "image_latents": payload[256:].view(1, 4, 8, 8).transpose(2, 3),
             "image_embedding": payload[:5].view(1, 1, 5).to(torch.float16),
         },
-        metadata={"name": "größe"},
+        job={"name": "größe"},
         stages=((0, step, 0.25),),
         seconds={"encode": 0.5},
         resumed=(Resumption(from_step=1, steps_done_again=0),),
@@ -75,12 +75,6 @@ def metadata_of(data: bytes) -> dict[str, Any]:
 
 def with_metadata(data: bytes, metadata: dict[str, Any]) -> bytes:
     return with_header(data, header_of(data) | {"__metadata__": {"svdq": json.dumps(metadata)}})
-
-
-def document_at(document: dict[str, Any], where: tuple[str, ...]) -> dict[str, Any]:
-    for name in where:
-        document = document[name]
-    return document
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -166,16 +160,18 @@ def test_what_cannot_be_read_is_passed_over_with_a_line_in_the_log(
 
 
 @pytest.mark.parametrize(
-    ("codec", "job_id", "parameters"),
+    ("codec", "job_id", "parameters", "reason"),
     [
-        (Codec(model="other", device=CODEC.device), "job", PARAMETERS),
-        (Codec(model="tiny", device=torch.device("meta")), "job", PARAMETERS),
-        (CODEC, "other", PARAMETERS),
-        (CODEC, "job", PARAMETERS.model_copy(update={"seed": 4})),
+        (Codec(model="other", device=CODEC.device), "job", PARAMETERS, "made with format 2, model tiny, device cpu, "),
+        (Codec(model="tiny", device=torch.device("meta")), "job", PARAMETERS, "now it is format 2, model tiny, device"),
+        (CODEC, "other", PARAMETERS, "other parameters"),
+        (CODEC, "job", PARAMETERS.model_copy(update={"seed": 4}), "other parameters"),
     ],
 )
-def test_what_would_give_other_bits_is_refused(codec: Codec, job_id: str, parameters: SvdParameters) -> None:
-    with pytest.raises(ValueError, match="another model, with other parameters or on another kind of device"):
+def test_a_checkpoint_that_would_give_other_bits_is_refused(
+    codec: Codec, job_id: str, parameters: SvdParameters, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
         codec.decode(CODEC.encode(sample_at(4)), job_id, parameters)
 
 
@@ -185,30 +181,12 @@ def test_what_memory_decided_at_the_beginning_stays() -> None:
     assert_same(CODEC.decode(CODEC.encode(sample_at(4)), "job", now), sample_at(4))
 
 
-#: A value of every kind that JSON has, one of which each field refuses.
-VALUES = (None, True, -1, 2**70, 1.5, "text", [], [[]], [[0, 1]], {}, {"a": []}, {"a": "text"}, [{"from_step": 1}])
-
-
-@pytest.mark.parametrize("where", [(), ("sample",)])
-def test_a_field_of_the_wrong_type_is_refused_or_makes_no_difference(where: tuple[str, ...]) -> None:
-    """Whatever a checkpoint says, reading it raises nothing but ValueError, and what it gives is a whole sample."""
+def test_a_checkpoint_of_an_earlier_format_is_refused() -> None:
     data = CODEC.encode(sample_at(4))
-    for name in document_at(metadata_of(data), where):
-        refused = 0
-        for value in VALUES:
-            metadata = metadata_of(data)
-            document_at(metadata, where)[name] = value
-            try:
-                found = CODEC.decode(with_metadata(data, metadata), "job", PARAMETERS)
-            except ValueError:
-                refused += 1
-            else:
-                assert CODEC.decode(CODEC.encode(found), "job", PARAMETERS) is not None
-        assert refused, name
-        metadata = metadata_of(data)
-        del document_at(metadata, where)[name]
-        with pytest.raises(ValueError, match="not a checkpoint"):
-            CODEC.decode(with_metadata(data, metadata), "job", PARAMETERS)
+    metadata = metadata_of(data)
+    del metadata["made_with"]
+    with pytest.raises(ValueError, match="not a checkpoint of this version"):
+        CODEC.decode(with_metadata(data, metadata), "job", PARAMETERS)
 
 
 def test_a_state_that_the_model_refuses_is_refused() -> None:
@@ -219,28 +197,11 @@ def test_a_state_that_the_model_refuses_is_refused() -> None:
         CODEC.decode(with_metadata(for_two_frames, metadata), "job", PARAMETERS.model_copy(update={"frames": 3}))
 
 
-def test_a_dtype_that_no_sample_has_is_refused() -> None:
-    metadata = {"__metadata__": {"svdq": json.dumps(metadata_of(CODEC.encode(sample_at(4))))}}
-    latents = torch.zeros(1, 2, 4, 8, 8, dtype=torch.int64)
-    data = safetensors.torch.save({"latents": latents}, metadata["__metadata__"])
-    with pytest.raises(ValueError, match=r"checksum|torch\.int64"):
-        CODEC.decode(data, "job", PARAMETERS)
-
-
 def test_what_is_written_is_what_safetensors_reads() -> None:
     sample = sample_at(4)
     read = safetensors.torch.load(CODEC.encode(sample))
     assert read.keys() == sample.tensors.keys()
     assert all(torch.equal(read[name], tensor) for name, tensor in sample.tensors.items())
-
-
-@pytest.mark.parametrize("step", [-1, 10, True, 4.0, "4", None])
-def test_a_step_that_the_video_does_not_have_is_refused(step: object) -> None:
-    data = CODEC.encode(sample_at(1))
-    metadata = metadata_of(data)
-    metadata["sample"]["step"] = step
-    with pytest.raises(ValueError, match="step"):
-        CODEC.decode(with_metadata(data, metadata), "job", PARAMETERS)
 
 
 def test_resuming_counts_what_was_done_before_and_is_done_again() -> None:

@@ -106,7 +106,7 @@ def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(t
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert Checkpoints(store, codec(other)).furthest("job", PARAMETERS) is None
-        assert "it was computed with compiled blocks, approximate ['int8'], dtype float32" in caplog.text
+        assert "model m, device cpu, compiled blocks, approximate ['int8'], dtype float32" in caplog.text
 
 
 def test_a_rank_that_compiles_has_a_place_of_its_own_and_time(tmp_path: Path, monkeypatch) -> None:

@@ -89,8 +89,8 @@ def test_a_request_is_what_was_submitted(house, open_intake: Open) -> None:
     assert (request.parameters.frames, request.parameters.decode_chunk_size) == (9, 9)
     assert request.photo is not None
     assert (request.photo.mode, request.photo.size) == ("RGB", (128, 64))
-    assert request.metadata["name"] == "wide"
-    assert list(request.metadata["formats"]) == ["mp4", "gif"]
+    assert request.job["job"]["name"] == "wide"
+    assert request.job["job"]["formats"] == ["mp4", "gif"]
     assert house.view(job_id).status == "started"
 
 
@@ -594,10 +594,10 @@ def test_a_group_tells_what_it_has_and_how_it_went(house, open_intake: Open) -> 
     (worker,) = view_workers(house.connection)
     assert status.worker == worker.name
     parameters = {"frames": 2, "width": 64, "height": 64, "steps": 4}
-    made = {"metadata": {}, "parameters": parameters}  # by a rank: not found finished already
-    for request in requests[:2]:
-        intake.ended(Report(job_id=request.job_id, body=made, result={"outputs": [], "used": {}, "notice": ""}))
-    intake.ended(Report(job_id=ids[2], body=made, result={}, failure="It broke."))
+    for request, failure in zip(requests, (None, None, "It broke."), strict=True):
+        body = {"job": request.job, "parameters": parameters}  # of a rank: not found finished already
+        result = {} if failure else {"outputs": [], "used": {}, "notice": ""}
+        intake.ended(Report(job_id=request.job_id, body=body, result=result, failure=failure))
     house.wait(ids)
     status = intake.status()
     assert (status.finished, status.failed) == (2, 1)

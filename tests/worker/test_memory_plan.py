@@ -28,6 +28,7 @@ from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher
 from svdq.worker.intake.source import Intake
 from svdq.worker.outages import connect
+from svdq.worker.output.fence import TakenJob
 from svdq.worker.output.writer import ResultWriter
 
 MODEL = ModelInfo(name="fake", notice="tiny", family=FAMILY, facts=FAMILY.published, compute={"dtype": "float16"})
@@ -225,13 +226,16 @@ def test_the_stage_is_told_whether_the_worker_chose_the_chunk_size(house, open_i
     assert (named.parameters.decode_chunk_size, named.chunk_chosen) == (12, False)
 
 
+JOB = SvdJob(image=f"inputs/{'a' * 64}.png", name="video", seed=1, steps=4, frames=2, width=64, height=64)
+
+
 def write_video(folder: Path) -> Report:
     sample = Sample(
         job_id="id",
         parameters=SvdParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1),
         boundaries=(0, 4),
         step=4,
-        metadata={"image": f"inputs/{'a' * 64}.png", "name": "video", "formats": ("mp4",), "fit": "crop"},
+        job=TakenJob(job=JOB.model_copy(update={"decode_chunk_size": 1}), execution=("", "")).model_dump(mode="json"),
     )
     reports: list[Report] = []
     writer = ResultWriter(Storage(str(folder)), MODEL, Tracer())
@@ -247,11 +251,8 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
     codec = Codec(model=MODEL.name, device=torch.device("cpu"))
     checkpoints = Checkpoints(store, codec)
     prefetcher = Prefetcher(storage, MODEL, IntakeOptions(memory=plan(0.1, 0.1)), checkpoints)
-    job = SvdJob(
-        image=f"inputs/{'a' * 64}.png", name="video", seed=1, steps=4, frames=2, width=64, height=64, formats=("mp4",)
-    )
     with pytest.raises(DoesNotFitError):
-        prefetcher.prepare_ahead("id", job)
+        prefetcher.prepare_ahead("id", JOB)
 
     begun = SvdParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1)
     half_done = Sample(
@@ -263,11 +264,11 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
     )
     checkpoints.open("id")
     store.write("id", 2, codec.encode(half_done))
-    found = prefetcher.prepare_ahead("id", job)
+    found = prefetcher.prepare_ahead("id", JOB)
     assert found.resume is not None
-    assert (found.resume.step, found.parameters) == (2, begun)
+    assert (found.resume.step, found.job.parameters) == (2, begun)
     assert write_video(tmp_path).result
-    assert prefetcher.prepare_ahead("id", job).result is not None
+    assert prefetcher.prepare_ahead("id", JOB).result is not None
 
 
 # All of it.

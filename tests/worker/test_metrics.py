@@ -35,6 +35,7 @@ from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector, MetricsEndpoint
+from svdq.worker.output.fence import TakenJob
 from svdq.worker.queue.crashes import CrashMarker
 from tests.queued import enqueue
 from tests.waiting import wait_until
@@ -158,7 +159,10 @@ def _is_complete(samples: Samples) -> bool:
 def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> None:
     rank_reporter = RankReporter(describe(TOPOLOGY, CPU, "fake"), CPU)
     monitor = ProgressMonitor(connection, rank_reporter, JobLogHandler(0), CrashMarker(tmp_path, 0, 0))
-    bare = Sample(job_id="f" * 20, parameters=SvdParameters(seed=1, steps=8, frames=2), boundaries=(0, 3, 8), step=0)
+    parameters = SvdParameters(seed=1, steps=8, frames=2)
+    job = SvdJob(image=f"inputs/{'a' * 64}.png", name="photo", seed=1)
+    taken = TakenJob(job=job, execution=("registry", "execution")).model_dump(mode="json")
+    bare = Sample(job_id="f" * 20, parameters=parameters, boundaries=(0, 3, 8), step=0, job=taken)
     encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
 
     def counted() -> int:

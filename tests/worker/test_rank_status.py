@@ -22,11 +22,15 @@ from svdq.worker.health import progress
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, describe
+from svdq.worker.output.fence import TakenJob
 from svdq.worker.queue.crashes import CrashMarker
 from tests.queued import enqueue
 
 PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)
-SAMPLE = Sample(job_id="0123456789abcdef0123", parameters=PARAMETERS, boundaries=(0, 3, 8), step=3)
+TAKEN = TakenJob(
+    job=SvdJob(image=f"inputs/{'a' * 64}.png", name="photo", seed=1), execution=("registry", "execution")
+).model_dump(mode="json")
+SAMPLE = Sample(job_id="0123456789abcdef0123", parameters=PARAMETERS, boundaries=(0, 3, 8), step=3, job=TAKEN)
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
 
 

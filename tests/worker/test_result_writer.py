@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -22,24 +23,30 @@ from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.trace import Tracer
+from svdq.producer.job import Job, SvdJob
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
-from svdq.worker.output.sidecar import find_result, job_as_used
+from svdq.worker.output.fence import TakenJob
+from svdq.worker.output.sidecar import find_result
 from svdq.worker.output.writer import MAX_WAITING, ResultWriter
 
 MODEL = ModelInfo(name="fake", notice="")
+IMAGE = f"inputs/{'a' * 64}.png"
 FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
 
 
+def job_of(job: Job, source: str = "") -> dict[str, Any]:
+    return TakenJob(job=job, source=source, execution=("registry", "execution")).model_dump(mode="json")
+
+
 def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png"), folder: str = "") -> Sample:
+    shape = {"seed": 1, "steps": 4, "frames": 2, "width": 64, "height": 64, "decode_chunk_size": 2}
     return Sample(
         job_id=f"id-{name}",
-        parameters=SvdParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=2),
+        parameters=SvdParameters(**shape),
         boundaries=(0, 4),
         step=4,
-        # `execution` and whatever else is not the job's is nobody's business here.
-        metadata={"image": f"inputs/{'a' * 64}.png", "name": name, "formats": formats, "fit": "crop", "folder": folder}
-        | {"execution": ["x"]},
+        job=job_of(SvdJob(**shape, image=IMAGE, name=name, formats=formats, folder=folder)),
         stages=((0, 4, 0.5),),
         memory={"step": 9},
         resumed=(Resumption(from_step=2, steps_done_again=1),),
@@ -84,10 +91,10 @@ def wait_for_refusal(until, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_boomerang_with_interpolated_frames_is_recorded(folder: Path) -> None:
     writer, reports = open_writer(folder), Reports()
     sample = sample_of("one", formats=("mp4", "png"))
-    metadata = {**sample.metadata, "interpolate": 24, "boomerang": True}
+    job = TakenJob.of(sample).job.model_copy(update={"frames": 4, "interpolate": 24, "boomerang": True})
     frames = np.stack([np.full((64, 64, 3), value, np.uint8) for value in (0, 80, 160, 240)])
     parameters = sample.parameters.model_copy(update={"frames": 4})
-    writer.deliver(replace(sample, metadata=metadata, parameters=parameters), frames, reports)
+    writer.deliver(replace(sample, job=job_of(job), parameters=parameters), frames, reports)
     writer.deliver(sample_of("two", formats=("mp4",)), FRAMES, reports)
     reports.wait(2)
     writer.close()
@@ -123,7 +130,7 @@ def test_an_idle_writer_holds_no_frames(folder: Path, until) -> None:
 def test_the_source_of_the_photo_is_beside_the_video_and_not_in_it(folder: Path) -> None:
     writer, reports = open_writer(folder), Reports()
     sample = sample_of("one", formats=("mp4",))
-    writer.deliver(replace(sample, metadata={**sample.metadata, "source": "holiday/cup.jpg"}), FRAMES, reports)
+    writer.deliver(replace(sample, job=job_of(TakenJob.of(sample).job, "holiday/cup.jpg")), FRAMES, reports)
     reports.wait(1)
     writer.close()
     assert json.loads((folder / "outputs/one-id-one.json").read_text())["source"] == "holiday/cup.jpg"
@@ -309,7 +316,7 @@ def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder:
     writer = open_writer(folder)
     writer.deliver(sample, FRAMES, reports)
     writer.close()
-    job = job_as_used(sample.parameters, sample.metadata)
+    job = TakenJob.of(sample).job
     assert find_result(storage, MODEL, job, "id-one") == reports.all[0].result
     sidecar = folder / "outputs/one-id-one.json"
     assert json.loads(sidecar.read_text())["resumed"] == [{"from_step": 2, "steps_done_again": 1}]

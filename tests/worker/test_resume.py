@@ -69,7 +69,7 @@ def test_a_video_is_not_continued_with_other_weights_of_the_same_name(house, unt
     save_file(other, weights, metadata={"format": "pt"})
     group = house.start(2, "--burst", model=str(model), wait=False)
     assert group.end() == 0
-    assert "cannot be used: it was computed with dtype float32, weights " in group.text
+    assert "cannot be used: it was made with format " in group.text
     np.testing.assert_array_equal(house.frames(job_id), house.frames(same))
     nothing_is_left(house)
 

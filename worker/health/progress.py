@@ -20,7 +20,7 @@ from svdq.producer import keys
 from svdq.producer.status import job_log
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter
-from svdq.worker.output.fence import execution_of
+from svdq.worker.output.fence import TakenJob
 from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import CrashMarker, phase_of
 
@@ -77,7 +77,7 @@ class ProgressMonitor(Monitor):
         self._canceled: frozenset[str] = frozenset()
         #: When that was read.
         self._canceled_at = -FRESH_S
-        #: The metadata of the present sample if its execution has ended: canceled by RQ, or taken by another group.
+        #: The job of the present sample if its execution has ended: canceled by RQ, or taken by another group.
         self._lost: object = None
         #: When this rank's record was last written, and whether it was idle.
         self._record_at = -IDLE_RECORD_S
@@ -135,7 +135,7 @@ class ProgressMonitor(Monitor):
         """Return whether a job is known to be canceled or lost."""
         note = self._note
         # Only the present sample: the same job, taken again, may come right after it.
-        is_lost = note is not None and note[0].job_id == job_id and note[0].metadata is self._lost
+        is_lost = note is not None and note[0].job_id == job_id and note[0].job is self._lost
         return is_lost or (job_id in self._canceled and time.monotonic() - self._canceled_at < FRESH_S)
 
     def _current_job(self) -> str | None:
@@ -169,7 +169,7 @@ class ProgressMonitor(Monitor):
             self._execute(pipeline)
 
     def _update(self, note: tuple[Sample, int] | None) -> None:
-        execution = execution_of(note[0].metadata) if note is not None else None
+        execution = TakenJob.of(note[0]).execution if note is not None else None
         with self._connection.pipeline(transaction=False) as pipeline:
             if note is not None:
                 pipeline.smembers(keys.CANCELED)
@@ -189,7 +189,7 @@ class ProgressMonitor(Monitor):
             self._canceled_at = time.monotonic()
             self._canceled = frozenset(job_id.decode(errors="replace") for job_id in answers[0])
             if execution is not None and answers[1] is None:
-                self._lost = note[0].metadata
+                self._lost = note[0].job
 
     def _execute(self, pipeline: Pipeline) -> list[Any]:
         """Send the commands and the collected log lines, which are kept if that fails.

@@ -14,13 +14,12 @@ from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Request
-from svdq.producer.job import Job
-from svdq.producer.queue import SOURCE_NOTE, read_job, replaced_of, source_of
+from svdq.producer.queue import read_job, replaced_of, source_of
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
 from svdq.worker.intake.policy import IntakeOptions, is_too_late
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared, RefusedError
 from svdq.worker.outages import NoLongerWantedError
-from svdq.worker.output.fence import execution_metadata
+from svdq.worker.output.fence import TakenJob
 from svdq.worker.queue.crashes import must_run_alone
 from svdq.worker.queue.group_worker import GroupWorker, refusal_of
 from svdq.worker.queue.rq_worker import ActiveJob
@@ -230,24 +229,25 @@ class Dispatcher:
         return self._worker.was_canceled(active.rq_job.id) or not self._worker.holds_lease(active)
 
     def _request(self, active: ActiveJob, prepared: Prepared) -> Request:
-        job_id, job = active.rq_job.id, active.job
+        job_id, parameters = active.rq_job.id, prepared.job.parameters
         resume, memory = prepared.resume, self._options.memory
         if resume is not None:
             resume = resumed(resume, _step_seen(active.rq_job.meta))
-            logger.info("Job %s continues from step %d of %d.", job_id, resume.step, job.steps)
-        metadata = job.model_dump(mode="json", include=set(Job.model_fields))
-        if source := source_of(active.rq_job):
-            metadata[SOURCE_NOTE] = source
+            logger.info("Job %s continues from step %d of %d.", job_id, resume.step, parameters.steps)
+        taken = TakenJob(
+            job=prepared.job,
+            source=source_of(active.rq_job),
+            execution=(active.queue.started_job_registry.key, active.execution.composite_key),
+        )
         return Request(
             job_id=job_id,
-            parameters=prepared.parameters,
+            parameters=parameters,
+            job=taken.model_dump(mode="json"),
             photo=prepared.photo,
             resume=resume,
             num_waiting=self._num_waiting,
-            decoders=memory.decoders(prepared.parameters) if memory is not None else None,
-            chunk_chosen=job.decode_chunk_size is None,
-            metadata=metadata
-            | execution_metadata(active.queue.started_job_registry.key, active.execution.composite_key),
+            decoders=memory.decoders(parameters) if memory is not None else None,
+            chunk_chosen=active.job.decode_chunk_size is None,
         )
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,6 +21,9 @@ from svdq.pipeline.planning.binding import Components
 from svdq.producer.text import count
 
 logger = logging.getLogger(__name__)
+
+#: Those of a video, or a job, which has more.
+_Parameters = TypeVar("_Parameters", bound=VideoParameters)
 
 
 class RankInfo(BaseModel):
@@ -67,7 +70,7 @@ class MemoryPlan:
         self._facts = facts or family.published
         self._workspace = workspace
 
-    def admit(self, parameters: VideoParameters) -> VideoParameters:
+    def admit(self, parameters: _Parameters) -> _Parameters:
         """Fill in an open decode_chunk_size with the largest that fits; `frames` is filled in already.
 
         Raises:
@@ -177,7 +180,7 @@ def _check_weights(ranks: Sequence[RankInfo], granted: str) -> None:
         )
 
 
-def _with_chunks(parameters: VideoParameters, chunk: int) -> VideoParameters:
+def _with_chunks(parameters: _Parameters, chunk: int) -> _Parameters:
     return parameters.model_copy(update={"decode_chunk_size": chunk})
 
 

@@ -15,14 +15,13 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.parameters import VideoParameters
-from svdq.producer.job import Job
+from svdq.producer.job import Job, parse_job
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.outages import FileRefusals, StorageRetry
-from svdq.worker.output.sidecar import find_result, job_as_used
+from svdq.worker.output.sidecar import find_result
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ class RefusedError(SvdqError):
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """One of photo, sample and result, and the parameters of the video."""
+    """One of photo, sample and result, and the job."""
 
     #: The photo at its video's size.
     photo: Image | None = None
@@ -41,8 +40,8 @@ class Prepared:
     resume: Sample | None = None
     #: Its result, when it is finished.
     result: dict[str, Any] | None = None
-    #: Complete: what the job leaves open is filled in.
-    parameters: VideoParameters
+    #: With all parameters: those that it leaves open are filled in.
+    job: Job
 
 
 class Prefetcher:
@@ -111,38 +110,39 @@ class Prefetcher:
         """Make one attempt to find files or checkpoint; return the bytes of the photo if there are none."""
         with self._options.mark_prepare(job_id):
             try:
-                parameters = self._options.complete(job.parameters)
+                job = parse_job(job.model_dump() | self._options.complete(job.parameters).model_dump())
             except InputError as error:
                 raise RefusedError(str(error)) from error
-            try:
-                wanted = job_as_used(parameters, job.model_dump())
             except ValidationError as error:
                 reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
                 raise RefusedError(
                     f"The job does not fit the defaults of the model {self._model.name}: {reason}; choose others."
                 ) from error
             try:
-                result = find_result(self._storage, self._model, wanted, job_id, replaced)
+                result = find_result(self._storage, self._model, job, job_id, replaced)
             except UnavailableError as error:
                 if self._storage.exists("inputs"):
                     refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
                 raise
             if result is not None:
-                return Prepared(result=result, parameters=parameters), None
-            if self._checkpoints is not None and (resume := self._checkpoints.furthest(job_id, parameters)) is not None:
-                return Prepared(resume=resume, parameters=resume.parameters), None
+                return Prepared(result=result, job=job), None
+            if self._checkpoints is not None:
+                resume = self._checkpoints.furthest(job_id, job.parameters)
+                if resume is not None:
+                    chunk = resume.parameters.decode_chunk_size
+                    return Prepared(resume=resume, job=job.model_copy(update={"decode_chunk_size": chunk})), None
             if self._options.memory is not None:
-                parameters = self._options.memory.admit(parameters)
-            elif parameters.decode_chunk_size is None:
-                parameters = parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
-            return Prepared(parameters=parameters), self._read(job.image, refusals)
+                job = self._options.memory.admit(job)
+            elif job.decode_chunk_size is None:
+                job = job.model_copy(update={"decode_chunk_size": job.num_frames})
+            return Prepared(job=job), self._read(job.image, refusals)
 
     def _decoded(self, found: Prepared, photo: bytes | None, job_id: str, job: Job) -> Prepared:
         if photo is None:
             return found
         with self._options.mark_prepare(job_id):
             note = partial(logger.warning, "Job %s: %s", job_id)
-            size = found.parameters.width, found.parameters.height
+            size = found.job.width, found.job.height
             return replace(found, photo=prepare_photo(photo, *size, job.fit, self._options.max_pixels, note))
 
     def _read(self, key: str, refusals: FileRefusals) -> bytes:

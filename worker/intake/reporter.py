@@ -12,7 +12,6 @@ from rq.job import JobStatus
 from svdq.pipeline.loop.protocols import Report
 from svdq.worker.health.rank_status import Pace
 from svdq.worker.intake.policy import LENGTH, CircuitBreaker
-from svdq.worker.output.fence import execution_of
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import ActiveJob
 
@@ -157,6 +156,5 @@ def _is_dropped(report: Report) -> bool:
 
 
 def _is_of(report: Report, active: ActiveJob) -> bool:
-    """Whether a report belongs to this execution of its job; one without an execution does."""
-    execution = execution_of(report.body.get("metadata", {}))
-    return execution is None or execution[1] == active.execution.composite_key
+    """Whether a report belongs to this execution of its job; that of a job that did not reach the stage does."""
+    return not report.body or report.body["job"]["execution"][1] == active.execution.composite_key

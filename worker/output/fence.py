@@ -1,31 +1,36 @@
-"""Prevents that a group publishes a video that was canceled, or that another group took over while this one slept.
-
-A sample has the name of its execution in its metadata; this group holds the job while RQ's registry has that name.
-"""
+"""Prevents that a group publishes a video that was canceled, or that another group took over while this one slept."""
 
 import logging
-from collections.abc import Mapping
 from threading import Event
-from typing import Any
+from typing import Annotated, Self
 
 import redis
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
 
 from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
+from svdq.producer.job import Job, parse_job
 from svdq.worker.outages import RETRY_S
 
 logger = logging.getLogger(__name__)
 
 
-def execution_metadata(registry_key: str, composite_key: str) -> dict[str, Any]:
-    """Return the metadata that a sample has of its execution."""
-    return {"execution": [registry_key, composite_key]}
+class TakenJob(BaseModel):
+    """The JSON that a sample carries of its job; the ranks read it before they write about the job."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-def execution_of(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return registry and name of the execution in a sample's metadata; None if it has none, as in a bench."""
-    execution = metadata.get("execution")
-    return (execution[0], execution[1]) if execution else None
+    #: With all parameters.
+    job: Annotated[SerializeAsAny[Job], BeforeValidator(lambda job: job if isinstance(job, Job) else parse_job(job))]
+    #: Where its photo was, from the submitted folder on.
+    source: str = ""
+    #: The key of RQ's registry of executions, and the name of this one: the group holds the job while it is there.
+    execution: tuple[str, str]
+
+    @classmethod
+    def of(cls, sample: Sample) -> Self:
+        """Read what a sample carries."""
+        return cls.model_validate(sample.job)
 
 
 class Fence:
@@ -38,9 +43,7 @@ class Fence:
 
     def __call__(self, sample: Sample) -> bool:
         """Return whether the files of a sample may be published; wait while Redis is unavailable."""
-        execution = execution_of(sample.metadata)
-        if execution is None:
-            return True
+        execution = TakenJob.of(sample).execution
         has_warned = False
         while not self._stopping.is_set():
             try:

@@ -10,7 +10,7 @@ from typing import Any
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.parameters import Format, VideoParameters
+from svdq.pipeline.parameters import Format
 from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import sidecar_digest
 from svdq.producer.results.finished_videos import notice_of, parse_document
@@ -26,13 +26,6 @@ def output_keys(job: Job, job_id: str) -> dict[Format, str]:
 def sidecar_key(job: Job, job_id: str) -> str:
     """Name the storage key of a job's sidecar."""
     return f"{job.output_stem(job_id)}.json"
-
-
-def job_as_used(parameters: VideoParameters, metadata: Mapping[str, Any]) -> Job:
-    """Make a job from the parameters and the metadata of a sample."""
-    return parse_job(
-        parameters.model_dump() | {name: value for name, value in metadata.items() if name in Job.model_fields}
-    )
 
 
 def notice_for(model: ModelInfo, job: Job) -> str:

@@ -23,11 +23,11 @@ from svdq.pipeline.media import video
 from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.base import Frames, ModelInfo
 from svdq.pipeline.trace import Tracer
-from svdq.producer.queue import SOURCE_NOTE
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.outages import FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
-from svdq.worker.output.sidecar import job_as_used, notice_for, output_keys, result_of, sidecar_key, timings_of
+from svdq.worker.output.fence import TakenJob
+from svdq.worker.output.sidecar import notice_for, output_keys, result_of, sidecar_key, timings_of
 
 logger = logging.getLogger(__name__)
 
@@ -149,14 +149,15 @@ class ResultWriter(Sink):
                 return self._write(sample, frames)
         except (OSError, UnavailableError) as error:
             self._storage.check_writable()
-            stem = job_as_used(sample.parameters, sample.metadata).output_stem(sample.job_id)
-            refusals.check(error, f"Its output {stem!r}")
+            refusals.check(error, f"Its output {TakenJob.of(sample).job.output_stem(sample.job_id)!r}")
             raise
 
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
         """Write the files, publish them unless the fence refuses the job, and then the sidecar."""
         started = time.perf_counter()
-        job = job_as_used(sample.parameters, sample.metadata)
+        taken = TakenJob.of(sample)
+        # The decode may have needed smaller chunks than were planned.
+        job = taken.job.model_copy(update={"decode_chunk_size": sample.parameters.decode_chunk_size})
         keys = output_keys(job, sample.job_id)
         document = {
             "svdq": self._versions["svdq"],
@@ -167,8 +168,8 @@ class ResultWriter(Sink):
             "versions": self._versions,
             "outputs": [self._storage.location(key) for key in keys.values()],
         }
-        if SOURCE_NOTE in sample.metadata:
-            document[SOURCE_NOTE] = sample.metadata[SOURCE_NOTE]
+        if taken.source:
+            document["source"] = taken.source
         with self._storage.staging() as staging:
             paths = {key: staging / Path(key).name for key in keys.values()}
             fps = job.interpolate or job.fps
@@ -176,7 +177,7 @@ class ResultWriter(Sink):
             if shown is not frames:
                 document["shown"] = {"frames": len(shown), "fps": fps}
             # Videos are passed on, so their comment does not contain paths.
-            comment = {name: value for name, value in document.items() if name not in ("outputs", SOURCE_NOTE)}
+            comment = {name: value for name, value in document.items() if name not in ("outputs", "source")}
             for kind, key in keys.items():
                 video.write_video(shown, paths[key], kind, fps, json.dumps(comment, ensure_ascii=False))
             if not self._fence(sample):

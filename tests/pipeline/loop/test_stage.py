@@ -27,7 +27,7 @@ def test_reports_carry_what_a_job_needs() -> None:
     report = group.source.reports["job-1"]
     assert report.failure is None
     assert report.result == {"written": True}
-    assert report.body["metadata"] == {"name": "photo-1"}
+    assert report.body["job"] == {"name": "photo-1"}
     assert report.body["parameters"]["decode_chunk_size"] == 4
     assert set(report.body["seconds"]) == {"encode", "decode"}
     assert [(rank, steps) for rank, steps, _ in report.body["stages"]] == [(0, 5)]
@@ -330,14 +330,14 @@ def test_a_kept_sample_is_resumed_without_its_photo_and_no_step_is_done_twice(st
             raise AssertionError("the photo was encoded when the video was begun")
 
     resume = replace(kept, resumed=(resumption,))
-    after = Alone(NoEncoder(), [replace(request(1), resume=resume, metadata={"name": "now"})])
+    after = Alone(NoEncoder(), [replace(request(1), resume=resume, job={"name": "now"})])
     after.stage.run()
     report = after.source.reports["job-1"]
     assert report.failure is None
     np.testing.assert_array_equal(after.sink.frames["job-1"], before.sink.frames["job-1"])
     assert [index for _, index in after.monitor.steps] == [step, *range(step, 6)]  # taken up, steps, decode
     assert report.body["resumed"] == [{"from_step": step, "steps_done_again": 2}]
-    assert report.body["metadata"] == {"name": "now"}
+    assert report.body["job"] == {"name": "now"}
     assert sum(steps for _, steps, _ in report.body["stages"]) == 5
 
 

@@ -31,7 +31,7 @@ def samples(draw: st.DrawFn) -> Sample:
         boundaries=tuple(sorted(draw(st.lists(st.integers(0, steps), min_size=2, max_size=8)))),
         step=draw(st.integers(0, steps)),
         tensors={name: torch.randn(draw(SHAPES)).to(draw(DTYPES)) for name in names},
-        metadata=draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.lists(st.integers()))),
+        job=draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.lists(st.integers()))),
         failure=draw(st.none() | st.text()),
         canceled=draw(st.booleans()),
         stages=tuple(draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9), st.floats(0, 9))))),
@@ -49,11 +49,11 @@ def test_a_sample_survives_json(sample: Sample) -> None:
     assert sample_from(body, sample.tensors) == sample
 
 
-@pytest.mark.parametrize("missing", ["job_id", "boundaries", "stages"])
+@pytest.mark.parametrize("missing", ["job_id", "boundaries", "parameters"])
 def test_what_is_not_a_sample_is_refused(missing: str) -> None:
     body = sample_body(Sample(job_id="a", parameters=SvdParameters(seed=1), boundaries=(0, 25), step=0))
     del body[missing]
-    with pytest.raises(ValueError, match="not a sample"):
+    with pytest.raises(ValueError, match=missing):
         sample_from(body, {})
 
 
