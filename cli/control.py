@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from svdq.producer.status.selection import Selection
 
 
-#: What is said of a job in flight that was canceled.
-STOPS = "stops at its next step"
-
-
 def _selected(connection: "redis.Redis", action: "Action", selection: "Selection") -> list[str]:
     """Find the selected jobs; jobs selected by ID are all checked before the first one changes."""
     from svdq.producer import job_control
@@ -84,7 +80,8 @@ def cancel(connection: "redis.Redis", selection: "Selection") -> int:
     from svdq.producer import job_control
 
     outcomes = job_control.cancel_many(connection, _selected(connection, "cancel", selection))
-    return _print((job_id, STOPS if outcome == "stopping" else outcome) for job_id, outcome in outcomes)
+    stops = "stops at its next step"
+    return _print((job_id, stops if outcome == "stopping" else outcome) for job_id, outcome in outcomes)
 
 
 @click.command()
@@ -105,8 +102,6 @@ def retry(settings: "Settings", selection: "Selection", force: bool, family: str
 
     \b
     Examples:
-      svdq retry 1f0c
-      svdq retry --failed
       svdq retry --failed --since 12h
       svdq retry --status canceled --name 'cup*'
       svdq retry 1f0c --force

@@ -85,22 +85,26 @@ def systemd(
     folder = config / "systemd" / scope
     optional = {REDIS: is_embedded, WATCH: inbox is not None, SERVE: serve}
     left_out = {name for name, is_wanted in optional.items() if not is_wanted}
-    contents = {
-        folder / name: text for name, text in _units(is_system) if name.parts[0].removesuffix(".d") not in left_out
-    }
+    units = {name: text for name, text in _units(is_system) if name.parts[0].removesuffix(".d") not in left_out}
+    contents = {folder / name: text for name, text in units.items()}
     contents[folder / LOCAL] = _drop_in(paths, run_as if is_system else None)
-    contents[config / "svdq" / "systemd.env"] = "".join(
-        f"{name}={_quoted(value)}\n" for name, value in environment.items()
-    )
+    lines = [f"{name}={_quoted(value)}\n" for name, value in environment.items()]
+    contents[config / "svdq" / "systemd.env"] = "".join(lines)
     if not install:
         for path, text in contents.items():
             echo(f"# {path}", *text.splitlines(), "")
         return
     _install(contents, force=force)
-    units = [name for name, is_wanted in optional.items() if is_wanted]
     steps = [f"# write {', '.join(secrets)} into {config / 'svdq' / 'environment'}, with mode 600"] if secrets else []
     steps += _system_steps(run_as, paths) if is_system else ["loginctl enable-linger   # keeps services after logout"]
-    echo("", "Next:", *(f"  {step}" for step in (*steps, *_start_steps(is_system, units))))
+    systemctl = f"systemctl{'' if is_system else ' --user'}"
+    enable = " ".join([f"{systemctl} enable --now", *(name for name, is_wanted in optional.items() if is_wanted)])
+    steps += [
+        f"{systemctl} daemon-reload",
+        f"{enable} svdq-worker.service   # renders day and night, or",
+        f"{enable} svdq-night.timer   # only at night",
+    ]
+    echo("", "Next:", *(f"  {step}" for step in steps))
 
 
 def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
@@ -126,9 +130,7 @@ def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
     if settings.redis_url is None:
         socket = settings.home / "redis" / "redis.sock"
         if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
-            raise InputError(
-                f"The path of {str(settings.home)!r} is too long for a socket; set SVDQ_HOME to a shorter one."
-            )
+            raise InputError(f"{str(settings.home)!r} is too long for a socket's path; set SVDQ_HOME to a shorter one.")
         # An explicit URL keeps other services from starting a server of their own while this one restarts.
         environment["SVDQ_REDIS_URL"] = f"unix://{quote(str(socket))}"
     elif found["redis_url"] != own_file:
@@ -155,7 +157,6 @@ def _program() -> Path:
 
 
 def _units(is_system: bool) -> Iterator[tuple[Path, str]]:
-    """Yield the names and texts of the units and their drop-ins."""
     folder = Path(__file__).parent / "systemd"
     for path in sorted(folder.rglob("*.*")):
         if path.is_file() and (is_system or not path.name.startswith(SYSTEM_PREFIX)):
@@ -217,12 +218,3 @@ def _system_steps(user: str, paths: Sequence[Path]) -> list[str]:
         steps.append(f"useradd --system --home-dir {shlex.quote(str(home))} --shell /usr/sbin/nologin {user}")
     missing = [path for path in paths if path != SYSTEM_HOME and not path.is_dir()]
     return steps + [f"install -d -o {user} {shlex.quote(str(path))}" for path in missing]
-
-
-def _start_steps(is_system: bool, units: Sequence[str]) -> list[str]:
-    systemctl = "systemctl" if is_system else "systemctl --user"
-    return [
-        f"{systemctl} daemon-reload",
-        f"{systemctl} enable --now {' '.join([*units, 'svdq-worker.service'])}   # renders day and night, or",
-        f"{systemctl} enable --now {' '.join([*units, 'svdq-night.timer'])}   # only at night",
-    ]

@@ -56,23 +56,16 @@ def status(connection: "redis.Redis", job_ids: tuple[str, ...], as_json: bool) -
     estimates = estimate(connection, jobs)
     for job in jobs:
         expected = estimates.get(job.id, Estimate())
-        if as_json:
-            echo_json(job.as_json() | expected.as_json())
-        else:
-            echo(describe(job, expected, whole_prompt=True))
+        echo_json(job.as_json() | expected.as_json()) if as_json else echo(describe(job, expected, whole_prompt=True))
 
 
 def print_snapshot(connection: "redis.Redis", as_json: bool) -> None:
     """Print the state of all queues, ranks and videos in flight."""
+    from svdq.cli.view import lines_of
     from svdq.producer.status.snapshot import take
 
     snapshot = take(connection)
-    if as_json:
-        echo_json(snapshot.as_json())
-    else:
-        from svdq.cli.view import lines_of
-
-        echo(*lines_of(snapshot))
+    echo_json(snapshot.as_json()) if as_json else echo(*lines_of(snapshot))
 
 
 @click.command("list")
@@ -86,7 +79,6 @@ def list_jobs(connection: "redis.Redis", limit: int, offset: int, selection: "Se
 
     \b
     Examples:
-      svdq list
       svdq list --status failed --limit 10
       svdq list --name 'cup*' --since 22:00
       svdq list --offset 50                      the next page
@@ -121,9 +113,7 @@ def logs(connection: "redis.Redis", job_id: str, follow: bool, as_json: bool) ->
 
     \b
     Examples:
-      svdq logs 1f0c
       svdq logs 1f0c --follow
-      svdq logs 1f0c --json
     """
     from svdq.producer.status.selection import complete_ids
     from svdq.producer.text import rfc3339
@@ -132,10 +122,7 @@ def logs(connection: "redis.Redis", job_id: str, follow: bool, as_json: bool) ->
     is_empty = True
     for entry in _entries(connection, job_id, follow):
         is_empty = False
-        if as_json:
-            echo_json(entry.model_dump(mode="json") | {"at": rfc3339(entry.at)})
-        else:
-            echo(*_lines(entry))
+        echo_json(entry.model_dump(mode="json") | {"at": rfc3339(entry.at)}) if as_json else echo(*_lines(entry))
         sys.stdout.flush()
     if is_empty and not as_json:
         echo(f"No worker has logged anything about job {job_id} yet.", err=True)
@@ -221,11 +208,7 @@ def _show(connection: "redis.Redis", console: "Console") -> None:
 
 
 def _snapshots(connection: "redis.Redis") -> "Iterator[tuple[Snapshot, str]]":
-    """Yield snapshots without end; while Redis does not answer, the last one and a sentence that says so.
-
-    Raises:
-        UnavailableError: Redis does not answer the first time.
-    """
+    """Yield snapshots without end; while Redis does not answer, the last one and a sentence that says so."""
     from redis.exceptions import ConnectionError as LostError
     from redis.exceptions import TimeoutError as SlowError
 
@@ -242,11 +225,7 @@ def _snapshots(connection: "redis.Redis") -> "Iterator[tuple[Snapshot, str]]":
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Read single keys from the terminal, without echo.
-
-    Yields:
-        A function that waits some seconds for a key and returns whether the key is q; any other key ends the wait.
-    """
+    """Read keys without echo; yield a function that waits some seconds for a key and returns whether it is q."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield lambda seconds: bool(select.select([], [], [], seconds)[0])  # sleeps
         return
@@ -259,9 +238,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
         if not select.select([fd], [], [], seconds)[0]:
             return False
         pressed = os.read(fd, 1024)
-        # Several keys may have arrived at once; a sequence that begins with an escape is one key, such as an arrow.
-        # No key at all means that the terminal is gone.
-        return not pressed or (not pressed.startswith(b"\x1b") and b"q" in pressed.lower())
+        return not pressed or b"q" in pressed  # nothing: the terminal is gone
 
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd)

@@ -68,7 +68,6 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
 
     \b
     Examples:
-      svdq doctor
       svdq doctor --model /models/svd-xt
       svdq doctor --quick || systemctl restart redis
       svdq doctor --json | jq 'select(.level != "ok")'
@@ -80,15 +79,13 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
     findings = itertools.chain(check_redis(settings), check_storage(settings))
     if not quick:
         findings = itertools.chain(findings, check_model(settings.model), check_machine(), check_packages())
-    failed = False
+    exit_code = 0
     for finding in findings:
-        failed = failed or finding.level == "fail"
-        if as_json:
-            echo_json(finding._asdict())
-        else:
-            advice = f"; {finding.advice}" if finding.advice else ""
-            echo(f"{finding.level:<4}  {finding.subject:<16}  {finding.text}{advice}")
-    return EXIT_FAILED if failed else 0
+        advice = f"; {finding.advice}" if finding.advice else ""
+        line = f"{finding.level:<4}  {finding.subject:<16}  {finding.text}{advice}"
+        echo_json(finding._asdict()) if as_json else echo(line)
+        exit_code = EXIT_FAILED if finding.level == "fail" else exit_code
+    return exit_code
 
 
 @click.command()
@@ -103,7 +100,6 @@ def config(as_json: bool, **flags: str | None) -> None:
 
     \b
     Examples:
-      svdq config
       svdq config --json
       SVDQ_MODEL=/models/svd-xt svdq config
     """

@@ -73,37 +73,32 @@ EXIT_INTERRUPTED = 130
 #: Why the output cannot be written: a full disk, a used-up quota, a file size limit, a broken disk.
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
-#: By commands that other programs have: what does the same here.
-GUESSED_COMMANDS = {
-    **dict.fromkeys(("ls", "jobs"), "`svdq list`"),
-    **dict.fromkeys(("ps", "queue", "show", "info"), "`svdq status`"),
-    **dict.fromkeys(("rm", "delete", "remove", "kill"), "`svdq cancel` for jobs, `svdq prune` for old videos"),
-    "stop": "`svdq cancel` for jobs, `svdq pause` for the queue, Ctrl-C for a worker",
-    **dict.fromkeys(("run", "start", "render"), "`svdq worker`"),
-    **dict.fromkeys(("add", "create", "generate"), "`svdq submit`"),
-    **dict.fromkeys(("log", "tail"), "`svdq logs`"),
-    **dict.fromkeys(("web", "ui", "server"), "`svdq serve`"),
-    **dict.fromkeys(("get", "download"), "`svdq fetch`"),
-    **dict.fromkeys(("clean", "purge"), "`svdq prune`"),
-    **dict.fromkeys(("pull", "models"), "`svdq model pull`"),
-    "help": "`svdq --help`",
-    "version": "`svdq --version`",
-}
-_GPUS = "--ranks sets how many GPUs it uses, and CUDA_VISIBLE_DEVICES which"
-_LENGTH = "--frames and --fps set the length"
-_FOLDER = "--output sets the folder in the storage, `svdq fetch` copies from there"
-#: The same by options, for each command.
-GUESSED_OPTIONS = {
+#: Names in other programs, by command, and what does the same here.
+GUESSES = {
+    "svdq": {
+        **dict.fromkeys(("ls", "jobs"), "use `svdq list`"),
+        **dict.fromkeys(("ps", "queue", "show", "info"), "use `svdq status`"),
+        **dict.fromkeys(("rm", "delete", "remove", "kill"), "`svdq cancel` is for jobs, `svdq prune` for old videos"),
+        "stop": "`svdq cancel` is for jobs, `svdq pause` for the queue, Ctrl-C for a worker",
+        **dict.fromkeys(("run", "start", "render"), "use `svdq worker`"),
+        **dict.fromkeys(("add", "create", "generate"), "use `svdq submit`"),
+        **dict.fromkeys(("web", "ui", "server"), "use `svdq serve`"),
+        **dict.fromkeys(("get", "download"), "use `svdq fetch`"),
+        **dict.fromkeys(("clean", "purge"), "use `svdq prune`"),
+        "pull": "use `svdq model pull`",
+        "help": "use `svdq --help`",
+        "version": "use `svdq --version`",
+    },
     "worker": {
-        **dict.fromkeys(("--gpus", "--gpu", "--num-gpus", "--devices", "--workers"), _GPUS),
+        **dict.fromkeys(("--gpus", "--gpu", "--num-gpus", "--devices"), "--ranks sets how many GPUs it uses"),
         **dict.fromkeys(("--daemon", "--detach", "-d"), "`svdq deploy systemd` runs it as a service"),
     },
     "submit": {
         "--dry-run": "all photos are checked before any is queued, and `svdq cancel` takes jobs back",
         **dict.fromkeys(("--width", "--height", "--resolution"), "--size 1024x576 sets the size"),
-        **dict.fromkeys(("--duration", "--seconds", "--length"), _LENGTH),
+        **dict.fromkeys(("--duration", "--seconds", "--length"), "--frames and --fps set the length"),
         **dict.fromkeys(("--count", "--num", "-n"), "--variations makes several videos of a photo"),
-        **dict.fromkeys(("-o", "--out", "--output-dir"), _FOLDER),
+        **dict.fromkeys(("-o", "--out", "--output-dir"), "--output sets the folder in the storage"),
         "--model": "`svdq worker --model` or SVDQ_MODEL sets the model",
     },
 }
@@ -219,16 +214,11 @@ def _complain(sentence: str, exit_code: int) -> int:
 
 def _hint(error: click.ClickException) -> str | None:
     """Return the sentence for a usual guess; None for any other error."""
-    if not isinstance(error, click.UsageError) or error.ctx is None:
-        return None
     # Releases of click before 8.4 do not tell the command.
-    command = getattr(error, "command_name", None)
-    if error.ctx.parent is None and command in GUESSED_COMMANDS:
-        return f"No such command {command!r}; use {GUESSED_COMMANDS[command]}."
-    hints = GUESSED_OPTIONS.get(error.ctx.info_name or "", {})
-    if isinstance(error, click.NoSuchOption) and error.option_name in hints:
-        return f"No such option {error.option_name!r}: {hints[error.option_name]}."
-    return None
+    guess = getattr(error, "command_name", None) or getattr(error, "option_name", None)
+    context = getattr(error, "ctx", None)
+    hint = GUESSES.get(context.info_name or "", {}).get(guess or "") if context else None
+    return hint and f"{error.message.rstrip('.')}: {hint}."
 
 
 def notify_systemd() -> None:

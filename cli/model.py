@@ -31,10 +31,8 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
 
     \b
     Examples:
-      svdq model pull stabilityai/stable-video-diffusion-img2vid-xt
       HF_TOKEN=... svdq model pull stabilityai/stable-video-diffusion-img2vid-xt-1-1
-      svdq model pull stabilityai/stable-video-diffusion-img2vid --variant full
-      svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers
+      svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers --variant full
     """
     from svdq.pipeline.models import pull as hub
     from svdq.pipeline.models.memory import size_text
@@ -64,14 +62,11 @@ def tiny(folder: Path, family: str) -> None:
 
     \b
     Examples:
-      svdq model tiny /tmp/tiny
       svdq model tiny --family wan /tmp/tiny-wan
-      svdq worker --model /tmp/tiny --burst
     """
     from svdq.pipeline.installed import require_torch
 
     require_torch("the untrained model")
-    # Imported here so that `--help` does not import torch.
     from svdq.pipeline.models.families import family_named
     from svdq.pipeline.models.family import imported
 
@@ -100,7 +95,6 @@ def convert_command(source: str, folder: Path, dtype: str) -> None:
 
     require_torch("conversion")
     model = resolve(source)
-    # Imported here so that `--help` does not import torch.
     import torch
 
     from svdq.pipeline.models.convert import convert

@@ -51,8 +51,7 @@ def report(settings: "Settings", since: datetime, until: datetime | None, as_jso
     \b
     Examples:
       svdq report --since 22:00
-      svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00
-      svdq report --since 7d --json
+      svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00 --json
     """
     from svdq.producer.queue import session
     from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
@@ -97,7 +96,6 @@ def gallery(
 
     \b
     Examples:
-      svdq gallery
       svdq gallery -o night.html --since 22:00
       svdq fetch --all --output videos && svdq gallery videos -o videos/index.html
       svdq gallery --embed --limit 20 -o to-send.html
@@ -145,7 +143,6 @@ def fetch(
 
     \b
     Examples:
-      svdq fetch 1f0c --output videos
       svdq fetch --name 'cup*' --output videos
       svdq fetch --since 22:00 --output videos
       svdq fetch --all --output videos --storage s3://bucket/prefix
@@ -192,7 +189,6 @@ def prune(settings: "Settings", older_than: str, dry_run: bool, yes: bool) -> No
     \b
     Examples:
       svdq prune --older-than 30d --dry-run
-      svdq prune --older-than 30d
       svdq prune --older-than 8w --yes      in a crontab
     """
     from svdq.producer.queue import session
@@ -239,8 +235,7 @@ def inspect(file: Path, as_json: bool) -> None:
 
     \b
     Examples:
-      svdq inspect video.mp4
-      svdq inspect video.json --json
+      svdq inspect video.mp4 --json
     """
     from svdq.producer.results.finished_videos import notice_of, read_provenance
 

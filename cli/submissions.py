@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from svdq.cli.formatting import echo, echo_json
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MAX_REASONS = 20
 
 
-class Bar(Observer):
-    """A bar on a terminal's stderr for each phase of the work, and a list of the bad photos."""
+class _Bar(Observer):
+    """Shows the progress of each phase on a terminal's stderr, and lists the bad photos."""
 
     def __init__(self, *, is_drawn: bool) -> None:
         self.reasons: list[str] = []
@@ -39,26 +39,21 @@ class Bar(Observer):
             self._progress.start()
 
     def close(self) -> None:
-        """Clear the bar."""
         if self._progress:
             self._progress.stop()
 
     def begin(self, work: str, total: int) -> None:
-        """Start a new bar."""
         if self._progress:
             self._progress.reset(self._task, description=work, total=total)
 
     def advance(self) -> None:
-        """Advance the bar."""
         if self._progress:
             self._progress.advance(self._task)
 
     def leave_out(self, reason: str) -> None:
-        """Record why a photo is left out."""
         self.reasons.append(reason)
 
     def note(self, text: str) -> None:
-        """Print a sentence above the bar."""
         echo(text, err=True)
 
 
@@ -82,15 +77,18 @@ def submit_and_print(
     is_drawn = is_bulk and sys.stderr.isatty() and not (sys.stdout.isatty() and (as_json or has_lines))
     made: list[Submission] = []
     try:
-        with contextlib.closing(Bar(is_drawn=is_drawn)) as bar:
+        with contextlib.closing(_Bar(is_drawn=is_drawn)) as bar:
             submissions = submit_all(settings, requests, skip_bad=skip_bad, observer=bar)
-            with _to_the_end(submissions):
+            try:
                 for submission in submissions:
                     made.append(submission)
                     if as_json and not do_wait:
                         echo_json(_object(submission))
                     elif has_lines:
                         echo(_line(submission, do_wait=do_wait))
+            except OSError:  # the output cannot be written, as by `| head`; the rest is submitted all the same
+                made += submissions
+                raise
     except BadPhotosError as error:
         _print_reasons(error.reasons)
         raise
@@ -100,7 +98,10 @@ def submit_and_print(
     if again := Counter(submission.was for submission in made if submission.was):
         was = ", ".join(f"{number:,} {status}" for status, number in sorted(again.items()))
         echo(f"{again.total():,} queued again: {was} before.", err=True)
-    _print_duplicates(made)
+    photos: dict[str, list[str]] = {}
+    for submission in made:
+        photos.setdefault(submission.id, []).append(os.path.basename(submission.photo))
+    _print_reasons([f"One video of the same photo: {', '.join(of)}." for of in photos.values() if len(set(of)) > 1])
     if cropped := {submission.photo: submission for submission in made if submission.warning}:
         echo(_crop_sentence(list(cropped.values())), err=True)
     if bar.reasons:
@@ -108,15 +109,6 @@ def submit_and_print(
         echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
     exit_code = EXIT_FAILED if bar.reasons else 0
     return max(exit_code, _wait(settings, made, as_json)) if do_wait else exit_code
-
-
-def _print_duplicates(made: Sequence[Submission]) -> None:
-    """Name the photos that are the same, a line for each job that they share."""
-    photos: dict[str, list[str]] = {}
-    for submission in made:
-        photos.setdefault(submission.id, []).append(os.path.basename(submission.photo))
-    same = [f"One video of the same photo: {', '.join(each)}." for each in photos.values() if len(set(each)) > 1]
-    _print_reasons(same)
 
 
 def _crop_sentence(cropped: Sequence[Submission]) -> str:
@@ -133,17 +125,6 @@ def _print_reasons(reasons: Sequence[str]) -> None:
         echo(reason, err=True)
     if len(reasons) > MAX_REASONS:
         echo(f"… and {len(reasons) - MAX_REASONS:,} more.", err=True)
-
-
-@contextlib.contextmanager
-def _to_the_end(submissions: Iterable[Submission]) -> Iterator[None]:
-    """Submit the rest although the output cannot be written, as by `svdq submit FOLDER | head` or on a full disk."""
-    try:
-        yield
-    except OSError:
-        for _ in submissions:
-            pass
-        raise
 
 
 def _wait(settings: "Settings", made: Sequence[Submission], as_json: bool) -> int:

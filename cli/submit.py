@@ -1,6 +1,5 @@
 """`svdq submit` and `svdq batch`: submit photos, also those of a list, each with its own parameters."""
 
-import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -16,24 +15,11 @@ from svdq.producer.job import PARAMETER_KEYS
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
 
-#: Options of `submission_options` that `submit_and_print` takes.
+#: The options that `submit_and_print` takes.
 PRINTING = ("skip_bad", "do_wait", "verbose", "as_json")
 
 
-class _PhotosCommand(VideoCommand):
-    """Accepts a file whose name begins with a dash, as a shell's `*.jpg` may give it."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Prefix arguments that are files, not options, with ./."""
-        options = {opt for parameter in self.get_params(ctx) for opt in parameter.opts}
-
-        def is_file(arg: str) -> bool:
-            return arg.startswith("-") and arg.partition("=")[0] not in options and os.path.isfile(arg)
-
-        return super().parse_args(ctx, [f"./{arg}" if is_file(arg) else arg for arg in args])
-
-
-@click.command(cls=_PhotosCommand)
+@click.command(cls=VideoCommand)
 @click.argument("photos", metavar="PHOTO...", nargs=-1, required=True, shell_complete=click.Path().shell_complete)
 @click.option("--recursive", is_flag=True, help="Include subfolders; videos keep the folders of their photos.")
 @parameter_options
@@ -64,7 +50,6 @@ def submit(settings: "Settings", photos: tuple[str, ...], recursive: bool, **opt
       find . -name '*.jpg' -newer last | svdq submit -
       svdq submit other.jpg --like video.mp4
     """
-    # Imported here so that `svdq submit --help` stays fast.
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.storage.storage import Storage
     from svdq.producer.submitting.sources import find_photos
@@ -72,12 +57,8 @@ def submit(settings: "Settings", photos: tuple[str, ...], recursive: bool, **opt
 
     printing = {name: options.pop(name) for name in PRINTING}
     spec = read_spec(settings, **options)
-    sources = find_photos(
-        photos,
-        recursive=recursive,
-        stdin=sys.stdin.buffer if sys.stdin else None,
-        storage=Storage(settings.storage).folder,
-    )
+    stdin, folder = sys.stdin.buffer if sys.stdin else None, Storage(settings.storage).folder
+    sources = find_photos(photos, recursive=recursive, stdin=stdin, storage=folder)
     if sources.num_others:
         echo(f"Files left out because they have no photo suffix: {sources.num_others:,}.", err=True)
     return submit_and_print(settings, requests_for(sources, spec), **printing)
@@ -119,7 +100,6 @@ Examples:
 @with_settings
 def batch(settings: "Settings", file: Path, **options: Any) -> int:
     """Submit the photos of a list, each with its own parameters."""
-    # Imported here so that `svdq batch --help` stays fast.
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.submitting.photo_lists import read_batch
 

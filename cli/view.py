@@ -49,11 +49,7 @@ def draw(
 ) -> Iterator[RenderableType]:
     """Draw all parts of a snapshot, the most important ones first.
 
-    Args:
-        snapshot: what to draw.
-        options: of the console, for its width and characters.
-        outage: why there is nothing newer, as a sentence.
-        is_live: whether it fills the screen and a key quits it.
+    `outage` says in a sentence why there is nothing newer; if `is_live`, it fills the screen and a key quits it.
     """
     blank = [] if is_live else [Text("")]
     yield _headline(snapshot)
@@ -93,7 +89,6 @@ def _headline(snapshot: "Snapshot") -> Text:
 
 
 def _forecast(snapshot: "Snapshot") -> str:
-    """Say when all jobs will be done."""
     num_left = sum(counts["queued"] for counts in snapshot.queues.values()) + len(snapshot.jobs)
     eta_s = snapshot.estimate.eta_s
     if num_left == 0:
@@ -115,7 +110,6 @@ def _queue_table(queues: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def _group_title(group: "GroupStatus", num_jobs: int) -> Text:
-    """Describe a group: its host, its model, its pace and its results."""
     first = group.ranks[0]
     title = Text(overflow="ellipsis", no_wrap=True)
     title.append(printable(f"{first.host}:{first.pid}"), style="bold")
@@ -157,7 +151,6 @@ def _rank_table(group: "GroupStatus", names: Mapping[str, str], options: Console
 def _flight_table(
     group: "GroupStatus", jobs: "Sequence[JobView]", estimates: "Mapping[str, Estimate]", options: ConsoleOptions
 ) -> Table:
-    """Draw the progress of each video in flight through the ranks."""
     num_ranks = group.ranks[0].num_ranks
     has_ids = options.max_width >= _ID_WIDTH
     width = options.max_width - _BESIDE_TRACK - (25 if has_ids else 0)
@@ -179,10 +172,7 @@ def _flight_table(
 
 
 def progress_of(job: "JobView", group: "GroupStatus") -> tuple[list[float | None], str]:
-    """Return which share of its work on a video each rank has done, and the state of the video in a few words.
-
-    The share of a rank that does nothing for the video is None.
-    """
+    """Return the share of its work on a video that each rank has done, None if it has none, and the state in words."""
     if job.rank is None:
         return [0.0] * group.ranks[0].num_ranks, "begins"
     is_denoised = 0 < job.steps <= job.step
@@ -214,14 +204,12 @@ def _shares_of(job: "JobView", group: "GroupStatus", *, is_decoded: bool) -> lis
 
 
 def _bar(share: float, width: int, rank: int, options: ConsoleOptions) -> Text:
-    """Draw a bar in the color of a rank."""
     done, todo = ("=", "-") if options.ascii_only else ("━", "─")
     cells = min(width, max(0, round(share * width)))
     return Text.assemble((done * cells, _color(rank)), (todo * (width - cells), "dim"))
 
 
 def _steps_of(rank: "RankStatus") -> str:
-    """Format the range of steps of a rank: the first and the last."""
     if rank.step_range is None:
         return ""
     first, end = rank.step_range

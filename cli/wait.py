@@ -79,14 +79,9 @@ def wait_for(
     on_end: "Callable[[JobView], None] | None" = None,
     timeout_s: float | None = None,
 ) -> "tuple[list[JobView], int]":
-    """Wait until all jobs have ended; return them in the order of `job_ids`, and the exit code.
+    """Wait until all jobs have ended or the time is over; return them in the order of `job_ids`, and the exit code.
 
-    Args:
-        settings: of this process.
-        job_ids: jobs to wait for.
-        quiet: print nothing.
-        on_end: called with each job when it ends.
-        timeout_s: seconds after which the jobs are returned even if some have not ended; None waits without limit.
+    `quiet` prints nothing; `on_end` is called with each job when it ends.
     """
     from svdq.producer.client import wait_for_jobs
     from svdq.producer.status.snapshot import estimate
@@ -165,7 +160,6 @@ class _Bars:
     """A bar on stderr for each job in flight and, if there are several jobs, one for all of them."""
 
     def __init__(self, num_jobs: int) -> None:
-        # Imported here because only a terminal needs rich.
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -176,7 +170,6 @@ class _Bars:
         self._progress.start()
 
     def show(self, views: "Sequence[JobView]", estimates: "dict[str, Estimate]") -> None:
-        """Update the bars of jobs; the bar of a job that has ended goes away."""
         for view in views:
             if view.ended:
                 self._progress.advance(self._all)
@@ -192,9 +185,7 @@ class _Bars:
                 self._progress.update(task, completed=view.step, total=view.steps or None, description=text)
 
     def log(self, sentence: str) -> None:
-        """Print a message above the bars."""
         self._progress.console.print(printable(sentence), markup=False, highlight=False)
 
     def clear(self) -> None:
-        """Remove all bars."""
         self._progress.stop()

@@ -64,16 +64,13 @@ def watch(
     folder: Path,
     recursive: bool,
     globs: tuple[str, ...],
-    existing: bool,
-    stable_for_s: float,
-    on_success: str,
     once: bool,
     like: Path | None,
     priority: str,
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
-    **parameters: Any,
+    **others: Any,
 ) -> int:
     """Submit photos as they are dropped into FOLDER, each once.
 
@@ -87,20 +84,19 @@ def watch(
 
     \b
     Examples:
-      svdq watch ~/inbox
       svdq watch ~/inbox --recursive --existing --frames 25
       svdq watch /srv/drop --on-success move:done --glob '*.jpg' --glob '*.png'
-      svdq watch /mnt/nas/photos --stable-for 60s
       svdq watch ~/inbox --once --on-success move:done
     """
-    # Imported here so that `svdq watch --help` stays fast.
     from svdq.producer.settings_loader import load_for_watching
     from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.watching.folder_config import PHOTO_GLOBS, Selection, WatchOptions
     from svdq.producer.watching.watch import watch as watch_folder
 
     settings = load_for_watching(folder, redis_url=redis_url, storage=storage)
-    options = with_defaults_from(like, [read_options(**parameters)])
+    watching = {name: others.pop(name) for name in ("existing", "stable_for_s", "on_success")}
+    spec = JobSpec(options=with_defaults_from(like, [read_options(**others)]), priority=priority)
+    selection = Selection(recursive=recursive, globs=globs or PHOTO_GLOBS)
 
     def report(event: "Event") -> None:
         echo_json(event.as_json()) if as_json else echo(event.text, err=event.kind in ("problem", "resolved"))
@@ -108,20 +104,8 @@ def watch(
             notify_systemd()
 
     with StopSignals() as stop:
-        counts = watch_folder(
-            settings,
-            folder,
-            JobSpec(options=options, priority=priority),
-            WatchOptions(
-                selection=Selection(recursive=recursive, globs=globs or PHOTO_GLOBS),
-                existing=existing,
-                stable_for_s=stable_for_s,
-                on_success=on_success,
-                once=once,
-            ),
-            report,
-            stop.is_set,
-        )
+        how = WatchOptions(selection=selection, once=once, **watching)
+        counts = watch_folder(settings, folder, spec, how, report, stop.is_set)
     if stop.number == signal.SIGINT:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if once and (counts["rejected"] or counts["waiting"]) else 0

@@ -84,11 +84,9 @@ def worker(
       svdq worker                          one rank per GPU
       svdq worker --ranks 7 --device cpu   seven ranks on the CPU
       svdq worker --groups 7 --ranks 1     seven workers that render whole videos
-      svdq worker --burst                  render the queued jobs, then exit
       svdq worker --until 06:00            stop in the morning, keep unfinished videos
-      svdq worker --burst --until 06:00 --report night.json
-      svdq worker --metrics-port 9464 --log-format json
-      svdq worker --dtype bf16 --compile blocks
+      svdq worker --burst --report night.json
+      svdq worker --dtype bf16 --compile blocks --metrics-port 9464
     """
     from svdq.producer.settings_loader import load_settings
     from svdq.worker.launcher.launcher import LaunchOptions

@@ -64,12 +64,10 @@ def test_an_option_of_other_programs_is_answered_with_ours(svdq: Cli, arguments:
 
 
 def test_guesses_are_no_commands_and_lead_to_some(svdq: Cli) -> None:
-    assert not main.GUESSED_COMMANDS.keys() & main.COMMANDS.keys()
-    named = re.findall(r"`svdq (\w+)", str(main.GUESSED_COMMANDS) + str(main.GUESSED_OPTIONS))
-    assert set(named) <= main.COMMANDS.keys()
-    for command, options in main.GUESSED_OPTIONS.items():
-        help_text = svdq(command, "--help").stdout.split()
-        assert not options.keys() & set(help_text)
+    assert set(re.findall(r"`svdq (\w+)", str(main.GUESSES))) <= main.COMMANDS.keys()
+    assert not main.GUESSES["svdq"].keys() & main.COMMANDS.keys()
+    for command in ("worker", "submit"):
+        assert not main.GUESSES[command].keys() & set(svdq(command, "--help").stdout.split())
 
 
 @pytest.mark.parametrize("command", ["submit", "worker"])
@@ -93,7 +91,7 @@ def test_version_and_unknown_command(svdq: Cli) -> None:
     done = svdq("xyzzy")
     assert (done.returncode, done.stderr) == (2, "Error: No such command 'xyzzy'. See `svdq --help`.\n")
     done = svdq("ls")
-    assert (done.returncode, done.stderr) == (2, "Error: No such command 'ls'; use `svdq list`. See `svdq --help`.\n")
+    assert (done.returncode, done.stderr) == (2, "Error: No such command 'ls': use `svdq list`. See `svdq --help`.\n")
     done = svdq("sumbit", "photo.jpg")
     assert done.returncode == 2
     assert done.stderr == "Error: No such command 'sumbit'. Did you mean 'submit'? See `svdq --help`.\n"

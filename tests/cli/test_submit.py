@@ -225,16 +225,6 @@ def test_a_source_that_is_no_such_path_is_ignored(
     assert json.loads(svdq("list", "--json").stdout.splitlines()[0])["source"] == ""
 
 
-def test_a_photo_whose_name_begins_with_a_dash(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
-    """A shell's *.jpg gives such names, and a file is no option."""
-    for name in ("-dash.jpg", "--steps.jpg"):
-        Path(name).write_bytes(photo.read_bytes())  # the working folder is the test's own
-        done = svdq("submit", name, "--json", "--family", "svd", "--fps", len(name))
-        assert (done.returncode, done.stderr) == (0, "")
-        assert json.loads(done.stdout)["name"] == name.removesuffix(".jpg")
-    assert svdq("submit", "-missing.jpg").returncode == 2
-
-
 def test_recursive_keeps_folders_as_watch_does(svdq: Cli, connection: redis.Redis, photo: Path, tmp_path: Path) -> None:
     for folder in ("", "day 1", "day 1/am"):
         (tmp_path / "trip" / folder).mkdir(parents=True, exist_ok=True)
