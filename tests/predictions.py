@@ -30,9 +30,8 @@ def row(ranks: int, steps: int, encode_ms: float, decode_ms: float) -> tuple[flo
     samples = 2 * warmup + rounds * ranks + 1
     report = run_bench(
         BenchOptions(
-            model="simulated", ranks=(ranks,), steps=steps, step_ms=STEP_MS, encode_ms=encode_ms, decode_ms=decode_ms,
-            rank_speed=None, samples=samples, warmup_samples=warmup, frames=14, size="576x320", device="cpu",
-            through="loop",
+            model="simulated", ranks=ranks, steps=steps, step_ms=STEP_MS, encode_ms=encode_ms, decode_ms=decode_ms,
+            samples=samples, warmup_samples=warmup, size="576x320", device="cpu", through="loop",
         )
     )  # fmt: skip
     run = report.runs[0]

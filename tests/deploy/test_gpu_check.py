@@ -32,7 +32,7 @@ def test_a_section_that_fails_says_so_and_the_others_go_on(report) -> None:
     text = report.path.read_text()
     first, second = text.index("## First"), text.index("## Second")
     assert "python -m svdq.cli bench --ranks none" in text[first:second]
-    assert "'none' is not a list of positive numbers" in text[first:second]
+    assert "'none' is not a valid integer range" in text[first:second]
     assert "**This section failed**: RuntimeError: exit code 2" in text[first:second]
     assert "| Speed | 2.0 | at least 1.3 | yes |" in text[second:]
     assert text.rstrip().endswith("Not as wanted: First (failed).")

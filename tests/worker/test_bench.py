@@ -24,20 +24,20 @@ QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "
 
 @pytest.mark.slow
 def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
+    # Modules of the current folder are not imported.
+    for module in ("grp", "random", "torch"):
+        (tmp_path / f"{module}.py").write_text("raise RuntimeError('imported from the current folder')")
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "png", "trace")}
-    result = svdq(
-        "bench", "--ranks", "1,3", *QUICK,
-        "--json", paths["json"], "--plot", paths["png"], "--trace", paths["trace"],
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    command = [Path(sys.executable).with_name("svdq"), "bench", "--ranks", "3", *QUICK]
+    options = ["--json", paths["json"], "--plot", paths["png"], "--trace", paths["trace"]]
+    result = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (result.returncode, result.stderr) == (0, "")
     assert "efficiency" in result.stdout
-    runs = json.loads(paths["json"].read_text())["runs"]
-    assert [(run["ranks"], run["through"]) for run in runs] == [(1, "loop"), (3, "loop")]
-    for run in runs:
-        assert run["samples"] == 40
-        assert 0 < run["efficiency"] < 1.2
-        assert len(run["busy_share"]) == len(run["rss_mb"]) == run["ranks"]
-        assert run["per_sample_p95_s"] >= run["per_sample_s"] > 0
+    [run] = json.loads(paths["json"].read_text())["runs"]
+    assert (run["ranks"], run["samples"]) == (3, 40)
+    assert 0 < run["efficiency"] < 1.2
+    assert len(run["busy_share"]) == len(run["rss_mb"]) == 3
+    assert run["per_sample_p95_s"] >= run["per_sample_s"] > 0
     assert paths["png"].read_bytes().startswith(b"\x89PNG")
     events = json.loads(paths["trace"].read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1, 2}
@@ -55,7 +55,6 @@ def test_bound_ranks_do_only_the_steps_of_their_expert(svdq, tmp_path, through, 
     result = svdq("bench", "--ranks", "3", *QUICK, *options)
     assert result.returncode == 0, result.stderr
     [run] = json.loads(path.read_text())["runs"]
-    assert run["segments"] == [2, 4]
     # One rank does two of the steps, and the two others the rest.
     assert run["steps_per_rank"][0] == 2
     assert sum(run["steps_per_rank"][1:]) == 4
@@ -79,37 +78,13 @@ def test_bursts_are_compared_with_their_bound_and_with_replicas(svdq, tmp_path, 
     assert [(burst["videos"], burst["is_first"]) for burst in bursts] == [(2, True), (1, False), (3, False)]
     assert [burst["bound_s"] for burst in bursts] == pytest.approx([0.085, 0.085, 0.1275])
     for burst in bursts:
-        assert (burst["ranks"], burst["through"]) == (2, through)
         assert burst["wall_s"] >= 0.98 * burst["bound_s"]
-        rounds = -(-burst["videos"] // 2)
-        assert burst["replicas_wall_s"] >= 0.98 * rounds * 0.085
-        assert burst["ratio"] == pytest.approx(burst["wall_s"] / burst["bound_s"])
-        assert burst["pipeline_over_replicas"] == pytest.approx(burst["wall_s"] / burst["replicas_wall_s"])
+        assert burst["replicas_wall_s"] >= 0.98 * -(-burst["videos"] // 2) * 0.085
     assert paths["png"].read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--ranks", "0"], "list of positive numbers"),
-        (["--rank-speed", "1,2"], "one number for each"),
-        (["--size", "100x100"], "multiples of 64"),
-        (["--samples", "5"], "too few"),
-        (["--segments", "15"], "written like 15+25"),
-        (["--segments", "15+25", "--ranks", "1,2"], "at least two ranks"),
-        (["--segments", "15+25", "--steps", "1"], "a step for each expert"),
-        (["--segments", "15+25", "--model", "preview"], "needs the simulated model"),
-    ],
-)
-def test_wrong_input_is_one_sentence(home, capsys, options, words) -> None:
-    assert main.run(["bench", *QUICK, *options]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert len(error.strip().splitlines()) == 1
-
-
-def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Run `svdq bench` with wrong input, which measures nothing, and give its one sentence."""
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run `svdq bench` with wrong input, which measures nothing, and return its one sentence."""
     assert main.run(["bench", *map(str, arguments)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -120,31 +95,41 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--ranks", "9999"], "is not in the range"),
         (["--model", "nothere"], "There is no model folder 'nothere'"),
         (["--model", "simulated:foo=1"], "cannot be simulated"),
         (["--step-ms", "nan"], "--step-ms"),
         (["--step-ms", "0"], "--step-ms"),
-        (["--ranks", "nan"], "list of positive numbers"),
-        (["--ranks", "9999"], "more than 512 ranks"),
         (["--burst", "1,x"], "list of positive numbers"),
         (["--rank-speed", "inf"], "list of positive numbers"),
+        (["--rank-speed", "1,2"], "one number for each"),
+        (["--size", "100x100"], "multiples of 64"),
+        (["--samples", "5"], "too few"),
+        (["--segments", "15"], "written like 15+25"),
+        (["--segments", "15+25", "--ranks", "1"], "at least two ranks"),
+        (["--segments", "15+25", "--steps", "1"], "a step for each expert"),
+        (["--segments", "15+25", "--model", "preview"], "needs the simulated model"),
+        (["--plot", "plot.jpg"], "ends in .png"),
+        (["--json", "gone/x.json"], "There is no folder"),
+        (["--trace", "."], "is a directory"),
+        pytest.param(
+            ["--device", "cuda"],
+            "PyTorch cannot use a GPU here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
     ],
 )
-def test_what_cannot_be_measured_is_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
-) -> None:
+def test_wrong_input_is_one_sentence(capsys, tmp_path: Path, monkeypatch, options: list[str], words: str) -> None:
     monkeypatch.chdir(tmp_path)
-    assert words in said(capsys, *options)
+    assert words in error_of(capsys, *options)
 
 
 @pytest.mark.slow
-def test_a_truncated_model_is_wrong_input_as_for_a_worker(
-    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_truncated_model_is_wrong_input(capsys, tiny_model: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_model, tmp_path / "tiny")
     [weights] = (tmp_path / "tiny" / "unet").glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:5000])
-    assert str(weights) in said(capsys, "--model", tmp_path / "tiny")
+    assert str(weights) in error_of(capsys, "--model", tmp_path / "tiny")
 
 
 @pytest.mark.slow
@@ -154,15 +139,6 @@ def test_a_rank_that_is_killed_is_one_sentence(svdq) -> None:
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert re.search(r"^Error: Rank \d was ended by SIGKILL; ", result.stderr, re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
-    for module in ("grp", "random", "torch"):
-        (tmp_path / f"{module}.py").write_text("raise RuntimeError('imported from the current folder')")
-    command = [Path(sys.executable).with_name("svdq"), "bench", "--ranks", "2", *QUICK]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
@@ -176,7 +152,11 @@ def test_a_model_of_wan_is_measured_with_its_own_parameters(svdq, tiny_wan: Path
     assert (run["samples"], sum(run["steps_per_rank"])) == (8, 2)
 
 
-#: Whether both ranks run, by the processes of the bench and what is in the temporary folder.
+def test_frames_that_a_model_of_wan_does_not_make_are_wrong_input(capsys, tiny_wan: Path) -> None:
+    assert "frames 1 more than a multiple of 4" in error_of(capsys, "--model", tiny_wan, "--frames", 14)
+
+
+#: Whether both ranks run, by the processes of the bench and the temporary folder.
 RUNNING: dict[str, Callable[[int, Path], bool]] = {
     # They are children of the fork server.
     "loop": lambda pid, folder: any(len(child.children()) >= 2 for child in psutil.Process(pid).children()),
@@ -185,8 +165,7 @@ RUNNING: dict[str, Callable[[int, Path], bool]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("through", RUNNING)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("through", "number"), [("loop", signal.SIGINT), ("daemon", signal.SIGTERM)])
 def test_a_signal_to_the_bench_alone_ends_all_of_it(tmp_path: Path, through: str, number: signal.Signals) -> None:
     options = ["--through", through, "--ranks", "2", "--step-ms", "500", "--frames", "2", "--size", "64x64"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
@@ -202,49 +181,7 @@ def test_a_signal_to_the_bench_alone_ends_all_of_it(tmp_path: Path, through: str
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_bench_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    options = ["--through", "daemon", "--ranks", "2", "--step-ms", "500", "--frames", "2", "--size", "64x64"]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-m", "svdq.cli", "bench", *options], env=environment) as bench:
-        wait_until(lambda: RUNNING["daemon"](bench.pid, tmp_path))
-        bench.kill()
-
-    def left() -> list[object]:
-        found = (each.info for each in psutil.process_iter(["name", "cmdline", "cwd"]))
-        return [each for each in found if str(tmp_path) in str(each)]
-
-    wait_until(lambda: not left(), lambda: str(left()), patience_s=60)
-
-
-def test_frames_that_a_model_of_wan_does_not_make(capsys: pytest.CaptureFixture[str], tiny_wan: Path) -> None:
-    assert "frames 1 more than a multiple of 4" in said(capsys, "--model", tiny_wan, "--frames", 14)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_cuda_is_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "PyTorch cannot use a GPU here" in said(capsys, "--device", "cuda")
-
-
-@pytest.mark.parametrize(
-    "option",
-    [["--json"], ["--plot"], ["--trace"], ["model", "--json"]],
-)
-def test_where_nothing_can_be_written_is_said_before_measuring(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: list[str]
-) -> None:
-    wrong = {tmp_path / "gone" / "x.png": "There is no folder", tmp_path: "is a directory"}
-    for path, words in wrong.items():
-        sentence = said(capsys, *option, path)
-        assert words in sentence
-        assert option[-1] in sentence
-
-
-def test_a_plot_is_a_png(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "ends in .png" in said(capsys, "--plot", tmp_path / "plot.jpg")
-
-
 def test_a_file_that_cannot_be_written_after_all_is_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "gone" / "x.json"
+    report = BenchReport(model="simulated", runs=[], bursts=[], logs=[])
     with pytest.raises(InputError, match=r"x\.json' cannot be written \(No such file or directory\)"):
-        write_results(BenchReport(runs=[], bursts=[], logs=[]), json_path=path, plot_path=None, trace_path=None)
+        write_results(report, json_path=tmp_path / "gone" / "x.json", plot_path=None, trace_path=None)

@@ -1,4 +1,4 @@
-"""The arithmetic behind `svdq bench`, on times that are known."""
+"""The arithmetic behind `svdq bench`, on known times."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import Span
-from svdq.worker.bench.figures import RankLog, burst_times, busy_share, make_bursts, make_run, work_rate
+from svdq.worker.bench.figures import RankLog, burst_times, busy_share, check_failures, make_bursts, make_run, work_rate
 
 
 def log(*, finished_s: list[float] | None = None, spans: list[tuple[str, str, float, float]] | None = None) -> RankLog:
@@ -27,7 +27,7 @@ def test_steady_state_leaves_the_warm_up_out_and_sees_through_turns() -> None:
     finished_s += [200.0]
     logs = [log(spans=[("encode", "a", 0.0, 1.0), ("steps 0-9", "a", 1.0, 190.0)]), log(finished_s=finished_s)]
     costs = Costs(step_s=(1.0, 1.0))
-    run = make_run(logs, model="m", through="loop", steps=7, warmup_samples=1, costs=costs)
+    run = make_run(logs, VideoCosts(steps=7, costs=costs), 1)
     assert run.per_sample_s == run.per_sample_p95_s == pytest.approx(3.5)
     assert (run.interval_s, run.interval_p95_s) == (3.5, 4.0)
 
@@ -48,13 +48,10 @@ def test_efficiency_is_the_ideal_time_over_the_measured_one() -> None:
         log(spans=[("encode", "-", 0.0, 0.2), ("encode", "a", 10.0, 12.0), ("steps 0-6", "a", 12.0, 34.0)]),
         log(finished_s=finished_s, spans=[("steps 7-13", "a", 10.0, 32.0), ("write", "a", 10.0, 54.0)]),
     ]
-    run = make_run(
-        logs, model="m", through="loop", steps=14, warmup_samples=0, costs=Costs(step_s=(0.5, 0.5), encode_s=0.2)
-    )
+    run = make_run(logs, VideoCosts(steps=14, costs=Costs(step_s=(0.5, 0.5), encode_s=0.2)), 0)
     # 14 steps and an encode in the 44 s from the first video to the last.
     assert run.per_sample_mean_s == pytest.approx(44)
     assert run.efficiency == pytest.approx(7.2 / 2 / 44)
-    assert run.speedup == pytest.approx(7.2 / 44)
     assert run.first_sample_s == 10.0
     assert run.busy_share == pytest.approx([24 / 44, 22 / 44])
     assert run.steps_per_rank == pytest.approx([7 / 12, 7 / 12])
@@ -64,14 +61,9 @@ def test_the_ideal_of_bound_ranks_is_the_pace_of_the_slower_expert() -> None:
     spans = [("encode", "a", 0.0, 1.0), ("steps 0-14", "a", 1.0, 16.0), ("encode", "b", 60.0, 61.0)]
     logs = [log(spans=spans), log(finished_s=[10.0, 40.0, 70.0], spans=[("steps 15-39", "a", 10.0, 60.0)])]
     costs = Costs(step_s=(1.0, 1.0), encode_s=1.0)
-    runs = [
-        make_run(logs, model="m", through="loop", steps=40, warmup_samples=0, costs=costs, segments=segments)
-        for segments in (None, (15, 25))
-    ]
+    runs = [make_run(logs, VideoCosts(steps=40, costs=costs, segments=segments), 0) for segments in (None, (15, 25))]
     assert runs[1].per_sample_mean_s == runs[0].per_sample_mean_s
-    assert runs[1].segments == (15, 25)
     assert runs[1].efficiency / runs[0].efficiency == pytest.approx(25 / (41 / 2))
-    assert runs[1].speedup == runs[0].speedup
 
 
 def test_work_counts_from_the_first_videos_to_the_last_admission() -> None:
@@ -108,16 +100,17 @@ def test_bursts_are_compared_with_the_shortest_possible_time() -> None:
         log(finished_s=[13.0], spans=encodes(10.0)),
     ]
     costs = Costs(step_s=(0.5, 0.5), encode_s=0.1, decode_s=0.4)
-    first, second = make_bursts(logs, replicas, through="loop", steps=3, videos=[2, 1], costs=costs)
+    video = VideoCosts(steps=3, costs=costs)
+    first, second = make_bursts(logs, replicas, video, [2, 1])
     assert (first.videos, first.is_first, first.wall_s, first.replicas_wall_s) == (2, True, 5.0, 4.0)
     assert first.bound_s == second.bound_s == pytest.approx(2.0)
     assert (first.ratio, first.replicas_ratio) == pytest.approx((2.5, 2.0))
     assert (second.ratio, second.is_first, second.pipeline_over_replicas) == (1.0, False, 1.0)
-    (large,) = make_bursts(logs, replicas, through="loop", steps=3, videos=[3], costs=costs)
+    (large,) = make_bursts(logs, replicas, video, [3])
     assert large.bound_s == pytest.approx(3.0)
 
 
 def test_a_failed_video_is_an_error() -> None:
     failed = RankLog(**{**vars(log()), "failures": ["it is bad"]})
     with pytest.raises(SvdqError, match="1 of the videos failed; the first one: it is bad"):
-        make_bursts([log()], [failed], through="loop", steps=1, videos=[1], costs=Costs(step_s=(1.0,)))
+        check_failures([log(), failed])

@@ -18,7 +18,7 @@ from PIL import Image
 
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.trace import Span
-from svdq.producer.embedded_redis import PID, ensure_server, stop_server
+from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.job import parse_job
 from svdq.producer.processes import die_with_parent
 from svdq.producer.queue import queue_of, session
@@ -45,28 +45,23 @@ def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
         model = absolute_model(workload.models[0].name)
         settings = load_settings(home=Path(folder), storage=str(Path(folder, "storage")), model=model)
-        with _stop_when_killed(settings.home):
-            try:
-                # The worker of a bench takes no jobs of the user, notifies nobody, and never starts this server.
-                ours = {"redis_url": ensure_server(settings.home), "notify": ()}
-                return _run(workload, settings.model_copy(update=ours), Path(folder), replicas)
-            finally:
-                stop_server(settings.home)
-
-
-def _stop_when_killed(home: Path) -> "subprocess.Popen[bytes]":
-    """Start a process that stops the server of a home when this process is killed; it ends with its `with` block."""
-    program = 'read _; kill "$(cat "$0")"'  # `read` ends with the pipe, and a server that was stopped has no such file
-    command = ["sh", "-c", program, str(home / "redis" / PID)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            # The worker of a bench takes no jobs of the user, notifies nobody, and never starts this server.
+            ours = {"redis_url": ensure_server(settings.home), "notify": ()}
+            return _run(workload, settings.model_copy(update=ours), Path(folder), replicas)
+        finally:
+            stop_server(settings.home)
 
 
 def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -> list[RankLog]:
+    shape = workload.parameters
+    photo = io.BytesIO()
+    Image.effect_noise((shape.width, shape.height), 64).convert("RGB").save(photo, "png")
     with session(settings) as connection:
-        key = Storage(settings.storage).put_input(_noise(workload.parameters.width, workload.parameters.height), "png")
+        key = Storage(settings.storage).put_input(photo.getvalue(), "png")
         entries = []
         for seed in range(sum(workload.bursts)):
-            values = workload.parameters.model_dump() | {"seed": seed, "image": key, "name": f"sample-{seed}"}
+            values = shape.model_dump() | {"seed": seed, "image": key, "name": f"sample-{seed}"}
             job = parse_job(values)
             entries.append(Entry(job=job, job_id=job.digest(seed_was_drawn=False)))
         trace_path = folder / "trace.json"
@@ -80,24 +75,20 @@ def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -
                 num_queued += size
                 _wait(connection, num_queued, worker)
         ended = UntrustedJob.fetch_many([entry.job_id for entry in entries], connection)
-    finished_s, failures = [], []
-    for rq_job in ended:
-        if rq_job is not None and rq_job.ended_at is not None and rq_job.is_finished:
-            finished_s.append(rq_job.ended_at.timestamp())
-        else:
-            failures.append(f"job {rq_job and rq_job.id} did not finish")
+    finished_s = [job.ended_at.timestamp() for job in ended if job is not None and job.is_finished and job.ended_at]
+    failures = ["a job did not finish"] * (len(ended) - len(finished_s))
     events = json.loads(trace_path.read_text(encoding="utf-8"))["traceEvents"]
     usage = {event["pid"]: event["args"] for event in events if event["name"] == "usage"}
     num_ranks = len(workload.models)
     return [
         RankLog(
-            spans=spans,
+            spans=_spans(events, rank),
             finished_s=sorted(finished_s) if rank == num_ranks - 1 else [],
             failures=failures if rank == 0 else [],
             cpu_s=usage[rank]["cpu_s"],
             rss_mb=[usage[rank]["rss_mb"]],
         )
-        for rank, spans in enumerate(_spans(events, rank) for rank in range(num_ranks))
+        for rank in range(num_ranks)
     ]
 
 
@@ -150,9 +141,3 @@ def _spans(events: list[dict[str, Any]], rank: int) -> list[Span]:
         for event in events
         if event["ph"] == "X" and event["pid"] == rank
     ]
-
-
-def _noise(width: int, height: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.effect_noise((width, height), 64).convert("RGB").save(buffer, "png")
-    return buffer.getvalue()

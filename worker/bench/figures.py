@@ -1,4 +1,4 @@
-"""Computes the figures of a bench run from the logs of its ranks: rows of the table and the JSON. Without torch."""
+"""Computes the figures of a bench from the logs of its ranks. Does not import torch."""
 
 import itertools
 from collections.abc import Sequence
@@ -31,106 +31,65 @@ class RankLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The figures of one run; field names are those of the JSON."""
+    """The figures of a run; field names are those of the JSON. Lists have an item for each rank."""
 
-    #: Model of the ranks.
-    model: str
-    #: Number of ranks K.
+    #: K, T, and the milliseconds of a step, an encode and a decode: configured (simulated), or medians.
     ranks: int
-    #: Denoising steps per video.
     steps: int
-    #: Those of each of two experts, if ranks are bound to one of them each; else None.
-    segments: tuple[int, int] | None
-    #: Milliseconds of a step, configured (simulated) or measured (median).
     step_ms: float
-    #: Milliseconds of an encode and of a decode, configured or measured.
     encode_ms: float
     decode_ms: float
-    #: `loop` or `daemon`.
-    through: str
     #: Number of videos.
     samples: int
-    #: Videos left out of the steady figures at the start, and as many at the end.
-    warmup_samples: int
-    #: Seconds from taking the first video to its end.
+    #: Seconds from taking the first video to its end, and divided by W = T*t + E + D.
     first_sample_s: float
-    #: first_sample_s divided by W = T*t + E + D.
     first_sample_over_ideal: float
-    #: Seconds per video in steady state: median over windows of K consecutive videos, over which the split rotates.
+    #: Seconds per video in steady state: median and 95th percentile over windows of K consecutive videos, over which
+    #: the split rotates.
     per_sample_s: float
-    #: The 95th percentile over the same windows.
     per_sample_p95_s: float
-    #: Seconds in which the group does the work of one video, from the first videos to the last admission; `efficiency`
-    #: is computed from it.
+    #: Seconds in which the group does the work of one video, from the first videos to the last admission.
     per_sample_mean_s: float
     #: Median and 95th percentile of single intervals between finished videos.
     interval_s: float
     interval_p95_s: float
-    #: W/K divided by `per_sample_mean_s`, where t is the harmonic mean of the ranks' step times. If ranks are bound, it
-    #: is the ideal pace of those with the slower expert divided by `per_sample_mean_s`.
+    #: The ideal pace divided by `per_sample_mean_s`: W/K, where t is the harmonic mean of the ranks' step times; if
+    #: ranks are bound, the pace of those with the slower expert.
     efficiency: float
-    #: Videos per second relative to one rank, which takes W per video.
-    speedup: float
     #: Share of the steady part in which each rank computed.
     busy_share: list[float]
-    #: Average number of steps per video of each rank.
+    #: Average number of steps per video.
     steps_per_rank: list[float]
-    #: Resident memory of each rank at the end, and after its first hundred videos (empty for shorter runs), MiB.
+    #: Resident memory at the end, and after the first hundred videos (empty for shorter runs), MiB.
     rss_mb: list[float]
     rss_after_100_mb: list[float]
-    #: Peak GPU memory of each rank's tensors in MiB; empty on CPUs and through the daemon.
+    #: Peak GPU memory of tensors in MiB; empty on CPUs and through the daemon.
     gpu_mb: list[float]
-    #: CPU milliseconds per video of each rank.
+    #: CPU milliseconds per video.
     cpu_ms: list[float]
 
 
-def make_run(
-    logs: Sequence[RankLog],
-    *,
-    model: str,
-    through: str,
-    steps: int,
-    warmup_samples: int,
-    costs: Costs | None,
-    segments: tuple[int, int] | None = None,
-) -> Run:
-    """Compute the figures of a run.
+def make_run(logs: Sequence[RankLog], video: VideoCosts, warmup_samples: int) -> Run:
+    """Compute the figures of a run from the logs of its ranks, in order.
 
-    Args:
-        logs: those of its ranks, in order.
-        model: its name, for display.
-        through: loop or daemon.
-        steps: T.
-        warmup_samples: number of finished videos to leave out at the start, while costs are measured, and at the end,
-            when videos finish together; more than K must remain.
-        costs: the configured costs of a video (simulated models); None measures them from the logs.
-        segments: the steps of each expert, if each rank holds one of two.
-
-    Raises:
-        SvdqError: a video failed.
+    `warmup_samples` finished videos are left out at the start, while costs are measured, and as many at the end, when
+    videos finish together; more than K must remain.
     """
-    check_failures(logs)
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
-    ranks = len(logs)
-    costs = costs or measured_costs(logs)
+    ranks, costs = len(logs), video.costs
     steady_s = finished_s[warmup_samples : len(finished_s) - warmup_samples]
     intervals_s = [later - earlier for earlier, later in itertools.pairwise(steady_s)]
     paces_s = [(later - earlier) / ranks for earlier, later in zip(steady_s, steady_s[ranks:], strict=False)]
-    video = VideoCosts(steps=steps, costs=costs, segments=segments)
     one_rank_s = video.video_s(ranks)
     pace_s = one_rank_s / work_rate(logs, costs, steady_s[0])
     first_sample_s = finished_s[0] - min(span.start_s for log in logs for span in log.spans if span.kind == "encode")
     return Run(
-        model=model,
         ranks=ranks,
-        steps=steps,
-        segments=segments,
+        steps=video.steps,
         step_ms=median(costs.step_s) * 1000,
         encode_ms=costs.encode_s * 1000,
         decode_ms=costs.decode_s * 1000,
-        through=through,
         samples=len(finished_s),
-        warmup_samples=warmup_samples,
         first_sample_s=first_sample_s,
         first_sample_over_ideal=first_sample_s / one_rank_s,
         per_sample_s=median(paces_s),
@@ -138,8 +97,7 @@ def make_run(
         per_sample_mean_s=pace_s,
         interval_s=median(intervals_s),
         interval_p95_s=_percentile_95(intervals_s),
-        efficiency=(one_rank_s / ranks if segments is None else video.pace_s(ranks)) / pace_s,
-        speedup=one_rank_s / pace_s,
+        efficiency=(one_rank_s / ranks if video.segments is None else video.pace_s(ranks)) / pace_s,
         busy_share=[busy_share(log.spans, steady_s[0], steady_s[-1]) for log in logs],
         steps_per_rank=[sum(span.num_steps for span in log.spans) / len(finished_s) for log in logs],
         rss_mb=[log.rss_mb[-1] for log in logs],
@@ -164,7 +122,7 @@ def work_rate(logs: Sequence[RankLog], costs: Costs, start_s: float) -> float:
     """Return the seconds of work that a group does per second, from `start_s` until its last video is admitted.
 
     Videos cannot be counted for this: they finish late at the start of a run and together at its end. A step counts as
-    in `VideoCosts.video_s`, an encode as E and a decode as D, whatever they took.
+    in `VideoCosts.video_s`, an encode as E and a decode as D, however long they took.
     """
     spans = [span for log in logs for span in log.spans]
     end_s = max((span.start_s for span in spans if span.kind == "encode"), default=start_s)
@@ -206,7 +164,6 @@ def busy_share(spans: Sequence[Span], start_s: float, end_s: float) -> float:
 
 
 def _percentile_95(values: Sequence[float]) -> float:
-    """Return the 95th percentile; of a single value that value."""
     return values[0] if len(values) == 1 else quantiles(values, n=20, method="inclusive")[-1]
 
 
@@ -214,10 +171,6 @@ def _percentile_95(values: Sequence[float]) -> float:
 class Burst:
     """N videos that an idle group gets at once, and the same through replicas; field names are those of the JSON."""
 
-    #: Number of ranks K.
-    ranks: int
-    #: `loop` or `daemon`.
-    through: str
     #: N.
     videos: int
     #: Whether it is the first burst of a fresh group, which has measured no costs yet.
@@ -236,38 +189,23 @@ class Burst:
 
 
 def make_bursts(
-    logs: Sequence[RankLog],
-    replicas: Sequence[RankLog],
-    *,
-    through: str,
-    steps: int,
-    videos: Sequence[int],
-    costs: Costs | None,
-    segments: tuple[int, int] | None = None,
+    logs: Sequence[RankLog], replicas: Sequence[RankLog], video: VideoCosts, videos: Sequence[int]
 ) -> list[Burst]:
-    """Compute the figures of bursts of so many videos each, from the logs of a pipeline and of as many replicas.
-
-    The other arguments are those of `make_run`.
-
-    Raises:
-        SvdqError: a video failed.
-    """
-    check_failures([*logs, *replicas])
+    """Compute the figures of bursts of so many videos each, from the logs of a pipeline and of as many replicas."""
     ranks = len(logs)
-    video = VideoCosts(steps=steps, costs=costs or measured_costs(logs), segments=segments)
     one_rank_s = video.video_s(ranks)
-    bursts = []
-    for position, (number, (start_s, end_s), (replicas_start_s, replicas_end_s)) in enumerate(
-        zip(videos, burst_times(logs, videos), burst_times(replicas, videos), strict=True)
+    bursts: list[Burst] = []
+    for number, (start_s, end_s), (replicas_start_s, replicas_end_s) in zip(
+        videos, burst_times(logs, videos), burst_times(replicas, videos), strict=True
     ):
         wall_s, replicas_s = end_s - start_s, replicas_end_s - replicas_start_s
-        bound_s = max(one_rank_s, number * one_rank_s / ranks) if segments is None else video.time_s(ranks, number)
+        bound_s = max(one_rank_s, number * one_rank_s / ranks)
+        if video.segments is not None:
+            bound_s = video.time_s(ranks, number)
         bursts.append(
             Burst(
-                ranks=ranks,
-                through=through,
                 videos=number,
-                is_first=position == 0,
+                is_first=not bursts,
                 wall_s=wall_s,
                 bound_s=bound_s,
                 ratio=wall_s / bound_s,

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing import forkserver
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ IDLE_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The work of a run."""
+    """The videos of a run, and the ranks that render them."""
 
     #: Model of each rank; they differ if a rank is slower.
     models: tuple[ResolvedModel, ...]
@@ -50,7 +49,7 @@ class Workload:
     parameters: VideoParameters
     #: The components of each rank, if ranks are bound to some.
     components: tuple[Components, ...] = ()
-    #: Numbers of videos that are supplied at once, each after all videos before it have ended; most runs have one.
+    #: Numbers of videos that are supplied at once, each after all videos before it have ended.
     bursts: tuple[int, ...]
     #: cpu, cuda or auto.
     device: str = "cpu"
@@ -115,7 +114,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
 
 
 class _BurstSource(Source):
-    """A source that supplies bursts of videos."""
+    """Supplies bursts of videos."""
 
     def __init__(self, workload: Workload, bursts: list[list[int]], barrier: Barrier | None) -> None:
         self._workload = workload
@@ -166,7 +165,7 @@ class _BurstSource(Source):
 
 
 class _TimingSink(Sink):
-    """A sink that records the time and drops the frames."""
+    """Records the time and drops the frames."""
 
     def __init__(self) -> None:
         self.finished_s: list[float] = []
@@ -204,16 +203,8 @@ class _UsageMonitor(Monitor):
         return 0.0 if self._cpu_before_s is None else time.process_time() - self._cpu_before_s
 
 
-#: What a rank does; called with its topology, its links, and the further arguments of `spawn_ranks`.
-RankMain = Callable[..., None]
-
-
 def spawn_ranks(
-    num_ranks: int,
-    main: RankMain,
-    *args: Any,
-    device: str = "cpu",
-    replicas: bool = False,
+    num_ranks: int, main: Callable[..., None], *args: Any, device: str = "cpu", replicas: bool = False
 ) -> None:
     """Run `main(topology, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
 
@@ -225,7 +216,10 @@ def spawn_ranks(
         torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text has its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
-        _start_fork_server([__name__, main.__module__])
+        # A fork server imports torch once for all ranks. It never initializes CUDA, so its children can.
+        multiprocessing.set_forkserver_preload([__name__, main.__module__])
+        # Otherwise it imports modules from the current folder, such as a grp.py there.
+        os.environ["PYTHONSAFEPATH"] = "1"
         context = torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
             _enter,
             (num_ranks, Path(folder), device, replicas, main, args),
@@ -251,28 +245,13 @@ def spawn_ranks(
             raise
 
 
-def _start_fork_server(modules: list[str]) -> None:
-    """Start a fork server, which imports torch once for all ranks. It never initializes CUDA, so its children can."""
-    multiprocessing.set_forkserver_preload(modules)
-    before = os.environ.get("PYTHONSAFEPATH")
-    # Otherwise the server imports modules from the current folder, such as a grp.py there.
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
-
-
 def _enter(
     rank: int,
     num_ranks: int,
     folder: Path,
     device: str,
     replicas: bool,
-    main: RankMain,
+    main: Callable[..., None],
     args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
