@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
-import annotated_types
 import click
 
 from svdq.cli.option_types import Command, GivenPath, SectionedCommand, json_option, verbose_option, with_options
 from svdq.pipeline.models.family_parameters import PARAMETERS
-from svdq.pipeline.parameters import Format
-from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
+from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.keys import PRIORITIES
-from svdq.producer.submitting.parameters import FIELD_OF, SubmitOptions, as_flag, read_field, sweep
+from svdq.producer.submitting.parameters import SubmitOptions, as_flag, read_parameters, rules_of, sweep
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -28,11 +26,6 @@ class VideoCommand(SectionedCommand):
         return f"Options for {families[0]}" if 0 < len(families) < len(JOBS) else super().section_of(option)
 
 
-def _read_size(_context: click.Context, _option: click.Parameter, value: str | None) -> dict[str, Any]:
-    """Parse `1024x576` or `auto`; the job checks which sizes are allowed."""
-    return {} if value is None else read_field("size", value, "--size")
-
-
 #: Default of a parameter, in words, where it has none.
 _OPEN_DEFAULTS = {
     "seed": "random, and recorded",
@@ -44,38 +37,28 @@ _OPEN_DEFAULTS = {
 _MODELS_OWN = "the model's own"
 #: Larger limits are not shown: they do not help a reader.
 _MAX_SHOWN = 1_000_000
+_TYPES = {"integer": int, "number": float, "string": str}
 
 
 def _option(name: str) -> Callable[[Command], Command]:
     """Build the option of a parameter; the job checks the range, with one sentence for every source of parameters."""
-    field, families = FIELD_OF[name], [job for job in JOBS.values() if name in job.model_fields]
-    bounds = {type(bound): bound for bound in field.metadata}
-    low, high = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
-    limits = f"{low.ge:g} to {high.le:g}; " if low and high and high.le < _MAX_SHOWN else ""
-    kind = _type(field.annotation)
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    if kind is bool:
-        return click.option(as_flag(name), is_flag=True, default=None, help=f"{field.description}.")
+    families = [family for family in JOBS if name in rules_of(family)]
+    rules = rules_of(families[0])[name]
+    if rules["type"] == "boolean":
+        return click.option(as_flag(name), is_flag=True, default=None, help=f"{rules['description']}.")
+    has_limits = "minimum" in rules and rules.get("maximum", _MAX_SHOWN) < _MAX_SHOWN
+    limits = f"{rules['minimum']:g} to {rules['maximum']:g}; " if has_limits else ""
+    defaults = _by_family([_default(name, family) for family in families])
     return click.option(
         as_flag(name),
-        type=click.Choice(choices) if choices else kind,
-        help=f"{field.description} [{limits}default: {_by_family([_default(name, job) for job in families])}].",
+        type=click.Choice(rules["enum"]) if "enum" in rules else _TYPES[rules["type"]],
+        help=f"{rules['description']} [{limits}default: {defaults}].",
     )
 
 
-def _type(annotation: Any) -> Any:
-    """Return the type of a value that may be None or have limits."""
-    if get_origin(annotation) is Annotated:
-        return _type(get_args(annotation)[0])
-    if get_origin(annotation) is Literal:
-        return annotation
-    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
-    return _type(kinds[0]) if kinds else annotation
-
-
-def _default(name: str, job: type[Job]) -> str:
-    default = job.model_fields[name].default
-    rule = f", 1 more than a multiple of {job.frame_step}" if name == "frames" and job.frame_step > 1 else ""
+def _default(name: str, family: str) -> str:
+    default, step = rules_of(family)[name].get("default"), JOBS[family].frame_step
+    rule = f", 1 more than a multiple of {step}" if name == "frames" and step > 1 else ""
     return f"{_OPEN_DEFAULTS.get(name) or (default if default is not None else _MODELS_OWN)}{rule}"
 
 
@@ -85,12 +68,13 @@ def _by_family(texts: Sequence[str]) -> str:
     return "; ".join([texts[0], *(f"{cls.title}: {text}" for cls, text in others if text != texts[0])])
 
 
-def _size(job: type[Job]) -> str:
-    width, height = (job.model_fields[side].default for side in ("width", "height"))
-    return f"{f'{width}x{height}' if width and height else _MODELS_OWN}, multiples of {job.side_multiple}"
+def _size(family: str) -> str:
+    width, height = (rules_of(family)[side]["default"] for side in ("width", "height"))
+    return f"{f'{width}x{height}' if width and height else _MODELS_OWN}, multiples of {JOBS[family].side_multiple}"
 
 
-def _options() -> list[Callable[[Command], Command]]:
+def parameter_options(command: Command) -> Command:
+    """Add the options of video parameters to a `VideoCommand`; `read_options` converts their values."""
     family = click.option(
         "--family",
         type=click.Choice(tuple(JOBS)),
@@ -100,21 +84,20 @@ def _options() -> list[Callable[[Command], Command]]:
     size = click.option(
         "--size",
         metavar="WxH|auto",
-        callback=_read_size,
         help="Size in pixels; auto: the shape of the photo with as many pixels; auto:576x320: with as many as that "
-        f"[default: {_by_family([_size(job) for job in JOBS.values()])}].",
+        f"[default: {_by_family([_size(family) for family in JOBS])}].",
     )
-    formats = FIELD_OF["formats"]
+    formats = next(map(rules_of, JOBS))["formats"]
     file_format = click.option(
         "--format",
         "formats",
         multiple=True,
-        type=click.Choice(get_args(Format)),
-        help=f"{formats.description}; repeatable [default: {' '.join(formats.default)}].",
+        type=click.Choice(formats["items"]["enum"]),
+        help=f"{formats['description']}; repeatable [default: {' '.join(formats['default'])}].",
     )
     own = ("family", "width", "height", "formats", "fit")
-    plain = [name for name in VIDEO_FIELDS if name not in own]
-    return [family, size, *map(_option, plain), file_format, _option("fit")]
+    plain = [_option(name) for name in VIDEO_FIELDS if name not in own]
+    return with_options(command, [family, size, *plain, file_format, _option("fit")])
 
 
 _SUBMISSION_OPTIONS = (
@@ -177,20 +160,14 @@ def job_options(command: Command) -> Command:
     return with_options(command, _JOB_OPTIONS)
 
 
-def parameter_options(command: Command) -> Command:
-    """Add the options of video parameters to a `VideoCommand`; `read_options` converts their values."""
-    return with_options(command, _options())
-
-
 def submission_options(command: Command) -> Command:
     """Add the options of how photos are submitted and reported."""
     return with_options(command, _SUBMISSION_OPTIONS)
 
 
-def read_options(*, size: dict[str, Any], formats: tuple[str, ...], **parameters: Any) -> SubmitOptions:
-    """Convert the values of `parameter_options`; a repeated format counts once."""
-    texts = {name: value.strip() for name, value in parameters.items() if isinstance(value, str)}
-    return SubmitOptions(**(parameters | texts | size), formats=tuple(dict.fromkeys(formats)) or None)
+def read_options(**values: Any) -> SubmitOptions:
+    """Convert the values of `parameter_options`."""
+    return SubmitOptions(**read_parameters({name: value for name, value in values.items() if value != ()}, as_flag))
 
 
 def with_defaults_from(like: Path | None, options: Sequence[SubmitOptions]) -> tuple[SubmitOptions, ...]:

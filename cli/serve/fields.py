@@ -1,14 +1,14 @@
-"""The fields of a request: from the names and texts of `/v1/videos` to what is to be made of the photo."""
+"""Reads the fields of a request to `/v1/videos`, by names of OpenAI's and of other servers, as a `JobSpec`."""
 
 import base64
 import binascii
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from unicodedata import category
 
 from svdq.cli.serve.api_errors import ApiError
 from svdq.pipeline.errors import InputError
@@ -21,18 +21,15 @@ from svdq.producer.submitting.parameters import (
     SubmitOptions,
     as_key,
     as_text,
-    choose_family,
-    nearest_side,
-    read_field,
+    read_parameters,
 )
+from svdq.producer.submitting.photos import nearest_side
 from svdq.producer.text import parse_future
 
 #: The API's names for parameters that svdq calls otherwise.
 RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}
 #: Texts for families that take them; of others, they are recorded.
 PROMPTS = ("prompt", "negative_prompt")
-#: Characters of a prompt.
-MAX_PROMPT = 5000
 #: Frames and frames a second of each family's videos, where they are left to the model.
 USUAL = {"svd": (25, 7), "wan": (81, 16)}
 #: Names of the photo: those of OpenAI, of vLLM-Omni, and of SGLang and FastVideo.
@@ -66,7 +63,7 @@ NO_OPS: Mapping[str, tuple[str, ...]] = {
 _IGNORED = ("user",)
 #: Fields that are no parameters of a video, or depend on the family.
 _OWN = (*PROMPTS, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
-_PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in (*RENAMED.values(), *_OWN))
+_PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in RENAMED.values())
 FIELDS = tuple(dict.fromkeys((*_OWN, "size", *RENAMED, *_PLAIN)))
 #: Values that mean that nothing was given: a form has no null, and Python's clients write `None`.
 _NULLS = (None, "null", "None")
@@ -77,12 +74,12 @@ _NAMED_SIZES = ((1280, 720), (720, 1280))
 
 @dataclass(frozen=True, kw_only=True)
 class VideoRequest:
-    """What a request asks for."""
+    """A request for a video."""
 
     spec: JobSpec
     #: The model that is to make the video; "" for whichever runs.
     model: str = ""
-    #: What of the request could not be kept, as a sentence; "" for nothing.
+    #: A sentence about a size that could not be kept; "" for none.
     notice: str = ""
 
 
@@ -100,55 +97,54 @@ def read_request(
     Raises:
         ApiError: a field is unknown, is there twice, or has a value that is not allowed.
     """
-    texts = {name: _text(name, value) for name, value in _known(fields).items()}
-    spelled: list[str] = []
+    given = _known(fields)
 
     def spell(field: str) -> str:
-        """Spell a parameter as the API does, and record it: an error is about the first that it names."""
-        name = next((name for name, own in RENAMED.items() if own == field), as_key(field))
-        if name in ("min_guidance_scale", "max_guidance_scale") and name not in texts and "guidance_scale" in texts:
-            name = "guidance_scale"
-        spelled.append(name)
-        return name
+        """Spell a parameter as the request does."""
+        if field in ("min_guidance_scale", "max_guidance_scale") and field not in given:
+            return "guidance_scale" if "guidance_scale" in given else field
+        return next((name for name, own in RENAMED.items() if own == field), as_key(field))
 
-    param = ""
     try:
-        plain = _plain_options(texts)
-        family = (
-            choose_family(
-                [name for name in plain if name in VIDEO_FIELDS and name != "family"],
-                plain.get("family") or (base.family if base is not None else None),
-                model,
-                spell,
-            )
-            or DEFAULT_FAMILY
-        )
-        notice = _take_nearest_size(plain, JOBS[family].side_multiple)
-        options = _with_family(plain, texts, family, {} if base is None else base.given())
-        if base is not None:
-            options = replace(base, **options.given())
-        param = "output"
-        folder = read_folder(texts.get("output", ""))
-        param = "at"
-        at = parse_future(texts["at"], "at", now) if "at" in texts else None
-        spec = JobSpec(
-            options=(options,),
-            model=model,
-            priority=texts.get("priority", "default"),
-            name=texts.get("name"),
-            folder=folder,
-            at=at,
-            notes=tuple((name, texts[name]) for name in PROMPTS if name in texts and family not in WITH_PROMPTS),
-        )
-        param = ""
-        spec.check(spell=spell)
+        return _read(given, now, model, base or SubmitOptions(), spell)
     except InputError as error:
-        message = str(error)
-        if not param:
-            named = (name for name in (*spelled, "priority", "name") if name in message)
-            param = next(named, "")
-        raise ApiError(400, message, param=param or None) from error
-    return VideoRequest(spec=spec, model=texts.get("model", ""), notice=notice)
+        # Sentences name the parameter first.
+        param = next((word for word in re.findall(r"\w+", str(error)) if word in FIELDS), None)
+        raise ApiError(400, str(error), param=param) from error
+
+
+def _read(
+    given: Mapping[str, Any],
+    now: datetime,
+    model: ExpectedModel | None,
+    base: SubmitOptions,
+    spell: Callable[[str], str],
+) -> VideoRequest:
+    texts = {name: as_text(name, value, name) for name, value in given.items()}
+    own = {name: text.strip() for name, text in texts.items() if name in _OWN}
+    prompts: dict[str, Any] = {name: text for name, text in texts.items() if name in PROMPTS}
+    plain = read_parameters({RENAMED.get(name, name): text for name, text in texts.items() if name not in _OWN}, spell)
+    asked = SubmitOptions(**({"family": base.family} | plain))
+    family = asked.family_for(model, spell) or DEFAULT_FAMILY
+    notice = _take_nearest_size(plain, JOBS[family].side_multiple)
+    notes: tuple[tuple[str, str], ...] = ()
+    if family in WITH_PROMPTS:
+        plain |= prompts
+    else:  # recorded, and so as clean as prompts that are used
+        JobSpec(options=(SubmitOptions(family=min(WITH_PROMPTS), **prompts),)).check(spell)
+        notes = tuple(prompts.items())
+    _add_guidance_and_frames(plain, own, family, base)
+    spec = JobSpec(
+        options=(base.overridden(plain | {"family": family}),),
+        model=model,
+        priority=own.get("priority", "default"),
+        name=own.get("name"),
+        folder=read_folder(own.get("output", "")),
+        at=parse_future(own["at"], "at", now) if "at" in own else None,
+        notes=notes,
+    )
+    spec.check(spell=spell)
+    return VideoRequest(spec=spec, model=own.get("model", ""), notice=notice)
 
 
 def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], str]:
@@ -161,27 +157,26 @@ def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], s
         ApiError: an object is none, or a photo is no data URL, or there are two.
     """
     found: list[tuple[str, Any]] = []
-    photos: dict[str, Any] = {}
+    urls: set[str] = set()
 
     def add(key: str, value: Any, depth: int) -> None:
         name, _, inner = key.removesuffix("[]").partition("[")
-        inner = inner.removesuffix("]")
+        item = {inner.removesuffix("]"): value} if inner else value
         if name in EXTRAS and depth < _MAX_DEPTH:
-            for each in ({inner: value} if inner else _object(name, value)).items():
+            for each in _object(name, item).items():
                 add(*each, depth + 1)
-        elif name in PHOTOS and inner and isinstance(photos.setdefault(name, {}), dict):
-            photos[name][inner] = value
-        elif name in PHOTOS and not inner:
-            photos[name] = value if photos.get(name) in (None, value) else [photos[name], value]
+        elif name in PHOTOS:
+            photos = _parsed(name, item)
+            urls.update(_photo_url(name, photo) for photo in (photos if isinstance(photos, list) else [photos]))
         else:
             found.append((key.removesuffix("[]"), value))
 
     for field in fields:
         add(*field, 0)
-    urls = {url for name, value in photos.items() if (url := _photo_url(name, value))}
+    urls.discard("")
     if len(urls) > 1:
         raise two_photos()
-    return found, next(iter(urls), "")
+    return found, "".join(urls)
 
 
 def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -232,39 +227,6 @@ def _parsed(name: str, value: Any) -> Any:
         raise _bad(name, f"{name} is not JSON ({error}).") from error
 
 
-def _text(name: str, value: Any) -> str:
-    """Convert a value to the text that a form would have."""
-    try:
-        text = as_text(name, value)
-    except InputError as error:
-        raise _bad(name, str(error)) from error
-    if not all(char < "\ud800" or char > "\udfff" for char in text):  # JSON can escape half a character
-        raise _bad(name, f"{name} has a character that is no Unicode character; remove it.")
-    if name in PROMPTS:
-        if len(text) > MAX_PROMPT:
-            raise _bad(name, f"{name} has {len(text):,} characters; {MAX_PROMPT:,} are allowed.")
-        if control := next((char for char in text if category(char) == "Cc" and char not in "\t\n\r"), ""):
-            raise _bad(name, f"{name} has the control character {control!r}; remove it.")
-        return text
-    return text.strip()
-
-
-def _plain_options(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of `SubmitOptions` that every family reads in the same way."""
-    fields: dict[str, Any] = {}
-    for name, text in texts.items():
-        if name in _OWN:
-            continue
-        try:
-            values = read_field(RENAMED.get(name, name), text, name)
-        except InputError as error:
-            raise _bad(name, str(error)) from error
-        if any(fields.get(field, value) != value for field, value in values.items()):
-            raise _bad(name, f"{name} contradicts another parameter; leave one of them out.")
-        fields |= values
-    return fields
-
-
 def _take_nearest_size(fields: dict[str, Any], multiple: int) -> str:
     """Change a named size to the nearest one whose sides are multiples; return a notice, or ""."""
     asked = fields.get("width"), fields.get("height")
@@ -277,34 +239,28 @@ def _take_nearest_size(fields: dict[str, Any], multiple: int) -> str:
     return f"The size is {width}x{height}, the nearest to {asked[0]}x{asked[1]} that this family of models renders."
 
 
-def _with_family(
-    plain: Mapping[str, Any], texts: Mapping[str, str], family: str, base: Mapping[str, Any]
-) -> SubmitOptions:
-    """Add what depends on the family: prompts, guidance, and frames from seconds; `base` as for `read_request`."""
-    fields = {**plain, "family": family}
-    defaults = {**{name: field.default for name, field in JOBS[family].model_fields.items()}, **base}
-    if family in WITH_PROMPTS:
-        fields |= {name: texts[name] for name in PROMPTS if name in texts}
-    if "guidance_scale" in texts:
-        scale = _number("guidance_scale", texts["guidance_scale"])
-        if "guidance_scale" in defaults:
+def _add_guidance_and_frames(fields: dict[str, Any], own: Mapping[str, str], family: str, base: SubmitOptions) -> None:
+    """Add guidance_scale by its names in the family, and frames for seconds."""
+    defaults = {name: field.default for name, field in JOBS[family].model_fields.items()} | base.given()
+    if "guidance_scale" in own:
+        scale = _number("guidance_scale", own["guidance_scale"])
+        if "guidance_scale" in JOBS[family].model_fields:
             fields["guidance_scale"] = scale
         elif "max_guidance_scale" in fields:
-            raise _bad("guidance_scale", "guidance_scale and max_guidance_scale are the same; leave one of them out.")
+            raise InputError("guidance_scale and max_guidance_scale are the same; leave one of them out.")
         else:
             fields["max_guidance_scale"] = scale
             if scale < defaults["min_guidance_scale"]:
                 fields.setdefault("min_guidance_scale", scale)
-    if "seconds" in texts and "frames" not in fields:
-        seconds, step = _number("seconds", texts["seconds"]), JOBS[family].frame_step
+    if "seconds" in own and "frames" not in fields:
+        seconds, step = _number("seconds", own["seconds"]), JOBS[family].frame_step
         # Where the family leaves the pace to the model, it is fixed here, so that the length is right.
         fps = fields.get("fps", defaults["fps"]) or fields.setdefault("fps", USUAL[family][1])
-        frames = seconds * min(max(fps, 1), 1e6)  # an fps that is not allowed is refused below
+        frames = seconds * min(max(fps, 1), 1e6)  # an fps that is not allowed is refused later
         if not 0 < frames < 1e6:
             rule = "more than 0" if frames <= 0 else "shorter; videos have 1,024 frames at most"
-            raise _bad("seconds", f"seconds {texts['seconds'][:80]} is not allowed: it must be {rule}.")
+            raise InputError(f"seconds {own['seconds'][:80]} is not allowed: it must be {rule}.")
         fields["frames"] = max(0, round((frames - 1) / step)) * step + 1
-    return SubmitOptions(**fields)
 
 
 def _number(name: str, text: str) -> float:
@@ -313,7 +269,7 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise _bad(name, f"{name} {text[:80]!r} is not allowed: it must be a number, such as 3.")
+        raise InputError(f"{name} {text[:80]!r} is not allowed: it must be a number, such as 3.")
     return number
 
 
@@ -327,19 +283,14 @@ def two_photos() -> ApiError:
 
 
 def _photo_url(name: str, value: Any) -> str:
-    """Return a data URL, as a text, in an object or its JSON; an address of a photo is refused, not fetched."""
-    value = _parsed(name, value)
-    if isinstance(value, list):
-        if len(value) > 1:
-            raise two_photos()
-        value = value[0] if value else None
+    """Return the data URL of a photo, "" for none; an address of a photo is refused, not fetched."""
     if isinstance(value, dict):
-        value = {key: each for key, each in value.items() if each not in _NOTHING}
-        if "file_id" in value:
+        given = {key: each for key, each in value.items() if each not in _NOTHING}
+        if "file_id" in given:
             raise _bad(name, f"There are no files with ids here; send {name} as a file or a data URL.")
-        if value.keys() - {_PHOTO_URL}:
+        if given.keys() - {_PHOTO_URL}:
             raise _bad(name, f'{name} must be a file, a data URL, or {{"{_PHOTO_URL}": "data:…"}}.')
-        value = value.get(_PHOTO_URL)
+        value = given.get(_PHOTO_URL)
     if value in _NOTHING:
         return ""
     if not isinstance(value, str) or not value.startswith("data:"):

@@ -1,6 +1,6 @@
-"""The form of the page: its fields with their defaults, limits and descriptions, and what it asks for."""
+"""The form of the page: its fields, made from the parameter model, and the jobs that it asks for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,19 +11,16 @@ from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, with_more
 from svdq.producer.status.snapshot import Snapshot
-from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.parameters import SubmitOptions, make_job, read_field
+from svdq.producer.submitting.job_spec import JobSpec, make_job, read_folder
+from svdq.producer.submitting.parameters import SubmitOptions, read_parameters, rules_of
 from svdq.producer.text import parse_future
 
 #: Words for a photographer; other parameters show their name without underscores.
 LABELS: Mapping[str, str] = {
-    "prompt": "Prompt",
     "negative_prompt": "What to avoid",
     "guidance_scale": "Guidance",
     "guidance_scale_2": "Guidance, later steps",
     "flow_shift": "Noise shift",
-    "width": "Width",
-    "height": "Height",
     "fps": "Frames a second",
     "motion_bucket_id": "Motion",
     "noise_aug_strength": "Noise",
@@ -35,7 +32,6 @@ LABELS: Mapping[str, str] = {
     "decode_chunk_size": "Frames decoded at a time",
     "formats": "File type",
     "fit": "Photos of another shape",
-    "size": "Size",
 }
 #: Shown in empty fields that are not left to the model.
 PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off"}
@@ -53,14 +49,14 @@ OWN_FIELDS = ("variations", "priority", "folder", "at")
 class Field:
     """One parameter in the form."""
 
-    #: Name of the parameter, its label and what it means.
     name: str
     label: str
-    hint: str
     #: `number`, `text`, `choice` or `checks`.
     kind: str
     #: As text; formats are separated by spaces; "" leaves it to the model.
     default: str
+    #: What it means; "" where the label says it.
+    hint: str = ""
     #: Shown while there is no value.
     placeholder: str = ""
     #: Limits of a number and its step; `high` is the longest length of a text.
@@ -69,27 +65,19 @@ class Field:
     step: str = "any"
     #: Values, each with its words.
     choices: tuple[tuple[str, str], ...] = ()
-    #: Whether it is shown at first.
-    is_main: bool = False
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is shown at first."""
+        return self.name in MAIN
 
 
 def fields(family: str) -> list[Field]:
     """Return the fields of all parameters of a family's videos, the main ones first."""
-    job = JOBS[family]
-    schemas = job.model_json_schema()["properties"]
-    names = [name for name in VIDEO_FIELDS if name in schemas and name != "family"]
-    found = [_field(name, schemas[name], job.frame_step) for name in names]
-    found.append(
-        Field(
-            name="auto_size",
-            label=label_of("auto_size"),
-            hint="",
-            kind="choice",
-            default="no",
-            choices=(("no", "as set above"), ("yes", "as each photo")),
-            is_main=True,
-        )
-    )
+    rules, job = rules_of(family), JOBS[family]
+    found = [_field(name, rules[name], job.frame_step) for name in VIDEO_FIELDS if name in rules and name != "family"]
+    shapes = (("no", "as set above"), ("yes", "as each photo"))
+    found.append(Field(name="auto_size", label=label_of("auto_size"), kind="choice", default="no", choices=shapes))
     return sorted(found, key=lambda field: MAIN.index(field.name) if field.is_main else len(MAIN))
 
 
@@ -107,24 +95,20 @@ def label_of(name: str) -> str:
     return LABELS.get(name) or name.replace("_", " ").capitalize()
 
 
-def _field(name: str, schema: Mapping[str, Any], frame_step: int) -> Field:
-    """Describe a parameter by its JSON schema, or that of its values other than null."""
-    options: Sequence[dict[str, Any]] = schema.get("anyOf", ())
-    rules = {**next((each for each in options if each["type"] != "null"), {}), **schema}
-    default, step = rules.get("default"), rules.get("multipleOf", "any")
-    kind, choices = "text", rules.get("enum", ())
+def _field(name: str, rules: Mapping[str, Any], frame_step: int) -> Field:
+    """Describe a parameter by its JSON schema."""
+    default, choices = rules.get("default"), rules.get("enum", ())
+    kind, step = "choice" if choices else "text", str(rules.get("multipleOf", "any"))
     low, high = rules.get("minimum"), rules.get("maximum", rules.get("maxLength"))
-    is_number = rules["type"] in ("integer", "number")
-    if is_number:
-        kind = "number"
-        if rules["type"] == "integer":
-            step = frame_step if name == "frames" else rules.get("multipleOf", 1)
-    elif rules["type"] == "array":
-        kind, choices, default = "checks", rules["items"]["enum"], " ".join(default or ())
-    elif rules["type"] == "boolean":
-        kind, choices, default = "choice", ("no", "yes"), "yes" if default else "no"
-    elif choices:
-        kind = "choice"
+    match rules["type"]:
+        case "integer":
+            kind, step = "number", str(frame_step if name == "frames" else rules.get("multipleOf", 1))
+        case "number":
+            kind = "number"
+        case "array":
+            kind, choices, default = "checks", rules["items"]["enum"], " ".join(default or ())
+        case "boolean":
+            kind, choices, default = "choice", ("no", "yes"), "yes" if default else "no"
     hint = rules.get("description", "")
     return Field(
         name=name,
@@ -132,46 +116,38 @@ def _field(name: str, schema: Mapping[str, Any], frame_step: int) -> Field:
         hint=hint if len(hint.split()) > NUM_PLAIN_WORDS else "",
         kind=kind,
         default="" if default is None else str(default),
-        placeholder=PLACEHOLDERS.get(name, "automatic") if is_number else "",
+        placeholder=PLACEHOLDERS.get(name, "automatic") if kind == "number" else "",
         low="" if low is None else f"{low:g}",
         high="" if high is None or high > _ENDLESS else f"{high:g}",
-        step=str(step),
+        step=step,
         choices=tuple((choice, choice) for choice in choices),
-        is_main=name in MAIN,
     )
 
 
 def read_spec(given: Mapping[str, str]) -> JobSpec:
-    """Read a form; missing fields have their defaults.
+    """Read a form; missing and empty fields have their defaults.
 
     Raises:
         InputError: a field or a value is not allowed.
     """
     values = {name: text for name, text in given.items() if text.strip()}
-    at = values.get("at")
+    own = {name: values.pop(name) for name in OWN_FIELDS if name in values}
     spec = JobSpec(
-        options=(read_options({name: text for name, text in values.items() if name not in OWN_FIELDS}),),
-        variations=whole_number(values.get("variations", "1"), "Videos of each photo"),
-        priority=values.get("priority", "default"),
-        folder=read_folder(values.get("folder", "")),
-        at=None if at is None else parse_future(at, "Time", datetime.now().astimezone()),
+        options=(SubmitOptions(**read_changes(values)),),
+        variations=whole_number(own.get("variations", "1"), "Videos of each photo"),
+        priority=own.get("priority", "default"),
+        folder=read_folder(own.get("folder", "")),
+        at=parse_future(own["at"], "Time", datetime.now().astimezone()) if "at" in own else None,
     )
     spec.check(label_of)
     return spec
 
 
-def read_options(given: Mapping[str, str]) -> SubmitOptions:
-    """Read the parameters of a video; raises as `read_spec`."""
-    unknown = set(given).difference(VIDEO_FIELDS, ["auto_size"])
-    if unknown:
+def read_changes(given: Mapping[str, str]) -> dict[str, Any]:
+    """Read parameters of a video as fields of `SubmitOptions`; raises as `read_spec`."""
+    if unknown := set(given).difference(VIDEO_FIELDS, ["auto_size"]):
         raise InputError(f"There is no setting {min(unknown)[:80]!r}; load the page again.")
-    found: dict[str, Any] = {}
-    for name, text in given.items():
-        if name == "auto_size":
-            found |= {"auto_size": True} if text == "yes" else {}
-        else:
-            found |= read_field(name, text, label_of(name))
-    return SubmitOptions(**found)
+    return read_parameters(given, label_of)
 
 
 def estimate_of(snapshot: Snapshot, spec: JobSpec, num_videos: int, now: datetime) -> Estimate:

@@ -21,7 +21,7 @@ from svdq.cli.serve.api_errors import ApiError, Json, no_such_video, without_pat
 from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.bodies import limited
 from svdq.cli.serve.content import Content, keys_of, zip_of
-from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_options, read_spec, whole_number
+from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_changes, read_spec, whole_number
 from svdq.cli.serve.now import events
 from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError
@@ -222,8 +222,8 @@ async def repeat(request: Request) -> Response:
     backend = request.app.state.backend
     asked = await _read(request, _Repetition)
     view = await _find(request, asked.id)
-    changes = read_options(asked.changes).given() if asked.changes else {"seed": None}
-    options = replace(options_of(view), **changes)
+    changes = read_changes(asked.changes) if asked.changes else {"seed": None}
+    options = options_of(view).overridden(changes)
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(SEED_BITS))
     priority = view.queue.removeprefix("svdq-") or "default"

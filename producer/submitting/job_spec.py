@@ -1,4 +1,4 @@
-"""What is to be made of a photo: which videos, how many, when and under which names; makes the jobs with their ids."""
+"""The videos to make of a photo: their parameters, number, time and names; makes jobs of them."""
 
 import re
 import secrets
@@ -9,23 +9,32 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
+from pydantic import ValidationError
+
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name
+from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
+from svdq.pipeline.parameters import MAX_SIDE
+from svdq.producer.job import JOBS, MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name
 from svdq.producer.queue import check_priority
 from svdq.producer.submitting.parameters import (
     MAX_VIDEOS,
+    SEED_BITS,
     WITH_PROMPTS,
     ExpectedModel,
     SubmitOptions,
     as_flag,
-    make_job,
+    shorten,
 )
-from svdq.producer.submitting.photos import Photo, safe_name
+from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size, safe_name
 
 #: Fields of name templates besides the parameters of the video.
 OWN_FIELDS = ("stem", "index", "variation")
 NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family"}
 
+#: Number of pixels of videos whose size is left to the model: it is not known here, and all Wan models can do this one.
+_OPEN_AREA = 832 * 480
+#: Smallest multiple of sides that are chosen: Wan 2.2 TI2V-5B needs 32, though others of its family take 16.
+_AUTO_MULTIPLE = 32
 #: Allowed format specifications, such as `04` or `.2f`: no nested fields, and no width that exhausts memory.
 _LAYOUT = re.compile(r"[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?")
 #: A placeholder photo, to check values before the photo is known.
@@ -141,6 +150,71 @@ class JobSpec:
             nonce=secrets.token_hex(8) if self.force else self.request_key,
         )
         return job, job_id
+
+
+def make_job(
+    options: SubmitOptions,
+    *,
+    model: ExpectedModel | None = None,
+    spell: Callable[[str], str] = as_flag,
+    variation: int = 0,
+    photo_size: tuple[int, int] | None = None,
+    **others: Any,
+) -> Job:
+    """Create a job; the seed is random if none is given, and variation n adds n to a given seed.
+
+    `photo_size`, width and height of the photo if they are known, is for `auto_size`. `spell` returns the name of a
+    parameter for errors, `others` are the fields that are not in `options`.
+
+    Raises:
+        InputError: a value is not allowed.
+    """
+    family = options.family_for(model, spell) or DEFAULT_FAMILY
+    values = options.given() | others | {"family": family}
+    if options.seed is None:
+        values["seed"] = secrets.randbits(SEED_BITS)
+    elif isinstance(options.seed, int):  # a value of another type from a file is refused by the job
+        values["seed"] = options.seed + variation
+    is_auto = values.pop("auto_size", None)
+    try:
+        job = JOBS[family](**values)
+        if is_auto and photo_size:
+            area = job.width * job.height if job.width and job.height else _OPEN_AREA
+            multiple = max(job.side_multiple, _AUTO_MULTIPLE)
+            width, height = nearest_size(photo_size, max(area, multiple**2), multiple)
+            job = JOBS[family](**values | {"width": width, "height": height})
+        return job
+    except ValidationError as error:
+        raise InputError(_sentence(error, JOBS[family], values, spell)) from error
+
+
+def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], spell: Callable[[str], str]) -> str:
+    """Describe the first error: the flag, its value and what is allowed."""
+    first = error.errors(include_url=False)[0]
+    field = str(first["loc"][0]) if first["loc"] else ""
+    if field in ("width", "height"):
+        sides = [values.get(side, job.model_fields[side].default) for side in ("width", "height")]
+        shown = "x".join("default" if side is None else shorten(side) for side in sides)
+        multiple, hint = job.side_multiple, ""
+        if all(isinstance(side, int) for side in sides):
+            hint = f"; the nearest such size is {'x'.join(str(nearest_side(side, multiple)) for side in sides)}"
+        return (
+            f"{spell('size')} {shown} is not allowed: both sides must be multiples of {multiple} from {multiple} to "
+            f"{MAX_SIDE}{hint}."
+        )
+    allowed = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    if not field:  # a rule about several parameters, which names them itself
+        for name in job.model_fields:
+            allowed = allowed.replace(name, spell(name))
+        return f"{allowed}; change one of them."
+    if first["type"] == "string_too_long":
+        allowed = f"at most {first['ctx']['max_length']:,} characters, and has {len(first['input']):,}"
+    if first["type"] == "string_unicode":
+        allowed = "valid text, in the encoding of the terminal"
+    value = first["input"]
+    # Quotes show that the value is text, such as "7".
+    shown = repr(value) if isinstance(value, str) and first["type"].endswith("_type") else value
+    return f"{spell(field)} {shorten(shown)} is not allowed: it must be {allowed}."
 
 
 def render_name(template: str, values: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Reads lists of photos, each with its own parameters, from csv or JSON lines. Does not open the photos.
 
-A row names a photo, by a path relative to the list, and may give every parameter of a video, a priority, a time, a
-name and an output folder. Missing and empty fields take the defaults of the whole list, or of a video.
+A row names a photo, by a path relative to the list, and may give parameters, a priority, a time, a name and an output
+folder. Missing and empty fields take the defaults of the whole list, or of a video.
 """
 
 import csv
@@ -16,7 +16,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.parameters import FIELDS, SubmitOptions, as_key, as_text, read_field
+from svdq.producer.submitting.parameters import FIELDS, as_key, as_text, read_parameters
 from svdq.producer.submitting.submission import Request
 from svdq.producer.text import parse_future
 
@@ -33,9 +33,7 @@ Row = tuple[int, Mapping[str, Any] | InputError]
 
 
 def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> list[Request | InputError]:
-    """Read a list without opening the photos; return a request for each row, or why the row is invalid.
-
-    A row takes what it leaves open from `defaults`.
+    """Return a request for each row of a list, or why the row is invalid.
 
     Raises:
         InputError: the file cannot be read or split into rows.
@@ -63,8 +61,7 @@ def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> lis
             except InputError as error:
                 requests.append(InputError(f"{where}{error}"))
             else:
-                # Rows that ask for the same share one spec.
-                spec = specs.setdefault(spec, spec)
+                spec = specs.setdefault(spec, spec)  # rows that ask for the same share one
                 requests.append(Request(path=path.parent / photo, spec=spec, where=where))
     except InputError as error:  # in a line, which makes the rest of the file unreadable
         raise InputError(f"{path.name}, {error}") from error
@@ -74,25 +71,16 @@ def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> lis
 
 
 def _parse(row: Mapping[str, Any] | InputError, now: datetime, defaults: JobSpec) -> tuple[str, JobSpec]:
-    """Return the photo of a row, and what is to be made of it."""
     if isinstance(row, InputError):
         raise row
     if row.keys() - set(COLUMNS):
         raise _no_such_column(row)
-    texts = {name: as_text(name, value).strip() for name, value in row.items()}
+    texts = {name: as_text(name, value, name).strip() for name, value in row.items() if value is not None}
     given = {name: text for name, text in texts.items() if text}
     if "photo" not in given:
         raise InputError("The row names no photo; give its path in the column photo.")
-    fields: dict[str, Any] = {}
-    for name, text in given.items():
-        if name not in OWN_COLUMNS:
-            values = read_field(name, text, name)
-            if fields.keys() & values.keys():
-                raise InputError(f"The column {name} repeats the value of another column; leave one of them empty.")
-            fields |= values
-    if fields.keys() & {"width", "height"}:  # an explicit size replaces --size auto
-        fields.setdefault("auto_size", None)
-    options = (SubmitOptions(**(each.given() | fields)) for each in defaults.options)
+    parameters = read_parameters({name: text for name, text in given.items() if name not in OWN_COLUMNS})
+    options = (each.overridden(parameters) for each in defaults.options)
     spec = replace(
         defaults,
         options=tuple(dict.fromkeys(options)),  # without those of a sweep that the row makes the same

@@ -1,6 +1,6 @@
-"""Checks submitted photos before anything is stored.
+"""Checks submitted photos before anything is stored, and finds sizes of videos for their shapes.
 
-Orientation, cropping and resizing happen when the video is made; what is stored is the user's file, byte for byte.
+Orientation, cropping and resizing happen when the video is made; photos are stored as they are, byte for byte.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from math import log
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +17,9 @@ from PIL import UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.media.image import EXTENSIONS, draft, is_turned, open_photo, pillow_without_limits
+from svdq.pipeline.parameters import MAX_SIDE
 from svdq.producer.files import open_regular
+from svdq.producer.job import Job
 from svdq.producer.threads import DECODED, MAX_DECODED_BYTES, NUM_CORES, Budget, ordered_map
 
 ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
@@ -28,6 +31,9 @@ MAX_NAME_BYTES = 180
 
 #: Bytes of a photo that somebody else has sent or dropped.
 MAX_FOREIGN_BYTES = 1 << 28
+
+#: Share of a photo's width or height from which its removal by a crop is worth a warning.
+WORTH_A_WARNING = 0.2
 
 #: Bytes of files held in memory at a time, independent of the number of threads.
 _BYTES = Budget(1 << 25)
@@ -199,3 +205,43 @@ def _plain_errors(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"The file {str(path)!r} cannot be read ({reason}); check its path and rights.") from error
+
+
+def nearest_side(pixels: int, multiple: int) -> int:
+    """Return the allowed side of a video that is nearest to `pixels`."""
+    return round(min(max(pixels, multiple), MAX_SIDE) / multiple) * multiple
+
+
+def nearest_size(photo: tuple[int, int], area: int, multiple: int) -> tuple[int, int]:
+    """Return the allowed size that is nearest to a photo's shape and to an area, which it does not exceed.
+
+    A larger area could need more memory than a video that fits. A wrong shape counts twice as much as a smaller area.
+    """
+    sizes = [
+        (width, height)
+        for width in range(multiple, min(MAX_SIDE, area // multiple) + 1, multiple)
+        for height in _heights(width * photo[1] / photo[0], min(MAX_SIDE, area // width), multiple)
+    ]
+
+    def badness(size: tuple[int, int]) -> float:
+        width, height = size
+        return 2 * abs(log(width * photo[1] / (height * photo[0]))) + log(area / (width * height))
+
+    return min(sizes, key=badness)
+
+
+def _heights(ideal: float, highest: int, multiple: int) -> set[int]:
+    """Return the multiples next to the ideal height, up to the highest."""
+    limit = highest // multiple
+    below = min(max(1, int(ideal // multiple)), limit)
+    return {below * multiple, min(below + 1, limit) * multiple}
+
+
+def crop_warning(photo: tuple[int, int] | None, job: Job) -> str:
+    """Say how much a crop removes, such as `crop removes 54% of the photo's height`; "" if that is little."""
+    if photo is None or job.fit != "crop" or not (job.width and job.height):
+        return ""
+    scale = max(job.width / photo[0], job.height / photo[1])
+    removed = {"width": 1 - job.width / (photo[0] * scale), "height": 1 - job.height / (photo[1] * scale)}
+    side = max(removed, key=removed.__getitem__)
+    return f"crop removes {removed[side]:.0%} of the photo's {side}" if removed[side] > WORTH_A_WARNING else ""

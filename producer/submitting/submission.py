@@ -36,10 +36,9 @@ from svdq.producer.status.registries import running_models
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many
-from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag, as_key, make_job
-from svdq.producer.submitting.photos import Photo, check_data, check_photos, source_path
-from svdq.producer.submitting.sizes import crop_warning
+from svdq.producer.submitting.job_spec import JobSpec, make_job, read_folder
+from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag, as_key
+from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning, source_path
 from svdq.producer.submitting.sources import PromptFiles, Sources, find_photos, usable_prompt
 from svdq.producer.threads import Budget, ordered_map
 

@@ -17,7 +17,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.producer.settings_loader import FILE_NAME, PHOTO_KEYS, cannot_be_read, read_toml
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import as_key, read_field
+from svdq.producer.submitting.parameters import as_key, read_parameters
 from svdq.producer.submitting.photos import safe_name
 from svdq.producer.submitting.sources import SUFFIXES, is_photo_folder
 from svdq.producer.watching.directory import open_file, open_folder
@@ -181,24 +181,21 @@ class FolderConfig:
     def _parse(self, document: dict[str, Any], file_path: Path) -> JobSpec:
         spec = self._spec
         try:
-            values: dict[str, Any] = {}
-            for key, value in document.items():
+            given = {key.replace("-", "_"): value for key, value in document.items()}
+            for key in document:
                 name = key.replace("-", "_")
-                if name in PHOTO_KEYS:
-                    values |= _fields(name, value)
-                elif name in Settings.model_fields:
+                if name in Settings.model_fields and name not in PHOTO_KEYS:
                     raise InputError(
                         f"{key!r} is a setting, and a watched folder has none: set {ENV_PREFIX}{name.upper()}, or move "
                         f"it to the {FILE_NAME} of SVDQ_HOME."
                     )
-                else:
+                if name not in PHOTO_KEYS:
                     raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}.")
-            priority = values.pop("priority", spec.priority)
+            priority = given.pop("priority", spec.priority)
             if self.prompt is not None:
-                values.pop("prompt", None)
-            if "width" in values:  # a size instead of the command's `auto`
-                values.setdefault("auto_size", None)
-            spec = replace(spec, options=(replace(spec.options[0], **values),), priority=priority)
+                given.pop("prompt", None)
+            options = spec.options[0].overridden(read_parameters(given))
+            spec = replace(spec, options=(options,), priority=priority)
             spec.check(spell=as_key)
         except InputError as error:
             raise InputError(f"In the file {str(file_path)!r}: {error}") from error
@@ -220,12 +217,3 @@ def _matches(text: str, globs: tuple[str, ...]) -> bool:
 def _pattern(globs: tuple[str, ...]) -> re.Pattern[str]:
     """Compile patterns into one."""
     return re.compile("|".join(fnmatch.translate(glob.lower()) for glob in globs))
-
-
-def _fields(name: str, value: Any) -> dict[str, Any]:
-    """Convert one line of a file to fields of `SubmitOptions`."""
-    if name == "size":
-        return read_field("size", str(value), "size")
-    if name == "format":
-        return {"formats": tuple(dict.fromkeys(map(str, value))) if isinstance(value, list) else (value,)}
-    return {name: value}

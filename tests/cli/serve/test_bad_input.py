@@ -93,7 +93,7 @@ BAD_FIELDS: list[tuple[dict[str, str], str]] = [
     ({"name": "{seed.__class__}"}, "name"),
     ({"model": "sora-2"}, "model"),
     ({"family": "gan"}, "family"),
-    ({"flow_shift": "3", "motion_bucket_id": "3"}, "flow_shift"),
+    ({"flow_shift": "3", "motion_bucket_id": "3"}, "motion_bucket_id"),
     ({"input_reference": "https://example.com/a.jpg"}, "input_reference"),
     ({"input_reference": "data:image/png;base64,@@"}, "input_reference"),
     ({"input_reference[file_id]": "file-1"}, "input_reference"),

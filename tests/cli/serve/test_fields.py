@@ -137,7 +137,6 @@ def test_spellings_of_a_photo(fields: list[tuple[str, Any]]) -> None:
         ([("reference_url", "/etc/passwd")], "reference_url"),
         ([("input_reference", {"file_id": "file-1"})], "input_reference"),
         ([("input_reference", URL), ("reference_url", "data:image/png;base64,BBBB")], "input_reference"),
-        ([("image_reference", [URL, URL])], "input_reference"),
         ([("image_reference", "{")], "image_reference"),
         ([("extra_body", "fps")], "extra_body"),
     ],

@@ -14,8 +14,8 @@ from svdq.producer.job import JOBS, Job
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.ranks import RankStatus
-from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, make_job
+from svdq.producer.submitting.job_spec import JobSpec, make_job
+from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
 from svdq.producer.submitting.submission import configured_model, expected_model, make_anew, submit
 
 PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}

@@ -8,8 +8,8 @@ import pytest
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import MAX_VIDEOS, SubmitOptions, nearest_side
-from svdq.producer.submitting.photos import Photo
+from svdq.producer.submitting.parameters import MAX_VIDEOS, SubmitOptions
+from svdq.producer.submitting.photos import Photo, nearest_side
 
 PHOTO = Photo(path=Path("a/cup.jpg"), sha256="0" * 64, extension="jpg", num_bytes=1, name="cup")
 COPY = Photo(path=Path("b/copy.jpg"), sha256="0" * 64, extension="jpg", num_bytes=1, name="copy")

@@ -163,7 +163,7 @@ def test_all_bad_rows_are_reported(tmp_path: Path) -> None:
     ("name", "text", "says"),
     [
         ("l.csv", "photo,\na.jpg,red\n", "line 2: There is no column ''"),
-        ("l.csv", "photo,size,width\na.jpg,64x64,64\n", "line 2: The column width repeats"),
+        ("l.csv", "photo,size,width\na.jpg,64x64,128\n", "line 2: width contradicts"),
         ("l.csv", "photo,frames\na.jpg,14.5\n", r"line 2: frames '14\.5' is not allowed: it must be a whole number"),
         ("l.csv", "sep=;\nphoto;fps\na.jpg;0\n", "line 3: fps 0"),
         ("l.csv", "photo,format\na.jpg,avi\n", "line 2: format avi is not allowed"),

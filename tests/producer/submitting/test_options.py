@@ -5,7 +5,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import VIDEO_FIELDS
-from svdq.producer.submitting.parameters import FIELDS, MAX_VIDEOS, SubmitOptions, read_field, sweep
+from svdq.producer.submitting.parameters import FIELDS, MAX_VIDEOS, SubmitOptions, as_flag, read_parameters, sweep
 
 
 def test_every_parameter_of_a_job_can_be_read() -> None:
@@ -29,7 +29,7 @@ def test_every_parameter_of_a_job_can_be_read() -> None:
     ],
 )
 def test_fields(name: str, text: str, values: dict[str, Any]) -> None:
-    assert read_field(name, text, "it") == values
+    assert read_parameters({name: text, "negative_prompt": None}) == values
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_fields(name: str, text: str, values: dict[str, Any]) -> None:
     ],
 )
 def test_invalid_values(name: str, text: str) -> None:
-    with pytest.raises(InputError, match=f"^column .?{text}"):
-        read_field(name, text, "column")
+    with pytest.raises(InputError, match=f"^--{name} .?{text}"):
+        read_parameters({name: text}, as_flag)
 
 
 @pytest.mark.parametrize("name", ["frames", "size", "boomerang"])
 def test_a_long_value_is_cut_in_the_error(name: str) -> None:
     with pytest.raises(InputError) as caught:
-        read_field(name, "9" * 5000, "column")
+        read_parameters({name: "9" * 5000})
     assert len(str(caught.value)) < 250
 
 

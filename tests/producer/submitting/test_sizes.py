@@ -14,8 +14,7 @@ from PIL import Image
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.photos import Photo, check_data
-from svdq.producer.submitting.sizes import crop_warning, nearest_size
+from svdq.producer.submitting.photos import Photo, check_data, crop_warning, nearest_size
 from svdq.producer.watching.folder_config import FolderConfig
 
 PHOTO = Photo(path=Path("a/cup.jpg"), sha256="0" * 64, extension="jpg", num_bytes=1, name="cup", size=(3000, 4000))
