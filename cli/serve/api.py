@@ -173,10 +173,9 @@ async def list_videos(request: Request) -> Response:
         raise ApiError(400, message, param="limit")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order {order[:20]!r} is not allowed: it must be asc or desc.", param="order")
-    snapshot: Snapshot = await request.app.state.snapshots.get()
     ends = request.app.state.page_ends
 
-    def read(connection: redis.Redis) -> tuple[list[JobView], dict[str, Estimate], bool]:
+    def read(connection: redis.Redis) -> tuple[list[JobView], bool]:
         begin = ends.get(after) or (place_of(connection, after) if JOB_ID.fullmatch(after) else None)
         if after and begin is None:
             raise ApiError(400, f"There is no video {after[:80]!r}.", param="after", code="not_found")
@@ -185,34 +184,35 @@ async def list_videos(request: Request) -> Response:
             ends[views[-1].id] = end
             if len(ends) > MAX_ENDS:
                 del ends[next(iter(ends))]
-        return views, _estimates(connection, views, snapshot), has_more
+        return views, has_more
 
-    views, estimates, has_more = await request.app.state.backend.read(read)
-    names, settings = await _models(request), request.app.state.backend.settings
-    data = [video_object(view, estimates.get(view.id), names, settings) for view in views]
-    ends = [data[index]["id"] if data else None for index in (0, -1)]
-    return Json({"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": has_more})
+    views, has_more = await request.app.state.backend.read(read)
+    first, last = (views[0].id, views[-1].id) if views else (None, None)
+    data = await _describe(request, views)
+    return Json({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more})
 
 
 async def retrieve_video(request: Request) -> Response:
     """Describe a video, and say when to ask again."""
     view = await _find(request)
-    backend, snapshot = request.app.state.backend, await request.app.state.snapshots.get()
-    estimates = await backend.read(lambda connection: _estimates(connection, [view], snapshot))
-    estimate = estimates.get(view.id, Estimate())
-    headers = {} if view.ended else {"Openai-Poll-After-Ms": _poll_after(estimate.eta_s)}
-    return Json(video_object(view, estimate, await _models(request), backend.settings), headers=headers)
+    [video] = await _describe(request, [view])
+    if view.ended:
+        return Json(video)
+    eta_s, (shortest, longest) = video["svdq"]["eta_s"], POLL_MS
+    poll_ms = longest if eta_s is None else round(min(max(1000 * eta_s, shortest), longest))
+    return Json(video, headers={"Openai-Poll-After-Ms": str(poll_ms)})
 
 
-def _estimates(connection: redis.Redis, views: Sequence[JobView], snapshot: Snapshot) -> dict[str, Estimate]:
+async def _describe(request: Request, views: Sequence[JobView]) -> list[dict[str, Any]]:
+    """Return the objects of videos, with estimates."""
+    state = request.app.state
+    snapshot: Snapshot = await state.snapshots.get()
     places = {view.id: view.queue for view in views if view.status == "queued" and view.queue in QUEUE_NAMES}
-    waiting = replace(snapshot.waiting, num_ahead=num_ahead(connection, places) if places else {})
-    return estimate_jobs(views, waiting, snapshot.groups, snapshot.pauses, snapshot.no_group)
-
-
-def _poll_after(eta_s: float | None) -> str:
-    shortest, longest = POLL_MS
-    return str(longest if eta_s is None else round(min(max(1000 * eta_s, shortest), longest)))
+    ahead = await state.backend.read(lambda connection: num_ahead(connection, places)) if places else {}
+    waiting = replace(snapshot.waiting, num_ahead=ahead)
+    estimates = estimate_jobs(views, waiting, snapshot.groups, snapshot.pauses, snapshot.no_group)
+    [model, *_], settings = await _models(request), state.backend.settings
+    return [video_object(view, estimates.get(view.id, Estimate()), model, settings) for view in views]
 
 
 async def delete_video(request: Request) -> Response:
@@ -305,7 +305,7 @@ async def _answer(request: Request, submission: Submission, view: JobView, asked
             notices.append("The video existed already, so this prompt was not recorded.")
         others = {name: text for name, text in view.notes.items() if name not in PROMPTS}
         view = replace(view, notes=others | texts)
-    video = video_object(view, None, await _models(request), request.app.state.backend.settings)
+    [video] = await _describe(request, [view])
     own = video["svdq"]
     own["existing"] = not submission.is_new
     own["notice"] = " ".join(filter(None, [own["notice"], *notices])) or None

@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import ctypes
-import os
 import resource
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable
 
 import h11
@@ -83,9 +81,8 @@ HEADERS_S = 15.0
 MAX_CONNECTIONS = 1000
 #: An option of glibc's mallopt, from malloc.h.
 _M_MMAP_THRESHOLD = -3
-#: Seconds that running requests have after a signal, and threads after that.
+#: Seconds that running requests have after a signal.
 GRACE_S = 2
-THREADS_S = 0.1
 
 
 class Protocol(H11Protocol):
@@ -194,13 +191,3 @@ def run(app: Starlette, listener: socket.socket) -> int:
         if not server.started and not stop.number:
             raise SvdqError("The server has not started; the lines above say why.")
         return stop.number
-
-
-def exit_soon(code: int) -> None:
-    """End the process soon, although a thread still waits for Redis or a disk.
-
-    A job is enqueued in one step and answered after that, so no accepted upload is lost.
-    """
-    timer = threading.Timer(THREADS_S, os._exit, (code,))
-    timer.daemon = True
-    timer.start()

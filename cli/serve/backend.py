@@ -226,22 +226,17 @@ class Shared(Generic[T]):
         self._read = read
         self._lock = asyncio.Lock()
         self._value: T
-        self._read_at = 0.0
-        self._is_stale = True
+        self._read_at = -FRESH_S
 
     async def get(self) -> T:
         """Return the value, at most a second old; raises what the read raises."""
         async with self._lock:
-            if self._is_stale or time.monotonic() - self._read_at >= FRESH_S:
-                self._is_stale = False
-                try:
-                    self._value = await self._read()
-                except BaseException:
-                    self._is_stale = True
-                    raise
+            if time.monotonic() - self._read_at >= FRESH_S:
+                self._value = await self._read()
                 self._read_at = time.monotonic()
             return self._value
 
-    def forget(self) -> None:
+    async def forget(self) -> None:
         """Read the value anew at the next request, because this one has changed it."""
-        self._is_stale = True
+        async with self._lock:
+            self._read_at = -FRESH_S

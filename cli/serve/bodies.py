@@ -6,11 +6,9 @@ A large part is in a file without a name, which the system removes however the p
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO, cast
-from urllib.parse import parse_qsl
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -106,24 +104,17 @@ class FormReader:
         if kind == "multipart/form-data":
             remedy = "make the photo smaller or raise SVDQ_MAX_PIXELS"
             return await _read_multipart(limited(request, self._max_bytes, PHOTO_S, remedy))
-        if kind in ("application/json", ""):
-            return await self._read_text(request, MAX_JSON_BYTES, _parse_json)
-        if kind == "application/x-www-form-urlencoded":
-            return await self._read_text(request, MAX_TEXT_BYTES, _parse_urlencoded)
-        raise ApiError(
-            400,
-            f"A body of type {kind[:80]!r} cannot be read; send multipart/form-data or application/json.",
-            code="unknown_content_type",
-        )
-
-    async def _read_text(self, request: Request, max_bytes: int, parse: Callable[[bytes], Form]) -> Form:
-        max_bytes = min(max_bytes, self._max_bytes)
+        if kind not in ("application/json", ""):
+            message = f"A body of type {kind[:80]!r} cannot be read; send multipart/form-data or application/json."
+            raise ApiError(400, message, code="unknown_content_type")
+        remedy = "send the photo as multipart/form-data"
+        request = limited(request, min(MAX_JSON_BYTES, self._max_bytes), PHOTO_S, remedy)
         with SpooledTemporaryFile(max_size=SPOOLED_BYTES) as file:
-            async for chunk in limited(request, max_bytes, PHOTO_S, "send the photo as multipart/form-data").stream():
+            async for chunk in request.stream():
                 file.write(chunk)
             file.seek(0)
             async with self._documents:
-                return await asyncio.to_thread(lambda: _with_photo(parse(file.read())))
+                return await asyncio.to_thread(lambda: _with_photo(_parse_json(file.read())))
 
 
 async def _read_multipart(request: Request) -> Form:
@@ -185,14 +176,6 @@ def _parse_json(data: bytes) -> Form:
     if not isinstance(document, dict):
         raise ApiError(400, "The body is not a JSON object.", code="bad_json")
     return Form(fields=list(document.items()))
-
-
-def _parse_urlencoded(data: bytes) -> Form:
-    """Parse a form without files; raises ApiError."""
-    try:
-        return Form(fields=list(parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)))
-    except ValueError as error:
-        raise ApiError(400, f"The form cannot be read ({error}).", code="bad_form") from error
 
 
 def _with_photo(form: Form) -> Form:

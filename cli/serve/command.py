@@ -60,7 +60,7 @@ def serve(
     with_worker: bool,
     storage: str | None,
     redis_url: str | None,
-) -> int:
+) -> None:
     """Serve a web page to drop photos on, and the /v1/videos API.
 
     Every client needs the token: a browser by the link that the first start prints to a terminal, a program as its API
@@ -74,7 +74,7 @@ def serve(
             raise InputError(f"`svdq serve` needs {module}, which is not installed; {how_to_install('serve')}.")
     from svdq.cli.serve.access import ServeOptions, find_token, is_host, is_origin, token_file
     from svdq.cli.serve.api_errors import add_request_id
-    from svdq.cli.serve.app import exit_soon, listen, make_app, run
+    from svdq.cli.serve.app import listen, make_app, run
 
     log = logging.StreamHandler(sys.stderr)
     log.addFilter(add_request_id)
@@ -109,8 +109,8 @@ def serve(
     with _worker_beside(settings) if with_worker else contextlib.nullcontext():
         signal_number = run(make_app(settings, options, report), listener)
     code = EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0
-    exit_soon(code)
-    return code
+    # A thread may still wait for Redis or a disk. A job is enqueued in one step and answered after that.
+    os._exit(code)
 
 
 @contextlib.contextmanager

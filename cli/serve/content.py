@@ -1,7 +1,6 @@
 """Files of videos: addressed by job and format, never by a path; with Range; zips and posters."""
 
 import contextlib
-import io
 import logging
 import tempfile
 import zipfile
@@ -10,7 +9,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 from urllib.parse import quote
 
 from starlette.background import BackgroundTask
@@ -40,18 +39,21 @@ CACHING = {"Cache-Control": "private, no-cache"}
 MAX_PICTURES = 500
 
 
-class _Pipe(io.BytesIO):
-    """A file from which what was written is taken; it has no position, so `zipfile` counts the bytes itself."""
+class _Buffer(bytearray):
+    """What `zipfile` has written; it has no position, so `zipfile` counts the bytes itself."""
 
-    def tell(self) -> int:
-        """Refuse."""
-        raise io.UnsupportedOperation
+    def write(self, data: bytes) -> int:
+        """Append bytes."""
+        self.extend(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing."""
 
     def take(self) -> bytes:
         """Return what was written since the last time."""
-        taken = self.getvalue()
-        self.seek(0)
-        self.truncate()
+        taken = bytes(self)
+        self.clear()
         return taken
 
 
@@ -63,8 +65,8 @@ def zip_of(storage: Storage, keys: Iterable[str]) -> Iterator[bytes]:
     Raises:
         UnavailableError: the storage cannot be reached.
     """
-    pipe = _Pipe()
-    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_STORED) as archive:
+    buffer = _Buffer()
+    with zipfile.ZipFile(cast(IO[bytes], buffer), "w", zipfile.ZIP_STORED) as archive:
         for key in keys:
             entry = storage.entry(key)
             if entry is None:
@@ -73,8 +75,8 @@ def zip_of(storage: Storage, keys: Iterable[str]) -> Iterator[bytes]:
             info = zipfile.ZipInfo(key.removeprefix(f"{OUTPUTS}/"), max(modified, (1980, 1, 1, 0, 0, 0)))  # its epoch
             info.external_attr = 0o644 << 16
             archive.writestr(info, storage.read(key))
-            yield pipe.take()
-    yield pipe.take()
+            yield buffer.take()
+    yield buffer.take()
 
 
 def keys_of(storage: Storage, kind: str, key: str) -> list[str]:

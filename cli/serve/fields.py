@@ -285,12 +285,9 @@ def two_photos() -> ApiError:
 def _photo_url(name: str, value: Any) -> str:
     """Return the data URL of a photo, "" for none; an address of a photo is refused, not fetched."""
     if isinstance(value, dict):
-        given = {key: each for key, each in value.items() if each not in _NOTHING}
-        if "file_id" in given:
-            raise _bad(name, f"There are no files with ids here; send {name} as a file or a data URL.")
-        if given.keys() - {_PHOTO_URL}:
+        if any(each not in _NOTHING for key, each in value.items() if key != _PHOTO_URL):
             raise _bad(name, f'{name} must be a file, a data URL, or {{"{_PHOTO_URL}": "data:…"}}.')
-        value = given.get(_PHOTO_URL)
+        value = value.get(_PHOTO_URL)
     if value in _NOTHING:
         return ""
     if not isinstance(value, str) or not value.startswith("data:"):

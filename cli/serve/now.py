@@ -29,7 +29,7 @@ from svdq.producer.status.ranks import GroupStatus, RankStatus
 from svdq.producer.status.registries import ended_before
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.storage.storage import Storage
-from svdq.producer.text import iso_of, rfc3339
+from svdq.producer.text import rfc3339
 
 #: Number of videos in flight that are shown, and of waiting ones; number of groups.
 MAX_ROWS, MAX_GROUPS = 100, 50
@@ -59,8 +59,6 @@ def read_state(connection: redis.Redis, settings: Settings, storage: Storage, sn
     disk, problem = _disk(storage)
     warnings = _warnings(snapshot, num_waiting, disk) + ([problem] if problem else [])
     state = {
-        "at": iso_of(snapshot.at),
-        "outage": "",
         "paused": bool(snapshot.pauses),
         "warnings": [without_paths(sentence, settings) for sentence in warnings],
         "videos_per_hour": snapshot.videos_per_hour,

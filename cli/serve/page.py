@@ -181,8 +181,8 @@ async def act(request: Request) -> Response:
     backend = request.app.state.backend
     asked = await _read(request, _Action)
     problems = await backend.write(lambda connection: _act(connection, asked))
-    request.app.state.snapshots.forget()
-    request.app.state.page_states.forget()
+    await request.app.state.snapshots.forget()
+    await request.app.state.page_states.forget()
     return Json({"problems": [without_paths(sentence, backend.settings) for sentence in problems]})
 
 

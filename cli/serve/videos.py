@@ -1,7 +1,6 @@
 """The video object of the API: OpenAI's fields, and svdq's own in `svdq`."""
 
 import re
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -32,10 +31,8 @@ def model_stem(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
 
 
-def video_object(
-    view: JobView, estimate: Estimate | None, current_models: Sequence[str], settings: Settings
-) -> dict[str, Any]:
-    """Describe a job."""
+def video_object(view: JobView, estimate: Estimate, model: str, settings: Settings) -> dict[str, Any]:
+    """Describe a job; `model` is that of jobs that have not begun."""
     status = STATUS.get(view.status, "failed") if view.is_readable else "failed"
     parameters = view.parameters
     completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None
@@ -53,7 +50,7 @@ def video_object(
         "created_at": _epoch(view.created_at),
         "completed_at": completed_at,
         "expires_at": None if completed_at is None else completed_at + ttl_s,
-        "model": model_stem(view.model or current_models[0]),
+        "model": model_stem(view.model or model),
         "prompt": parameters.get("prompt", view.notes.get("prompt")),
         "seconds": f"{frames / fps:.3f}".rstrip("0").rstrip("."),
         "size": f"{width}x{height}" if width and height else "auto",
@@ -72,8 +69,7 @@ def failure_of(view: JobView, settings: Settings) -> dict[str, str]:
     return {"code": "failed", "message": without_paths(view.error or "The video failed.", settings)}
 
 
-def _own(view: JobView, estimate: Estimate | None, settings: Settings) -> dict[str, Any]:
-    estimate = estimate or Estimate()
+def _own(view: JobView, estimate: Estimate, settings: Settings) -> dict[str, Any]:
     ignored = [name for name in ("prompt", "negative_prompt") if name in view.notes and name not in view.parameters]
     notices = [view.notice] if view.notice else []
     if ignored:

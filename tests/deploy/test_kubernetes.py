@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from svdq.cli.serve.access import OPEN_PATHS, ServeOptions
 from svdq.cli.serve.api import routes
-from svdq.cli.serve.app import GRACE_S, THREADS_S
+from svdq.cli.serve.app import GRACE_S
 from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.worker.launcher.launcher import STOP_S
 from svdq.worker.launcher.torchrun import KILL_S
@@ -155,7 +155,7 @@ def test_the_page_is_probed_as_it_answers(check_command: Callable[[list[str]], N
     assert port["containerPort"] == options.port
     variables = {variable["name"]: variable for variable in container["env"]}
     assert variables["SVDQ_SERVE_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "svdq-serve", "key": "token"}
-    assert pod["terminationGracePeriodSeconds"] > GRACE_S + THREADS_S
+    assert pod["terminationGracePeriodSeconds"] > GRACE_S
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 

@@ -14,6 +14,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import Serve, Server
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +148,7 @@ def test_a_remote_storage(
     assert server.get(f"{path}/content").body == storage.read(f"outputs/photo-{video_id}.gif")
     etag = server.get(f"{path}/content").headers["ETag"]
     assert server.get(f"{path}/content", **{"Range": "bytes=0-3", "If-Range": etag}).body == b"GIF8"
-    assert list(folder.iterdir()) == []  # no copy is left
+    wait_until(lambda: list(folder.iterdir()) == [])  # no copy is left
     assert server.get(f"{path}/content", **{"If-None-Match": etag}).status == 304
     assert server.get(f"{path}/content?format=png").body[:4] == b"PK\3\4"
     assert gray_of_thumbnail(server, finish(connection, storage, 200, formats=("mp4",))) == pytest.approx(200, abs=8)

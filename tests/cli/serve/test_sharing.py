@@ -27,7 +27,7 @@ def test_one_read_for_all_who_ask_and_another_after_a_change_or_an_error() -> No
     async def ask() -> None:
         shared = Shared(read)
         assert await asyncio.gather(*(shared.get() for _ in range(50))) == [1] * 50
-        shared.forget()
+        await shared.forget()
         with pytest.raises(ValueError, match="away"):
             await shared.get()
         leaving = asyncio.create_task(shared.get())

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 import redis
@@ -231,8 +230,6 @@ def test_a_video_that_two_requests_share_outlives_the_first_delete(server: Serve
 def test_forms_without_files(server: Server, data: bytes) -> None:
     by_file = server.create(data, num_frames=5).json["id"]
     fields = {"num_frames": 5, "image_reference": json.dumps({"image_url": data_url(data)})}
-    kind = {**server.bearer, "Content-Type": "application/x-www-form-urlencoded"}
-    assert server.ask("POST", "/v1/videos", urlencode(fields), kind).json["id"] == by_file
     assert server.create(None, **fields).json["id"] == by_file
     kind = {**server.bearer, "Content-Type": TYPE}
     photo = multipart(data, num_frames=5)
