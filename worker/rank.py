@@ -20,11 +20,10 @@ from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, plan_of
-from svdq.worker.intake.policy import IntakeOptions
+from svdq.worker.intake.prefetcher import IntakeOptions
 from svdq.worker.intake.source import Intake
 from svdq.worker.outages import ConnectionHealth, connect, wait_for
-from svdq.worker.output.fence import Fence
-from svdq.worker.output.writer import ResultWriter
+from svdq.worker.output.writer import Fence, ResultWriter
 from svdq.worker.queue.crashes import MAX_WRITERS, CrashMarker, read_suspects
 from svdq.worker.startup import LoadedModel, RankProcess, exit_without_neighbor, first_step_s, start
 

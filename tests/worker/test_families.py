@@ -10,7 +10,7 @@ from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.job import Job, SvdJob, WanJob
 from svdq.worker.health.progress import meta_of
-from svdq.worker.output.sidecar import notice_for
+from svdq.worker.output.writer import notice_for
 
 IMAGE = f"inputs/{'0' * 64}.png"
 WAN = {"frames": 5, "steps": 4, "width": 48, "height": 32, "fps": 16, "decode_chunk_size": 5, "seed": 1}

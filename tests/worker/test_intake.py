@@ -25,7 +25,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.intake import source as intake_module
-from svdq.worker.intake.policy import IntakeOptions
+from svdq.worker.intake.prefetcher import IntakeOptions
 from svdq.worker.intake.source import Intake
 from svdq.worker.outages import connect
 from svdq.worker.queue.rq_worker import LEASE_S

@@ -24,12 +24,11 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
-from svdq.worker.intake.policy import IntakeOptions
-from svdq.worker.intake.prefetcher import Prefetcher
+from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher
 from svdq.worker.intake.source import Intake
 from svdq.worker.outages import connect
-from svdq.worker.output.fence import TakenJob
 from svdq.worker.output.writer import ResultWriter
+from svdq.worker.queue.rq_worker import TakenJob
 
 MODEL = ModelInfo(name="fake", notice="tiny", family=FAMILY, facts=FAMILY.published, compute={"dtype": "float16"})
 GB = 1_000_000_000
@@ -252,7 +251,7 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
     checkpoints = Checkpoints(store, codec)
     prefetcher = Prefetcher(storage, MODEL, IntakeOptions(memory=plan(0.1, 0.1)), checkpoints)
     with pytest.raises(DoesNotFitError):
-        prefetcher.prepare_ahead("id", JOB)
+        prefetcher.prepare("id", JOB, once=True)
 
     begun = SvdParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1)
     half_done = Sample(
@@ -264,11 +263,11 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
     )
     checkpoints.open("id")
     store.write("id", 2, codec.encode(half_done))
-    found = prefetcher.prepare_ahead("id", JOB)
+    found = prefetcher.prepare("id", JOB, once=True)
     assert found.resume is not None
     assert (found.resume.step, found.job.parameters) == (2, begun)
     assert write_video(tmp_path).result
-    assert prefetcher.prepare_ahead("id", JOB).result is not None
+    assert prefetcher.prepare("id", JOB, once=True).result is not None
 
 
 # All of it.

@@ -35,8 +35,8 @@ from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector, MetricsEndpoint
-from svdq.worker.output.fence import TakenJob
 from svdq.worker.queue.crashes import CrashMarker
+from svdq.worker.queue.rq_worker import TakenJob
 from tests.queued import enqueue
 from tests.waiting import wait_until
 from tests.worker.conftest import Group, House

@@ -17,8 +17,7 @@ from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.job import Job, SvdJob, WanJob
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
-from svdq.worker.intake.policy import IntakeOptions
-from svdq.worker.intake.prefetcher import Prefetcher, Prepared
+from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared
 from svdq.worker.outages import NoLongerWantedError, RetryStoppedError, StorageRetry
 
 MODEL = ModelInfo(name="fake", notice="")
@@ -225,7 +224,7 @@ def test_a_job_that_does_not_fit_the_defaults_of_the_model_fails(folder: Path, j
 def test_looking_ahead_waits_for_nothing(folder: Path, job: Job) -> None:
     prefetcher = open_prefetcher(Locked(str(folder)))
     with pytest.raises(UnavailableError):
-        prefetcher.prepare_ahead("a-job", job)
+        prefetcher.prepare("a-job", job, once=True)
     assert prefetcher.condition is None
 
 

@@ -22,8 +22,8 @@ from svdq.worker.health import progress
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, describe
-from svdq.worker.output.fence import TakenJob
 from svdq.worker.queue.crashes import CrashMarker
+from svdq.worker.queue.rq_worker import TakenJob
 from tests.queued import enqueue
 
 PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)

@@ -26,9 +26,9 @@ from svdq.pipeline.trace import Tracer
 from svdq.producer.job import Job, SvdJob
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
-from svdq.worker.output.fence import TakenJob
-from svdq.worker.output.sidecar import find_result
+from svdq.worker.intake.prefetcher import find_result
 from svdq.worker.output.writer import MAX_WAITING, ResultWriter
+from svdq.worker.queue.rq_worker import TakenJob
 
 MODEL = ModelInfo(name="fake", notice="")
 IMAGE = f"inputs/{'a' * 64}.png"
@@ -91,7 +91,7 @@ def wait_for_refusal(until, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_boomerang_with_interpolated_frames_is_recorded(folder: Path) -> None:
     writer, reports = open_writer(folder), Reports()
     sample = sample_of("one", formats=("mp4", "png"))
-    job = TakenJob.of(sample).job.model_copy(update={"frames": 4, "interpolate": 24, "boomerang": True})
+    job = TakenJob.model_validate(sample.job).job.model_copy(update={"frames": 4, "interpolate": 24, "boomerang": True})
     frames = np.stack([np.full((64, 64, 3), value, np.uint8) for value in (0, 80, 160, 240)])
     parameters = sample.parameters.model_copy(update={"frames": 4})
     writer.deliver(replace(sample, job=job_of(job), parameters=parameters), frames, reports)
@@ -130,7 +130,9 @@ def test_an_idle_writer_holds_no_frames(folder: Path, until) -> None:
 def test_the_source_of_the_photo_is_beside_the_video_and_not_in_it(folder: Path) -> None:
     writer, reports = open_writer(folder), Reports()
     sample = sample_of("one", formats=("mp4",))
-    writer.deliver(replace(sample, job=job_of(TakenJob.of(sample).job, "holiday/cup.jpg")), FRAMES, reports)
+    writer.deliver(
+        replace(sample, job=job_of(TakenJob.model_validate(sample.job).job, "holiday/cup.jpg")), FRAMES, reports
+    )
     reports.wait(1)
     writer.close()
     assert json.loads((folder / "outputs/one-id-one.json").read_text())["source"] == "holiday/cup.jpg"
@@ -316,7 +318,7 @@ def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder:
     writer = open_writer(folder)
     writer.deliver(sample, FRAMES, reports)
     writer.close()
-    job = TakenJob.of(sample).job
+    job = TakenJob.model_validate(sample.job).job
     assert find_result(storage, MODEL, job, "id-one") == reports.all[0].result
     sidecar = folder / "outputs/one-id-one.json"
     assert json.loads(sidecar.read_text())["resumed"] == [{"from_step": 2, "steps_done_again": 1}]

@@ -4,6 +4,8 @@ Runs in its own thread and does not use the queue.
 """
 
 import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,19 +17,48 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.job import Job, parse_job
+from svdq.producer.queue import sidecar_digest
+from svdq.producer.results.finished_videos import parse_document
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
-from svdq.worker.intake.policy import IntakeOptions
+from svdq.worker.intake.memory_plan import MemoryPlan
 from svdq.worker.outages import FileRefusals, StorageRetry
-from svdq.worker.output.sidecar import find_result
+from svdq.worker.output.writer import output_keys, result_of, sidecar_key
+from svdq.worker.queue.crashes import CrashSuspect
 
 logger = logging.getLogger(__name__)
 
 
 class RefusedError(SvdqError):
     """The model cannot make such a video, whatever its photo is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntakeOptions:
+    """How a group takes jobs."""
+
+    #: End when the queue is empty.
+    burst: bool = False
+    #: Largest number of pixels of a photo.
+    max_pixels: int = 100_000_000
+    #: Seconds since the epoch at which the group is stopped; videos that would not be done by then are not started.
+    until_s: float | None = None
+    #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
+    complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
+    #: Decides which videos fit into memory; None admits all.
+    memory: MemoryPlan | None = None
+    #: Number of crashes of a rank after which the job it computes is set aside.
+    max_attempts: int = 2
+    #: Most jobs in flight at once. Sockets limit the bytes that wait between ranks; without this limit a group with
+    #: small samples could take the whole queue while its last rank waits for a slow disk.
+    max_in_flight: int = 25
+    #: What ranks of this host were working on when this group crashed.
+    suspects: Sequence[CrashSuspect] = ()
+    #: Called with a job's id; records during a block that the photo of the job is being prepared.
+    mark_prepare: Callable[[str], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,37 +90,36 @@ class Prefetcher:
         #: The job that is being prepared, and the one that is no longer wanted.
         self._job_id = self._unwanted = ""
 
-    def prepare(self, job_id: str, job: Job, replaced: str = "") -> Prepared:
-        """Look for finished files, checkpoint and photo, in this order; wait while the storage cannot be used.
+    def prepare(self, job_id: str, job: Job, replaced: str = "", *, once: bool = False) -> Prepared:
+        """Look for finished files, checkpoint and photo, in this order.
 
-        The files of the sidecar with the digest `replaced` do not count. Only a job that starts anew is checked against
-        the memory plan.
+        Waits while the storage cannot be used, unless it is to try `once`, for a job that may never be taken. The files
+        of the sidecar with the digest `replaced` do not count. Only a job that starts anew is checked against the
+        memory plan.
 
         Raises:
             RefusedError: the model cannot make such videos.
             DoesNotFitError: it does not fit into memory.
+            UnavailableError: the storage cannot be used at present, in the only attempt.
             SvdqError: the photo cannot be used.
             NoLongerWantedError: `abandon` was called.
             RetryStoppedError: `stop` was called.
         """
-        self._job_id, self._unwanted = job_id, ""
         find = partial(self._find, job_id, job, FileRefusals(), replaced)
-        try:
-            found, photo = self._retry.call(find, lambda: self._unwanted != job_id)
-        except UnavailableError as error:
-            raise SvdqError(str(error)) from error  # a retry cannot fix it
-        return self._decoded(found, photo, job_id, job)
-
-    def prepare_ahead(self, job_id: str, job: Job, replaced: str = "") -> Prepared:
-        """Do the same in one attempt, for a job that may never be taken.
-
-        Raises:
-            RefusedError: the model cannot make such videos.
-            DoesNotFitError: it does not fit into memory.
-            SvdqError: the photo cannot be used.
-            UnavailableError: the storage cannot be used at present.
-        """
-        return self._decoded(*self._find(job_id, job, FileRefusals(), replaced), job_id, job)
+        if once:
+            found, photo = find()
+        else:
+            self._job_id, self._unwanted = job_id, ""
+            try:
+                found, photo = self._retry.call(find, lambda: self._unwanted != job_id)
+            except UnavailableError as error:
+                raise SvdqError(str(error)) from error  # a retry cannot fix it
+        if photo is None:
+            return found
+        with self._options.mark_prepare(job_id):
+            note = partial(logger.warning, "Job %s: %s", job_id)
+            size = found.job.width, found.job.height
+            return replace(found, photo=prepare_photo(photo, *size, job.fit, self._options.max_pixels, note))
 
     @property
     def condition(self) -> Condition | None:
@@ -137,14 +167,6 @@ class Prefetcher:
                 job = job.model_copy(update={"decode_chunk_size": job.num_frames})
             return Prepared(job=job), self._read(job.image, refusals)
 
-    def _decoded(self, found: Prepared, photo: bytes | None, job_id: str, job: Job) -> Prepared:
-        if photo is None:
-            return found
-        with self._options.mark_prepare(job_id):
-            note = partial(logger.warning, "Job %s: %s", job_id)
-            size = found.job.width, found.job.height
-            return replace(found, photo=prepare_photo(photo, *size, job.fit, self._options.max_pixels, note))
-
     def _read(self, key: str, refusals: FileRefusals) -> bytes:
         try:
             return self._storage.read_input(key)
@@ -162,3 +184,34 @@ class Prefetcher:
                 ) from error
             refusals.check(error, f"Its photo {key}")
             raise
+
+
+def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, replaced: str = "") -> dict[str, Any] | None:
+    """Return the result of a job whose files exist, because a crash prevented its acknowledgement; else None.
+
+    `job` has frames filled in; the decode_chunk_size of the files may differ. `model` must have made them. Those of the
+    sidecar with the digest `replaced` are to be rendered again.
+
+    Raises:
+        UnavailableError: the storage cannot be reached.
+    """
+    key = sidecar_key(job, job_id)
+    if not storage.exists(key):
+        return None
+    try:
+        data = storage.read(key)
+        if sidecar_digest(data) == replaced:
+            return None
+        document = parse_document(data)
+        made = (document["job_id"], parse_job(document["job"]), document["model"]["name"])
+        result = result_of(document)
+        if not isinstance(result["outputs"], list) or not all(isinstance(path, str) for path in result["outputs"]):
+            raise ValueError("its outputs are no paths")
+    except UnavailableError:
+        raise
+    except (ValueError, KeyError, TypeError, SvdqError):
+        return None  # not a sidecar of svdq, or of another version
+    wanted = job.model_copy(update={"decode_chunk_size": made[1].decode_chunk_size})
+    if made != (job_id, wanted, model.name) or not all(map(storage.exists, output_keys(job, job_id).values())):
+        return None
+    return result

@@ -1,71 +1,112 @@
-"""Reports to RQ how the executions of a group ended, and renews the leases of the others. Bookkeeping thread only."""
+"""Owns the active jobs of a group: renews their leases, and writes to RQ how they end. Bookkeeping thread only."""
 
 import logging
 import math
 import queue
+import re
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
 
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.loop.protocols import Report
+from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.health.rank_status import Pace
-from svdq.worker.intake.policy import LENGTH, CircuitBreaker
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import ActiveJob
 
 logger = logging.getLogger(__name__)
 
+#: Different jobs in a row that fail alike before the group takes no more.
+NUM_ALIKE = 3
+#: Latest videos whose latency decides whether another one can be done in time.
+NUM_LATENCIES = 9
+
+_ID = re.compile(r"\b(?=\w*\d)[0-9a-f]{8,}\b")
+_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+
+
+class CircuitBreaker:
+    """Counts different jobs in a row that fail with the same kind of reason."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._job_ids: set[str] = set()
+
+    def record_success(self) -> None:
+        """Forget the failures: a job succeeded."""
+        self._job_ids.clear()
+
+    def record_failure(self, job_id: str, reason: str) -> bool:
+        """Count a failed job; return whether the limit is reached, which also resets the count."""
+        kind = _NUMBER.sub("#", _ID.sub("#", reason))
+        if kind != self._kind:
+            self._job_ids.clear()
+        self._kind = kind
+        self._job_ids.add(job_id)
+        if len(self._job_ids) < NUM_ALIKE:
+            return False
+        self._job_ids.clear()
+        return True
+
 
 class Reporter:
-    """Writes to Redis what happens to the active jobs of a group."""
+    """The active jobs of a group, each from when it is taken until its end is in Redis."""
 
-    def __init__(
-        self,
-        worker: GroupWorker,
-        active_jobs: Mapping[str, ActiveJob],
-        *,
-        on_ended: Callable[[ActiveJob, bool], None],
-        on_released: Callable[[ActiveJob], object],
-    ) -> None:
-        """Make it; it never changes `active_jobs`.
-
-        It calls `on_ended` when the end of a job is written, with whether it is finished, and `on_released` when a job
-        is no longer active, for whatever reason.
-        """
+    def __init__(self, worker: GroupWorker, checkpoints: Checkpoints | None, wake: threading.Event) -> None:
+        """Begin without jobs; `wake` is set when there is a report to write."""
         self._worker = worker
-        self._active_jobs = active_jobs
-        self._on_ended = on_ended
-        self._on_released = on_released
+        self._checkpoints = checkpoints
+        self._wake = wake
+        #: Executions by job id.
+        self.active: dict[str, ActiveJob] = {}
         #: Ends that are not in Redis yet.
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         #: Executions that this group has lost, whose samples are still in flight.
         self._lost: set[str] = set()
+        #: When videos in flight were started, and how long the last ones took, in seconds.
+        self._started_at: dict[str, float] = {}
+        self.latencies_s: deque[float] = deque(maxlen=NUM_LATENCIES)
         self._breaker = CircuitBreaker()
         #: How fast videos are finished, and how many jobs have ended so far.
         self.pace = Pace()
         self.num_finished = self.num_failed = 0
 
+    @property
+    def execution_ids(self) -> set[str]:
+        """The executions of the active jobs."""
+        return {active.execution.id for active in self.active.values()}
+
+    def take(self, active: ActiveJob) -> None:
+        """Own a job from now on."""
+        self.active[active.rq_job.id] = active
+
+    def start(self, job_id: str) -> None:
+        """Measure from now on how long the video of a job takes."""
+        self._started_at[job_id] = time.monotonic()
+
     def add(self, report: Report) -> None:
-        """Queue the report of a sample that has ended; from any thread."""
+        """Queue the report of a job that has ended; from any thread."""
         self._reports.put(report)
+        self._wake.set()
 
     def renew_leases(self) -> None:
         """Renew the leases of the active jobs, except those that this group has lost."""
-        ours = [active for active in self._active_jobs.values() if active.execution.id not in self._lost]
+        ours = [active for active in self.active.values() if active.execution.id not in self._lost]
         for active in self._worker.renew_leases(ours):
             self._lost.add(active.execution.id)
             logger.warning("Job %s was canceled or taken over; this group drops it.", active.rq_job.id)
 
     def cancel(self, job_id: str) -> None:
         """Make an active job stop at its next step: RQ's stop command."""
-        if job_id in self._active_jobs:
+        if job_id in self.active:
             self._worker.mark_canceled(job_id)
         else:
             logger.warning("Job %s cannot be stopped here: it is not in flight in this group.", job_id)
 
-    def finish_all(self) -> None:
+    def write_ends(self) -> None:
         """Write to Redis what has ended.
 
         Raises:
@@ -73,26 +114,26 @@ class Reporter:
         """
         while not self._reports.empty():
             report = self._reports.get()
-            active = self._active_jobs.get(report.job_id)
+            active = self.active.get(report.job_id)
             if active is None or not _is_of(report, active):
                 continue  # of a lost execution; the same job may be active again
             try:
-                self._finish(active, report)
+                self._write_end(active, report)
             except redis.RedisError as error:
                 if not (isinstance(error, redis.ResponseError) and self._worker.is_spoiled(active)):
                     self._reports.put(report)  # tried again when Redis is back
                     raise
                 logger.error("The end of job %s cannot be written: another program changed its keys.", report.job_id)
                 self._worker.forget(active)
-            except BaseException:
-                self._on_released(active)  # recovered after its lease
-                raise
-            self._on_released(active)
+            except Exception:
+                logger.exception("The end of job %s cannot be written; it is taken again later.", report.job_id)
+            del self.active[report.job_id]
+            self._started_at.pop(report.job_id, None)
             self._lost.discard(active.execution.id)
-            if not self._active_jobs:
+            if not self.active:
                 self.pace.idle()
 
-    def _finish(self, active: ActiveJob, report: Report) -> None:
+    def _write_end(self, active: ActiveJob, report: Report) -> None:
         job_id = report.job_id
         if not self._worker.holds_lease(active):
             self._let_go(active, report)
@@ -101,53 +142,59 @@ class Reporter:
         elif _is_dropped(report):
             logger.info("Job %s was stopped by the user.", job_id)
             self._worker.stop(active)
-            self._on_ended(active, False)
+            self._stopped(report)
         elif report.failure is not None:
             logger.error("Job %s failed: %s", job_id, report.failure)
             self._worker.fail(active, report.failure)
-            self._failed(active, report)
+            self._failed(report)
         else:
             logger.info("Job %s finished: %s", job_id, ", ".join(report.result["outputs"]))
             self._worker.succeed(active, dict(report.result))
-            self._finished(active, report)
+            self._finished(report)
 
     def _let_go(self, active: ActiveJob, report: Report) -> None:
         """Drop an execution that this group no longer holds: its end is already written, or it was taken over."""
-        job_id = report.job_id
         status = self._worker.confirm_end(active)
         if status is JobStatus.FINISHED:
-            self._finished(active, report)
+            self._finished(report)
         elif status is JobStatus.FAILED:
-            self._failed(active, report)
+            self._failed(report)
         elif status is JobStatus.STOPPED:
-            self._on_ended(active, False)
+            self._stopped(report)
         else:
-            logger.warning("Job %s was canceled or taken over by another group; its result here is dropped.", job_id)
-            if not self._worker.is_wanted(job_id):
-                self._on_ended(active, False)
+            logger.warning(
+                "Job %s was canceled or taken over by another group; its result here is dropped.", report.job_id
+            )
+            if not self._worker.is_wanted(report.job_id):
+                self._stopped(report)
         self._worker.forget(active)
 
-    def _finished(self, active: ActiveJob, report: Report) -> None:
+    def _finished(self, report: Report) -> None:
+        self._stopped(report)
         self.num_finished += 1
-        self._on_ended(active, True)
         self._breaker.record_success()
+        if report.job_id in self._started_at:
+            self.latencies_s.append(time.monotonic() - self._started_at[report.job_id])
         if report.body:  # without one its files were there already
             parameters = report.body["parameters"]
             size = math.prod(parameters[name] for name in ("frames", "width", "height", "steps"))
             self.pace.finished(time.monotonic(), size)
 
-    def _failed(self, active: ActiveJob, report: Report) -> None:
+    def _failed(self, report: Report) -> None:
+        self._stopped(report)
         self.num_failed += 1
-        self._on_ended(active, False)
         # One that has not reached a rank was refused, or has a bad photo, which concerns only its job.
         counts = bool(report.body) or report.refused
         if counts and report.failure is not None and self._breaker.record_failure(report.job_id, report.failure):
-            self._pause(report.failure)
+            reason = f"{NUM_ALIKE} different jobs in a row failed in the same way, the last one with: {report.failure}"
+            logger.error(
+                "INTAKE IS PAUSED. %s Fix the cause, then run `svdq resume` and `svdq retry --failed`.", reason
+            )
+            self._worker.pause(reason)
 
-    def _pause(self, failure: str) -> None:
-        reason = f"{LENGTH} different jobs in a row failed in the same way, the last one with: {failure}"
-        logger.error("INTAKE IS PAUSED. %s Fix the cause, then run `svdq resume` and `svdq retry --failed`.", reason)
-        self._worker.pause(reason)
+    def _stopped(self, report: Report) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.forget(report.job_id)
 
 
 def _is_dropped(report: Report) -> bool:

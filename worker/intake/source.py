@@ -1,4 +1,4 @@
-"""Rank 0's source, the owner of the active jobs: takes jobs while earlier ones are in flight, and reports their ends.
+"""Rank 0's source: takes jobs while earlier ones are in flight, and reports their ends.
 
 One bookkeeping thread with its own connection talks to Redis; the stage loop only waits for a request. Another thread
 loads photos in advance.
@@ -21,13 +21,12 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.intake.dispatcher import Dispatcher
-from svdq.worker.intake.policy import IntakeOptions
-from svdq.worker.intake.prefetcher import Prefetcher
+from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher
 from svdq.worker.intake.reporter import Reporter
 from svdq.worker.outages import RETRY_S, ConnectionHealth
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
-from svdq.worker.queue.rq_worker import BEAT_S, MAINTENANCE_S, ActiveJob
+from svdq.worker.queue.rq_worker import BEAT_S, MAINTENANCE_S
 
 logger = logging.getLogger(__name__)
 
@@ -64,26 +63,11 @@ class Intake(Source):
         self._connection_health = connection_health or ConnectionHealth()
         self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain, is_burst=options.burst)
         self._recovery = Recovery(self._worker, options.max_attempts)
-        #: Executions by job id; changed by the bookkeeping thread alone.
-        self._active_jobs: dict[str, ActiveJob] = {}
-        self._reporter = Reporter(
-            self._worker,
-            self._active_jobs,
-            on_ended=self._forget,
-            on_released=lambda active: self._active_jobs.pop(active.rq_job.id),
-        )
         self._wake = threading.Event()
+        self._reporter = Reporter(self._worker, checkpoints, self._wake)
         self._prefetcher = Prefetcher(storage, model, options, checkpoints)
         self._dispatcher = Dispatcher(
-            self._worker,
-            self._active_jobs,
-            self._prefetcher,
-            options,
-            checkpoints,
-            wake=self._wake,
-            on_taken=lambda active: self._active_jobs.update({active.rq_job.id: active}),
-            on_report=self._add_report,
-            take_back_unknown=lambda: self._take_back_unknown(is_last=True),
+            self._worker, self._reporter, self._recovery, self._prefetcher, options, checkpoints, self._wake
         )
         #: Number of requests that the stage has taken or waits for, and that it wants by now; it alone writes both.
         self._num_taken = self._num_wanted = 0
@@ -133,7 +117,7 @@ class Intake(Source):
         """Return the state of the group's jobs."""
         return IntakeStatus(
             worker=self._worker.name,
-            in_flight=tuple(self._active_jobs),
+            in_flight=tuple(self._reporter.active),
             finished=self._reporter.num_finished,
             failed=self._reporter.num_failed,
             pace_s=self._reporter.pace.seconds,
@@ -147,7 +131,7 @@ class Intake(Source):
 
     def ended(self, report: Report) -> None:
         """Report the end of a sample."""
-        self._add_report(report)
+        self._reporter.add(report)
 
     def drain(self) -> None:
         """Take no more jobs; finish those in flight."""
@@ -168,18 +152,14 @@ class Intake(Source):
         self._thread.join()
         try:
             if return_to_queue:
-                self._worker.return_to_queue(self._active_jobs.values())
-                logger.info("Stopped; %s went back to the queue.", count(len(self._active_jobs), "job"))
+                self._worker.return_to_queue(self._reporter.active.values())
+                logger.info("Stopped; %s went back to the queue.", count(len(self._reporter.active), "job"))
             else:
                 self._sweep()
             self._worker.end()
         except redis.RedisError as error:
             logger.warning("Redis does not answer (%s); jobs in flight are taken again after their lease.", error)
         self._dispatcher.close()
-
-    def _add_report(self, report: Report) -> None:
-        self._reporter.add(report)
-        self._wake.set()
 
     def _stop_job(self, job_id: str) -> None:
         self._stops.put(job_id)
@@ -212,7 +192,7 @@ class Intake(Source):
     def _pause_s(self) -> float:
         """Return the seconds to the next round; whatever this process does wakes it earlier."""
         now = time.monotonic()
-        if self._active_jobs:
+        if self._reporter.active:
             self._busy_at = now
         if now >= self._due_at:
             return POLL_S  # more jobs are due
@@ -231,7 +211,7 @@ class Intake(Source):
             self._beat_at = time.monotonic() + BEAT_S
         while not self._stops.empty():
             self._reporter.cancel(self._stops.get())
-        self._reporter.finish_all()
+        self._reporter.write_ends()
         if closing:
             return
         if time.monotonic() >= self._due_at:
@@ -239,7 +219,7 @@ class Intake(Source):
             self._due_at = time.monotonic() + (0.0 if more else DUE_S)
         self._dispatcher.fill(self._num_wanted)
         if time.monotonic() >= self._maintain_at:
-            self._take_back_unknown()
+            self._recovery.unknown(self._reporter.execution_ids)
             self._recovery.expired()
             # One group does it for all.
             if self._worker.connection.set(keys.MAINTAINED, self._worker.name, nx=True, px=int(MAINTENANCE_S * 1000)):
@@ -249,15 +229,6 @@ class Intake(Source):
             # In a thread, since listing a bucket takes longer than leases can wait.
             threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
             self._sweep_at = time.monotonic() + SWEEP_S
-
-    def _take_back_unknown(self, *, is_last: bool = False) -> None:
-        self._recovery.unknown({active.execution.id for active in self._active_jobs.values()}, is_last=is_last)
-
-    def _forget(self, active: ActiveJob, finished: bool) -> None:
-        """Remove the checkpoints of a job that has ended."""
-        self._dispatcher.ended(active, finished)
-        if self._checkpoints is not None:
-            self._checkpoints.forget(active.rq_job.id)
 
     def _sweep(self) -> None:
         """Remove the checkpoints of jobs that ended while no group was there to do it."""

@@ -6,15 +6,21 @@ under its final name means that the files beside it are complete. When the stora
 
 import json
 import logging
+import os
 import queue
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import redis
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Sink
@@ -22,12 +28,15 @@ from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.media import video
 from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.base import Frames, ModelInfo
+from svdq.pipeline.parameters import Format
 from svdq.pipeline.trace import Tracer
+from svdq.producer import keys
+from svdq.producer.job import Job
+from svdq.producer.results.finished_videos import notice_of
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
-from svdq.worker.outages import FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
-from svdq.worker.output.fence import TakenJob
-from svdq.worker.output.sidecar import notice_for, output_keys, result_of, sidecar_key, timings_of
+from svdq.worker.outages import RETRY_S, FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
+from svdq.worker.queue.rq_worker import TakenJob
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +44,30 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 2
 #: Distributions whose versions can change a video's bits.
 VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")
+
+
+class Fence:
+    """Checks in Redis, in the threads that write videos, whether a video may be published."""
+
+    def __init__(self, connection: redis.Redis, stopping: threading.Event) -> None:
+        """Make a fence; once `stopping` is set, nothing may be published."""
+        self._connection = connection
+        self._stopping = stopping
+
+    def __call__(self, sample: Sample) -> bool:
+        """Return whether the files of a sample may be published; wait while Redis is unavailable."""
+        execution = TakenJob.model_validate(sample.job).execution
+        has_warned = False
+        while not self._stopping.is_set():
+            try:
+                is_canceled = self._connection.sismember(keys.CANCELED, sample.job_id)
+                return not is_canceled and self._connection.zscore(*execution) is not None
+            except redis.RedisError as error:
+                if not has_warned:
+                    logger.warning("Redis does not answer (%s); the video of %s waits.", error, sample.job_id)
+                    has_warned = True
+                self._stopping.wait(RETRY_S)
+        return False
 
 
 class ResultWriter(Sink):
@@ -149,13 +182,13 @@ class ResultWriter(Sink):
                 return self._write(sample, frames)
         except (OSError, UnavailableError) as error:
             self._storage.check_writable()
-            refusals.check(error, f"Its output {TakenJob.of(sample).job.output_stem(sample.job_id)!r}")
+            refusals.check(error, f"Its output {TakenJob.model_validate(sample.job).job.output_stem(sample.job_id)!r}")
             raise
 
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
         """Write the files, publish them unless the fence refuses the job, and then the sidecar."""
         started = time.perf_counter()
-        taken = TakenJob.of(sample)
+        taken = TakenJob.model_validate(sample.job)
         # The decode may have needed smaller chunks than were planned.
         job = taken.job.model_copy(update={"decode_chunk_size": sample.parameters.decode_chunk_size})
         keys = output_keys(job, sample.job_id)
@@ -187,3 +220,49 @@ class ResultWriter(Sink):
         text = json.dumps(document | timings_of(sample, time.perf_counter() - started), indent=2, ensure_ascii=False)
         self._storage.write_text(sidecar_key(job, sample.job_id), text + "\n")
         return result_of(document)
+
+
+def output_keys(job: Job, job_id: str) -> dict[Format, str]:
+    """Name the storage keys of a job's files by format; png is a folder of frames."""
+    stem = job.output_stem(job_id)
+    return {kind: stem if kind == "png" else f"{stem}.{kind}" for kind in job.formats}
+
+
+def sidecar_key(job: Job, job_id: str) -> str:
+    """Name the storage key of a job's sidecar."""
+    return f"{job.output_stem(job_id)}.json"
+
+
+def notice_for(model: ModelInfo, job: Job) -> str:
+    """Return the notice of a model with the prompt that it ignored: models without weights ignore all prompts."""
+    prompt = getattr(job, "prompt", "")
+    return model.notice if model.family is not None or not prompt else f"{model.notice}, ignored the prompt: {prompt}"
+
+
+def result_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the result of a job in Redis from its sidecar."""
+    return {
+        "outputs": document["outputs"],
+        "used": document["job"],
+        "model": document["model"]["name"],
+        "notice": notice_of(document),
+    }
+
+
+def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
+    """Return the end, the seconds, the memory, the steps of each rank and the resumptions of a video."""
+    seconds = {**sample.seconds, "denoise": sum(denoise_s for _, _, denoise_s in sample.stages), "write": write_s}
+    timings: dict[str, Any] = {
+        "finished_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        # torchrun's process id identifies the group; it stays the same when ranks are restarted.
+        "group": {"ranks": len(sample.boundaries) - 1, "host": socket.gethostname(), "pid": os.getppid()},
+        "seconds": {name: round(value, 4) for name, value in seconds.items()},
+        "stages": [
+            {"rank": rank, "steps": steps, "seconds": round(denoise_s, 4)} for rank, steps, denoise_s in sample.stages
+        ],
+    }
+    if sample.memory:
+        timings["memory_bytes"] = dict(sample.memory)
+    if sample.resumed:
+        timings["resumed"] = [asdict(resumption) for resumption in sample.resumed]
+    return timings
