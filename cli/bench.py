@@ -85,11 +85,10 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
     # Treated like Ctrl-C, so that ranks, workers and their Redis server end and temporary folders of gigabytes are
     # removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    from svdq.pipeline.installed import require_torch
+    from svdq.pipeline.errors import require_torch
 
     require_torch("`svdq bench`")
-    from svdq.pipeline.installed import headless_pyplot
-    from svdq.worker.bench.measure import BenchOptions, run_bench, write_results
+    from svdq.worker.bench.measure import BenchOptions, headless_pyplot, run_bench, write_results
 
     if plot_path is not None:
         headless_pyplot()  # so that a missing matplotlib is reported before the run

@@ -9,7 +9,7 @@ from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import selection_options, with_connection, with_settings
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family_parameters import PARAMETERS
+from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer.keys import PRIORITIES
 
 if TYPE_CHECKING:

@@ -34,20 +34,13 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
       HF_TOKEN=... svdq model pull stabilityai/stable-video-diffusion-img2vid-xt-1-1
       svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers --variant full
     """
-    from svdq.pipeline.models import pull as hub
-    from svdq.pipeline.models.memory import size_text
+    from svdq.pipeline.models.model_names import pull as fetch
     from svdq.worker.launcher.gpus import visible_gpus
 
-    wanted = variant or ("fp16" if visible_gpus() else "full")
-    plan = hub.make_plan(f"{name}@{revision}" if revision else name, wanted)
-    free = hub.check_space(plan)
-    note = " (it has no fp16 weights)" if wanted != plan.variant else ""
-    echo(
-        f"{plan.name}: {len(plan.files)} files, {plan.variant} weights{note}; "
-        f"{size_text(plan.bytes_missing)} to fetch, {size_text(free)} free."
-    )
-    echo(hub.pull(plan))
-    echo(f"Use it with SVDQ_MODEL={plan.name}")
+    if revision:
+        name = f"{name}@{revision}"
+    echo(fetch(name, variant or ("fp16" if visible_gpus() else "full"), echo))
+    echo(f"Use it with SVDQ_MODEL={name}")
 
 
 @model.command()
@@ -64,7 +57,7 @@ def tiny(folder: Path, family: str) -> None:
     Examples:
       svdq model tiny --family wan /tmp/tiny-wan
     """
-    from svdq.pipeline.installed import require_torch
+    from svdq.pipeline.errors import require_torch
 
     require_torch("the untrained model")
     from svdq.pipeline.models.families import family_named
@@ -89,7 +82,7 @@ def convert_command(source: str, folder: Path, dtype: str) -> None:
     Examples:
       svdq model convert Wan-AI/Wan2.2-I2V-A14B-Diffusers /models/wan-bf16 --dtype bf16
     """
-    from svdq.pipeline.installed import require_torch
+    from svdq.pipeline.errors import require_torch
     from svdq.pipeline.models.memory import size_text
     from svdq.pipeline.models.model_names import resolve
 
@@ -98,7 +91,7 @@ def convert_command(source: str, folder: Path, dtype: str) -> None:
     import torch
 
     from svdq.pipeline.models.convert import convert
-    from svdq.pipeline.models.folder_files import DTYPES
+    from svdq.pipeline.models.model_folder import DTYPES
 
     total = convert(
         model,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.option_types import Command, GivenPath, SectionedCommand, json_option, verbose_option, with_options
-from svdq.pipeline.models.family_parameters import PARAMETERS
+from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.keys import PRIORITIES
 from svdq.producer.submitting.parameters import SubmitOptions, as_flag, read_parameters, rules_of, sweep

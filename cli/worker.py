@@ -121,7 +121,7 @@ def _logging(log_format: str) -> Iterator[None]:
 
 def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, *, no_lock: bool) -> int:
     """Check everything that can be checked before any rank starts, then run unless another burst does."""
-    from svdq.pipeline.installed import require_torch
+    from svdq.pipeline.errors import require_torch
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.pipeline.models.model_names import resolve
     from svdq.producer.files import check_target

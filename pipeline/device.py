@@ -1,4 +1,4 @@
-"""Chooses the device of a rank, and checks on small tensors that it can compute."""
+"""Chooses the device of a rank, checks on small tensors that it can compute, and divides its memory among ranks."""
 
 import os
 import warnings
@@ -11,6 +11,7 @@ from torch.nn import functional
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute_options
 from svdq.pipeline.models.compute_options import ComputeOptions, dtype_of
+from svdq.pipeline.models.memory import RESERVE_BYTES
 
 
 def check_device(wanted: str) -> None:
@@ -107,6 +108,40 @@ def _compile(device: torch.device, dtype: torch.dtype) -> None:
 
     compiled = torch.compile(small, fullgraph=True, dynamic=False, backend=compute_options.BACKEND)
     compiled(torch.ones(64, device=device, dtype=dtype))
+
+
+def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int | None:
+    """Return the bytes that a rank may use, including weights, after it has loaded its model; None: no limit.
+
+    On a shared GPU, also limits this process's allocator, so that cached blocks are freed before they exceed its share.
+
+    Args:
+        device: where the rank computes.
+        limit: bytes that the user allows each rank, instead of its share of the GPU.
+        ranks_per_gpu: number of ranks that share the GPU, including those of other groups.
+    """
+    if device.type != "cuda":
+        return limit  # host memory is shared, swapped and mapped, so its capacity is unknown
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device)
+    granted = limit or max(0, share_of_gpu(free, total, held, ranks_per_gpu) - RESERVE_BYTES)
+    if ranks_per_gpu > 1:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, granted / total), device)
+    return granted
+
+
+def share_of_gpu(free: int, total: int, held: int, ranks_per_gpu: int) -> int:
+    """Divide a GPU's memory equally among its ranks; the shares fit together in whatever order the ranks load.
+
+    `held` are the bytes of this rank's allocator.
+    """
+    # While the others load, free memory is too high; after that it excludes what other programs hold.
+    return min(total // ranks_per_gpu, held + free // ranks_per_gpu)
+
+
+def name_of(device: torch.device) -> str:
+    """Return the kind of a device, such as "NVIDIA RTX A5000" or "cpu"."""
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"
 
 
 def num_gpus() -> int:

@@ -8,6 +8,7 @@
 Messages are whole sentences, shown to users unchanged. Chain with `raise … from error`.
 """
 
+import importlib.util
 from typing import ClassVar
 
 
@@ -37,3 +38,20 @@ class SampleError(SvdqError):
 def reason_of(error: Exception) -> str:
     """Return the message of a library's exception on one line, for use inside a sentence."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def how_to_install(extra: str) -> str:
+    """Return how to install an extra of svdq, as a clause. No package index has svdq, so it is done in a checkout."""
+    return f"run `pip install '.[{extra}]'` in a checkout of svdq"
+
+
+def require_torch(what: str) -> None:
+    """Check that PyTorch is installed, which `what` needs, such as "a worker".
+
+    Raises:
+        InputError: PyTorch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(
+            f"This machine can submit photos only: {what} needs PyTorch; to install it, {how_to_install('worker')}."
+        )

@@ -12,10 +12,10 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from svdq.pipeline.models.family_parameters import PARAMETERS, class_for
-from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.parameters import MAX_FPS, Fit, Format, VideoParameters
+from svdq.pipeline.models.families import PARAMETERS, class_for
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.wan.family import WanParameters
+from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, VideoParameters
 
 #: Largest length of a file name in bytes of UTF-8.
 MAX_FOLDER_NAME_BYTES = 255

@@ -51,6 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path).lstrip("/")
         if found := re.fullmatch(r"api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self._model(found[1], found[2])
+        elif re.fullmatch(r"api/models/[^/]+/[^/]+/tree/.+", path):
+            self._send(200, json.dumps(self._tree()).encode(), {})
         elif found := re.fullmatch(r"([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._file(found[3], body=body)
         else:
@@ -67,6 +69,11 @@ class _Handler(BaseHTTPRequestHandler):
             names = {path.relative_to(hub.folder).as_posix(): path.stat().st_size for path in files} | hub.sizes
             siblings = [{"rfilename": name, "size": size} for name, size in names.items()]
             self._send(200, json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode(), {})
+
+    def _tree(self) -> list[dict[str, object]]:
+        files = [path for path in sorted(self.hub.folder.rglob("*")) if path.is_file()]
+        paths = [(path.relative_to(self.hub.folder).as_posix(), path.stat().st_size) for path in files]
+        return [{"type": "file", "path": path, "size": size, "oid": "0"} for path, size in paths]
 
     def _file(self, name: str, *, body: bool) -> None:
         hub = self.hub

@@ -20,13 +20,11 @@ import warnings
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
-from svdq.pipeline.installed import how_to_install
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
-from svdq.pipeline.models.families import family_of, layout_of
-from svdq.pipeline.models.folder_check import find_problems
-from svdq.pipeline.models.folder_files import DTYPES, is_untrained, loaded_files, stored_shapes, variants
+from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.memory import ACTIVITIES, WORKSPACE_BYTES, shape_for, size_text
+from svdq.pipeline.models.model_folder import DTYPES, find_problems, is_untrained, loaded_files, stored_shapes, variants
 from svdq.pipeline.models.model_names import find_folder, has_weights, resolve
 from svdq.producer.processes import die_with_parent
 from svdq.producer.queue import session
@@ -141,10 +139,11 @@ def check_model(name: str) -> Iterator[Finding]:
 
 def _check_folder(name: str) -> Iterator[Finding]:
     folder = find_folder(name)
-    layout = layout_of(folder, name)
+    _, layout = family_of(folder, name)
     if problems := list(find_problems(folder, name, layout)):
-        yield from (Finding("model", "fail", problem.text, problem.advice) for problem in problems)
+        yield from (Finding("model", "fail", problem.rstrip(".")) for problem in problems)
         return
+    resolve(name)  # checks what only the family knows
     if half_only := [component for component in layout.weighted if variants(folder, component) == {True}]:
         text = f"{name} has only half precision weights ({', '.join(half_only)})"
         yield Finding("model", "warn", text, "they suffice for GPUs; to render on a CPU, fetch the full ones, too")
@@ -160,7 +159,7 @@ def _check_folder(name: str) -> Iterator[Finding]:
 def _memory(name: str) -> str:
     """Describe how much GPU memory the default video needs, as a worker estimates it, on a rank with all components."""
     folder = find_folder(name)
-    family, layout, facts = family_of(folder, name), layout_of(folder, name), resolve(name).facts
+    (family, layout), facts = family_of(folder, name), resolve(name).facts
     dtype = DTYPES[family.half]
     video = family.complete(family.parameters.model_validate({"seed": 0, "decode_chunk_size": 1}), facts)
     weights = {
@@ -237,7 +236,7 @@ def multiply(device: str, parent: int) -> None:
     warnings.simplefilter("ignore")
     import torch
 
-    from svdq.pipeline.models.device_memory import is_out_of_memory
+    from svdq.pipeline.models.failures import is_out_of_memory
 
     try:
         ones = torch.ones((SIDE, SIDE), device="cuda")

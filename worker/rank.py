@@ -8,8 +8,8 @@ from functools import partial
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.stage import Stage
-from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.models.families import parameters_of
+from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count

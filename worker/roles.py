@@ -14,16 +14,16 @@ from typing import Literal
 
 import torch
 
-from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.components import acceptable, name_of
+from svdq.pipeline.models.components import name_of
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.family import Family
-from svdq.pipeline.models.folder_files import loaded_files, stored_shapes
 from svdq.pipeline.models.memory import Activity, shape_for, size_text
+from svdq.pipeline.models.model_folder import WEIGHTS, loaded_files, stored_shapes
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.simulated import SimulatedModel
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.binding import Components, Segment, bind
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Experts:
 
     def _files(self, component: str, dtype: torch.dtype) -> list[Path]:
         """Return the weights files of a component that are loaded for a dtype."""
-        return loaded_files(self._folder, component, acceptable(dtype))
+        return loaded_files(self._folder, component, WEIGHTS[name_of(dtype)])
 
 
 def of_simulated(

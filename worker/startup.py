@@ -13,12 +13,11 @@ from typing import TypeVar
 import torch
 from pydantic import TypeAdapter
 
-from svdq.pipeline.device import check_computes, check_options, choose_device, num_gpus
+from svdq.pipeline.device import capacity, check_computes, check_options, choose_device, name_of, num_gpus
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Role, VideoModel
-from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.pipeline.models.video_model import Role, VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.files import private_folder

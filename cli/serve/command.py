@@ -16,8 +16,7 @@ import click
 from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_INTERRUPTED, notify_systemd
 from svdq.cli.option_types import storage_options
-from svdq.pipeline.errors import InputError
-from svdq.pipeline.installed import how_to_install, require_torch
+from svdq.pipeline.errors import InputError, how_to_install, require_torch
 from svdq.producer.processes import die_with_parent
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings

@@ -21,7 +21,7 @@ from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.backend import PHOTO_BYTES, Backend
 from svdq.cli.serve.videos import STATUS, failure_of, files_of
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.parameters import Fit
+from svdq.pipeline.video_parameters import Fit
 from svdq.producer.files import sweep as sweep_files
 from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.results.poster import poster_of_photo, poster_of_video

@@ -12,7 +12,7 @@ from typing import Any
 
 from svdq.cli.serve.api_errors import ApiError
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
+from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.parameters import (

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
+from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, with_more

@@ -25,7 +25,7 @@ from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_ch
 from svdq.cli.serve.now import events
 from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family_parameters import PARAMETERS
+from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer import job_control
 from svdq.producer.queue import MAX_SOURCE_LENGTH, queues
 from svdq.producer.status.job_view import JobView, view_many

@@ -6,7 +6,7 @@ from typing import Any
 
 from svdq.cli.serve.api_errors import without_paths
 from svdq.cli.serve.fields import USUAL
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
+from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.producer import keys
 from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.settings import Settings

@@ -26,17 +26,16 @@ from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions
-from svdq.pipeline.models.families import FAMILIES, family_for, family_named
+from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, family_for, family_named
 from svdq.pipeline.models.family import Family, imported
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import Frames, Role
 from svdq.pipeline.planning.binding import Components, bind
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.bench.loop_runs import exit_when_lost, spawn_ranks
 
 #: The parameters of all families that are options of their own.

@@ -11,12 +11,18 @@ from typing import Any
 import torch
 
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.folder_files import writing
-from svdq.pipeline.models.svd.layout import UNET_DEFAULTS
-from svdq.pipeline.models.svd.tiny import write_model
+from svdq.pipeline.models.model_folder import writing
+from svdq.pipeline.models.tiny import write_model
 
 #: The components' settings as published with stable-video-diffusion-img2vid-xt.
-UNET_CONFIG: dict[str, Any] = UNET_DEFAULTS | {
+UNET_CONFIG: dict[str, Any] = {
+    "in_channels": 8,
+    "out_channels": 4,
+    "block_out_channels": [320, 640, 1280, 1280],
+    "cross_attention_dim": 1024,
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 768,
+    "num_frames": 25,
     "sample_size": 96,
     "layers_per_block": 2,
     "num_attention_heads": [5, 10, 20, 20],

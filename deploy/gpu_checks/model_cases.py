@@ -6,7 +6,7 @@ from typing import Any
 
 from svdq.pipeline.models.families import family_for
 from svdq.pipeline.models.family import Facts
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: The parts to measure.
 PARTS = ("step", "encode", "decode")

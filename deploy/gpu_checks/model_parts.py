@@ -24,16 +24,16 @@ from torch import Tensor
 from gpu_checks.model_cases import PARTS, Case, Row, cases_of, denoising_components
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Role, all_finite
 from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, ComputeOptions
-from svdq.pipeline.models.device_memory import is_out_of_memory
 from svdq.pipeline.models.diffusers_model import DiffusersModel
+from svdq.pipeline.models.failures import is_out_of_memory
 from svdq.pipeline.models.families import family_named
-from svdq.pipeline.models.folder_files import DTYPES
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import Role, all_finite
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: What a part computes, in float32 on the host.
 Results = tuple[Tensor, ...]

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_checks.check import Check, write_once
 from gpu_checks.wan import LAYERS, write_wide_wan
 from svdq.pipeline.models.family import Family
-from svdq.pipeline.models.folder_files import DTYPES
+from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.models.wan.family import FAMILY as WAN
 

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from PIL.Image import Image
 
-from svdq.pipeline.models.components import acceptable
-from svdq.pipeline.models.families import layout_of
-from svdq.pipeline.models.folder_files import is_half, loaded_files
+from svdq.pipeline.models.components import name_of
+from svdq.pipeline.models.families import family_of
+from svdq.pipeline.models.model_folder import WEIGHTS, is_half, loaded_files
 from svdq.pipeline.models.model_names import find_folder
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import SHIFT_SETTINGS
-from svdq.pipeline.models.wan.parameters import WanParameters
 
 
 def open_diffusers(family: str, model: str, dtype: torch.dtype) -> Any:
@@ -23,8 +23,8 @@ def open_diffusers(family: str, model: str, dtype: torch.dtype) -> Any:
     from transformers import CLIPVisionModel
 
     folder = find_folder(model)
-    layout = layout_of(folder, model)
-    files = [loaded_files(folder, name, acceptable(dtype)) for name in {*layout.weighted} - layout.float32]
+    _, layout = family_of(folder, model)
+    files = [loaded_files(folder, name, WEIGHTS[name_of(dtype)]) for name in {*layout.weighted} - layout.float32]
     has_half = any(found and is_half(found[0].name) for found in files)
     arguments = {"dtype": dtype, "variant": "fp16" if has_half else None}
     if family == "svd":

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from gpu_checks.full_size import with_random_weights
+from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.wan.family import PUBLISHED
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
-from svdq.pipeline.models.wan.tiny import write_tiny_wan
 
 #: Numbers of layers to measure: two, from which the time of one layer follows.
 LAYERS = (2, 4)

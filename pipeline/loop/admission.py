@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from svdq.pipeline.failures import describe_failure
 from svdq.pipeline.loop.protocols import Monitor, Report, Request, Source
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.base import VideoModel
-from svdq.pipeline.models.device_memory import with_second_try
+from svdq.pipeline.models.failures import describe_failure, with_second_try
+from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.binding import Components, bounds_of
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import CostModel, Shape

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from svdq.pipeline.loop.protocols import Report, Sink
 from svdq.pipeline.loop.sample import Sample, sample_from
-from svdq.pipeline.models.family_parameters import parse_parameters
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.families import parse_parameters
 from svdq.pipeline.transport.links import Arrival, Sender
 from svdq.pipeline.transport.message import Kind
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: Samples that may wait, and bytes of their tensors; one sample may wait whatever its size.
 MAX_SAMPLES: Final = 8

@@ -11,8 +11,8 @@ from typing import Any, Protocol, Self
 from PIL.Image import Image
 
 from svdq.pipeline.loop.sample import Sample, sample_body
-from svdq.pipeline.models.base import Frames
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import Frames
+from svdq.pipeline.video_parameters import VideoParameters
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict, TypeAdapter
 
-from svdq.pipeline.models.base import State
-from svdq.pipeline.models.family_parameters import AnyParameters
+from svdq.pipeline.models.families import AnyParameters
+from svdq.pipeline.models.video_model import State
 
 
 @dataclass(frozen=True, kw_only=True)

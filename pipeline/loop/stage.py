@@ -18,8 +18,7 @@ from svdq.pipeline.loop.inbox import Inbox, Router
 from svdq.pipeline.loop.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
 from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.loop.work import KEEP_EVERY_S, Decoder, StepLoop, Warmup
-from svdq.pipeline.models.base import VideoModel
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.planning.costs import CostModel
 from svdq.pipeline.planning.planner import Planner
@@ -27,6 +26,7 @@ from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.links import OnLost, Receiver, Sender
 from svdq.pipeline.transport.message import Kind, Message, Work, on_host
 from svdq.pipeline.transport.topology import Links, Topology
+from svdq.pipeline.video_parameters import VideoParameters
 
 logger = logging.getLogger(__name__)
 

@@ -9,17 +9,16 @@ from functools import partial
 
 from torch import Tensor
 
-from svdq.pipeline.failures import describe_failure
 from svdq.pipeline.loop.protocols import Checkpointer, Monitor, Request
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.base import State, VideoModel, all_finite, nan_advice
-from svdq.pipeline.models.device_memory import is_out_of_memory, release_memory, with_second_try
+from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
 from svdq.pipeline.models.memory import ChunkLimits, chunk_of
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_advice
 from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.links import Sender
 from svdq.pipeline.transport.message import Kind, Message
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: Seconds of denoising after which a sample is saved between two steps, besides at every hand-over.
 KEEP_EVERY_S = 30.0

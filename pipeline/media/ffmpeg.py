@@ -1,10 +1,12 @@
-"""Finds the ffmpeg program and checks that it runs."""
+"""Finds ffmpeg, and runs it on the frames of a video. Does not import numpy or torch."""
 
+import errno
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 
-from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.errors import SampleError, UnavailableError
 
 #: How to install it.
 ADVICE = "pip install imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg"
@@ -39,3 +41,72 @@ def ffmpeg_version() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise UnavailableError(f"ffmpeg does not run ({error}); {ADVICE}.") from error
     return " ".join(done.stdout.split()[:3])
+
+
+#: Errors that keep an existing program from starting temporarily: too little memory, processes or open files.
+_SHORTAGES = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE})
+#: Conditions of the machine, not the video: found in ffmpeg's message, raised as OSError, worth a retry.
+_MACHINE_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.EFBIG,
+)
+
+
+def run_ffmpeg(
+    frames: memoryview, size: tuple[int, int], fps: int, arguments: Sequence[str], more_inputs: Sequence[str] = ()
+) -> bytes:
+    """Run ffmpeg on one thread with frames of `size` (W, H) as its first input, and return its standard output.
+
+    The frames are bytes of shape (F, H, W, 3), RGB.
+
+    Raises:
+        SampleError: ffmpeg refuses the frames, or it cannot be started.
+        OSError: a condition such as a full disk; the same call may succeed later.
+    """
+    options = ["-hide_banner", "-loglevel", "error", "-y", "-threads", "1", "-filter_threads", "1"]
+    options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{size[0]}x{size[1]}", "-framerate", f"{fps}"]
+    options += ["-i", "pipe:0", *more_inputs, "-threads", "1", *arguments]
+    with _start_ffmpeg(options) as process:
+        output, messages = process.communicate(frames)  # type: ignore[arg-type]  # takes any buffer
+    if process.returncode:
+        _raise_for(process.returncode, messages.decode(errors="replace").strip())
+    return output
+
+
+def _start_ffmpeg(arguments: list[str]) -> subprocess.Popen[bytes]:
+    try:
+        # A separate session: Ctrl-C in the terminal is for the worker, which finishes the videos in flight.
+        return subprocess.Popen(
+            [find_ffmpeg(), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except UnavailableError as error:
+        raise SampleError(str(error)) from error
+    except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
+        # Not an OSError, which would be retried without end.
+        raise SampleError(f"ffmpeg cannot be started ({error}); {ADVICE}.") from error
+
+
+def _raise_for(status: int, messages: str) -> None:
+    """Raise the exception for ffmpeg's exit status and messages."""
+    for code in _MACHINE_ERRORS:
+        if os.strerror(code) in messages:
+            raise OSError(code, f"ffmpeg could not write the video: {os.strerror(code)}")
+    if status < 0:
+        # Killed from outside, for memory or by a person; the video itself may be fine.
+        raise OSError(errno.ECANCELED, f"ffmpeg was stopped by signal {-status}")
+    last_line = messages.splitlines()[-1] if messages else f"exit status {status}"
+    raise SampleError(f"ffmpeg could not encode the video ({last_line}).")

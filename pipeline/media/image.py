@@ -25,7 +25,7 @@ from io import BytesIO
 from PIL import ExifTags, Image, ImageChops, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from svdq.pipeline.errors import SampleError, reason_of
-from svdq.pipeline.parameters import Fit
+from svdq.pipeline.video_parameters import Fit
 
 logger = logging.getLogger(__name__)
 

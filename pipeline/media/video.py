@@ -7,6 +7,7 @@ one thread, which leaves the cores to the other ranks. The same frames give the 
 import re
 import struct
 import tempfile
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, PngImagePlugin
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.media.pipe import run_ffmpeg
-from svdq.pipeline.parameters import Format
+from svdq.pipeline.media.ffmpeg import run_ffmpeg
+from svdq.pipeline.video_parameters import Format
 
 #: Largest rate of a GIF: browsers show frames with less than two hundredths of a second for a tenth of a second.
 GIF_MAX_FPS = 50
@@ -54,6 +55,12 @@ def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int,
             _write_png(frames, path, comment)
 
 
+def _run_ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: Sequence[str], inputs: Sequence[str] = ()) -> bytes:
+    _, height, width, _ = frames.shape
+    # As a view: a copy of all frames would hold the GIL for milliseconds.
+    return run_ffmpeg(np.ascontiguousarray(frames).reshape(-1).data, (width, height), fps, arguments, inputs)
+
+
 def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
     # The RGB to YUV matrix is set in the conversion and in the file: otherwise players guess it from the size.
     filters = [
@@ -70,7 +77,7 @@ def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
         metadata.write(f";FFMETADATA1\ncomment={escaped}")
         metadata.flush()
         inputs = ["-f", "ffmetadata", "-i", f"file:{metadata.name}"]
-        run_ffmpeg(frames, fps, [*arguments, "-movflags", "+faststart", "-f", "mp4", f"file:{path}"], inputs)
+        _run_ffmpeg(frames, fps, [*arguments, "-movflags", "+faststart", "-f", "mp4", f"file:{path}"], inputs)
 
 
 def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
@@ -79,7 +86,7 @@ def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
         "split[a][b];[a]palettegen=stats_mode=full[p];[b][p]paletteuse=dither=bayer:bayer_scale=4:diff_mode=rectangle"
     )
     arguments = ["-filter_complex", palette, "-fflags", "+bitexact", "-loop", "0", "-f", "gif", "pipe:1"]
-    path.write_bytes(with_gif_comment(run_ffmpeg(frames, min(fps, GIF_MAX_FPS), arguments), comment))
+    path.write_bytes(with_gif_comment(_run_ffmpeg(frames, min(fps, GIF_MAX_FPS), arguments), comment))
 
 
 def with_gif_comment(data: bytes, comment: str) -> bytes:
@@ -175,7 +182,7 @@ def change_motion(
     _, height, width, _ = frames.shape
     filters = ",".join(_FILTERS).format(fps=interpolate, width=width, height=height)
     try:
-        run_ffmpeg(
+        _run_ffmpeg(
             frames[order + ahead], fps, ["-vf", filters, "-frames:v", str(num_frames), "-f", "rawvideo", f"file:{path}"]
         )
         return np.memmap(path, np.uint8, "r", shape=(num_frames, *frames.shape[1:]))

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.compute_options import ComputeOptions, quantization
-from svdq.pipeline.models.folder_check import Layout, class_in
-from svdq.pipeline.models.folder_files import WEIGHTS, is_half, loaded_files, read_json, stored_shapes
-from svdq.pipeline.models.load_errors import in_a_sentence
+from svdq.pipeline.models.failures import in_a_sentence
+from svdq.pipeline.models.family import FolderLayout
+from svdq.pipeline.models.model_folder import WEIGHTS, class_in, is_half, loaded_files, read_json, stored_shapes
+from svdq.pipeline.models.video_model import Role
 
 
 @dataclass(frozen=True, kw_only=True)
-class Components:
+class ComponentLoader:
     """The components of a resolved model's folder that a role needs."""
 
     #: The folder.
     path: Path
     #: The name of the model, for messages.
     name: str
-    layout: Layout
+    layout: FolderLayout
     role: Role
     #: Of the weights, where a component or a layer is not kept in float32.
     dtype: torch.dtype
@@ -151,7 +151,7 @@ class Components:
 
     def _files(self, component: str) -> list[Path]:
         """Return the weights files that are loaded."""
-        return loaded_files(self.path, component, acceptable(self.dtype_of(component)))
+        return loaded_files(self.path, component, WEIGHTS[name_of(self.dtype_of(component))])
 
     def _load(self, component: str, device: torch.device, quantized: Any) -> Any:
         """Load one component that has weights.
@@ -181,11 +181,6 @@ class Components:
                 "get the model again, or one whose files belong to its config."
             )
         return model
-
-
-def acceptable(dtype: torch.dtype) -> tuple[bool, ...]:
-    """Return the weights that suit a dtype, the best first: True for half precision, False for full."""
-    return WEIGHTS[name_of(dtype)]
 
 
 def name_of(dtype: torch.dtype) -> str:

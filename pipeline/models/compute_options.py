@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from svdq.pipeline.errors import InputError
-from svdq.pipeline.installed import how_to_install
-from svdq.pipeline.models.folder_files import DTYPES
+from svdq.pipeline.errors import InputError, how_to_install
+from svdq.pipeline.models.model_folder import DTYPES
 
 if TYPE_CHECKING:
     import torch

@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.families import layout_of
-from svdq.pipeline.models.folder_files import loaded_files, read_json, weight_files, writing
+from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.memory import size_text
+from svdq.pipeline.models.model_folder import loaded_files, read_json, weight_files, writing
 from svdq.pipeline.models.resolved_model import ResolvedModel
 
 #: Bytes of weights in a file of the copy, and so about the memory that writing it takes.
@@ -63,9 +63,9 @@ def convert(
         InputError: the original has no weights, the target exists, or its disk has no room.
     """
     name, source = model.name, model.folder
-    if source is None:
+    if source is None or model.family is None or model.layout is None:
         raise InputError(f"The model {name} has no weights to convert; name the folder or hub id of a model.")
-    layout = layout_of(source, name)
+    layout = family_named(model.family).layouts[model.layout]
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists; name a folder that does not exist yet.")
     classes = read_json(source, "model_index.json", name)

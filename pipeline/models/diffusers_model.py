@@ -3,7 +3,8 @@
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -12,22 +13,64 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, all_finite, check_tensor, nan_advice
-from svdq.pipeline.models.components import Components, name_of
+from svdq.pipeline.models.components import ComponentLoader, name_of
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, apply, stored_parts, weight_bytes
-from svdq.pipeline.models.device_memory import MemoryMeter
+from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import Family
-from svdq.pipeline.models.folder_files import is_untrained
-from svdq.pipeline.models.load_errors import in_a_sentence
-from svdq.pipeline.models.memory import shape_for
+from svdq.pipeline.models.memory import ACTIVITIES, Activity, Shape, shape_for
+from svdq.pipeline.models.model_folder import is_untrained
 from svdq.pipeline.models.resolved_model import ResolvedModel
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, all_finite, check_tensor, nan_advice
 from svdq.pipeline.planning.binding import Segment
+from svdq.pipeline.video_parameters import VideoParameters
 
 logger = logging.getLogger(__name__)
 
 #: The shape of a tensor, with None for a side of any length, and torch's name of its dtype, or None for any float.
 TensorType = tuple[tuple[int | None, ...], str | None]
+
+
+class MemoryMeter:
+    """Measures encode, step and decode once for each shape on a GPU, and nothing on a CPU. Use it from one thread.
+
+    It counts the bytes that PyTorch's allocator reserves, since other processes cannot use fragmented or cached blocks.
+    CPUs have no such counter: Linux reports the peak of all resident memory, including the mapped files of weights.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._measured: dict[tuple[str, Shape], int] = {}
+
+    def begin(self, activity: Activity, shape: Shape) -> Callable[[], None]:
+        """Start a measurement of `shape_for`'s shape; return a function to call at a successful end.
+
+        Known shapes are not measured again.
+        """
+        if self._device.type != "cuda" or (activity, shape) in self._measured:
+            return lambda: None
+        torch.cuda.empty_cache()  # blocks cached by an earlier activity would hide the memory of this one
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_reserved(self._device)
+
+        def end() -> None:
+            self._measured[activity, shape] = torch.cuda.max_memory_reserved(self._device) - before
+
+        return end
+
+    @contextmanager
+    def measuring(self, activity: Activity, shape: Shape) -> Iterator[None]:
+        """Measure a block; see `begin`."""
+        end = self.begin(activity, shape)
+        yield
+        end()
+
+    def measured(self, parameters: VideoParameters) -> Mapping[str, int]:
+        """Return the measured bytes of each activity for a shape of video, besides weights."""
+        return {
+            activity: self._measured[what]
+            for activity in ACTIVITIES
+            if (what := (activity, shape_for(activity, parameters))) in self._measured
+        }
 
 
 class DiffusersModel(VideoModel):
@@ -52,7 +95,7 @@ class DiffusersModel(VideoModel):
         assert model.layout is not None
         started = time.perf_counter()
         name, layout = model.name, self.family.layouts[model.layout]
-        found = Components(path=model.folder, name=name, layout=layout, role=role, dtype=dtype)
+        found = ComponentLoader(path=model.folder, name=name, layout=layout, role=role, dtype=dtype)
         self._facts = model.facts
         self._role = role
         self._device = device

@@ -1,18 +1,26 @@
-"""The families of models, by name and by the pipeline that a folder's model_index.json names. Does not import torch."""
+"""The families of models, by name, by parameters and by model folder. Does not import torch."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import PlainValidator, SerializeAsAny
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family import Family
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
-from svdq.pipeline.models.folder_check import Layout, pipeline_of
+from svdq.pipeline.models.family import Family, FolderLayout
+from svdq.pipeline.models.model_folder import pipeline_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.models.wan.family import FAMILY as WAN
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.video_parameters import VideoParameters
 
-#: All families; `family_parameters.py` has those of each by its name.
+_Class = TypeVar("_Class")
+
 FAMILIES: tuple[Family, ...] = (SVD, WAN)
+#: The family of parameters that name none.
+DEFAULT_FAMILY = SVD.name
+#: The parameters of each family, by its name.
+PARAMETERS: Mapping[str, type[VideoParameters]] = {family.name: family.parameters for family in FAMILIES}
 
 
 def family_named(name: str) -> Family:
@@ -25,8 +33,8 @@ def family_for(parameters: VideoParameters) -> Family:
     return next(family for family in FAMILIES if isinstance(parameters, family.parameters))
 
 
-def family_of(folder: Path, name: str) -> Family:
-    """Return the family of a model folder.
+def family_of(folder: Path, name: str) -> tuple[Family, FolderLayout]:
+    """Return the family of a model folder, and its kind of folder.
 
     Raises:
         InputError: the folder has no readable model_index.json, or it names no pipeline that svdq runs.
@@ -34,25 +42,37 @@ def family_of(folder: Path, name: str) -> Family:
     pipeline = pipeline_of(folder, name)
     for family in FAMILIES:
         if pipeline in family.layouts:
-            return family
-    raise InputError(f"The model {name} is a {pipeline}; {needed_pipelines()}.")
-
-
-def layout_of(folder: Path, name: str) -> Layout:
-    """Return the layout of a model folder.
-
-    Raises:
-        InputError: the folder has no readable model_index.json, or it names no pipeline that svdq runs.
-    """
-    return family_of(folder, name).layouts[pipeline_of(folder, name)]
-
-
-def needed_pipelines() -> str:
-    """Return a clause with the pipelines that svdq runs."""
+            return family, family.layouts[pipeline]
     layouts = [layout for family in FAMILIES for layout in family.layouts.values()]
-    return "svdq needs a " + " or ".join(f"{layout.pipeline} such as {layout.example}" for layout in layouts)
+    needed = " or ".join(f"{layout.pipeline} such as {layout.example}" for layout in layouts)
+    raise InputError(f"The model {name} is a {pipeline}; svdq needs a {needed}.")
 
 
 def parameters_of(model: ResolvedModel) -> type[VideoParameters]:
     """Return the parameters of a model's videos; SVD's for a model that makes those of all families."""
     return PARAMETERS[model.family or DEFAULT_FAMILY]
+
+
+def class_for(document: object, classes: Mapping[str, type[_Class]]) -> type[_Class]:
+    """Choose from classes by family the one that a document's `family` names; without one, it is SVD's.
+
+    Raises:
+        ValueError: there is no such family.
+    """
+    family = document.get("family", DEFAULT_FAMILY) if isinstance(document, Mapping) else None
+    if not isinstance(family, str) or family not in classes:
+        raise ValueError(f"there is no family of models {family!r}; the families are {', '.join(classes)}")
+    return classes[family]
+
+
+def parse_parameters(document: object) -> VideoParameters:
+    """Make parameters from their JSON, which anyone may have written.
+
+    Raises:
+        ValueError: they are not valid (pydantic's ValidationError is one).
+    """
+    return class_for(document, PARAMETERS).model_validate(document)
+
+
+#: The parameters of any family, as a field of a pydantic model.
+AnyParameters = Annotated[SerializeAsAny[VideoParameters], PlainValidator(parse_parameters)]

@@ -1,7 +1,7 @@
-"""What svdq has to know of a model family before torch is imported: its folders, parameters and estimates.
+"""The properties of a model family that are needed before torch is imported: folders, parameters and estimates.
 
 A family is a package beside this module. Its `family.py` has the `Family`, and `families.py` lists all families. The
-model class of a family, which imports torch, implements `base.VideoModel`.
+model class of a family, which imports torch, implements `video_model.VideoModel`.
 """
 
 import importlib
@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.folder_check import Layout
-from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
+from svdq.pipeline.video_parameters import VideoParameters
 
-#: What a family has read from the configs of a folder, such as the default number of frames.
+#: Values that a family reads from the configs of a folder, such as the default number of frames.
 Facts = Mapping[str, Any]
 
 
@@ -27,20 +26,46 @@ def imported(target: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FolderLayout:
+    """The folder of a model family: a pipeline as diffusers' save_pretrained writes it."""
+
+    #: The class of the pipeline.
+    pipeline: str
+    #: A hub id of the family, for messages.
+    example: str
+    #: The components and the classes that each may have; svdq loads the first.
+    components: Mapping[str, tuple[str, ...]]
+    #: Those of the components that a model may lack; the index then names no class for them.
+    optional: frozenset[str] = frozenset()
+    #: The components that denoise.
+    denoisers: frozenset[str]
+    #: Components that are loaded in float32 whatever the dtype.
+    float32: frozenset[str] = frozenset()
+    #: Entries of the index that are arguments of the pipeline.
+    settings: tuple[str, ...] = ()
+    #: The components that have weights.
+    weighted: tuple[str, ...]
+
+    def dtype_of(self, component: str, dtype: str) -> str:
+        """Return torch's name of the dtype that a component is loaded in."""
+        return "float32" if component in self.float32 else dtype
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
-    """A model family, without torch."""
+    """A model family, without torch. The targets `module:attribute` are imported on demand."""
 
     #: Value of `VideoParameters.family`, and the name of the package.
     name: str
     #: The parameters of its videos.
     parameters: type[VideoParameters]
     #: Its kinds of folders, by the pipeline class in model_index.json.
-    layouts: Mapping[str, Layout]
-    #: Module and class of its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`; imported on demand.
+    layouts: Mapping[str, FolderLayout]
+    #: Target: its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`.
     model: str
-    #: Module and function that writes its untrained model into a folder; imported on demand.
+    #: Target: the function that writes its untrained model into a folder.
     tiny: str
-    #: Module and function that returns the segments of parameters, from these and facts; imported on demand.
+    #: Target: the function that returns the segments of parameters, from these and facts.
     find_segments: str
     #: Tensors of a state that are what the encoders compute, to compare dtypes by; the others are drawn.
     encoded: tuple[str, ...]
@@ -50,7 +75,7 @@ class Family:
     published_as: str
     #: The facts of its published model, which count if no folder is known.
     published: Facts
-    #: Reads the facts of a checked folder; the name is for messages.
+    #: Reads the facts of a folder; the name is for messages. Raises InputError if svdq cannot run such a model.
     read_facts: Callable[[Path, str], Facts]
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.
     complete: Callable[[VideoParameters, Facts], VideoParameters]

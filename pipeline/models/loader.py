@@ -3,12 +3,11 @@
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Role, VideoModel
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, dtype_of
-from svdq.pipeline.models.families import family_named
+from svdq.pipeline.models.families import DEFAULT_FAMILY, family_named
 from svdq.pipeline.models.family import imported
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
 from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.pipeline.models.video_model import Role, VideoModel
 
 
 def dtype_for(model: ResolvedModel, device: torch.device, options: ComputeOptions = DEFAULTS) -> torch.dtype:
@@ -32,7 +31,7 @@ def open_model(
     """
     # Imported on demand: diffusers takes seconds, and a preview or simulated group does not need it.
     if model.family is not None:
-        from svdq.pipeline.models.load_errors import in_a_sentence
+        from svdq.pipeline.models.failures import in_a_sentence
 
         with in_a_sentence(f"The model {model.name}", device):
             opened: VideoModel = imported(family_named(model.family).model)(model, role, device, dtype, options)

@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: Activities that are estimated and measured separately.
 Activity = Literal["encode", "step", "decode"]

@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, check_tensor
 from svdq.pipeline.models.families import family_for
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, check_tensor
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: Side of the square of pixels that becomes the channels of one latent position, as the VAE's 8x downsampling.
 BLOCK = 8

@@ -33,14 +33,6 @@ class Timings(BaseModel):
     segments: Annotated[tuple[int, int], BeforeValidator(_parsed)] | None = None
     #: Factor by which this rank's steps are slower than `step_ms`.
     slowdown: float = Field(1.0, gt=0)
-    #: For fault tests: a video with this seed kills its process in its fourth step, or in its last if it has fewer.
-    kill_seed: int | None = None
-    #: For fault tests: a video with this seed hangs in that step.
-    hang_seed: int | None = None
-    #: For fault tests: decoding more frames than this at a time runs out of memory.
-    decodable_frames: int | None = Field(None, ge=1)
-    #: For fault tests: the latents of a video with this seed become NaN.
-    nan_seed: int | None = None
 
 
 class ResolvedModel(BaseModel):

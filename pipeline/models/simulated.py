@@ -1,15 +1,11 @@
-"""A model whose compute is a sleep, like a GPU's compute as seen by the host. For `svdq bench` and fault tests.
+"""A model whose compute is a sleep, like a GPU's compute as seen by the host. For `svdq bench` and tests.
 
 Each step transforms the latents by a function that neither commutes nor repeats, and the decode checks the result: a
 sample fails if it missed a step, repeated one, did them out of order, or got another sample's latents.
 """
 
 import ctypes
-import math
-import os
-import signal
 import sys
-import threading
 import time
 
 import numpy as np
@@ -18,12 +14,12 @@ from PIL.Image import Image
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, check_tensor
 from svdq.pipeline.models.families import family_for
 from svdq.pipeline.models.resolved_model import Timings
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, check_tensor
 from svdq.pipeline.planning.binding import Segment, split_steps
 from svdq.pipeline.planning.costs import CostPrior
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: Of Stable Video Diffusion without -xt.
 DEFAULT_FRAMES = 14
@@ -32,8 +28,6 @@ NOTICE = "simulated (no pictures: its compute is a sleep)"
 _MODULUS = 2039
 #: From <linux/prctl.h>; in nanoseconds.
 _PR_SET_TIMERSLACK = 29
-#: The step in which `kill_seed` kills and `hang_seed` hangs: late enough for other videos to be in flight behind it.
-KILL_STEP = 3
 
 
 class SimulatedModel(VideoModel):
@@ -55,10 +49,6 @@ class SimulatedModel(VideoModel):
         )
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0
-        #: The step in which the present sample kills the process or hangs, and whether its latents become NaN.
-        self._kill_step: int | None = None
-        self._hang_step: int | None = None
-        self._is_nan = False
         #: The segments of the present sample that this rank does not have.
         self._missing: list[Segment] = []
         #: The latents of the present sample, flat on the host, and their first element.
@@ -101,8 +91,6 @@ class SimulatedModel(VideoModel):
         """Sleep for `warm_ms`."""
         self._start_clock()
         self._sleep(self._timings.warm_ms)
-        if self._role.decode:
-            self._check_memory(parameters.decode_chunk_size or parameters.num_frames)
 
     def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
         """Sleep, and number the latents by the seed; (1, F, 4, H/8, W/8), float16. The photo is ignored."""
@@ -115,15 +103,11 @@ class SimulatedModel(VideoModel):
     def denoiser(self, state: State, parameters: VideoParameters) -> "SimulatedModel":
         """Return this model: it keeps no state of a sample."""
         self._start_clock()
-        late = min(KILL_STEP, parameters.steps - 1)
-        self._kill_step = late if parameters.seed == self._timings.kill_seed else None
-        self._hang_step = late if parameters.seed == self._timings.hang_seed else None
-        self._is_nan = parameters.seed == self._timings.nan_seed
         self._missing = [each for each in self.segments(parameters) if not self._role.has(each.component)]
         # numpy sets one element ten times faster than torch, which keeps the host's share of a simulated step small.
         self._latents = state["latents"]
         self._flat = self._latents.cpu().numpy().reshape(-1)
-        self._number = 0 if self._is_nan else int(self._flat[0])
+        self._number = int(self._flat[0])
         return self
 
     def step(self, state: State, index: int) -> dict[str, Tensor]:
@@ -134,12 +118,8 @@ class SimulatedModel(VideoModel):
         """
         if any(each.start <= index < each.stop for each in self._missing):
             raise SampleError(f"Step {index} came to a rank that does not have its simulated expert.")
-        if index == self._kill_step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if index == self._hang_step:
-            threading.Event().wait()
         self._number = _moved(self._number, index)
-        self._flat[0] = math.nan if self._is_nan else self._number
+        self._flat[0] = self._number
         if not self._latents.is_cpu:
             self._latents.view(-1)[0] = float(self._flat[0])  # otherwise both are the same memory
         self._sleep(self._timings.step_ms * self._timings.slowdown)
@@ -148,7 +128,6 @@ class SimulatedModel(VideoModel):
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Sleep, and check that every step was done once and in order; return gray frames (F, H, W, 3)."""
         self._start_clock()
-        self._check_memory(decode_chunk_size)
         first = parameters.seed % _MODULUS
         for index in range(parameters.steps):
             first = _moved(first, index)
@@ -161,10 +140,6 @@ class SimulatedModel(VideoModel):
         self._sleep(self._timings.decode_ms)
         shape = (parameters.num_frames, parameters.height, parameters.width, 3)
         return torch.tensor(parameters.seed % 256, dtype=torch.uint8).expand(shape)
-
-    def _check_memory(self, decode_chunk_size: int) -> None:
-        if decode_chunk_size > (self._timings.decodable_frames or decode_chunk_size):
-            raise torch.OutOfMemoryError("CUDA out of memory, as the model's name asks for.")
 
     @staticmethod
     def _shape(parameters: VideoParameters) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: Number of measurements per estimate: enough to ignore outliers, few enough to follow a change.
 WINDOW = 15

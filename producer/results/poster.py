@@ -9,7 +9,7 @@ from PIL import Image
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.ffmpeg import find_ffmpeg
 from svdq.pipeline.media.image import draft, open_photo, pillow_without_limits, prepare_photo, upright_srgb
-from svdq.pipeline.parameters import Fit
+from svdq.pipeline.video_parameters import Fit
 from svdq.producer.threads import DECODED, MAX_DECODED_BYTES
 
 #: Longest side of a poster in pixels.

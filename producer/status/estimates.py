@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rq.job import JobStatus
 
-from svdq.pipeline.models.family_parameters import PARAMETERS, class_for
+from svdq.pipeline.models.families import PARAMETERS, class_for
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer.status.job_view import JobView

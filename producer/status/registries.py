@@ -15,7 +15,7 @@ from rq.job import Job
 from rq.registry import BaseRegistry
 from rq.worker import Worker
 
-from svdq.pipeline.models.family_parameters import PARAMETERS
+from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer import keys
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import SvdqQueue, queues

@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from svdq.pipeline.errors import InputError
-from svdq.pipeline.installed import how_to_install
+from svdq.pipeline.errors import InputError, how_to_install
 from svdq.producer.files import temporary_name
 from svdq.producer.storage.local import TEMPORARY, Entry
 from svdq.producer.text import as_utc

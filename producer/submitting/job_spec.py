@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
-from svdq.pipeline.parameters import MAX_SIDE
+from svdq.pipeline.models.families import DEFAULT_FAMILY
+from svdq.pipeline.video_parameters import MAX_SIDE
 from svdq.producer.job import JOBS, MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name
 from svdq.producer.queue import check_priority
 from svdq.producer.submitting.parameters import (

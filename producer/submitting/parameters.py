@@ -15,7 +15,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
+from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 
 #: Number of bits of random seeds: short enough to type again.

@@ -17,7 +17,7 @@ from PIL import UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.media.image import EXTENSIONS, draft, is_turned, open_photo, pillow_without_limits
-from svdq.pipeline.parameters import MAX_SIDE
+from svdq.pipeline.video_parameters import MAX_SIDE
 from svdq.producer.files import open_regular
 from svdq.producer.job import Job
 from svdq.producer.threads import DECODED, MAX_DECODED_BYTES, NUM_CORES, Budget, ordered_map

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.wan.parameters import MAX_PROMPT
+from svdq.pipeline.models.wan.family import MAX_PROMPT
 from svdq.producer.files import open_regular
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_flag

@@ -13,7 +13,7 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
+from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.embedded_redis import running_url
 from svdq.producer.files import make_home

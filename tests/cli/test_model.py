@@ -133,7 +133,7 @@ def test_the_other_weights_and_another_revision(pull: Pull, hub: Hub, tmp_path: 
     assert UNET not in fetched(tmp_path)
     resolve(name, on_gpus=True)
     # Seen before any rank starts: processors need the full weights.
-    with pytest.raises(InputError, match=f"half precision weights only.* `svdq model pull {name} --variant full`"):
+    with pytest.raises(InputError, match=r"half precision weights only.* `--variant full`"):
         resolve(name, on_gpus=False)
     with pytest.raises(InputError, match="not on this machine"):
         resolve(NAME)
@@ -148,10 +148,8 @@ def test_the_other_weights_and_another_revision(pull: Pull, hub: Hub, tmp_path: 
 @pytest.mark.parametrize(
     ("refusal", "token", "words"),
     [
-        ((401, "GatedRepo"), "", ("accepted its license (401)", "set HF_TOKEN")),
-        ((403, "GatedRepo"), "hf_wrong", ("account of your token (403)", "accept the license")),
-        ((403, ""), "hf_wrong", ("account of your token (403)", "accept the license")),
-        ((401, ""), "", ("accepted its license (401)", "set HF_TOKEN")),
+        ((401, "GatedRepo"), "", "without a token (401): accept its license at"),
+        ((403, ""), "hf_wrong", "with your token (403): accept its license at"),
     ],
 )
 def test_a_licence_that_is_not_accepted(
@@ -161,7 +159,7 @@ def test_a_licence_that_is_not_accepted(
     monkeypatch: pytest.MonkeyPatch,
     refusal: tuple[int, str],
     token: str,
-    words: tuple[str, ...],
+    words: str,
 ) -> None:
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     hub.refuse, hub.token = refusal, "hf_right"
@@ -169,7 +167,7 @@ def test_a_licence_that_is_not_accepted(
         monkeypatch.setenv("HF_TOKEN", token)
     done = pull(NAME)
     assert done.exit_code == 2
-    assert all(word in done.sentence for word in words), done.stderr
+    assert words in done.sentence
     assert f"{hub.url}/{NAME}" in done.sentence
     assert "hf_wrong" not in done.stderr + done.stdout
     assert fetched(tmp_path) == set()
@@ -179,7 +177,7 @@ def test_a_licence_that_is_not_accepted(
 
 def test_no_such_model_and_no_hub(pull: Pull, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     done = pull("someone/else")
-    assert (done.exit_code, "has no model someone/else (404)" in done.sentence) == (2, True)
+    assert (done.exit_code, "has no model someone/else, or lacks a file (404)" in done.sentence) == (2, True)
     done = pull("nonsense")
     assert (done.exit_code, "is not a hub id" in done.sentence) == (2, True)
     done = pull(f"{NAME}@v1", "--revision", "v2")

@@ -11,8 +11,8 @@ from PIL import Image
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.wan.family import WanParameters
 from svdq.producer.job_control import retry
 from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
 from svdq.producer.settings import Settings

@@ -6,9 +6,9 @@ import pytest
 import torch
 from gpu_checks import full_size
 
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
+from svdq.pipeline.models.video_model import Role
 
 
 def test_components_have_the_published_numbers_of_parameters() -> None:

@@ -30,6 +30,13 @@ from tests.waiting import PATIENCE_S, NeverCameError, wait_until
 
 #: Folder on the PYTHONPATH of workers into whose ranks faults are put.
 INJECTION = Path(__file__).parent / "injection"
+
+
+def faults_by_seed(seeds: str) -> dict[str, str]:
+    """Return the environment of ranks in which videos of some seeds do harm, such as `kill=13,nan=5`."""
+    return {"PYTHONPATH": str(INJECTION), "FAULTS_AT": "seeds", "FAULTS_SEEDS": seeds}
+
+
 #: The photo of most jobs; the simulated model does not look at it.
 PHOTO = "photo.jpg"
 

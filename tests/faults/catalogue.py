@@ -42,7 +42,7 @@ CAMPAIGNS = {
     "redis-embedded": Campaign(run=redis_away.redis_embedded),
     "redis-pause": Campaign(run=redis_away.redis_pause),
     "redis-gone": Campaign(run=redis_away.redis_gone),
-    "mixed": Campaign(run=mixed.mixed, model=mixed.MODEL),
+    "mixed": Campaign(run=mixed.mixed, model="simulated:step_ms=50"),
     "storage-full": Campaign(run=storage.storage_full, own_disk=True),
     "storage-slow": Campaign(run=storage.storage_slow, num_jobs=20, model=QUICK),
     "two-groups": Campaign(run=groups.two_groups, ranks=2),

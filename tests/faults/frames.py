@@ -9,10 +9,10 @@ import torch
 from PIL import Image, ImageSequence
 
 from svdq.pipeline.media.video import write_video
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.resolved_model import Timings
 from svdq.pipeline.models.simulated import SimulatedModel
-from svdq.pipeline.parameters import Format
+from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.video_parameters import Format
 from svdq.producer.job import Job
 
 

@@ -12,8 +12,8 @@ import torch
 from svdq.pipeline.loop.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
 from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.loop.stage import Stage
-from svdq.pipeline.models.base import Frames, ModelInfo, State, VideoModel
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import Frames, ModelInfo, State, VideoModel
 from svdq.pipeline.planning.binding import Components, Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.planning.planner import Assignment, Planner

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.planner import Assignment, Planner
 from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request
 

@@ -14,10 +14,10 @@ import torch
 from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
-from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import Frames, Role
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.topology import Links, Topology

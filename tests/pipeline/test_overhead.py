@@ -14,10 +14,10 @@ from gpu_checks.references import call_diffusers
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
+from svdq.pipeline.models.video_model import Role
 from tests.pipeline.fakes import Alone, request
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import preview
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.tiny import SVD_SCHEDULER
+from svdq.pipeline.models.video_model import Role
 
 ALL = Role.of_rank(0)
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def test_direction_comes_from_the_seed():
 def test_sigmas_are_those_of_diffusers(steps):
     from diffusers import EulerDiscreteScheduler
 
-    scheduler = EulerDiscreteScheduler(**SCHEDULER_CONFIG)
+    scheduler = EulerDiscreteScheduler(**SVD_SCHEDULER)
     scheduler.set_timesteps(steps)
     assert preview.sigmas(steps) == scheduler.sigmas.tolist()
 
@@ -115,7 +115,7 @@ def test_steps_are_those_of_diffusers_scheduler_with_a_perfect_v(model, photo):
     from diffusers import EulerDiscreteScheduler
 
     values = parameters(steps=9)
-    scheduler = EulerDiscreteScheduler(**SCHEDULER_CONFIG)
+    scheduler = EulerDiscreteScheduler(**SVD_SCHEDULER)
     scheduler.set_timesteps(values.steps)
     tensors = model.encode(photo, values)
     denoiser = model.denoiser(tensors, values)

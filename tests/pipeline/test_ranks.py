@@ -8,10 +8,10 @@ import torch
 from gpu_checks import compare
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import Role
 from svdq.worker.bench.loop_runs import Workload, run_loop
 
 pytestmark = pytest.mark.slow

@@ -8,11 +8,11 @@ import torch
 from gpu_checks.references import call_diffusers, open_diffusers
 from PIL import Image
 
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.wan.family import WanParameters
 
 SHAPE = {"seed": 3, "frames": 5, "steps": 1, "width": 64, "height": 64}
 

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.diffusers_model import to_uint8
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.video_model import Role
 
 CPU = torch.device("cpu")
 #: Guidance on, off, and both scales high.
@@ -267,7 +267,7 @@ def edit_weights(folder, change):
         (lambda folder: (folder / "model_index.json").write_text("[]"), "not a JSON object"),
         (lambda folder: (folder / "model_index.json").unlink(), "no readable"),
         (lambda folder: (folder / "unet" / "config.json").write_text("{"), "no readable unet/config.json"),
-        (lambda folder: next((folder / "unet").glob("*.safetensors")).write_bytes(b"x" * 99), "header is corrupt"),
+        (lambda folder: next((folder / "unet").glob("*.safetensors")).write_bytes(b"x" * 99), "no safetensors file"),
         (lambda folder: next((folder / "unet").glob("*.safetensors")).unlink(), "has no weights"),
         (lambda folder: edit_weights(folder, lambda weights: weights.pop("conv_out.bias")), "lacks 1 of its weights"),
         (lambda folder: edit_weights(folder, lambda weights: weights.update(more=torch.ones(1))), None),

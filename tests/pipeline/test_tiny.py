@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from svdq.cli.main import cli
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.folder_files import UNTRAINED, is_untrained
-from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG, write_tiny_model
+from svdq.pipeline.models.model_folder import UNTRAINED, is_untrained
+from svdq.pipeline.models.tiny import SVD_SCHEDULER, write_tiny_model
 from tests.full_disk import files_of_at_most
 
 
@@ -44,7 +44,7 @@ def test_the_classes_and_settings_of_svd(tiny_model):
         "vae": "AutoencoderKLTemporalDecoder",
     }
     scheduler = json.loads((tiny_model / "scheduler" / "scheduler_config.json").read_text())
-    assert {name: scheduler[name] for name in SCHEDULER_CONFIG} == SCHEDULER_CONFIG
+    assert {name: scheduler[name] for name in SVD_SCHEDULER} == SVD_SCHEDULER
     unet = json.loads((tiny_model / "unet" / "config.json").read_text())
     assert (unet["block_out_channels"], unet["num_frames"]) == ([32, 64], 14)
     assert len(json.loads((tiny_model / "vae" / "config.json").read_text())["block_out_channels"]) == 4

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
-from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.planning.binding import Components, bounds_of
 from svdq.pipeline.planning.planner import Assignment, Planner
 from svdq.worker.checkpoint.store import Codec

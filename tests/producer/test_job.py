@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.wan.family import WanParameters
 from svdq.producer.job import Job, SvdJob, WanJob, parse_job
 
 sides = st.integers(1, 64).map(lambda n: n * 64)

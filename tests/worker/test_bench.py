@@ -17,6 +17,7 @@ import torch
 from svdq.cli import main
 from svdq.pipeline.errors import InputError
 from svdq.worker.bench.measure import BenchReport, write_results
+from tests.faults.arena import faults_by_seed
 from tests.waiting import PATIENCE_S, wait_until
 
 QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "--samples", "40"]
@@ -135,7 +136,8 @@ def test_a_truncated_model_is_wrong_input(capsys, tiny_model: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_one_sentence(svdq) -> None:
     """As by the kernel, when memory runs out."""
-    result = svdq("bench", "--model", "simulated:step_ms=2,kill_seed=1", "--ranks", "2", *QUICK)
+    faults = faults_by_seed("kill=1") | {"RANK": "0"}  # which says that a process is a rank
+    result = svdq("bench", "--model", "simulated:step_ms=2", "--ranks", "2", *QUICK, **faults)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert re.search(r"^Error: Rank \d was ended by SIGKILL; ", result.stderr, re.MULTILINE)

@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 
 from svdq.pipeline.loop.sample import Resumption, Sample
-from svdq.pipeline.models.base import State, check_tensor
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import State, check_tensor
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint import checkpoints as checkpoints_module
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed

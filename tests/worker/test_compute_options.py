@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, ComputeOptions
-from svdq.pipeline.models.folder_files import DTYPES
+from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.settings_loader import load_settings
 from svdq.worker import run_folder
@@ -146,7 +146,7 @@ def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(house) -> 
 @pytest.mark.long
 def test_a_video_says_how_it_was_computed(house) -> None:
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
-    from svdq.pipeline.models.svd.tiny import write_tiny_model
+    from svdq.pipeline.models.tiny import write_tiny_model
 
     model = house.folder / "tiny"
     write_tiny_model(model)

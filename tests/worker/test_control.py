@@ -14,6 +14,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.queue import scripts
 from svdq.worker.queue.group_worker import GroupWorker
 from tests.conftest import Cli
+from tests.faults.arena import faults_by_seed
 
 SIMULATED = "simulated:step_ms=50"
 
@@ -261,7 +262,7 @@ def test_a_finished_video_stays_until_another_one_replaces_it(house, until) -> N
 
 @pytest.mark.long
 def test_three_jobs_that_fail_alike_pause_intake(house, until) -> None:
-    group = house.start(1, model="simulated:step_ms=20,nan_seed=5")
+    group = house.start(1, model="simulated:step_ms=20", **faults_by_seed("nan=5"))
     jobs = [house.submit(steps=6, seed=5) for _ in range(3)]
     house.wait(jobs)
     until(lambda: "INTAKE IS PAUSED" in group.text, lambda: group.text)

@@ -3,11 +3,10 @@
 import pytest
 
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.models.svd.family import FAMILY
-from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
+from svdq.pipeline.models.video_model import ModelInfo
+from svdq.pipeline.models.wan.family import WanParameters
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.job import Job, SvdJob, WanJob
 from svdq.worker.health.progress import meta_of
 from svdq.worker.output.writer import notice_for

@@ -15,8 +15,8 @@ from PIL import Image
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.protocols import Report, Request
 from svdq.pipeline.loop.sample import Resumption, Sample
-from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import ModelInfo
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer import job_control, keys
 from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.queue import fetch, read_job, server_url

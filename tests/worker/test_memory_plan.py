@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.protocols import Report
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.family import Family
-from svdq.pipeline.models.svd.family import FAMILY
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
+from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.trace import Tracer
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import server_url

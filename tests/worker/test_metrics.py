@@ -25,7 +25,7 @@ from redis.retry import Retry
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer import keys
 from svdq.producer.job import SvdJob

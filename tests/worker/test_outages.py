@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import ModelInfo
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.job import Job, SvdJob, WanJob
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages

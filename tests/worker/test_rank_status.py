@@ -11,7 +11,7 @@ import redis
 import torch
 
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer.job import SvdJob

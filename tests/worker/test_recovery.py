@@ -12,7 +12,7 @@ import psutil
 import pytest
 import redis
 
-from svdq.pipeline.models.svd.tiny import write_tiny_model
+from svdq.pipeline.models.tiny import write_tiny_model
 from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.job_control import cancel
@@ -22,6 +22,7 @@ from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import CrashCount, CrashSuspect, Phase, count_crash, must_run_alone, read_count
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import POPPED_S, SILENT_S, Recovery
+from tests.faults.arena import faults_by_seed
 from tests.queued import enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -421,7 +422,7 @@ def test_after_a_kill_of_everything_the_next_group_goes_on_at_once(house, until)
 
 @pytest.mark.slow
 def test_a_poison_job_is_set_aside_and_its_neighbours_finish(house, until) -> None:
-    group = house.start(2, model="simulated:step_ms=20,kill_seed=13")
+    group = house.start(2, model="simulated:step_ms=20", **faults_by_seed("kill=13"))
     jobs = [house.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
     views = house.wait(jobs)
     assert [view.status for view in views] == ["finished", "finished", "failed", "finished", "finished"]
@@ -433,7 +434,7 @@ def test_a_poison_job_is_set_aside_and_its_neighbours_finish(house, until) -> No
 @pytest.mark.long
 def test_a_job_that_hangs_every_time_is_set_aside_and_its_neighbours_finish(house) -> None:
     (house.folder / "svdq.toml").write_text("stall_s = 2.0\n")
-    group = house.start(3, model="simulated:step_ms=20,hang_seed=13")
+    group = house.start(3, model="simulated:step_ms=20", **faults_by_seed("hang=13"))
     jobs = [house.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
     views = house.wait(jobs)
     assert [view.status for view in views] == ["finished", "finished", "failed", "finished", "finished"]

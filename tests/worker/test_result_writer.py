@@ -20,8 +20,8 @@ import pytest
 from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.loop.protocols import Report
 from svdq.pipeline.loop.sample import Resumption, Sample
-from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.trace import Tracer
 from svdq.producer.job import Job, SvdJob
 from svdq.producer.storage.storage import Storage

@@ -9,8 +9,8 @@ import pytest
 from gpu_checks.references import call_diffusers
 
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.wan.family import WanParameters
 
 pytestmark = pytest.mark.slow
 

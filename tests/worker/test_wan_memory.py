@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, size_text
-from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED
+from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
-from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
 from svdq.worker.roles import INT8_BYTES
 

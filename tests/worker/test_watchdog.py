@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.planning.costs import Shape
 from svdq.worker.health.watchdog import StepBounds, Watchdog
 from tests.pipeline.fakes import ListMonitor
@@ -138,7 +138,7 @@ PROGRAM = """
 import os, sys
 import torch
 from svdq.pipeline.planning.costs import Shape
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.loop.sample import Sample
 from svdq.worker.health.watchdog import StepBounds, Watchdog
 from tests.pipeline.fakes import ListMonitor

@@ -26,13 +26,13 @@ from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
-from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.resolved_model import ResolvedModel
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import Frames, Role
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology, join
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.bench.figures import RankLog
 
 #: Seconds in which a group is idle between two bursts.

@@ -4,18 +4,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.installed import headless_pyplot
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.binding import Components, bind, split_steps
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
@@ -226,6 +226,22 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "steps": {"alpha": 0.6},
     "decode": {"hatch": "....", "alpha": 1.0},
 }
+
+
+def headless_pyplot() -> ModuleType:
+    """Return matplotlib's pyplot, configured to write files without a display.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise InputError("--plot needs matplotlib, which is not installed; pip install matplotlib.") from error
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def _plot_timeline(logs: Sequence[RankLog], path: Path, title: str, *, start_s: float, end_s: float) -> None:

@@ -12,8 +12,8 @@ import torch
 from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.loop.protocols import Checkpointer
 from svdq.pipeline.loop.sample import Resumption, Sample
-from svdq.pipeline.models.base import all_finite
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import all_finite
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.status.ranks import Condition
 from svdq.worker.checkpoint.store import CheckpointStore, Codec
 

@@ -28,9 +28,9 @@ from pydantic_core import from_json
 from safetensors import SafetensorError
 
 from svdq.pipeline.loop.sample import Sample, sample_body, sample_from
-from svdq.pipeline.models.base import State
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import State
 from svdq.pipeline.transport.message import byte_views
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.files import open_regular
 from svdq.producer.storage.local import check_room
 from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder

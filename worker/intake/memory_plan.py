@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.memory import (
     WORKSPACE_BYTES,
@@ -16,8 +15,9 @@ from svdq.pipeline.models.memory import (
     size_text,
 )
 from svdq.pipeline.models.svd.family import FAMILY as SVD
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.planning.binding import Components
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.text import count
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.video_model import ModelInfo
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import sidecar_digest
 from svdq.producer.results.finished_videos import parse_document

@@ -13,7 +13,7 @@ import time
 import redis
 
 from svdq.pipeline.loop.protocols import Report, Request, Source
-from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.models.video_model import ModelInfo
 from svdq.producer import keys
 from svdq.producer.queue import ENDED, statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus

@@ -27,9 +27,9 @@ from svdq.pipeline.loop.protocols import Report, Sink
 from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.media import video
 from svdq.pipeline.media.video import change_motion
-from svdq.pipeline.models.base import Frames, ModelInfo
-from svdq.pipeline.parameters import Format
+from svdq.pipeline.models.video_model import Frames, ModelInfo
 from svdq.pipeline.trace import Tracer
+from svdq.pipeline.video_parameters import Format
 from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.results.finished_videos import notice_of

@@ -1,14 +1,89 @@
-"""Stable Video Diffusion as a family. Does not import torch."""
+"""Stable Video Diffusion as a family: its parameters, folder, costs and memory. Does not import torch."""
 
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.folder_files import read_json
+from pydantic import Field, model_validator
+
+from svdq.pipeline.models.family import Facts, Family, FolderLayout
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, Shape
-from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS
-from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.model_folder import read_json
+from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
+from svdq.pipeline.video_parameters import ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
+
+#: 8 for the VAE times 8 for the UNet's three halvings.
+SIZE_MULTIPLE = 64
+
+Side = Annotated[int, side(SIZE_MULTIPLE)]
+
+
+class SvdParameters(VideoParameters):
+    """The parameters of one video, the arguments of diffusers' StableVideoDiffusionPipeline; frozen.
+
+    Raises:
+        pydantic.ValidationError: a value is out of range, or there is no such field.
+    """
+
+    title: ClassVar[str] = "Stable Video Diffusion"
+    side_multiple: ClassVar[int] = SIZE_MULTIPLE
+
+    #: Not written, because the ids of earlier jobs were made without it.
+    family: Literal["svd"] = Field(default="svd", exclude=True)
+    #: None means the model's default (14 or 25).
+    frames: Frames = None
+    steps: Steps = 25
+    width: Side = 1024
+    height: Side = 576
+    fps: Fps = 7
+    motion_bucket_id: int = Field(
+        default=127, ge=0, le=1023, description="Amount of motion; the model was trained with 1 to 255"
+    )
+    #: Standard deviation of the noise added to the photo before it is encoded.
+    noise_aug_strength: float = Field(default=0.02, ge=0.0, le=10.0, description="Noise added to the photo")
+    min_guidance_scale: float = Field(default=1.0, ge=0.0, le=100.0, description="Guidance of the first frame")
+    #: Guidance is off if it is 1 or less.
+    max_guidance_scale: float = Field(default=3.0, ge=0.0, le=100.0, description="Guidance of the last frame")
+    decode_chunk_size: ChunkSize = None
+    seed: Seed
+
+    @model_validator(mode="after")
+    def _guidance_in_order(self) -> Self:
+        if self.min_guidance_scale > self.max_guidance_scale:
+            raise ValueError(
+                f"min_guidance_scale {self.min_guidance_scale} is larger than max_guidance_scale "
+                f"{self.max_guidance_scale}"
+            )
+        return self
+
+    @property
+    def guided(self) -> bool:
+        """Whether classifier-free guidance is on (diffusers: do_classifier_free_guidance)."""
+        return self.max_guidance_scale > 1
+
+
+LAYOUT = FolderLayout(
+    pipeline="StableVideoDiffusionPipeline",
+    example="stabilityai/stable-video-diffusion-img2vid-xt",
+    components={
+        "unet": ("UNetSpatioTemporalConditionModel",),
+        "vae": ("AutoencoderKLTemporalDecoder",),
+        "image_encoder": ("CLIPVisionModelWithProjection",),
+        # The other names are those of old models, and of transformers without torchvision.
+        "feature_extractor": (
+            "CLIPImageProcessor",
+            "CLIPFeatureExtractor",
+            "CLIPImageProcessorFast",
+            "CLIPImageProcessorPil",
+        ),
+        "scheduler": ("EulerDiscreteScheduler",),
+    },
+    denoisers=frozenset({"unet"}),
+    weighted=("unet", "vae", "image_encoder"),
+)
+
+#: SVD-XT's, which are diffusers' defaults: the frames that it was trained with, and the width of CLIP's projection.
+PUBLISHED: dict[str, Any] = {"num_frames": 25, "cross_attention_dim": 1024}
 
 # Elements (of the dtype computed in) alive at the peak, besides the weights. Taken from the published modules with
 # attention as a fused kernel; the table is in docs/internals/performance.md.
@@ -22,18 +97,14 @@ DECODE_ELEMENTS, FRAME_ELEMENTS = 1021, 3.2
 VAE_ENCODER_BYTES, VAE_DECODER_BYTES = 137_000_000, 254_000_000
 
 
-#: `num_frames`, with which SVD-XT was trained, and the width of CLIP's projection.
-PUBLISHED = {setting: UNET_DEFAULTS[setting] for setting in ("num_frames", "cross_attention_dim")}
-
-
 def read_facts(folder: Path, name: str) -> Facts:
-    """Return what PUBLISHED has, of the model in a checked folder.
+    """Return what PUBLISHED has, of a model folder.
 
     Raises:
         InputError: the config of the UNet cannot be read.
     """
-    config = UNET_DEFAULTS | read_json(folder, "unet/config.json", name)
-    return {setting: config[setting] for setting in PUBLISHED}
+    config = read_json(folder, "unet/config.json", name)
+    return {setting: config.get(setting, published) for setting, published in PUBLISHED.items()}
 
 
 def complete(parameters: VideoParameters, facts: Facts) -> VideoParameters:
@@ -41,6 +112,11 @@ def complete(parameters: VideoParameters, facts: Facts) -> VideoParameters:
     if parameters.frames is not None:
         return parameters
     return parameters.model_copy(update={"frames": facts["num_frames"]})
+
+
+def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
+    """Return one segment: the UNet does all steps."""
+    return (Segment(component="unet", start=0, stop=parameters.steps),)
 
 
 def prior(facts: Facts) -> CostPrior:
@@ -69,8 +145,8 @@ FAMILY = Family(
     parameters=SvdParameters,
     layouts={LAYOUT.pipeline: LAYOUT},
     model="svdq.pipeline.models.svd.model:SvdModel",
-    tiny="svdq.pipeline.models.svd.tiny:write_tiny_model",
-    find_segments="svdq.pipeline.models.svd.denoiser:segments",
+    tiny="svdq.pipeline.models.tiny:write_tiny_model",
+    find_segments="svdq.pipeline.models.svd.family:segments",
     encoded=("image_latents",),
     half="fp16",
     published_as="stable-video-diffusion",

@@ -5,7 +5,8 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import PIL.Image
@@ -13,13 +14,61 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import State
 from svdq.pipeline.models.diffusers_model import DiffusersModel, TensorType
 from svdq.pipeline.models.memory import shape_for
-from svdq.pipeline.models.svd.denoiser import SvdDenoiser
-from svdq.pipeline.models.svd.family import FAMILY
-from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
+from svdq.pipeline.models.video_model import State
+from svdq.pipeline.video_parameters import VideoParameters
+
+
+@dataclass(kw_only=True)
+class SvdDenoiser:
+    """The denoising of one sample: (9) of diffusers' `__call__`. B is 2 with guidance and 1 without."""
+
+    #: UNetSpatioTemporalConditionModel, shared by all samples: it keeps no state between steps.
+    unet: Any
+    #: EulerDiscreteScheduler of this sample alone: it counts steps.
+    scheduler: Any
+    #: (B, 1, E)
+    image_embedding: Tensor
+    #: (B, F, 4, H/8, W/8)
+    image_latents: Tensor
+    #: (B, 3): fps - 1, motion_bucket_id, noise_aug_strength.
+    added_time_ids: Tensor
+    #: (1, F, 1, 1, 1)
+    guidance_scale: Tensor
+    #: Whether guidance is on.
+    guided: bool
+    #: Called at the end of a step, which ends the measurement of its memory.
+    measured: Callable[[], None] = lambda: None
+
+    @torch.inference_mode()
+    def step(self, state: State, index: int) -> dict[str, Tensor]:
+        """Do step `index`: return the next `latents` (1, F, 4, H/8, W/8)."""
+        latents = state["latents"]
+        scheduler = self.scheduler
+        if scheduler.step_index != index:
+            # The first step of this range: the scheduler continues counting from here.
+            scheduler.set_begin_index(index)
+            scheduler._step_index = None
+        timestep = scheduler.timesteps[index]
+        model_input = torch.cat([latents] * 2) if self.guided else latents
+        model_input = scheduler.scale_model_input(model_input, timestep)
+        # Concatenated over channels: (B, F, 8, H/8, W/8)
+        model_input = torch.cat([model_input, self.image_latents], dim=2)
+        noise_pred = self.unet(
+            model_input,
+            timestep,
+            encoder_hidden_states=self.image_embedding,
+            added_time_ids=self.added_time_ids,
+            return_dict=False,
+        )[0]
+        if self.guided:
+            unconditional, conditional = noise_pred.chunk(2)
+            noise_pred = unconditional + self.guidance_scale * (conditional - unconditional)
+        previous: Tensor = scheduler.step(noise_pred, timestep, latents, return_dict=False)[0]
+        self.measured()
+        return {"latents": previous}
 
 
 class SvdModel(DiffusersModel):

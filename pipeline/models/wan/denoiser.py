@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svdq.pipeline.models.base import State
 from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.family import Facts
+from svdq.pipeline.models.video_model import State
 from svdq.pipeline.models.wan.family import complete
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
-from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Segment
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: Prefix of the tensors in a state that are a scheduler's `model_outputs`; their positions in that list follow.
 OUTPUT = "model_output_"

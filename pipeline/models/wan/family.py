@@ -4,27 +4,144 @@
 gets the photo as its first latent frame.
 """
 
+import unicodedata
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.folder_check import class_in
-from svdq.pipeline.models.folder_files import read_json
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, Shape
-from svdq.pipeline.models.wan import defaults
-from svdq.pipeline.models.wan.defaults import Defaults
 from svdq.pipeline.models.wan.layout import (
-    LAYOUT,
+    LAYOUTS,
     SHIFT_SETTINGS,
-    TEXT_AND_IMAGE_LAYOUT,
     TRANSFORMER_DEFAULTS,
     VAE_DEFAULTS,
+    read_facts,
 )
-from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.costs import CostPrior
+from svdq.pipeline.video_parameters import MAX_FRAMES, ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
+
+#: 8 for the VAE times 2 for the transformer's patches.
+SIZE_MULTIPLE = 16
+#: The VAE compresses the frames after the first by fours.
+FRAME_STEP = 4
+#: Characters of a prompt. The text encoder reads its first 512 tokens, some 2,000 characters of English.
+MAX_PROMPT = 5000
+
+_SPACES = "\t\n\r"
+
+
+def _one_more_than_a_multiple(frames: int | None) -> int | None:
+    if frames is not None and (rest := (frames - 1) % FRAME_STEP):
+        fewer = frames - rest
+        more = f" and {fewer + FRAME_STEP}" if fewer + FRAME_STEP <= MAX_FRAMES else ""
+        raise ValueError(f"1 more than a multiple of {FRAME_STEP}, the nearest being {fewer}{more}")
+    return frames
+
+
+def _printable(prompt: str | None) -> str | None:
+    """Refuse control characters: a prompt is shown on terminals and written to the JSON beside the video."""
+    for character in prompt or "":
+        if unicodedata.category(character) == "Cc" and character not in _SPACES:
+            raise ValueError(f"text without control characters; it has {character!r}")
+    return prompt
+
+
+Side = Annotated[int | None, side(SIZE_MULTIPLE)]
+_Text = Annotated[str, Field(max_length=MAX_PROMPT), AfterValidator(_printable)]
+
+
+class WanParameters(VideoParameters):
+    """The parameters of one video; frozen, and unknown fields are refused. None means the model's default.
+
+    Raises:
+        pydantic.ValidationError: a value is out of range.
+    """
+
+    title: ClassVar[str] = "Wan"
+    side_multiple: ClassVar[int] = SIZE_MULTIPLE
+    frame_step: ClassVar[int] = FRAME_STEP
+
+    family: Literal["wan"] = "wan"
+    frames: Annotated[Frames, AfterValidator(_one_more_than_a_multiple)] = None
+    steps: Steps | None = None  # type: ignore[assignment]  # the pipeline gets numbers
+    width: Side = None  # type: ignore[assignment]
+    height: Side = None  # type: ignore[assignment]
+    fps: Fps | None = None  # type: ignore[assignment]
+    prompt: _Text = Field(default="", description="What happens in the video")
+    #: "" is none; None means the model's own.
+    negative_prompt: _Text | None = Field(default=None, description="What to avoid")
+    #: Guidance is off if it is 1 or less.
+    guidance_scale: float | None = Field(
+        default=None, ge=0.0, le=100.0, description="Guidance by the prompt; of two experts, that of the noisy steps"
+    )
+    guidance_scale_2: float | None = Field(
+        default=None, ge=0.0, le=100.0, description="Guidance of the expert of the other steps"
+    )
+    #: Moves steps to higher noise.
+    flow_shift: float | None = Field(default=None, ge=0.01, le=100.0, description="Shift of the noise levels")
+    #: The VAE decodes frame by frame. A number below that of the frames decodes in tiles, which changes pixels.
+    decode_chunk_size: ChunkSize = None
+    seed: Seed
+
+    def smaller_chunk(self, chunk: int) -> int:
+        """Return 1, for tiles: the VAE decodes frame by frame in any case, so fewer frames at a time save nothing."""
+        return 1
+
+    @property
+    def guided(self) -> bool:
+        """Whether classifier-free guidance is on; a scale that is left to the model counts as on.
+
+        As in diffusers, the first scale decides for all steps: two experts with 3.5 and 1 compute both predictions, and
+        with 1 and 3.5 one.
+        """
+        return self.guidance_scale is None or self.guidance_scale > 1
+
+
+# The recommendations of Wan's authors (generate.py and configs) where they differ from diffusers' defaults: 50 steps,
+# guidance 5, a shift of 3 and no negative prompt for all models.
+
+#: The authors' negative prompt: bright colors, overexposure, stills, blurred details, subtitles, paintings, the worst
+#: quality, JPEG artifacts, deformed limbs, fused fingers, crowded backgrounds, walking backwards and the like.
+_UNWANTED = """\
+色调艳丽 过曝 静态 细节模糊不清 字幕 风格 作品 画作 画面 静止 整体发灰 最差质量 低质量 JPEG压缩残留
+丑陋的 残缺的 多余的手指 画得不好的手部 画得不好的脸部 畸形的 毁容的 形态畸形的肢体 手指融合
+静止不动的画面 杂乱的背景 三条腿 背景人很多 倒着走"""
+NEGATIVE_PROMPT = "\uff0c".join(_UNWANTED.split())  # with full-width commas
+#: The shift that diffusers' conversion script writes into every UniPC config, whatever the authors recommend.
+CONVERTED_SHIFT = 3.0
+#: Videos of at most this many pixels a frame count as 480p.
+PIXELS_480P = 832 * 480
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """The defaults of one published model; names of fields are those of the parameters."""
+
+    #: Its name in messages.
+    title: str
+    frames: int = 81
+    fps: int = 16
+    width: int = 832
+    height: int = 480
+    steps: int = 40
+    #: Of both experts, where there are two.
+    guidance_scale: float
+    negative_prompt: str = NEGATIVE_PROMPT
+    #: The default of flow_shift, above and at 480p.
+    shift: float = 5.0
+    shift_480p: float = 5.0
+
+
+#: Two experts.
+I2V_A14B = Defaults(title="Wan 2.2 I2V-A14B", guidance_scale=3.5)
+#: One transformer, and CLIP's image encoder.
+I2V_14B = Defaults(title="Wan 2.1 I2V-14B", guidance_scale=5.0, shift_480p=3.0)
+#: One transformer that denoises the frames after the photo's (expand_timesteps).
+TI2V_5B = Defaults(title="Wan 2.2 TI2V-5B", frames=121, fps=24, width=1280, height=704, steps=50, guidance_scale=5.0)
 
 #: The facts of Wan 2.2 I2V-A14B as published.
 PUBLISHED: Facts = {
@@ -35,7 +152,7 @@ PUBLISHED: Facts = {
         "_class_name": "UniPCMultistepScheduler",
         "prediction_type": "flow_prediction",
         "use_flow_sigmas": True,
-        "flow_shift": defaults.CONVERTED_SHIFT,
+        "flow_shift": CONVERTED_SHIFT,
     },
     "transformer": TRANSFORMER_DEFAULTS | {"in_channels": 36},
     "vae": VAE_DEFAULTS,
@@ -57,23 +174,6 @@ ENCODE_ELEMENTS = {False: 4020, True: 2050}
 _VAE_ITEM_BYTES = 4 * VAE_COPIES
 
 
-def read_facts(folder: Path, name: str) -> Facts:
-    """Return what PUBLISHED has, of the model in a checked folder.
-
-    Raises:
-        InputError: a config cannot be read.
-    """
-    index = read_json(folder, "model_index.json", name)
-    return {
-        "boundary_ratio": index.get("boundary_ratio"),
-        "expand_timesteps": index.get("expand_timesteps") is True,
-        "has_image_encoder": class_in(index, "image_encoder") is not None,
-        "scheduler": read_json(folder, "scheduler/scheduler_config.json", name),
-        "transformer": TRANSFORMER_DEFAULTS | read_json(folder, "transformer/config.json", name),
-        "vae": VAE_DEFAULTS | read_json(folder, "vae/config.json", name),
-    }
-
-
 def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
     """Fill in what parameters leave open.
 
@@ -89,10 +189,10 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
     pixels = parameters.width * parameters.height
     # What the VAE and the patches make one token.
     multiple = facts["vae"]["scale_factor_spatial"] * facts["transformer"]["patch_size"][1]
-    for side in ("width", "height"):
-        if getattr(parameters, side) % multiple:
+    for name in ("width", "height"):
+        if getattr(parameters, name) % multiple:
             raise InputError(
-                f"The {side} of {getattr(parameters, side)} pixels is no multiple of {multiple}, as {ours.title} needs."
+                f"The {name} of {getattr(parameters, name)} pixels is no multiple of {multiple}, as {ours.title} needs."
             )
     if facts["boundary_ratio"] is None:
         if parameters.guidance_scale_2 is not None:
@@ -108,17 +208,17 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
 def _defaults(facts: Facts) -> Defaults:
     """Return the authors' defaults for a model."""
     if facts["boundary_ratio"] is not None:
-        return defaults.I2V_A14B
-    return defaults.TI2V_5B if facts["expand_timesteps"] else defaults.I2V_14B
+        return I2V_A14B
+    return TI2V_5B if facts["expand_timesteps"] else I2V_14B
 
 
 def _shift(pixels: int, scheduler: Mapping[str, Any], ours: Defaults) -> float:
     """Return the shift of the model's own scheduler, or the authors' where diffusers' conversion wrote its default."""
     setting = SHIFT_SETTINGS[scheduler["_class_name"]]
     own = scheduler.get(setting)
-    if own is not None and (setting, own) != ("flow_shift", defaults.CONVERTED_SHIFT):
+    if own is not None and (setting, own) != ("flow_shift", CONVERTED_SHIFT):
         return float(own)
-    return ours.shift_480p if pixels <= defaults.PIXELS_480P else ours.shift
+    return ours.shift_480p if pixels <= PIXELS_480P else ours.shift
 
 
 def prior(facts: Facts) -> CostPrior:
@@ -156,9 +256,9 @@ def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_de
 FAMILY = Family(
     name="wan",
     parameters=WanParameters,
-    layouts={layout.pipeline: layout for layout in (LAYOUT, TEXT_AND_IMAGE_LAYOUT)},
+    layouts=LAYOUTS,
     model="svdq.pipeline.models.wan.model:WanModel",
-    tiny="svdq.pipeline.models.wan.tiny:write_tiny_wan",
+    tiny="svdq.pipeline.models.tiny:write_tiny_wan",
     find_segments="svdq.pipeline.models.wan.denoiser:segments",
     encoded=("prompt_embeds", "condition"),
     half="bf16",

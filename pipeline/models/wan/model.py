@@ -14,17 +14,15 @@ import PIL.Image
 import torch
 from torch import Tensor
 
-from svdq.pipeline.errors import InputError
-from svdq.pipeline.installed import how_to_install
-from svdq.pipeline.models.base import Role, State
+from svdq.pipeline.errors import InputError, how_to_install
 from svdq.pipeline.models.diffusers_model import DiffusersModel, TensorType
 from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.pipeline.models.video_model import Role, State
 from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names
-from svdq.pipeline.models.wan.family import FAMILY
+from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
-from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: Number of texts whose embeddings are kept. Each has at most 4 MB in half precision.
 CACHED_TEXTS = 64

@@ -11,10 +11,8 @@ from tests.faults.plan import FINISHED, Expected
 STEPS = 12
 #: Of so many jobs one is of each kind.
 BLOCK = 20
-#: Seeds of jobs that the simulated model turns into what they are named after.
+#: Seeds of jobs that the injection turns into what they are named after.
 KILL_SEED, NAN_SEED = 66_600_666, 77_700_777
-#: The model: a step as long as a small one on a GPU.
-MODEL = f"simulated:step_ms=50,kill_seed={KILL_SEED},nan_seed={NAN_SEED}"
 #: Seconds after which a job may be canceled, at most: a start and so much a job, when it may be anywhere.
 START_S, EACH_S = 5.0, 0.3
 
@@ -43,7 +41,8 @@ def mixed(arena: Arena) -> None:
             case _:
                 arena.submit(steps=STEPS)
         arena.tally.num_faults += role != "good"
-    arena.start()
+    # A step is as long as a small one on a GPU.
+    arena.start_with("seeds", FAULTS_SEEDS=f"kill={KILL_SEED},nan={NAN_SEED}")
     for moment, job_id in sorted(cancels):
         time.sleep(max(0.0, moment - time.monotonic()))
         _cancel(arena, job_id)

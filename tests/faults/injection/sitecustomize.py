@@ -7,6 +7,8 @@ where, FAULTS_FOLDER names a folder through which the harness counts and control
   `after-rename`, `during-…` and `frames-in-transit`), while files `kill*` are left; each kill uses one up;
 - `poison-PHASE`: the process kills itself in that phase of each job whose photo is `poison.jpg` in that folder; where
   the photo is not at hand, the video has POISON_FRAMES frames or its files are named after the photo;
+- `seeds`: FAULTS_SEEDS, such as `kill=13,nan=5`, names videos by their seeds: in the fourth step of one, or in the last
+  if it has fewer, the process kills itself or hangs (`hang`); or its latents become NaN;
 - `full` and `slow`: while the file `on` is there, writes to the storage fail with ENOSPC, or take two seconds;
 - `device`: ranks take the names in CUDA_VISIBLE_DEVICES for GPUs and compute on processors; a GPU fails for good, for
   its rank and for the launcher's test, while there is a file of its name; the rank dies, or waits in the kernel if that
@@ -16,9 +18,11 @@ where, FAULTS_FOLDER names a folder through which the harness counts and control
 
 import errno
 import functools
+import math
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -80,6 +84,31 @@ def _poison(phase: str, folder: Path) -> None:
             _kill_if(video, "write_video", lambda frames, path, *_: path.name.startswith("poison"))
         case _:
             raise ValueError(f"There is no phase {phase!r} to kill in.")
+
+
+def _harm_seeds(seeds: dict[str, int]) -> None:
+    """Have the simulated model kill the process, hang or compute NaN in a step of the videos of some seeds."""
+    from svdq.pipeline.models.simulated import SimulatedModel
+
+    denoiser, step = SimulatedModel.denoiser, SimulatedModel.step
+    #: The seed of the present video, and the step in which it does harm.
+    present = [0, 0]
+
+    def prepare(model: Any, state: Any, parameters: Any) -> Any:
+        present[:] = parameters.seed, min(3, parameters.steps - 1)
+        return denoiser(model, state, parameters)
+
+    def harmful_step(model: Any, state: Any, index: int) -> Any:
+        seed, late = present
+        if seed == seeds.get("kill") and index == late:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if seed == seeds.get("hang") and index == late:
+            threading.Event().wait()
+        if seed != seeds.get("nan"):
+            return step(model, state, index)
+        return {"latents": state["latents"].fill_(math.nan)}
+
+    SimulatedModel.denoiser, SimulatedModel.step = prepare, harmful_step  # type: ignore[method-assign]
 
 
 def _break_devices(folder: Path) -> None:
@@ -224,6 +253,9 @@ def _install(where: str, folder: Path) -> None:
             _wrap(local, "publish", before=functools.partial(_dawdle, folder), after=None)
         case "device":
             _break_devices(folder)
+        case "seeds":
+            items = (item.split("=") for item in os.environ["FAULTS_SEEDS"].split(","))
+            _harm_seeds({kind: int(seed) for kind, seed in items})
         case _ if where.startswith("poison-"):
             _poison(where.removeprefix("poison-"), folder)
         case _:
@@ -241,7 +273,7 @@ elif os.environ.get("FAULTS_AT") == "device" and "svdq.worker.doctor" in sys.ori
 # Ranks only: torchrun gives them RANK.
 elif "RANK" in os.environ and "FAULTS_AT" in os.environ:
     try:
-        _install(os.environ["FAULTS_AT"], Path(os.environ["FAULTS_FOLDER"]))
+        _install(os.environ["FAULTS_AT"], Path(os.environ.get("FAULTS_FOLDER", "")))
     except Exception:  # noqa: BLE001 - whatever it is
         # Python would print this and go on without the fault.
         traceback.print_exc()

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import compute_options as options
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.video_model import Role
 
 CPU = torch.device("cpu")
 PARAMETERS = SvdParameters(seed=3, steps=2, frames=2, width=64, height=64)

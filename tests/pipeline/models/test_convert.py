@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from svdq.cli.main import run
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.convert import convert
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.video_model import Role
 from tests.full_disk import files_of_at_most
 
 CPU = torch.device("cpu")

@@ -7,12 +7,12 @@ import PIL.Image
 import pytest
 import torch
 
-from svdq.pipeline.models.base import Role, nan_advice
 from svdq.pipeline.models.compute_options import ComputeOptions
-from svdq.pipeline.models.folder_check import check_folder
+from svdq.pipeline.models.model_folder import check_folder
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.svd.layout import LAYOUT
+from svdq.pipeline.models.svd.family import LAYOUT
 from svdq.pipeline.models.svd.model import SvdModel
+from svdq.pipeline.models.video_model import Role, nan_advice
 from tests.pipeline.fakes import Alone, CountingModel, request
 
 CPU = torch.device("cpu")

@@ -18,9 +18,9 @@ from PIL import Image
 
 from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink
 from svdq.pipeline.loop.stage import Stage
-from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.planner import Assignment
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.components import Components
-from svdq.pipeline.models.load_errors import in_a_sentence
+from svdq.pipeline.models.components import ComponentLoader
+from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.video_model import Role
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def runs_out(*_) -> None:
 
 
 def test_memory_that_runs_out_says_what_is_needed_and_what_to_do(tiny_model, monkeypatch) -> None:
-    monkeypatch.setattr(Components, "load", runs_out)
+    monkeypatch.setattr(ComponentLoader, "load", runs_out)
     weights = sum(file.stat().st_size for file in tiny_model.glob("unet/*.safetensors"))
     for dtype, share in ((torch.float32, 1.0), (torch.float16, 0.5)):
         with pytest.raises(

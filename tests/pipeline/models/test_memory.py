@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.memory import ChunkLimits, shape_for
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.svd.family import memory
+from svdq.pipeline.models.svd.family import SvdParameters, memory
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import PUBLISHED
 from svdq.pipeline.models.wan.family import memory as wan_memory
 

@@ -10,10 +10,10 @@ import torch
 from gpu_checks.references import call_diffusers
 
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.video_model import Role
 
 pytestmark = pytest.mark.slow
 

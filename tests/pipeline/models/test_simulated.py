@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import InputError, SampleError
-from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.family_parameters import parse_parameters
+from svdq.pipeline.models.families import parse_parameters
 from svdq.pipeline.models.model_names import timings_of
 from svdq.pipeline.models.simulated import SimulatedModel
+from svdq.pipeline.models.video_model import Role
 
 CPU = torch.device("cpu")
 

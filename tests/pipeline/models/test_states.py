@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.wan.family import WanParameters
 
 PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)
 

@@ -16,11 +16,11 @@ from svdq.pipeline.errors import SampleError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.work import Decoder
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
+from svdq.pipeline.models.tiny import VARIANTS, write_tiny_wan
+from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.wan.family import WanParameters
 
 pytestmark = pytest.mark.slow
 

@@ -13,13 +13,13 @@ from gpu_checks.references import call_diffusers, open_diffusers
 
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import compute_options as compute
-from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.tiny import write_tiny_wan
+from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
-from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.tiny import write_tiny_wan
 
 CPU = torch.device("cpu")
 EVERYTHING = Role(encode=True, decode=True)

@@ -3,10 +3,8 @@
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.wan.defaults import NEGATIVE_PROMPT
-from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, read_facts
-from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
+from svdq.pipeline.models.tiny import VARIANTS, write_tiny_wan
+from svdq.pipeline.models.wan.family import FAMILY, NEGATIVE_PROMPT, PUBLISHED, WanParameters, read_facts
 
 ONE = {"boundary_ratio": None}
 TI2V = ONE | {"expand_timesteps": True, "vae": PUBLISHED["vae"] | {"scale_factor_spatial": 16}}

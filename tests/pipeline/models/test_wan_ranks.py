@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from gpu_checks import compare
 
-from svdq.pipeline.models.wan.family import FAMILY
-from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.tiny import write_tiny_wan
+from svdq.pipeline.models.tiny import write_tiny_wan
+from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 
 USUAL = WanParameters(prompt="A dog runs.", seed=1, steps=7, frames=5, width=64, height=64)
 #: In flight at once: other step counts and lengths, guidance off, and different for the two experts.

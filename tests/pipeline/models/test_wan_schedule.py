@@ -3,16 +3,15 @@
 import pytest
 import torch
 
+from svdq.pipeline.models.tiny import WAN_SCHEDULERS
 from svdq.pipeline.models.wan.denoiser import Schedule
-from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED
-from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.tiny import SCHEDULERS
+from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.planning.binding import Segment
 
 
-@pytest.mark.parametrize("kind", SCHEDULERS)
+@pytest.mark.parametrize("kind", WAN_SCHEDULERS)
 def test_segments_join_the_steps_of_each_expert(kind):
-    scheduler = SCHEDULERS[kind] | {"_class_name": kind}
+    scheduler = WAN_SCHEDULERS[kind] | {"_class_name": kind}
     for steps in (1, 2, 7, 40):
         for ratio in (0.055, 0.57, 0.833, 0.9, 0.999):
             schedule = Schedule(steps, 5.0, {"scheduler": scheduler, "boundary_ratio": ratio})

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svdq.pipeline.loop.sample import Resumption, Sample, sample_body, sample_from
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.transport.channel import Channel, ChannelClosedError
 from svdq.pipeline.transport.message import Kind, Message
 

@@ -15,9 +15,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
+from svdq.pipeline.video_parameters import VideoParameters
 
 #: Frames to be written, on the host: (F, H, W, 3), uint8, RGB.
 Frames = NDArray[np.uint8]

@@ -1,6 +1,6 @@
 """What the parameters of all videos have in common; each family of models has its own class. Does not import torch.
 
-Names and defaults are diffusers' own wherever diffusers has the argument. `models/family_parameters.py` reads them from
+Names and defaults are diffusers' own wherever diffusers has the argument. `models/families.py` reads them from
 JSON.
 """
 

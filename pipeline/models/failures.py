@@ -1,0 +1,127 @@
+"""Out-of-memory errors, and descriptions of failed samples and failed loading, in a sentence for a person."""
+
+import logging
+import textwrap
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from svdq.pipeline.errors import InputError, SampleError, SvdqError
+from svdq.pipeline.models.memory import size_text
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+#: Texts of out-of-memory errors without a class of their own: from the CPU allocator, CUDA, cuBLAS and cuDNN.
+_HOST_RAN_OUT = "DefaultCPUAllocator"
+_RAN_OUT = (
+    _HOST_RAN_OUT,
+    "out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "STATUS_ALLOC_FAILED",
+    "unable to find an engine",
+    "not enough workspace",
+)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one of its causes, means that memory of the device or the host ran out."""
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        # SvdqError quotes other errors, so only errors of torch and its libraries are examined.
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in _RAN_OUT):
+            return True
+        error = error.__cause__
+    return False
+
+
+def release_memory(error: BaseException) -> None:
+    """Free what a computation that ran out of memory still holds, also for other processes on the same GPU."""
+    # The error's frames hold its intermediate tensors.
+    traceback.clear_frames(error.__traceback__)
+    torch.cuda.empty_cache()
+
+
+def with_second_try(compute: Callable[[], _T], what: str) -> _T:
+    """Return the result of a computation, which is tried again if memory runs out.
+
+    Fragments, cached blocks and other processes may have held the memory that it lacked.
+    """
+    try:
+        return compute()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.warning("Out of memory in %s; trying once more.", what)
+        release_memory(error)
+    # The error is gone here, and with it what its traceback holds.
+    return compute()
+
+
+def describe_failure(error: Exception, where: str) -> str:
+    """Describe why a sample failed. Errors of svdq are sentences already; others are logged with their traceback.
+
+    Raises:
+        RuntimeError: the GPU has stopped working; only a new process can recover.
+    """
+    if isinstance(error, SampleError):
+        return str(error)
+    if isinstance(error, SvdqError):
+        return f"{error} ({where})"
+    if is_out_of_memory(error):
+        release_memory(error)
+        on_host = isinstance(error, MemoryError) or _HOST_RAN_OUT in str(error)
+        memory, other = ("memory", "machine") if on_host else ("GPU memory", "GPU")
+        said = str(error).partition("\n")[0][:300] or type(error).__name__
+        return (
+            f"Out of {memory} {where}; try fewer frames, a smaller size or a smaller decode_chunk_size, "
+            f"or a {other} with more memory. ({said})"
+        )
+    logger.exception("A sample failed %s", where, exc_info=error)
+    if torch.cuda.is_initialized():
+        # A sticky error of the process, such as an illegal access, is raised again here.
+        torch.cuda.synchronize()
+    return f"{type(error).__name__} {where}: {str(error)[:1000]}"
+
+
+@contextmanager
+def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | None = None) -> Iterator[None]:
+    """Raise every error of a block that loads a model as an `InputError`; errors of ours are unchanged.
+
+    `what` is the model or its part, as the start of the sentence; `needed` returns the bytes of all weights that this
+    rank loads, where known. A restart would not help, whatever the error.
+
+    Raises:
+        InputError: why it cannot be loaded.
+    """
+    try:
+        yield
+    except SvdqError:
+        raise
+    except Exception as error:
+        logger.debug("Loading failed.", exc_info=error)
+        if is_out_of_memory(error):
+            raise InputError(_out_of_memory(what, device, needed() if needed else 0)) from error
+        said = textwrap.shorten(str(error), 200, placeholder=" …").rstrip(".")
+        said = said if " " in said else f"{type(error).__name__} {said}".rstrip()
+        raise InputError(
+            f"{what} cannot be loaded ({said}); get the model again, or one whose files belong to its configs."
+        ) from error
+
+
+def _out_of_memory(what: str, device: torch.device, needed: int) -> str:
+    """Describe needed and free memory, and what to do."""
+    weights = f", and this rank needs {size_text(needed)} for its weights" if needed else ""
+    if device.type != "cuda":
+        there, where, others = "", "", "end what else runs on this machine"
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        loaded = size_text(torch.cuda.memory_allocated(device))
+        there = f" on {device} ({size_text(free)} of {size_text(total)} free, {loaded} loaded)"
+        where, others = " on this GPU", "end what else runs on it"
+    return f"{what} cannot be loaded: memory ran out{there}{weights}; start fewer ranks{where} (--ranks), or {others}."

@@ -1,0 +1,229 @@
+"""Reads and checks model folders without torch: JSON, and the names and headers of weights files.
+
+A check reads the index and the header of every weights file. Configs that do not fit each other or the weights are
+reported when the model is loaded.
+"""
+
+import json
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from svdq.pipeline.errors import InputError, how_to_install, reason_of
+from svdq.pipeline.models.family import FolderLayout
+
+#: Supported types of weights, as named by safetensors.
+_DTYPES = {"F16", "BF16", "F32"}
+#: Names of weights files, whole or in parts, and of the indexes of parts.
+_WEIGHTS_FILE = re.compile(
+    r"(diffusion_pytorch_)?model(\.fp16)?(-\d{5}-of-\d{5})?(\.fp16)?\.safetensors(\.index(\.fp16)?\.json)?"
+)
+#: Names of the dtype options, and torch's name of each.
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+#: Weights that suit each of torch's dtypes, the best first: True for half precision, False for full. bfloat16 has the
+#: range of the full weights; float32 must equal diffusers bit by bit, so nothing may be rounded.
+WEIGHTS = {"float32": (False,), "float16": (True, False), "bfloat16": (False, True)}
+#: The file that marks folders with random weights that svdq has written.
+UNTRAINED = "UNTRAINED.md"
+#: Advice about a folder without readable configs.
+_SAVED = "give a folder that diffusers' save_pretrained has written"
+
+#: The shape of each weight, by name.
+Shapes = dict[str, list[int]]
+
+
+def _fetch_again(folder: Path, name: str, otherwise: str) -> str:
+    """Return how to complete a model in the hub's cache, as a clause; for any other folder `otherwise`."""
+    # A folder may have a name of the form of a hub id.
+    is_folder = folder.absolute() == Path(name).expanduser().absolute()
+    return otherwise if is_folder else f"fetch it again with `svdq model pull {name}`"
+
+
+def read_json(folder: Path, file: str, name: str) -> dict[str, Any]:
+    """Read one JSON file of a model folder, such as `unet/config.json`; `name` is the model's, for messages.
+
+    Raises:
+        InputError: the file cannot be read, or is not an object.
+    """
+    try:
+        content = json.loads((folder / file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"The model {name} has no readable {file}; {_fetch_again(folder, name, _SAVED)}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"The {file} of the model {name} is not a JSON object.")
+    return content
+
+
+def is_untrained(folder: Path) -> bool:
+    """Return whether a folder is marked as having random weights."""
+    return (folder / UNTRAINED).is_file()
+
+
+def is_half(file: str) -> bool:
+    """Return whether a weights file, or an index of several, is of the fp16 variant by its name."""
+    return ".fp16" in file.rpartition("/")[2]
+
+
+def weight_files(names: Iterable[str]) -> list[str]:
+    """Return the weights files and their indexes among the names of a component's files."""
+    return sorted(name for name in names if _WEIGHTS_FILE.fullmatch(name))
+
+
+def variants(folder: Path, component: str) -> set[bool]:
+    """Return whether a component has weights in half precision (True) and full ones (False)."""
+    return {is_half(file) for file in weight_files(_names_in(folder / component))}
+
+
+def _names_in(folder: Path) -> list[str]:
+    # A dangling link is listed, so that it is reported as missing.
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+
+def loaded_files(folder: Path, component: str, precisions: Sequence[bool]) -> list[Path]:
+    """Return a component's weights files of the first of some precisions that it has: half (True) or full (False)."""
+    files = [folder / component / name for name in weight_files(_names_in(folder / component))]
+    files = [file for file in files if file.suffix != ".json"]
+    found = ([file for file in files if is_half(file.name) == precision] for precision in precisions)
+    return next(filter(None, found), [])
+
+
+def stored_shapes(files: Iterable[Path]) -> Shapes:
+    """Return the shapes of the weights in files; broken files are left out."""
+    found = map(_read_shapes, files)
+    return {name: shape for shapes in found if isinstance(shapes, dict) for name, shape in shapes.items()}
+
+
+def _read_shapes(file: Path) -> Shapes | str:
+    """Read the shapes of the weights in a safetensors file, or return its problem as a predicate, e.g. "is missing".
+
+    Raises:
+        InputError: the package safetensors is not installed.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise InputError(f"To check weights needs the package safetensors; {how_to_install('worker')}.") from error
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            return "is not a regular file"  # opening a pipe would block
+        with file.open("rb") as opened:
+            if opened.read(8) == b"version ":
+                return "is a Git LFS pointer, not the weights (run `git lfs pull` there)"
+        with safe_open(file, framework="numpy") as weights:
+            tensors = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except SafetensorError as error:
+        return f"is cut off or no safetensors file ({reason_of(error)})"
+    dtypes = {tensor.get_dtype() for name, tensor in tensors.items() if not name.endswith("position_ids")}
+    if not dtypes <= _DTYPES:
+        return f"holds weights as {', '.join(sorted(dtypes - _DTYPES))} in place of F16, BF16 or F32"
+    return {name: list(tensor.get_shape()) for name, tensor in tensors.items()}
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise an error of a block that writes a model into a folder, such as a full disk, as an `InputError`.
+
+    Raises:
+        InputError: why it cannot be written.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or reason_of(error)
+        raise InputError(
+            f"The model cannot be written to {folder} ({reason}); make room there, or give another folder."
+        ) from error
+
+
+def pipeline_of(folder: Path, name: str) -> str:
+    """Return the class of the pipeline in a model folder; the name is for messages.
+
+    Raises:
+        InputError: the folder has no readable model_index.json, or it names no pipeline.
+    """
+    pipeline = read_json(folder, "model_index.json", name).get("_class_name")
+    if not isinstance(pipeline, str):
+        raise InputError(f"The model {name} has a model_index.json that names no pipeline (_class_name); {_SAVED}.")
+    return pipeline
+
+
+def class_in(index: Mapping[str, Any], component: str) -> str | None:
+    """Return the class that model_index.json names for a component; None if it has none."""
+    entry = index.get(component)  # [library, class]; null or two nulls for an optional component
+    kind = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+    return kind if isinstance(kind, str) else None
+
+
+def check_folder(folder: Path, name: str, layout: FolderLayout, dtype: str | None = None) -> None:
+    """Raise the first problem that `find_problems` finds.
+
+    Raises:
+        InputError: the model cannot be used.
+    """
+    for problem in find_problems(folder, name, layout, dtype):
+        raise InputError(problem)
+
+
+def find_problems(folder: Path, name: str, layout: FolderLayout, dtype: str | None = None) -> Iterator[str]:
+    """Yield a sentence for each problem of a model folder.
+
+    Of the weights, those are checked that are loaded for `dtype`, torch's name of it; None: all weights in the folder.
+    """
+    try:
+        index = _check_index(folder, name, layout)
+        for component in layout.weighted:
+            if class_in(index, component) is not None:
+                precisions = None if dtype is None else WEIGHTS[layout.dtype_of(component, dtype)]
+                yield from _problems_of_weights(folder, component, name, precisions)
+    except InputError as error:
+        yield str(error)
+
+
+def _check_index(folder: Path, name: str, layout: FolderLayout) -> dict[str, Any]:
+    """Check that the index names all components by the right classes and that they exist; return the index.
+
+    Raises:
+        InputError: it does not, or a component is missing.
+    """
+    index = read_json(folder, "model_index.json", name)
+    for component, accepted in layout.components.items():
+        kind = class_in(index, component)
+        if kind is None and component in layout.optional:
+            continue
+        whole = f"it must be a whole {layout.pipeline}"
+        if kind is None or not (folder / component).is_dir():
+            advice = whole if kind is None else _fetch_again(folder, name, whole)
+            raise InputError(f"The model {name} has no {component}; {advice}.")
+        if kind not in accepted:
+            raise InputError(f"The {component} of the model {name} is a {kind}; svdq works with {accepted[0]} only.")
+    return index
+
+
+def _problems_of_weights(folder: Path, component: str, name: str, precisions: Sequence[bool] | None) -> Iterator[str]:
+    again, names = _fetch_again(folder, name, "get it again"), _names_in(folder / component)
+    there = variants(folder, component)
+    kinds = there if precisions is None else [each for each in precisions if each in there][:1]
+    if not there:
+        found = "weights as pickles only (.bin)" if any(each.endswith(".bin") for each in names) else "no weights"
+        yield f"The {component} of the model {name} has {found}, and svdq reads .safetensors; {again}."
+    elif not kinds:
+        yield (
+            f"The {component} of the model {name} has half precision weights only, which do for GPUs; to render on a "
+            "CPU, fetch the full ones, too (`svdq model pull` with `--variant full`)."
+        )
+    files = {each for each in weight_files(names) if is_half(each) in kinds}
+    for index in [each for each in files if each.endswith(".json")]:
+        parts = read_json(folder, f"{component}/{index}", name).get("weight_map")
+        files |= set(parts.values()) if isinstance(parts, dict) else set()
+    for file in sorted(each for each in files if not each.endswith(".json")):
+        if isinstance(problem := _read_shapes(folder / component / file), str):
+            yield f"{folder / component / file} of the model {name} {problem}; {again}."

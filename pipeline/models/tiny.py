@@ -1,0 +1,282 @@
+"""Writes untrained models with the classes of diffusers, small enough for tests. Their videos show noise.
+
+Structure and settings are the published ones (compression of the VAEs, CLIP at 224 px, patches, schedulers, boundary);
+only the widths are small, and the weights are random: the same bytes every time.
+"""
+
+import json
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.components import be_quiet
+from svdq.pipeline.models.model_folder import UNTRAINED, is_untrained, writing
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.wan.family import WanParameters
+from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
+
+#: Wan with two experts (2.2 I2V-A14B), CLIP's image encoder (2.1 I2V-14B), or the photo as first latent frame (2.2
+#: TI2V-5B).
+Variant = Literal["i2v-a14b", "i2v-14b", "ti2v-5b"]
+VARIANTS: tuple[Variant, ...] = ("i2v-a14b", "i2v-14b", "ti2v-5b")
+
+#: Width of CLIP's projection in SVD, and of Wan's text and image encoders.
+_EMBEDDING_DIM, _TEXT_DIM, _IMAGE_DIM = 32, 32, 16
+#: The scheduler's settings as published with stable-video-diffusion-img2vid-xt.
+SVD_SCHEDULER: dict[str, Any] = {
+    "num_train_timesteps": 1000,
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "prediction_type": "v_prediction",
+    "interpolation_type": "linear",
+    "use_karras_sigmas": True,
+    "sigma_min": 0.002,
+    "sigma_max": 700.0,
+    "timestep_spacing": "leading",
+    "timestep_type": "continuous",
+    "steps_offset": 1,
+}
+#: The settings of Wan's schedulers: as published with Wan2.2-I2V-A14B-Diffusers, and as in distilled models.
+WAN_SCHEDULERS: dict[str, dict[str, Any]] = {
+    "UniPCMultistepScheduler": {
+        "num_train_timesteps": 1000,
+        "prediction_type": "flow_prediction",
+        "use_flow_sigmas": True,
+        "flow_shift": 3.0,
+        "solver_order": 2,
+    },
+    "FlowMatchEulerDiscreteScheduler": {"num_train_timesteps": 1000, "shift": 8.0},
+}
+_README = """# An untrained model
+
+`svdq model tiny` made this folder. It has the classes and settings of {title}, but its weights are random: what it
+makes is noise. Use it to test a pipeline, and to compare one with diffusers.
+"""
+
+
+def _claim(folder: Path, title: str) -> None:
+    """Create and mark a folder for the model; one that svdq has written may be written again.
+
+    Raises:
+        InputError: the folder has other content, or cannot be written.
+    """
+    with writing(folder):
+        if folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
+            raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
+        folder.mkdir(parents=True, exist_ok=True)
+        # The marker is written first, so that a partial folder can be overwritten.
+        (folder / UNTRAINED).write_text(_README.format(title=title), encoding="utf-8")
+
+
+def _save(pipeline: Any, folder: Path, **classes: object) -> None:
+    """Write the model; its index names `classes` as published models do, whatever the libraries call them here.
+
+    Components that the model lacks keep no class.
+    """
+    with writing(folder):
+        pipeline.save_pretrained(folder)
+        path = folder / "model_index.json"
+        index = json.loads(path.read_text(encoding="utf-8"))
+        index |= {name: named for name, named in classes.items() if index[name] != [None, None]}
+        path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _enlarge(weight: torch.Tensor, factor: float) -> None:
+    """Scale a last layer by an empirical factor.
+
+    Fresh layers shrink their input. The factors restore the spread of a trained model's latents and pixels and the
+    influence of prompts, so that frames vary and comparisons of their bits are meaningful.
+    """
+    with torch.no_grad():
+        weight.mul_(factor)
+
+
+def write_tiny_model(folder: Path) -> None:
+    """Write a model of Stable Video Diffusion into a folder, less than 15 MB.
+
+    Raises:
+        InputError: the folder has other content that svdq has not written, or cannot be written.
+    """
+    write_model(folder, embedding_dim=_EMBEDDING_DIM, make_unet=_tiny_unet)
+
+
+def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any]) -> None:
+    """Write a model of Stable Video Diffusion with a UNet of any size; its other components are tiny.
+
+    Args:
+        folder: target; empty, new or written by this function before.
+        embedding_dim: width of CLIP's projection, the UNet's cross_attention_dim.
+        make_unet: creates the UNet, with random weights.
+
+    Raises:
+        InputError: the folder has other content, or cannot be written.
+    """
+    _claim(folder, SvdParameters.title)
+    be_quiet()
+    from diffusers import AutoencoderKLTemporalDecoder, EulerDiscreteScheduler, StableVideoDiffusionPipeline
+    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        unet = make_unet()
+        vae: Any = AutoencoderKLTemporalDecoder(
+            sample_size=128,
+            block_out_channels=(32, 32, 32, 32),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            layers_per_block=1,
+            scaling_factor=0.18215,
+        )
+        image_encoder = CLIPVisionModelWithProjection(
+            CLIPVisionConfig(
+                image_size=224,
+                patch_size=32,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                projection_dim=embedding_dim,
+            )
+        )
+    _enlarge(vae.quant_conv.weight, 6.0)
+    _enlarge(vae.decoder.conv_out.weight, 4.0)
+    pipeline: Any = StableVideoDiffusionPipeline(
+        vae=vae.eval(),
+        image_encoder=image_encoder.eval(),
+        unet=unet.eval(),
+        scheduler=EulerDiscreteScheduler(**SVD_SCHEDULER),
+        feature_extractor=_image_processor(),
+    )
+    _save(pipeline, folder, feature_extractor=["transformers", "CLIPImageProcessor"])
+
+
+def _tiny_unet() -> Any:
+    from diffusers import UNetSpatioTemporalConditionModel
+
+    unet: Any = UNetSpatioTemporalConditionModel(
+        sample_size=16,
+        block_out_channels=(32, 64),
+        # Attention only at half the resolution, where it costs a quarter.
+        down_block_types=("DownBlockSpatioTemporal", "CrossAttnDownBlockSpatioTemporal"),
+        up_block_types=("CrossAttnUpBlockSpatioTemporal", "UpBlockSpatioTemporal"),
+        layers_per_block=1,
+        num_attention_heads=(2, 4),
+        cross_attention_dim=_EMBEDDING_DIM,
+        addition_time_embed_dim=32,
+        projection_class_embeddings_input_dim=3 * 32,
+        num_frames=14,
+    )
+    _enlarge(unet.conv_out.weight, 3.0)
+    return unet
+
+
+def _image_processor() -> Any:
+    from transformers import CLIPImageProcessor
+
+    return CLIPImageProcessor(size={"shortest_edge": 224}, crop_size={"height": 224, "width": 224})
+
+
+def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: str = "UniPCMultistepScheduler") -> None:
+    """Write a model of Wan into a folder, less than 1 MB.
+
+    Raises:
+        InputError: the folder has other content that svdq has not written, or cannot be written.
+    """
+    _claim(folder, WanParameters.title)
+    be_quiet()
+    import diffusers
+
+    has_experts, is_expanded, has_image = (variant == each for each in ("i2v-a14b", "ti2v-5b", "i2v-14b"))
+    settings = WAN_SCHEDULERS[scheduler] | ({"flow_shift": 5.0} if is_expanded else {})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        tokenizer = _tokenizer()
+        parts: dict[str, Any] = {
+            HIGH_NOISE: _transformer(variant),
+            LOW_NOISE: _transformer(variant) if has_experts else None,
+            "vae": _wan_vae(variant),
+            "text_encoder": _text_encoder(len(tokenizer)),
+            "image_encoder": _image_encoder() if has_image else None,
+        }
+    pipeline: Any = diffusers.WanImageToVideoPipeline(
+        **{name: part and part.eval() for name, part in parts.items()},
+        tokenizer=tokenizer,
+        image_processor=_image_processor() if has_image else None,
+        scheduler=getattr(diffusers, scheduler)(**settings),
+        boundary_ratio=0.9 if has_experts else None,
+        expand_timesteps=is_expanded,
+    )
+    _save(
+        pipeline,
+        folder,
+        _class_name="WanPipeline" if is_expanded else "WanImageToVideoPipeline",
+        tokenizer=["transformers", "T5TokenizerFast"],
+        image_processor=["transformers", "CLIPImageProcessor"],
+    )
+
+
+def _transformer(variant: Variant) -> Any:
+    from diffusers import WanTransformer3DModel
+
+    channels = (48, 48) if variant == "ti2v-5b" else (36, 16)
+    transformer: Any = WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=channels[0],
+        out_channels=channels[1],
+        text_dim=_TEXT_DIM,
+        freq_dim=32,
+        ffn_dim=48,
+        num_layers=2,
+        # Positions of up to 2048x2048 pixels and 1021 frames.
+        rope_max_seq_len=256,
+        **({"image_dim": _IMAGE_DIM, "added_kv_proj_dim": 24} if variant == "i2v-14b" else {}),
+    )
+    _enlarge(transformer.proj_out.weight, 3.0)
+    for block in transformer.blocks:
+        _enlarge(block.attn2.to_out[0].weight, 16.0)
+    return transformer
+
+
+def _wan_vae(variant: Variant) -> Any:
+    from diffusers import AutoencoderKLWan
+
+    config: dict[str, Any] = {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+    if variant == "ti2v-5b":
+        # Real: 48 channels, and 2x2 pixels as channels before and after, for a picture compressed 16 times.
+        config |= {"z_dim": 48, "latents_mean": [0.0] * 48, "latents_std": [1.0] * 48, "is_residual": True}
+        config |= {"in_channels": 12, "out_channels": 12, "patch_size": 2, "scale_factor_spatial": 16}
+    vae: Any = AutoencoderKLWan(**config)
+    _enlarge(vae.decoder.conv_out.weight, 2.0)
+    return vae
+
+
+def _text_encoder(vocabulary: int) -> Any:
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    sizes = {"d_model": _TEXT_DIM, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    return UMT5EncoderModel(UMT5Config(vocab_size=vocabulary, dropout_rate=0.0, **sizes))
+
+
+def _tokenizer() -> Any:
+    """Return a tokenizer whose pieces are the printable characters of ASCII."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import T5TokenizerFast
+
+    pieces = ["<pad>", "</s>", "<unk>", "\u2581", *sorted(set(string.printable) - set(string.whitespace))]
+    tokenizer = Tokenizer(models.Unigram([(piece, -float(place)) for place, piece in enumerate(pieces)], unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    return T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0, **names)
+
+
+def _image_encoder() -> Any:
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    sizes = {"image_size": 224, "patch_size": 32, "hidden_size": _IMAGE_DIM, "intermediate_size": 64}
+    return CLIPVisionModel(CLIPVisionConfig(num_hidden_layers=2, num_attention_heads=4, **sizes))
