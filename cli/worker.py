@@ -88,6 +88,9 @@ def worker(
       svdq worker --burst --report night.json
       svdq worker --dtype bf16 --compile blocks --metrics-port 9464
     """
+    from svdq.pipeline.errors import require_torch
+
+    require_torch("a worker")
     from svdq.producer.settings_loader import load_settings
     from svdq.worker.launcher.launcher import LaunchOptions
 
@@ -121,7 +124,6 @@ def _logging(log_format: str) -> Iterator[None]:
 
 def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, *, no_lock: bool) -> int:
     """Check everything that can be checked before any rank starts, then run unless another burst does."""
-    from svdq.pipeline.errors import require_torch
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.pipeline.models.model_names import resolve
     from svdq.producer.files import check_target
@@ -131,7 +133,6 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     from svdq.worker.run_folder import burst_lock, check_home
 
     rank = options.rank
-    require_torch("a worker")
     # Not by the types of the options: `svdq deploy` parses them for another user and a later time.
     if report is not None:
         check_target(report, (".json",))
@@ -162,19 +163,18 @@ def _run(settings: "Settings", model: "ResolvedModel", options: "LaunchOptions",
     started_at = datetime.now().astimezone()
     with Notifications(settings) as notifications:
         ending = launch(settings, model, options)
-        code = ending.code
         is_shown = options.rank.burst or report is not None
-        if is_shown or notifications.are_wanted:
-            try:
-                found = report_of_run(settings, ending, started_at)
-            except UnavailableError:
-                if is_shown:
-                    raise
-                return ending.code  # a notification fails no run
-            code = exit_code(ending, found)
+        if not is_shown and not notifications.are_wanted:
+            return ending.code
+        try:
+            found = report_of_run(settings, ending, started_at)
+        except UnavailableError:
             if is_shown:
-                echo(*found.lines())
-            if report is not None:
-                write_file(report, [json.dumps(found.as_json(), indent=2) + "\n"])
-            notifications.send_summary(found)
-    return code
+                raise
+            return ending.code  # a notification fails no run
+        if is_shown:
+            echo(*found.lines())
+        if report is not None:
+            write_file(report, [json.dumps(found.as_json(), indent=2) + "\n"])
+        notifications.send_summary(found)
+    return exit_code(ending, found)

@@ -34,7 +34,7 @@ from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter, describe
-from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector, MetricsEndpoint
+from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector, serve_metrics
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.queue.rq_worker import TakenJob
 from tests.queued import enqueue
@@ -275,8 +275,11 @@ def test_a_port_that_is_taken_is_said_before_any_rank_starts(house: House) -> No
 
 
 def test_an_address_that_cannot_be_a_name_is_one_sentence(connection: redis.Redis) -> None:
-    with pytest.raises(InputError, match=r"cannot be served at port 0 of 'a\.\.b'"):
-        MetricsEndpoint("a..b", 0, "redis://127.0.0.1:1", [])
+    with (
+        pytest.raises(InputError, match=r"cannot be served at port 0 of 'a\.\.b'"),
+        serve_metrics("a..b", 0, "redis://127.0.0.1:1", []),
+    ):
+        pass
 
 
 # Who names metrics.
@@ -324,78 +327,3 @@ def test_promtool_takes_the_files(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, cwd=PROMETHEUS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS" in done.stdout
-
-
-# With Prometheus itself.
-
-
-class Prometheus:
-    """A running Prometheus that scrapes one target every second."""
-
-    def __init__(self, folder: Path, target: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        folder.mkdir()
-        for name in ("prometheus.yml", "alerts.yml"):
-            text = (PROMETHEUS / name).read_text().replace("_interval: 15s", "_interval: 1s")
-            (folder / name).write_text(text)
-        (folder / "targets.yml").write_text(json.dumps([{"targets": [target]}]))
-        self.log = folder / "log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    *("prometheus", "--config.file", folder / "prometheus.yml", "--storage.tsdb.path", folder / "data"),
-                    *("--web.listen-address", self.url.removeprefix("http://")),
-                ],
-                stdout=log,
-                stderr=log,
-            )
-
-    def ask(self, path: str, **parameters: object) -> dict[str, object]:
-        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return json.load(answer)["data"]
-
-    def is_ready(self) -> bool:
-        try:
-            return bool(self.ask("query", query='up{job="svdq"} == 1')["result"])
-        except OSError:
-            return False
-
-
-@pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[list[Prometheus]]:
-    started: list[Prometheus] = []
-    yield started
-    for each in started:
-        each.process.terminate()
-        each.process.wait()
-
-
-@pytest.mark.long
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no prometheus program here")
-def test_prometheus_answers_every_panel(house: House, tmp_path: Path, prometheus: list[Prometheus]) -> None:
-    group = house.start(3, "--metrics-port", "0", model="simulated:step_ms=60")
-    target = urllib.parse.urlsplit(url_of(group)).netloc
-    prometheus.append(server := Prometheus(tmp_path / "prometheus", target))
-    wait_until(server.is_ready, server.log.read_text)
-    began = time.time()
-    job_ids = [house.submit(steps=20, seed=number) for number in range(30)]
-    wait_until(lambda: house.states(job_ids).count("finished") >= 8)
-    group.ranks()[0].kill()
-    assert {view.status for view in house.wait(job_ids)} == {"finished"}
-    wait_until(lambda: server.ask("query", query="svdq_samples_in_flight == 0")["result"], lambda: group.text)
-
-    empty = {}
-    for title, expression in expressions():
-        query = expression.replace("$__rate_interval", "20s").replace("$instance", ".*")
-        found = server.ask("query_range", query=query, start=began, end=time.time(), step=2)["result"]
-        values = [float(value) for series in found for _, value in series["values"]]
-        if not [value for value in values if value == value]:  # NaN: nothing in nothing
-            empty.setdefault(title, []).append(expression)
-    assert not empty
-    (restarts,) = server.ask("query", query="svdq_group_restarts_total")["result"]
-    assert restarts["value"][1] == "1"
-    rules = server.ask("rules")["groups"][0]["rules"]
-    assert {rule["health"] for rule in rules} == {"ok"}
-    assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []

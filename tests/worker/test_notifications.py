@@ -95,9 +95,7 @@ def test_a_pause_after_failures_and_a_full_disk_are_sent_once(
     server: Server,
     until: Any,
     publish: Any,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(f"{Notifications.__module__}.AGAIN_S", 0.0)  # a pause may last all night
     pause(connection)  # by a person, who knows
     with Notifications(wanting(settings, server.url), poll_s=0.05):
         connection.set("rq:worker:group0", "1")
@@ -178,11 +176,3 @@ def test_a_url_that_is_wrong_is_one_sentence_without_secrets(settings: Settings,
     with pytest.raises(InputError, match="The notification URL number 2 ") as caught:
         Notifications(wanting(settings, server.url, url))
     assert "s3cret" not in str(caught.value)
-
-
-def test_the_same_title_is_not_sent_again_soon(settings: Settings, server: Server) -> None:
-    with Notifications(wanting(settings, server.url)) as notifications:
-        for _ in range(3):
-            notifications.send("a", "b")
-        notifications.send("c", "d")
-    assert server.titles == ["a", "c"]

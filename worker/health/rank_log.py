@@ -60,11 +60,7 @@ class JsonFormatter(BaseJsonFormatter):
             log_data["job_ids"] = list(job_ids)
         for name in ("message", "exception"):
             if name in log_data:
-                log_data[name] = _mask(log_data[name])
-
-
-def _mask(text: str) -> str:
-    return _URL.sub(lambda match: without_secrets(match[0]), text)
+                log_data[name] = _URL.sub(lambda match: without_secrets(match[0]), log_data[name])
 
 
 class JobLogHandler(logging.Handler):

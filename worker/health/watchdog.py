@@ -1,8 +1,4 @@
-"""Ends a rank that makes no progress, so that its group is restarted. Does not import Redis.
-
-A thread wakes up every few seconds while something is computed. It measures time by the number of its wake-ups: while a
-process is paused as a whole (SIGSTOP), neither the step nor the thread runs.
-"""
+"""Ends a rank that makes no progress, so that its group is restarted."""
 
 import logging
 import sys
@@ -10,7 +6,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from svdq.pipeline.loop.protocols import Monitor
@@ -25,44 +21,19 @@ LOOK_S: Final = 5.0
 #: A step may take this many times as long as the slowest of its kind so far, and at least this many seconds.
 FACTOR: Final = 20.0
 SHORTEST_BOUND_S: Final = 60.0
-#: Number of wake-ups within the shortest bound.
-MIN_LOOKS: Final = 4
 
-#: A kind of work: the shape of the video, and what is done for it.
+#: A kind of work: the shape of the video, and the phase.
 Kind = tuple[Shape, Phase]
 
 
-@dataclass
-class StepBounds:
-    """The seconds that work of each kind may take."""
-
-    #: For the first of its kind, which may have to choose kernels and reserve memory.
-    first_s: float
-    #: For any further one, at least.
-    shortest_s: float
-    #: What the slowest of each kind took.
-    slowest_s: dict[Kind, float] = field(default_factory=dict)
-
-    def learn(self, kind: Kind, took_s: float) -> None:
-        """Record how long work took."""
-        self.slowest_s[kind] = max(took_s, self.slowest_s.get(kind, 0.0))
-
-    def bound_s(self, kind: Kind) -> float:
-        """Return how long work of a kind may take."""
-        slowest_s = self.slowest_s.get(kind)
-        return self.first_s if slowest_s is None else max(self.shortest_s, FACTOR * slowest_s)
-
-
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class _Work:
-    """One step that is watched."""
+    """A step that is watched."""
 
     sample: Sample
     index: int
     kind: Kind
-    began_at: float = field(default_factory=time.monotonic)
-    #: Number of wake-ups of the watchdog so far.
-    num_looks: int = 0
+    began_at: float
 
 
 class Watchdog(Monitor):
@@ -80,33 +51,41 @@ class Watchdog(Monitor):
     ) -> None:
         """Watch the thread that calls this; `on_stall` is called after the report and ends the process.
 
-        The first step of a kind may take `first_bound_s`, any step `shortest_bound_s`.
+        The first step of a kind, which may have to choose kernels and reserve memory, may take `first_bound_s`; any
+        step may take `shortest_bound_s`.
         """
         self._monitor = monitor
         self._rank = rank
         self._on_stall = on_stall
-        self._look_s = min(look_s, first_bound_s / MIN_LOOKS)
+        self._look_s = min(look_s, first_bound_s / 4)
+        self._first_s, self._shortest_s = first_bound_s, min(shortest_bound_s, first_bound_s)
         self._watched = threading.get_ident()
-        self.bounds = StepBounds(first_bound_s, min(shortest_bound_s, first_bound_s))
-        #: What is being computed; replaced as a whole by the step loop.
+        #: Seconds of the slowest work of each kind.
+        self.slowest_s: dict[Kind, float] = {}
+        #: The work in progress; replaced as a whole by the step loop.
         self._work: _Work | None = None
         self._is_busy = threading.Event()
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def bound_s(self, kind: Kind) -> float:
+        """Return how long work of a kind may take, in seconds."""
+        slowest_s = self.slowest_s.get(kind)
+        return self._first_s if slowest_s is None else max(self._shortest_s, FACTOR * slowest_s)
 
     # The monitor, in the step loop.
 
     def step(self, sample: Sample, index: int) -> None:
         """Record the end of the step before and the beginning of another."""
-        before, work = self._work, _Work(sample, index, (Shape.of(sample.parameters), phase_of(sample, index)))
+        before, phase = self._work, phase_of(sample, index)
         # The first step of a resumed video is reported twice, with no work in between.
-        if before is None or (before.sample.job_id, before.index, before.kind) != (sample.job_id, index, work.kind):
+        if before is None or (before.sample.job_id, before.index, before.kind[1]) != (sample.job_id, index, phase):
             self._learn()
-        self._watch(work)
+        self._watch(sample, index, phase)
         self._monitor.step(sample, index)
 
     def warm_up(self, sample: Sample) -> None:
         """Record the beginning of a warm-up, which lasts until `idle`."""
-        self._watch(_Work(sample, 0, (Shape.of(sample.parameters), "warm-up")))
+        self._watch(sample, 0, "warm-up")
         self._monitor.warm_up(sample)
 
     def idle(self) -> None:
@@ -120,14 +99,14 @@ class Watchdog(Monitor):
         """Return the monitor's answer."""
         return self._monitor.canceled(job_id)
 
-    def _watch(self, work: _Work) -> None:
-        self._work = work
+    def _watch(self, sample: Sample, index: int, phase: Phase) -> None:
+        self._work = _Work(sample, index, (Shape.of(sample.parameters), phase), time.monotonic())
         self._is_busy.set()
 
     def _learn(self) -> None:
         work = self._work
         if work is not None:
-            self.bounds.learn(work.kind, time.monotonic() - work.began_at)
+            self.slowest_s[work.kind] = max(time.monotonic() - work.began_at, self.slowest_s.get(work.kind, 0.0))
 
     # The watchdog's thread.
 
@@ -136,32 +115,25 @@ class Watchdog(Monitor):
             self._is_busy.wait()
             time.sleep(self._look_s)
             work = self._work
-            if work is None:
-                continue
-            work.num_looks += 1
-            waited_s = work.num_looks * self._look_s
-            if work is self._work and waited_s > self.bounds.bound_s(work.kind):
-                self._report(work, waited_s)
+            if work is not None and time.monotonic() - work.began_at > self.bound_s(work.kind):
+                self._report(work)
                 self._on_stall()
                 return
 
-    def _report(self, work: _Work, waited_s: float) -> None:
-        shape, doing = work.kind
-        slowest_s = self.bounds.slowest_s.get(work.kind)
-        what = f"step {work.index + 1} of {work.sample.parameters.steps}" if doing == "step" else f"the {doing}"
-        usual = "none of this kind has been done yet" if slowest_s is None else f"at most {slowest_s:.3g} s so far"
+    def _report(self, work: _Work) -> None:
+        shape, phase = work.kind
+        slowest_s = self.slowest_s.get(work.kind)
         frame = sys._current_frames().get(self._watched)
-        stack = "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)\n"
         logger.error(
             "Rank %d makes no progress: %s of job %s (%dx%d, %d frames) has taken %.0f s, %s. "
             "The rank ends now, and its group restarts. Its stack:\n%s",
             self._rank,
-            what,
+            f"step {work.index + 1} of {work.sample.parameters.steps}" if phase == "step" else f"the {phase}",
             work.sample.job_id,
             shape.width,
             shape.height,
             shape.frames,
-            waited_s,
-            usual,
-            stack.rstrip(),
+            time.monotonic() - work.began_at,
+            "none of this kind has been done yet" if slowest_s is None else f"at most {slowest_s:.3g} s so far",
+            "".join(traceback.format_stack(frame)).rstrip() if frame is not None else "(no stack)",
         )

@@ -25,6 +25,8 @@ _COUNT: Final = "import torch; [print(number) for number in range(torch.cuda.dev
 #: Lines of `nvidia-smi -L`: GPU 0: NVIDIA A100 (UUID: GPU-…), and indented MIG 1g.5gb Device 0: (UUID: MIG-…).
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*?(?: \(UUID: (.*)\))?$")
 _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]*)\)$")
+#: A line that lists a device, and is no error message.
+_LISTING: Final = re.compile(rf"{_GPU_LINE.pattern}|{_MIG_LINE.pattern}|\d+, ")
 #: How the names of devices begin in CUDA_VISIBLE_DEVICES.
 _DEVICE: Final = re.compile(r"\d|GPU-|MIG-")
 
@@ -160,10 +162,6 @@ def ask(*command: str, timeout_s: float = TIMEOUT_S) -> Answer | None:
         return Answer(text="", failure=f"{program} did not answer within {timeout_s:.0f} s")
     if process.returncode == 0:
         return Answer(text=text)
-    said = next((line.strip() for line in text.splitlines() if line.strip() and not _is_listing(line)), "")
+    errors = (line.strip() for line in text.splitlines() if line.strip() and not _LISTING.match(line))
+    said = next(errors, "")
     return Answer(text=text, failure=f"{program} ended with exit code {process.returncode}{said and f': {said[:200]}'}")
-
-
-def _is_listing(line: str) -> bool:
-    """Whether a line lists a device, and is no error message."""
-    return bool(_GPU_LINE.match(line) or _MIG_LINE.match(line) or re.match(r"\d+, ", line))

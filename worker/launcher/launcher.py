@@ -62,7 +62,7 @@ class LaunchOptions:
     #: Port and address of this machine where metrics are served; None: nowhere.
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
-    #: What each rank is started with; the launcher fills in the rest.
+    #: Configuration of each rank; the launcher fills in the rest.
     rank: RankConfig = field(default_factory=RankConfig)
 
 
@@ -72,7 +72,7 @@ class Ending:
 
     #: The first exit code of a group that is not 0, else 0.
     code: int
-    #: What ended the groups; "" when they ended by themselves.
+    #: The reason; "" when the groups ended by themselves.
     ended_by: Literal["signal", "until", ""]
     #: Whether an empty queue ends them.
     burst: bool
@@ -115,7 +115,13 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
         _endpoint(settings, options, groups),
         starting_record(settings, model, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
-        logger.info("%s", _starting_text(settings, options, ranks, len(gpus)))
+        # Loading torch and a model takes 10 s and more.
+        named, each = (f"{options.groups} groups of ", " each") if options.groups > 1 else ("", "")
+        where = count(len(gpus), "GPU") if gpus else "the processors"
+        logger.info(
+            "Starting %s%s%s on %s with the model %s; this takes some seconds.",
+            *(named, count(ranks, "rank"), each, where, settings.model),
+        )
         folders = [Path(parent, f"group{number}") for number in range(options.groups)]
         shares = share_out(lasting_names(gpus), options.groups, ranks) if gpus else [None] * options.groups
         for number, (folder, devices) in enumerate(zip(folders, shares, strict=True)):
@@ -130,12 +136,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
             except InputError as error:  # the run is reported in any case
                 logger.error("%s", error)
                 code = code or SvdqError.exit_code
-        return Ending(
-            code=code,
-            ended_by=supervisor.ended_by,
-            burst=options.rank.burst,
-            until_s=until_s,
-        )
+        return Ending(code=code, ended_by=supervisor.ended_by, burst=options.rank.burst, until_s=until_s)
 
 
 def default_ranks(num_gpus: int, num_groups: int) -> int:
@@ -144,25 +145,15 @@ def default_ranks(num_gpus: int, num_groups: int) -> int:
     return max(1, (num_gpus or min(cores, MAX_DEFAULT_CPU_RANKS * num_groups)) // num_groups)
 
 
-def _starting_text(settings: Settings, options: LaunchOptions, ranks: int, num_gpus: int) -> str:
-    """Describe what is started, since loading torch and a model takes 10 s and more."""
-    groups, each = (f"{options.groups} groups of ", " each") if options.groups > 1 else ("", "")
-    device = count(num_gpus, "GPU") if num_gpus else "the processors"
-    return (
-        f"Starting {groups}{count(ranks, 'rank')}{each} on {device} with the model {settings.model}; "
-        "this takes some seconds."
-    )
-
-
 def _endpoint(
     settings: Settings, options: LaunchOptions, groups: Sequence[GroupProcess]
 ) -> contextlib.AbstractContextManager[object]:
     """Serve the metrics of the groups if a port is given."""
     if options.metrics_port is None:
         return contextlib.nullcontext()
-    from svdq.worker.launcher.metrics import MetricsEndpoint
+    from svdq.worker.launcher.metrics import serve_metrics
 
-    return MetricsEndpoint(options.metrics_address, options.metrics_port, server_url(settings), groups)
+    return serve_metrics(options.metrics_address, options.metrics_port, server_url(settings), groups)
 
 
 class _Supervisor:
@@ -172,7 +163,7 @@ class _Supervisor:
         self._groups = groups
         #: Seconds since the epoch at which the groups are stopped.
         self._until_s = until_s
-        #: What ended them first.
+        #: The first reason to end them.
         self.ended_by: Literal["signal", "until", ""] = ""
         #: The signal to send to all ranks, also to those that do not listen yet.
         self._signal: signal.Signals | None = None
@@ -180,10 +171,7 @@ class _Supervisor:
 
     def run(self) -> int:
         """Wait; return the first exit code that is not 0, or 0 after a signal."""
-        handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
-            signal.SIGINT: self._on_interrupt,
-            signal.SIGTERM: self._on_terminate,
-        }
+        handlers = {signal.SIGINT: self._on_interrupt, signal.SIGTERM: self._on_terminate}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             while None in (codes := [group.poll() for group in self._groups]):
@@ -230,8 +218,7 @@ class _Supervisor:
         self._kill_at = self._kill_at or time.monotonic() + STOP_S
 
 
-#: Seconds between two renewals of the record, less than half of `keys.STARTING_TTL_S`; one that is left when the groups
-#: are ready does no harm, since RQ shows them then.
+#: Seconds between two renewals of the record of a starting launcher, less than half of `keys.STARTING_TTL_S`.
 RENEW_S: Final = 4.0
 #: Seconds that the end of a launcher waits for its record to be removed; it expires anyway.
 END_S: Final = 1.0
@@ -246,8 +233,12 @@ def starting_record(settings: Settings, model: ResolvedModel, is_ready: Callable
         name = f"{socket.gethostname()}:{os.getpid()} {model.family or '-'} {model.name}"
         with connect(url) as connection:
             while not (is_ready() or ended.is_set()):
-                with contextlib.suppress(redis.RedisError):
-                    _renew(connection, name)
+                with contextlib.suppress(redis.RedisError), connection.pipeline() as pipeline:
+                    now, _ = connection.time()
+                    pipeline.zadd(keys.STARTING, {name: now + keys.STARTING_TTL_S})
+                    pipeline.zremrangebyscore(keys.STARTING, "-inf", now)
+                    pipeline.expire(keys.STARTING, keys.STARTING_TTL_S)
+                    pipeline.execute()
                 ended.wait(RENEW_S)
             with contextlib.suppress(redis.RedisError):
                 connection.zrem(keys.STARTING, name)
@@ -259,12 +250,3 @@ def starting_record(settings: Settings, model: ResolvedModel, is_ready: Callable
     finally:
         ended.set()
         thread.join(END_S)
-
-
-def _renew(connection: redis.Redis, name: str) -> None:
-    now, _ = connection.time()
-    with connection.pipeline() as pipeline:
-        pipeline.zadd(keys.STARTING, {name: now + keys.STARTING_TTL_S})
-        pipeline.zremrangebyscore(keys.STARTING, "-inf", now)
-        pipeline.expire(keys.STARTING, keys.STARTING_TTL_S)
-        pipeline.execute()

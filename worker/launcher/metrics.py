@@ -1,14 +1,14 @@
-"""Serves metrics to Prometheus from a thread of the launcher: its groups, and what Redis holds of queues and ranks.
+"""Serves metrics to Prometheus from a thread of the launcher: its groups, and the queues and ranks in Redis.
 
 Ranks do no work for a scrape. Each launcher reports only its own ranks, so that several launchers count none twice;
 queues are shared, and every launcher reports the same. While Redis is unavailable, the launcher reports its processes.
 """
 
+import contextlib
 import logging
 import socket
-from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import redis
 from prometheus_client import CollectorRegistry, Metric, start_http_server
@@ -31,7 +31,7 @@ ANSWER_TIMEOUT_S = 2.0
 
 
 class Family(NamedTuple):
-    """One metric."""
+    """A metric."""
 
     #: Its name in Prometheus; of a summary without _sum and _count.
     name: str
@@ -42,13 +42,10 @@ class Family(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-_CLASSES = {
-    "gauge": GaugeMetricFamily,
-    "counter": CounterMetricFamily,
-    "summary": SummaryMetricFamily,
-}
+_CLASSES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "summary": SummaryMetricFamily}
 _GROUP = ("group",)
 _RANK = ("group", "rank")
+#: Each is used by an alert or the dashboard in deploy/.
 FAMILIES = (
     # The launcher and its processes.
     Family("svdq_redis_up", "gauge", "Whether Redis answered this scrape"),
@@ -71,6 +68,9 @@ FAMILIES = (
     Family("svdq_step_seconds", "summary", "Seconds of a denoising step", _RANK),
 )
 
+#: Name of a family, values of its labels, and its value (of a summary: count and sum).
+Measurement = tuple[str, tuple[str, ...], tuple[float, ...]]
+
 
 class LauncherCollector(Collector):
     """Makes the metrics of one launcher at each scrape."""
@@ -79,7 +79,6 @@ class LauncherCollector(Collector):
         """Make it, without contacting Redis; the label of a group is its index."""
         self._connection = connection
         self._groups = groups
-        self._was_refused = False
 
     def collect(self) -> Iterable[Metric]:
         """Return all metrics."""
@@ -87,23 +86,20 @@ class LauncherCollector(Collector):
             family.name: _CLASSES[family.kind](family.name, f"{family.help}.", labels=family.labels)
             for family in FAMILIES
         }
-        is_redis_up = False
+        measured: list[Measurement] = []
+        is_redis_up = True
         try:
             snapshot = take(self._connection)
-            _add_queues(metrics, snapshot)
-            memory: Any = self._connection.info("memory")
-            if memory["maxmemory"]:
-                metrics["svdq_redis_memory_ratio"].add_metric([], memory["used_memory"] / memory["maxmemory"])
+            measured += self._of_queues(snapshot)
             for group, rank in self._own_ranks(snapshot):
-                _add_rank(metrics, group, rank, snapshot.at)
-            is_redis_up, self._was_refused = True, False
+                measured += _of_rank(group, rank, snapshot.at)
         except redis.RedisError:
-            pass  # svdq_redis_up reports it
+            is_redis_up = False
         except Exception as error:  # noqa: BLE001 - anyone can write to Redis; the endpoint answers nevertheless
-            if not self._was_refused:
-                logger.warning("Cannot make metrics of the data in Redis: %s: %s", type(error).__name__, error)
-            self._was_refused = True
-        self._add_launcher(metrics, is_redis_up=is_redis_up)
+            is_redis_up = False
+            logger.warning("Cannot make metrics of the data in Redis: %s: %s", type(error).__name__, error)
+        for name, labels, values in [*measured, *self._of_launcher(is_redis_up=is_redis_up)]:
+            metrics[name].add_metric(labels, *values)
         return metrics.values()
 
     def _own_ranks(self, snapshot: Snapshot) -> list[tuple[str, RankStatus]]:
@@ -119,76 +115,68 @@ class LauncherCollector(Collector):
             if rank.host == host and (rank.rank, rank.pid) in labels
         ]
 
-    def _add_launcher(self, metrics: dict[str, Any], *, is_redis_up: bool) -> None:
-        metrics["svdq_redis_up"].add_metric([], is_redis_up)
+    def _of_launcher(self, *, is_redis_up: bool) -> Iterator[Measurement]:
+        yield "svdq_redis_up", (), (is_redis_up,)
         for index, group in enumerate(self._groups):
-            label = [str(index)]
-            num_up = len(group.running_pids()) if group.is_running else 0
-            metrics["svdq_group_ranks"].add_metric(label, group.num_ranks)
-            metrics["svdq_group_ranks_up"].add_metric(label, num_up)
-            metrics["svdq_group_failed_gpus"].add_metric(label, group.num_failed_gpus)
+            label = (str(index),)
+            yield "svdq_group_ranks", label, (group.num_ranks,)
+            yield "svdq_group_ranks_up", label, (len(group.running_pids()) if group.is_running else 0,)
+            yield "svdq_group_failed_gpus", label, (group.num_failed_gpus,)
+
+    def _of_queues(self, snapshot: Snapshot) -> Iterator[Measurement]:
+        for name, counts in snapshot.queues.items():
+            for status, number in counts.items():
+                yield "svdq_jobs", (name, status), (number,)
+        if snapshot.estimate.eta_s is not None:
+            yield "svdq_queue_eta_seconds", (), (snapshot.estimate.eta_s,)
+        yield "svdq_pauses", (), (len(snapshot.pauses),)
+        memory: Any = self._connection.info("memory")
+        if memory["maxmemory"]:
+            yield "svdq_redis_memory_ratio", (), (memory["used_memory"] / memory["maxmemory"],)
 
 
-def _add_queues(metrics: dict[str, Any], snapshot: Snapshot) -> None:
-    for name, counts in snapshot.queues.items():
-        for status, number in counts.items():
-            metrics["svdq_jobs"].add_metric([name, status], number)
-    if snapshot.estimate.eta_s is not None:
-        metrics["svdq_queue_eta_seconds"].add_metric([], snapshot.estimate.eta_s)
-    metrics["svdq_pauses"].add_metric([], len(snapshot.pauses))
-
-
-def _add_rank(metrics: dict[str, Any], group: str, rank: RankStatus, now: float) -> None:
-    label = [group, str(rank.rank)]
+def _of_rank(group: str, rank: RankStatus, now: float) -> Iterator[Measurement]:
+    label = (group, str(rank.rank))
     if rank.intake is not None:
-        of_group = {
-            "svdq_group_restarts_total": rank.restart_count,
-            "svdq_samples_in_flight": len(rank.intake.in_flight),
-            "svdq_videos_finished_total": rank.intake.finished,
-            "svdq_videos_failed_total": rank.intake.failed,
-        }
-        for name, number in of_group.items():
-            metrics[name].add_metric([group], number)
-    wait_s = max(0.0, *(now - condition.since for condition in rank.conditions), 0.0)
-    metrics["svdq_rank_busy_ratio"].add_metric(label, rank.busy_share)
-    metrics["svdq_rank_storage_wait_seconds"].add_metric(label, wait_s)
-    metrics["svdq_step_seconds"].add_metric(label, rank.num_steps, rank.steps_s)
+        yield "svdq_group_restarts_total", (group,), (rank.restart_count,)
+        yield "svdq_samples_in_flight", (group,), (len(rank.intake.in_flight),)
+        yield "svdq_videos_finished_total", (group,), (rank.intake.finished,)
+        yield "svdq_videos_failed_total", (group,), (rank.intake.failed,)
+    yield "svdq_rank_busy_ratio", label, (rank.busy_share,)
+    wait_s = max((now - condition.since for condition in rank.conditions), default=0.0)
+    yield "svdq_rank_storage_wait_seconds", label, (max(0.0, wait_s),)
+    yield "svdq_step_seconds", label, (rank.num_steps, rank.steps_s)
 
 
-class MetricsEndpoint:
-    """The HTTP server of one launcher, as a context manager."""
+@contextlib.contextmanager
+def serve_metrics(address: str, port: int, redis_url: str, groups: Sequence["GroupProcess"]) -> Iterator[None]:
+    """Serve the metrics of a launcher's groups, which may be added later, during a block; port 0 takes a free one.
 
-    def __init__(self, address: str, port: int, redis_url: str, groups: Sequence["GroupProcess"]) -> None:
-        """Serve the metrics of a launcher's groups, the latest of which may be added later; port 0 takes a free one.
-
-        Raises:
-            InputError: it cannot listen there.
-        """
-        self._connection = redis.Redis.from_url(
-            redis_url,
-            retry=Retry(NoBackoff(), 0),
-            socket_connect_timeout=ANSWER_TIMEOUT_S,
-            socket_timeout=ANSWER_TIMEOUT_S,
-        )
-        registry = CollectorRegistry()
-        registry.register(LauncherCollector(self._connection, groups))
-        try:
-            self._server, self._thread = start_http_server(port, address, registry)
-        except (OSError, OverflowError, UnicodeError) as error:
-            self._connection.close()
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(
-                f"Metrics cannot be served at port {port} of {address!r} ({reason}); choose another --metrics-port or "
-                "--metrics-address."
-            ) from error
-        host = f"[{address}]" if self._server.address_family is socket.AF_INET6 else address
-        logger.info("Metrics are at http://%s:%d/metrics.", host, self._server.server_port)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-        self._connection.close()
+    Raises:
+        InputError: it cannot listen there.
+    """
+    connection = redis.Redis.from_url(
+        redis_url,
+        retry=Retry(NoBackoff(), 0),
+        socket_connect_timeout=ANSWER_TIMEOUT_S,
+        socket_timeout=ANSWER_TIMEOUT_S,
+    )
+    registry = CollectorRegistry()
+    registry.register(LauncherCollector(connection, groups))
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"Metrics cannot be served at port {port} of {address!r} ({reason}); choose another --metrics-port or "
+            "--metrics-address."
+        ) from error
+    host = f"[{address}]" if server.address_family is socket.AF_INET6 else address
+    logger.info("Metrics are at http://%s:%d/metrics.", host, server.server_port)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        connection.close()

@@ -1,48 +1,47 @@
-"""Sends notifications about a run by apprise: a pause after failures, a condition such as a full disk, the summary.
+"""Reports a run, and sends notifications about it by apprise: a pause after failures, a full disk, the summary.
 
-A thread does it, so that a run never waits for it or fails by it. URLs hold secrets and are never logged.
+A thread sends them, so that a run never waits for it or fails by it. URLs hold secrets and are never logged.
 """
 
 import logging
+import math
 import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import redis
 
-from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.job_control import pauses
 from svdq.producer.queue import session
-from svdq.producer.results.run_report import RunReport
+from svdq.producer.results.run_report import RunReport, jobs_left, records_from_redis, records_from_storage, summarize
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import read_groups
-
-if TYPE_CHECKING:
-    from apprise import NotifyBase
-from collections.abc import Mapping
-from datetime import datetime, timedelta
-
-from svdq.pipeline.errors import UnavailableError
-from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.launcher import Ending
 
+if TYPE_CHECKING:
+    from apprise import NotifyBase
+
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at what is wrong.
+#: Seconds between two looks for problems.
 POLL_S = 10.0
-#: Seconds after which the same title may be sent again: a storage may come and go every few seconds.
+#: Seconds without a problem after which it is sent again: a storage may come and go every few seconds.
 AGAIN_S = 600.0
 #: Seconds that the end of a run waits for services that are slow.
 CLOSE_S = 20.0
+#: How a burst ends that leaves jobs in the queue because of a pause.
+NOT_TAKEN = "It ended because no jobs are taken."
 
 
 class Notifications:
-    """The notifications of one run; without URLs it does nothing."""
+    """The notifications of one run, as a context manager; without URLs it does nothing."""
 
     def __init__(self, settings: Settings, *, poll_s: float = POLL_S, close_s: float = CLOSE_S) -> None:
         """Read the URLs.
@@ -54,9 +53,8 @@ class Notifications:
         self._poll_s, self._close_s = poll_s, close_s
         self._services = _services(settings.notify)
         self._waiting: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
-        self._sent_s: dict[str, float] = {}
-        #: Titles of what was wrong at the last look and has been sent.
-        self._sent: set[str] = set()
+        #: When each problem was last seen, by its title.
+        self._seen_s: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
 
     @property
@@ -65,7 +63,7 @@ class Notifications:
         return bool(self._services)
 
     def __enter__(self) -> Self:
-        """Begin to look for what is wrong."""
+        """Begin to look for problems."""
         if self._services:
             self._thread.start()
         return self
@@ -81,14 +79,9 @@ class Notifications:
         self._waiting.put(None)
         self._thread.join(self._close_s)
 
-    def send(self, title: str, text: str) -> bool:
-        """Send a text in the background, unless the same title was sent lately; return whether it is sent."""
-        now_s = time.monotonic()
-        if now_s - self._sent_s.get(title, now_s - AGAIN_S) < AGAIN_S:
-            return False
-        self._sent_s[title] = now_s
+    def send(self, title: str, text: str) -> None:
+        """Send a text in the background."""
         self._waiting.put((title, text))
-        return True
 
     def send_summary(self, report: RunReport) -> None:
         """Send the summary of the run."""
@@ -115,19 +108,25 @@ class Notifications:
                         logger.warning("The notification to %s was not accepted.", service.service_name)
 
     def _look(self) -> None:
-        """Send what is wrong, once as long as it lasts."""
+        """Send each problem once as long as it lasts."""
         try:
             with session(self._settings) as connection:
                 problems = dict(_problems(connection, socket.gethostname()))
-            self._sent = {title for title, text in problems.items() if title in self._sent or self.send(title, text)}
         except SvdqError as error:
-            logger.debug("What is wrong cannot be read at present: %s", error)
+            logger.debug("Redis cannot be read at present: %s", error)
+            return
         except Exception:
-            logger.exception("What is wrong cannot be read.")
+            logger.exception("The records in Redis cannot be read.")
+            return
+        now_s = time.monotonic()
+        for title, text in problems.items():
+            if now_s - self._seen_s.get(title, -math.inf) >= AGAIN_S:
+                self.send(title, text)
+            self._seen_s[title] = now_s
 
 
 def _problems(connection: redis.Redis, host: str) -> Iterator[tuple[str, str]]:
-    """Yield title and text of what is wrong with the ranks of a host, and of groups that paused after failures."""
+    """Yield title and text of problems of the ranks of a host, and of groups that paused after failures."""
     for sentence in pauses(connection):
         if sentence.startswith("PAUSED "):  # and not by a person
             yield f"svdq on {host} takes no more jobs", sentence
@@ -161,14 +160,8 @@ def _services(urls: Sequence[str]) -> "list[NotifyBase]":
     return services
 
 
-#: How a burst ends that leaves jobs in the queue because of a pause.
-NOT_TAKEN = "It ended because no jobs are taken."
-
-
 def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> RunReport:
-    """Report the jobs that ended during a run.
-
-    `started_at` has a zone.
+    """Report the jobs that ended during a run that started at a time with a zone.
 
     Raises:
         UnavailableError: Redis cannot be reached.
@@ -182,13 +175,8 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> R
         records += records_from_storage(Storage(settings.storage), started_at, logger.warning)
     except UnavailableError as error:
         logger.warning("The report has only the jobs that Redis still knows: %s", error)
-    return summarize(
-        records,
-        left,
-        since=started_at,
-        until=now,
-        ending=why_ended(ending, started_at, left=left, pauses=reasons),
-    )
+    why = why_ended(ending, started_at, left=left, pauses=reasons)
+    return summarize(records, left, since=started_at, until=now, ending=why)
 
 
 def exit_code(ending: Ending, report: RunReport) -> int:
@@ -200,24 +188,21 @@ def exit_code(ending: Ending, report: RunReport) -> int:
 def why_ended(ending: Ending, started_at: datetime, *, left: Mapping[str, int], pauses: Sequence[str]) -> str:
     """Say why a run ended.
 
-    `started_at` has a zone, `left` counts the unfinished jobs by state, and `pauses` says in a sentence each why no
-    jobs are taken.
+    `started_at` has a zone, `left` counts the unfinished jobs by state, and `pauses` are sentences that say why no jobs
+    are taken.
     """
     if ending.ended_by == "signal":
         return "It was stopped by a signal."
     if ending.code:
         return f"It failed with exit code {ending.code}; its log says why."
-    if ending.ended_by == "until" or (ending.until_s is not None and not ending.burst):
-        return f"It ended at the time given, {_until(ending, started_at)}."
-    if left.get("queued"):
-        if pauses:
-            return f"{NOT_TAKEN} {pauses[0]}"
-        if ending.until_s is not None:
-            return f"It ended because no further video could be done by {_until(ending, started_at)}."
+    time_given = ""
+    if ending.until_s is not None:
+        until = datetime.fromtimestamp(ending.until_s).astimezone()
+        time_given = until.strftime("%H:%M" if until - started_at < timedelta(days=1) else "%Y-%m-%d %H:%M")
+    if ending.ended_by == "until" or (time_given and not ending.burst):
+        return f"It ended at the time given, {time_given}."
+    if left.get("queued") and pauses:
+        return f"{NOT_TAKEN} {pauses[0]}"
+    if left.get("queued") and time_given:
+        return f"It ended because no further video could be done by {time_given}."
     return "It ended because the queue was empty."
-
-
-def _until(ending: Ending, started_at: datetime) -> str:
-    assert ending.until_s is not None
-    until = datetime.fromtimestamp(ending.until_s).astimezone()
-    return until.strftime("%H:%M" if until - started_at < timedelta(days=1) else "%Y-%m-%d %H:%M")

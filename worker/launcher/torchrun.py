@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import psutil
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.keys import DAY_S
@@ -24,9 +25,6 @@ from svdq.producer.text import count
 from svdq.worker import run_folder
 from svdq.worker.launcher.gpus import probe, title
 from svdq.worker.run_folder import RunConfig
-
-if TYPE_CHECKING:
-    import psutil
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +47,7 @@ POLL_S = 0.1
 class GroupProcess:
     """A running torchrun."""
 
-    def __init__(
-        self,
-        num_ranks: int,
-        folder: Path,
-        config: RunConfig,
-        devices: Sequence[str] | None,
-    ) -> None:
+    def __init__(self, num_ranks: int, folder: Path, config: RunConfig, devices: Sequence[str] | None) -> None:
         """Start it, with run folders in `folder`, which is made, and tell its ranks `config`.
 
         `devices` is as in CUDA_VISIBLE_DEVICES; None: the GPUs of this process.
@@ -91,20 +83,23 @@ class GroupProcess:
 
     def _start(self) -> None:
         # torchrun cannot use the rendezvous of another one.
-        self.run_dir = self._folder / f"{len(self._config.rank.failed_gpus)}"
+        self.run_dir = self._folder / str(self.num_failed_gpus)
         self.run_dir.mkdir()
         run_folder.write_config(self.run_dir, self._config)
         if self._devices is not None:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
-        command = [sys.executable, "-c", TORCHRUN, *_rendezvous(self.run_dir), "--nproc-per-node", str(self.num_ranks)]
+        command = [sys.executable, "-c", TORCHRUN, "--nproc-per-node", str(self.num_ranks)]
+        # torchrun unpickles the contents of its rendezvous: a file, which only this user can open. Its TCP store is
+        # open to all. The file grows with each keep-alive of the only host.
+        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", str(self.run_dir / "store"), "--rdzv-id", "svdq"]
+        command += ["--rdzv-conf", f"store_type=file,keep_alive_interval={DAY_S}", "--local-addr", "127.0.0.1"]
         # Without --log-dir torchrun leaves an empty folder in TMPDIR at each start.
         command += ["--max-restarts", str(MAX_RESTARTS), "--log-dir", str(self.run_dir / "torchrun")]
         self._process = subprocess.Popen(
             [*command, "-m", "svdq.worker", "--run-dir", str(self.run_dir)],
             env=self._environment,
             start_new_session=True,
-            # torchrun forgets the ranks that it is starting when a SIGTERM comes. SIGKILL is certain to end it, and the
-            # end of torchrun stops its ranks.
+            # SIGTERM lets torchrun forget the ranks that it is starting. The end of torchrun stops its ranks.
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
 
@@ -118,9 +113,7 @@ class GroupProcess:
         error = run_folder.read_error(self.run_dir)
         if error is not None:
             self.kill()
-            if self._config.rank.failed_gpus:
-                raise type(error)(f"{error} {self._failures()}") from error
-            raise error
+            raise type(error)(f"{error} {self._failures()}".rstrip())
         code = self._process.poll()
         if code is None and self._last_signal is not signal.SIGTERM:
             self._test_gpus()
@@ -135,7 +128,7 @@ class GroupProcess:
                 return
             self._results = {}
             for device in devices:
-                threading.Thread(target=_test, args=(device, self._results), name="probe", daemon=True).start()
+                threading.Thread(target=_probe, args=(device, self._results), name="probe", daemon=True).start()
         if len(self._results) < len(devices):
             return
         failed = {device: reason for device, reason in self._results.items() if reason}
@@ -176,12 +169,12 @@ class GroupProcess:
         self._start()
 
     def _failures(self) -> str:
-        """Say which GPUs have failed, in sentences."""
+        """Return a sentence for each GPU that has failed."""
         return " ".join(f"{name} has failed ({reason})." for name, reason in self._config.rank.failed_gpus.items())
 
     @property
     def is_running(self) -> bool:
-        """Whether the last `poll` found it running."""
+        """Whether it ran at the last `poll`."""
         return self._process.returncode is None
 
     @property
@@ -211,38 +204,21 @@ class GroupProcess:
             time.sleep(POLL_S)
         self._process.wait()
 
-    def _left(self) -> "list[psutil.Process]":
-        """Find torchrun and its ranks by the run folder in their command lines, which only they have."""
-        import psutil  # on demand: only the worker's extra installs it
-
+    def _left(self) -> list[psutil.Process]:
+        """Find torchrun and its ranks by the run folder in their command lines."""
         run_dir = str(self.run_dir)
         return [process for process in psutil.process_iter(["cmdline"]) if run_dir in (process.info["cmdline"] or ())]
 
 
 def _waits(pid: int) -> bool:
-    import psutil
-
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP)
     except psutil.Error:
         return False
 
 
-def _test(device: str, results: dict[str, str]) -> None:
+def _probe(device: str, results: dict[str, str]) -> None:
     results[device] = probe(device)
-
-
-def _rendezvous(run_dir: Path) -> list[str]:
-    """Return torchrun's options for a rendezvous through a file.
-
-    torchrun unpickles what it reads there. Only this user can open the run folder; torchrun's TCP store is open to all.
-    """
-    # The file grows with each keep-alive of the only host.
-    conf = f"store_type=file,keep_alive_interval={DAY_S}"
-    return [
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(run_dir / "store"), "--rdzv-conf", conf),
-        *("--rdzv-id", "svdq", "--local-addr", "127.0.0.1"),
-    ]
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
