@@ -91,7 +91,7 @@ def watch(
     from svdq.producer.settings_loader import load_for_watching
     from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.watching.folder_config import PHOTO_GLOBS, Selection, WatchOptions
-    from svdq.producer.watching.watch import watch as watch_folder
+    from svdq.producer.watching.watcher import watch as watch_folder
 
     settings = load_for_watching(folder, redis_url=redis_url, storage=storage)
     watching = {name: others.pop(name) for name in ("existing", "stable_for_s", "on_success")}

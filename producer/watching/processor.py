@@ -6,9 +6,11 @@ with the same parameters finds the job that exists.
 
 import contextlib
 import math
+import os
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import redis
 
@@ -18,13 +20,12 @@ from svdq.producer.queue import database_id, statuses
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import ExpectedModel
+from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, as_key
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
-from svdq.producer.submitting.sources import SUFFIX
+from svdq.producer.submitting.sources import MAX_BYTES, SUFFIX, SUFFIXES, parse_prompt
 from svdq.producer.submitting.submission import entries_of, store
-from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
+from svdq.producer.watching.directory import Signature, delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
-from svdq.producer.watching.prompts import Prompts
 from svdq.producer.watching.scanner import Debounce, WaitingFile
 from svdq.producer.watching.state import Event, Kind, Record, Report, State
 
@@ -36,6 +37,87 @@ BAD_FACTOR = 4
 HOLD_S = 2.0
 #: Seconds without a file on hold for a reason after which the reason is reported again.
 REPORT_AGAIN_S = 60.0
+
+
+@dataclass
+class Prompts:
+    """The prompts of photos in a watched folder: `photo.txt` beside `photo.jpg`."""
+
+    config: FolderConfig
+    post_submit: PostSubmit
+    #: Seconds without a change after which a prompt has been written to its end.
+    stable_for_s: float
+
+    def add(self, file: WaitingFile, spec: JobSpec) -> JobSpec | None:
+        """Return the parameters of a photo with the prompt beside it, or None if that is new and may still grow.
+
+        Raises:
+            InputError: the prompt cannot be read or is not valid.
+        """
+        path = _prompt_of(file.path)
+        if self.config.prompt is not None or not _takes_prompts(spec) or path == file.path:
+            return spec
+        found = self._signature(path)
+        is_new, file.prompt = found != file.prompt, found
+        if found is None:
+            return spec
+        prompt = "" if is_new else self._read(path)
+        if is_new or self._signature(path) != found:
+            file.due_s = time.monotonic() + self.stable_for_s
+            return None
+        shown = f"The prompt in {str(self.post_submit.root / path)!r}:"
+        spec = replace(spec, options=(replace(spec.options[0], prompt=prompt),))
+        spec.check(lambda field: shown if field == "prompt" else as_key(field))
+        return spec
+
+    def finish(self, file: WaitingFile, moved_to: Path | None) -> None:
+        """Move or delete the prompt of a photo that was moved or deleted, unless another photo has the same prompt."""
+        path, root, target = _prompt_of(file.path), self.post_submit.root, self.post_submit.target
+        if file.prompt is None or self._has_photo(path):
+            return
+        with contextlib.suppress(OSError):  # it stays; without its photo nothing uses it
+            if target is None:
+                delete_file(root, path, file.prompt)
+            elif moved_to is not None:
+                name = moved_to.with_suffix(SUFFIX).name
+                move_file(root, path, file.prompt, target, self.post_submit.subfolder, name=name)
+
+    def why_ignored(self, path: str) -> str:
+        """Return why a text file is not used as a prompt, as a clause; "" if it is used."""
+        if not self._has_photo(path):
+            return "there is no photo beside it whose prompt it can be."
+        with contextlib.suppress(InputError):  # reported with the photos
+            if not _takes_prompts(self.config.spec_for(path)):
+                return "this family of models takes no prompts."
+        return ""
+
+    def _read(self, path: str) -> str:
+        shown = self.post_submit.root / path
+        try:
+            with open_file(self.post_submit.root, path) as file:
+                return parse_prompt(file.read(MAX_BYTES + 1), shown)
+        except OSError as error:
+            raise InputError(
+                f"The prompt {str(shown)!r} cannot be read ({error.strerror}); check its rights, or put the text there."
+            ) from error
+
+    def _signature(self, path: str) -> Signature | None:
+        is_folder = os.path.isdir(self.post_submit.root / path)
+        return None if is_folder else signature(self.post_submit.root, path)
+
+    def _has_photo(self, prompt: str) -> bool:
+        """Return whether a file is the prompt of a photo; a large folder is not listed for it."""
+        stem = os.path.splitext(self.post_submit.root / prompt)[0]
+        return any(os.path.lexists(stem + suffix) for each in SUFFIXES for suffix in (each, each.upper()))
+
+
+def _takes_prompts(spec: JobSpec) -> bool:
+    """Return whether its family takes prompts, or nothing but a prompt would decide it."""
+    return spec.options[0].family_for(spec.model) in {None, *WITH_PROMPTS}
+
+
+def _prompt_of(photo: str) -> str:
+    return os.path.splitext(photo)[0] + SUFFIX
 
 
 @dataclass(kw_only=True)
@@ -137,10 +219,8 @@ class Processor:
         post_submit, moved_to = self.post_submit, None
         try:
             with contextlib.suppress(FileNotFoundError):
-                if post_submit.target is not None:
-                    moved_to = move_file(
-                        self._root, file.path, file.signature, post_submit.target, post_submit.subfolder
-                    )
+                if target := post_submit.target:
+                    moved_to = move_file(self._root, file.path, file.signature, target, post_submit.subfolder)
                 elif not post_submit.keep:
                     delete_file(self._root, file.path, file.signature)
         except OSError as error:

@@ -18,7 +18,7 @@ from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.watching.folder_config import Selection, WatchOptions
 from svdq.producer.watching.state import Event
-from svdq.producer.watching.watch import watch
+from svdq.producer.watching.watcher import watch
 
 Once = Callable[..., list[Event]]
 
