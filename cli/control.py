@@ -111,7 +111,7 @@ def retry(settings: "Settings", selection: "Selection", force: bool, family: str
     from svdq.producer.queue import session
     from svdq.producer.status.selection import Selection
     from svdq.producer.storage.storage import Storage
-    from svdq.producer.submitting.submission import make_anew
+    from svdq.producer.submitting.model_choice import make_anew
 
     place = Storage(settings.storage) if force else None
     action: Action = "retry --family" if family else "retry --force" if force else "retry"

@@ -198,7 +198,7 @@ def read_spec(
     from datetime import datetime
 
     from svdq.producer.submitting.job_spec import JobSpec, read_folder
-    from svdq.producer.submitting.submission import expected_model
+    from svdq.producer.submitting.model_choice import expected_model
     from svdq.producer.text import parse_future
 
     return JobSpec(

@@ -31,8 +31,9 @@ from svdq.producer.status.registries import num_ahead
 from svdq.producer.status.selection import place_of, read_page
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.model_choice import expected_model
 from svdq.producer.submitting.parameters import SEED_BITS, SubmitOptions
-from svdq.producer.submitting.submission import Submission, expected_model
+from svdq.producer.submitting.submission import Submission
 
 MAX_PAGE = 100
 #: Ends of pages that are remembered: their jobs may be deleted before the next page is asked for.

@@ -13,7 +13,7 @@ from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.submission import configured_model, expected_model, why_default
+from svdq.producer.submitting.model_choice import configured_model, expected_model, why_default
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.processor import REJECTED, Processor
 from svdq.producer.watching.scanner import Debounce, Scanner

@@ -5,8 +5,8 @@ import pytest
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer import keys
 from svdq.producer.status.registries import worker_state
+from svdq.producer.submitting.model_choice import expected_model
 from svdq.producer.submitting.parameters import ExpectedModel
-from svdq.producer.submitting.submission import expected_model
 from svdq.worker.launcher.launcher import starting_record
 
 

@@ -15,8 +15,9 @@ from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.ranks import RankStatus
 from svdq.producer.submitting.job_spec import JobSpec, make_job
+from svdq.producer.submitting.model_choice import configured_model, expected_model, make_anew
 from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
-from svdq.producer.submitting.submission import configured_model, expected_model, make_anew, submit
+from svdq.producer.submitting.submission import submit
 
 PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 SVD = ExpectedModel(name="/models/svd", family="svd")
