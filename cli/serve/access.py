@@ -119,8 +119,6 @@ def _is_loopback(host: str) -> bool:
 
 #: Name of the file in the home.
 FILE_NAME = "serve-token"
-#: Bytes of randomness in a new token.
-NUM_BYTES = 32
 #: Least length of a token, in characters.
 MIN_LENGTH = 16
 
@@ -141,7 +139,7 @@ def find_token(settings: Settings) -> tuple[str, bool]:
                 contextlib.suppress(FileExistsError),  # another process was faster
                 open(path, "x", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
             ):
-                file.write(f"{secrets.token_urlsafe(NUM_BYTES)}\n")
+                file.write(f"{secrets.token_urlsafe()}\n")
                 is_new = True
         mode, token = stat.S_IMODE(path.stat().st_mode), path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

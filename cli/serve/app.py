@@ -21,10 +21,10 @@ from svdq.cli.serve.access import Access, ServeOptions
 from svdq.cli.serve.api_errors import ANSWERED, answer_error
 from svdq.cli.serve.backend import Backend, Shared
 from svdq.cli.serve.bodies import FormReader
-from svdq.cli.serve.content import Content, sweep
+from svdq.cli.serve.content import Content
 from svdq.cli.serve.now import read_state
 from svdq.cli.serve.review import StoredVideos
-from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.settings import Settings
 from svdq.producer.status.snapshot import take
 
@@ -38,7 +38,8 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        await backend.in_thread(lambda: sweep(backend.storage))
+        with contextlib.suppress(UnavailableError):  # requests are answered with 503 until it is back
+            await backend.in_thread(backend.storage.sweep)
         on_ready()
         yield
         backend.close()

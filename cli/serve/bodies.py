@@ -45,12 +45,11 @@ def limited(
     `remedy` says what to do about a larger one.
     """
     ends_at = time.monotonic() + within_s
+    message = f"The request has more than the {max_bytes:,} bytes that are allowed here; {remedy}."
+    too_large = ApiError(413, message, code="too_large", headers={"Connection": "close"})
+    if int(request.headers.get("content-length", 0)) > max_bytes:
+        raise too_large
     num_bytes = 0
-
-    def check(number: int) -> None:
-        if number > max_bytes:
-            message = f"The request has more than the {max_bytes:,} bytes that are allowed here; {remedy}."
-            raise ApiError(413, message, code="too_large", headers={"Connection": "close"})
 
     async def receive() -> Message:
         nonlocal num_bytes
@@ -62,11 +61,10 @@ def limited(
                 408, "The request arrives too slowly; send it again.", code="too_slow", headers={"Connection": "close"}
             ) from error
         num_bytes += len(message.get("body", b""))
-        check(num_bytes)
+        if num_bytes > max_bytes:
+            raise too_large
         return message
 
-    length = request.headers.get("content-length", "")
-    check(int(length) if length.isdecimal() else 0)
     return Request(request.scope, receive)
 
 

@@ -1,7 +1,6 @@
 """`svdq serve`: start the web page and the `/v1/videos` API."""
 
 import contextlib
-import importlib.util
 import logging
 import os
 import signal
@@ -27,7 +26,6 @@ Examples:
   svdq serve --with-worker
   svdq serve --host 0.0.0.0 --allow-host videos.example.com
 """
-_REQUIRED = ("starlette", "uvicorn", "python_multipart", "jinja2", "sse_starlette")
 
 
 @click.command(epilog=EXAMPLES)
@@ -68,12 +66,13 @@ def serve(
     Ctrl-C or SIGTERM stops the server within three seconds; the queue is kept. A worker beside it stops after its
     current step, and its videos are continued at the next start.
     """
-    for module in _REQUIRED:
-        if importlib.util.find_spec(module) is None:
-            raise InputError(f"`svdq serve` needs {module}, which is not installed; {how_to_install('serve')}.")
-    from svdq.cli.serve.access import ServeOptions, find_token, is_host, is_origin, token_file
-    from svdq.cli.serve.api_errors import add_request_id
-    from svdq.cli.serve.app import listen, make_app, run
+    try:
+        from svdq.cli.serve.access import ServeOptions, find_token, is_host, is_origin, token_file
+        from svdq.cli.serve.api_errors import add_request_id
+        from svdq.cli.serve.app import listen, make_app, run
+    except ModuleNotFoundError as error:
+        message = f"`svdq serve` needs {error.name}, which is not installed; {how_to_install('serve')}."
+        raise InputError(message) from error
 
     log = logging.StreamHandler(sys.stderr)
     log.addFilter(add_request_id)

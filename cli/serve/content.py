@@ -1,7 +1,6 @@
 """Files of videos: addressed by job and format, never by a path; with Range; zips and posters."""
 
 import contextlib
-import logging
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -22,15 +21,12 @@ from svdq.cli.serve.backend import PHOTO_BYTES, Backend
 from svdq.cli.serve.videos import STATUS, failure_of, files_of
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.video_parameters import Fit
-from svdq.producer.files import sweep as sweep_files
 from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.results.poster import poster_of_photo, poster_of_video
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView
-from svdq.producer.storage.storage import STAGING_PREFIX, Storage
+from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
-
-logger = logging.getLogger(__name__)
 
 MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp"}
 #: A browser keeps a file and asks whether it has changed: a job may be rendered again.
@@ -84,15 +80,6 @@ def keys_of(storage: Storage, kind: str, key: str) -> list[str]:
     if kind == "png":
         return sorted(f"{key}/{name}" for name in storage.names(key) if name.startswith("frame_"))
     return [key] if storage.exists(key) else []
-
-
-def sweep(storage: Storage) -> None:
-    """Remove what killed servers have left in the storage and in the system's folder for temporary files."""
-    sweep_files(Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"), STAGING_PREFIX)
-    try:
-        storage.sweep()
-    except UnavailableError as error:  # requests are answered with 503 until it is back
-        logger.warning("%s", error)
 
 
 class Content:

@@ -46,7 +46,7 @@ OWN_FIELDS = ("variations", "priority", "folder", "at")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class FormField:
     """One parameter in the form."""
 
     name: str
@@ -72,12 +72,12 @@ class Field:
         return self.name in MAIN
 
 
-def fields(family: str) -> list[Field]:
+def fields(family: str) -> list[FormField]:
     """Return the fields of all parameters of a family's videos, the main ones first."""
     rules, job = rules_of(family), JOBS[family]
     found = [_field(name, rules[name], job.frame_step) for name in VIDEO_FIELDS if name in rules and name != "family"]
     shapes = (("no", "as set above"), ("yes", "as each photo"))
-    found.append(Field(name="auto_size", label=label_of("auto_size"), kind="choice", default="no", choices=shapes))
+    found.append(FormField(name="auto_size", label=label_of("auto_size"), kind="choice", default="no", choices=shapes))
     return sorted(found, key=lambda field: MAIN.index(field.name) if field.is_main else len(MAIN))
 
 
@@ -95,7 +95,7 @@ def label_of(name: str) -> str:
     return LABELS.get(name) or name.replace("_", " ").capitalize()
 
 
-def _field(name: str, rules: Mapping[str, Any], frame_step: int) -> Field:
+def _field(name: str, rules: Mapping[str, Any], frame_step: int) -> FormField:
     """Describe a parameter by its JSON schema."""
     default, choices = rules.get("default"), rules.get("enum", ())
     kind, step = "choice" if choices else "text", str(rules.get("multipleOf", "any"))
@@ -110,7 +110,7 @@ def _field(name: str, rules: Mapping[str, Any], frame_step: int) -> Field:
         case "boolean":
             kind, choices, default = "choice", ("no", "yes"), "yes" if default else "no"
     hint = rules.get("description", "")
-    return Field(
+    return FormField(
         name=name,
         label=label_of(name),
         hint=hint if len(hint.split()) > NUM_PLAIN_WORDS else "",

@@ -1,12 +1,9 @@
 """A real browser on a real page: Debian's chromium through Playwright, a server, a worker and a Redis of their own."""
 
 import contextlib
-import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.serve.servers import TOKEN
+from tests.forks import Fork
 from tests.waiting import wait_until
 
 #: Names of Debian's and other systems' packages.
@@ -33,18 +31,12 @@ def find_browser() -> str:
 
 
 @dataclass
-class House:
+class Site:
     """A home with photos, a Redis, a server and a worker."""
 
     folder: Path
     port: int = 0
-    server: "subprocess.Popen[str] | None" = None
-    worker: "subprocess.Popen[bytes] | None" = None
-
-    @property
-    def environment(self) -> dict[str, str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("SVDQ_")}
-        return {**clean, "SVDQ_HOME": str(self.folder / "home"), "SVDQ_SERVE_TOKEN": TOKEN}
+    processes: dict[str, Fork] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -60,53 +52,32 @@ class House:
 
     def start_server(self) -> None:
         """Start the server, on the port that it had before."""
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "svdq.cli", "serve", "--port", str(self.port)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=self.environment,
-            cwd=self.folder,
-        )
-        assert self.server.stdout is not None
-        line = ""
-        while not line.startswith("Serving"):
-            line = self.server.stdout.readline()
-            assert line, self.server.wait()
-        found = re.search(r":(\d+)", line.removeprefix("Serving at http:"))
-        assert found is not None
-        self.port = int(found[1])
-
-    def kill_server(self) -> None:
-        assert self.server is not None
-        self.server.kill()
-        self.server.wait()
-        assert self.server.stdout is not None
-        self.server.stdout.close()
+        printed = self._start("Serving", "serve", "--port", str(self.port))
+        self.port = int(printed.partition("http://127.0.0.1:")[2].partition("/")[0])
 
     def start_worker(self) -> None:
-        log = (self.folder / "worker.log").open("wb")
-        with log:
-            self.worker = subprocess.Popen(
-                [sys.executable, "-m", "svdq.cli", "worker", "--ranks", "1", "--device", "cpu"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                cwd=self.folder,
-            )
-        text = self.folder / "worker.log"
-        wait_until(lambda: "Ready with" in text.read_text())
+        self._start("Ready with", "worker", "--ranks", "1", "--device", "cpu")
+
+    def kill_server(self) -> None:
+        self.processes["serve"].kill()
+        self.processes["serve"].wait()
 
     def stop(self) -> None:
-        if self.worker is not None:
-            self.worker.send_signal(signal.SIGTERM)
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.worker.wait(60)
-            self.worker.kill()
-            self.worker.wait()
-        if self.server is not None:
-            self.kill_server()
+                process.wait(60)
+            process.kill()
+
+    def _start(self, ready: str, *arguments: str) -> str:
+        """Start a command, and return what it has printed when it is ready."""
+        log = self.folder / f"{arguments[0]}.log"
+        log.write_text("")
+        environment = {"SVDQ_HOME": str(self.folder / "home"), "SVDQ_SERVE_TOKEN": TOKEN}
+        self.processes[arguments[0]] = Fork(arguments, log, log, folder=self.folder, **environment)
+        wait_until(lambda: ready in log.read_text(), log.read_text)
+        return log.read_text()
 
 
 @dataclass

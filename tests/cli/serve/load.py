@@ -1,6 +1,6 @@
 """Load on a server: `python -m tests.cli.serve.load PORT TOKEN UPLOADS PAGES` opens pages and uploads photos at once.
 
-Prints what came of it as JSON, on one line for each phase.
+Prints a JSON object at the end.
 """
 
 import asyncio
@@ -55,10 +55,9 @@ async def put_load(port: int, token: str, num_uploads: int, num_pages: int) -> N
 
     pages = [asyncio.create_task(page()) for _ in range(num_pages)]
     await asyncio.sleep(AROUND_S)
-    print("{}", flush=True)
     await asyncio.gather(*map(upload, bodies))
-    print(json.dumps(result), flush=True)
     await asyncio.sleep(AROUND_S)
+    print(json.dumps(result))
     for each in pages:
         each.cancel()
     await asyncio.gather(*pages, return_exceptions=True)

@@ -43,29 +43,18 @@ def test_the_link_sets_a_cookie(server: Server) -> None:
     given = cookie.partition(";")[0]
     assert server.ask("GET", "/", headers={"Cookie": given}).status == 200
     assert server.ask("GET", "/v1/videos", headers={"Cookie": given}).status == 200
+    beside_a_proxy = {"Cookie": given, "Authorization": "Basic YTpi"}
+    assert server.ask("GET", "/v1/videos", headers=beside_a_proxy).status == 200
+    assert server.ask("GET", "/v1/videos", headers={"Cookie": given, "Authorization": "Bearer wrong"}).status == 401
+    secure = server.ask("GET", f"/login?token={TOKEN}", headers={"X-Forwarded-Proto": "https"})
+    assert "Secure" in secure.headers["Set-Cookie"].split("; ")
+    form = {"Content-Type": "application/x-www-form-urlencoded", "Origin": server.url}
+    assert server.ask("POST", "/login", f"token={TOKEN}", form).headers["Set-Cookie"]
+    wrong = server.ask("POST", "/login", "token=wrong", form)
+    assert (wrong.status, "Set-Cookie" in wrong.headers) == (401, False)
     # The cookie is no token.
     value = given.partition("=")[2]
     assert server.ask("GET", "/v1/videos", headers={"Authorization": f"Bearer {value}"}).status == 401
-
-
-def test_the_cookie_counts_beside_the_login_of_a_proxy(server: Server) -> None:
-    cookie = server.ask("GET", f"/login?token={TOKEN}", headers={}).headers["Set-Cookie"].partition(";")[0]
-    both = {"Cookie": cookie, "Authorization": "Basic YTpi"}
-    assert server.ask("GET", "/v1/videos", headers=both).status == 200
-    wrong = {"Cookie": cookie, "Authorization": "Bearer wrong"}
-    assert server.ask("GET", "/v1/videos", headers=wrong).status == 401
-
-
-def test_the_form_sets_a_cookie(server: Server) -> None:
-    headers = {"Content-Type": "application/x-www-form-urlencoded", "Origin": server.url}
-    assert server.ask("POST", "/login", f"token={TOKEN}", headers).headers["Set-Cookie"]
-    wrong = server.ask("POST", "/login", "token=wrong", headers)
-    assert (wrong.status, "Set-Cookie" in wrong.headers) == (401, False)
-
-
-def test_the_cookie_is_secure_behind_tls(server: Server) -> None:
-    answer = server.ask("GET", f"/login?token={TOKEN}", headers={"X-Forwarded-Proto": "https"})
-    assert "Secure" in answer.headers["Set-Cookie"].split("; ")
 
 
 def test_other_hosts_are_refused(server: Server) -> None:
@@ -111,14 +100,9 @@ def test_writes_from_other_pages_are_refused(server: Server, photo_bytes: bytes)
             answer = server.ask(method, path, multipart(photo_bytes), sent)
             assert (answer.status, answer.error["code"]) == (403, "cross_origin"), headers
     assert server.get("/v1/videos").json["data"] == []
-
-
-def test_writes_from_its_own_page(server: Server, photo_bytes: bytes) -> None:
-    sent = {**server.bearer, "Content-Type": TYPE, "Origin": server.url, "Sec-Fetch-Site": "same-origin"}
-    assert server.ask("POST", "/v1/videos", multipart(photo_bytes), sent).status == 200
-
-
-def test_a_token_shows_that_no_page_was_tricked(server: Server, photo_bytes: bytes) -> None:
+    own = {"Cookie": cookie, "Content-Type": TYPE, "Origin": server.url, "Sec-Fetch-Site": "same-origin"}
+    assert server.ask("POST", "/v1/videos", multipart(photo_bytes), own).status == 200
+    # A page cannot make a browser send the token.
     for headers in FOREIGN:
         sent = {**server.bearer, "Content-Type": TYPE, **headers}
         assert server.ask("POST", "/v1/videos", multipart(photo_bytes), sent).status == 200

@@ -110,15 +110,6 @@ def test_delete_removes_only_files_of_svdq(server: Server, connection: redis.Red
     assert connection.keys("rq:job:*") == []
 
 
-def test_a_deletion_that_was_interrupted_is_completed(
-    server: Server, connection: redis.Redis, storage: Storage
-) -> None:
-    video_id = finish(connection, storage, 1, formats=("gif",))
-    storage.remove(f"outputs/photo-{video_id}.json")  # it goes first
-    assert server.ask("DELETE", f"/v1/videos/{video_id}").json["deleted"]
-    assert list(storage.entries("outputs")) == []
-
-
 @pytest.mark.parametrize("kind", ["link", "FIFO"])
 def test_only_regular_files_are_served(
     server: Server, connection: redis.Redis, settings: Settings, tmp_path: Path, kind: str

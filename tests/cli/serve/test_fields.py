@@ -160,6 +160,21 @@ def test_what_another_server_can_do_is_refused(name: str) -> None:
     assert (error.param, "not supported" in str(error)) == (name, True)
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"guidance_scale": "2.5"}, {"max_guidance_scale": 2.5, "min_guidance_scale": None}),
+        ({"guidance_scale": "0.5"}, {"max_guidance_scale": 0.5, "min_guidance_scale": 0.5}),
+        ({"seconds": "4"}, {"frames": 28}),
+        ({"seconds": "1.5", "fps": "10"}, {"frames": 15, "fps": 10}),
+        ({"seconds": "4", "num_frames": "14"}, {"frames": 14}),
+    ],
+)
+def test_guidance_and_seconds(given: dict[str, Any], found: dict[str, Any]) -> None:
+    options = options_of(list(given.items()))
+    assert {name: getattr(options, name) for name in found} == found
+
+
 def test_a_negative_prompt_that_is_null_leaves_it_to_the_model() -> None:
     assert options_of([("family", "wan"), ("negative_prompt", None)]).negative_prompt is None
     assert options_of([("family", "wan"), ("negative_prompt", "")]).negative_prompt == ""

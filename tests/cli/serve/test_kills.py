@@ -1,10 +1,8 @@
 """Accepted is what was answered with 200: no kill of the server or of Redis loses it."""
 
 import http.client
-import io
 import json
 import os
-import random
 import signal
 import socket
 import time
@@ -13,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from PIL import Image
 
 from svdq.cli.serve.app import GRACE_S
 from svdq.producer.embedded_redis import ensure_server
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
+from tests.cli.serve.load import jpeg
 from tests.cli.serve.multipart import TYPE, multipart
 from tests.cli.serve.servers import Answer, Serve, Server
 from tests.waiting import wait_until
@@ -32,14 +30,8 @@ PATIENCE_S = 7
 
 
 def photos() -> list[bytes]:
-    """Different photos of a few hundred kilobytes, so that an upload takes more than one packet."""
-    found = []
-    for number in range(NUM):
-        pixels = random.Random(number).randbytes(200 * 300 * 3)
-        file = io.BytesIO()
-        Image.frombytes("RGB", (200, 300), pixels).save(file, "PNG")
-        found.append(file.getvalue())
-    return found
+    """Different photos, so large that an upload takes more than one packet."""
+    return [jpeg(number, 0.3) for number in range(NUM)]
 
 
 class Uploads:
@@ -54,7 +46,7 @@ class Uploads:
 
     def _upload(self, number: int, data: bytes) -> None:
         try:
-            answer = self._server.create(data, f"photo {number}.png", num_frames=number + 1)
+            answer = self._server.create(data, f"photo {number}.jpg", num_frames=number + 1)
         except (OSError, http.client.HTTPException):
             return  # the server was killed
         if answer.status == 200:
@@ -88,15 +80,14 @@ def check_complete(server: Server, data: list[bytes], accepted: dict[int, str], 
 
 
 @pytest.mark.usefixtures("own_server")
-@pytest.mark.parametrize("num_accepted", [8, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 20))])
-def test_a_killed_server(serve: Serve, settings: Settings, num_accepted: int) -> None:
+def test_a_killed_server(serve: Serve, settings: Settings) -> None:
     data, first = photos(), serve()
     uploads = Uploads(first, data)
-    while len(uploads.accepted) < num_accepted:
+    while len(uploads.accepted) < 8:
         time.sleep(0.001)
     first.process.kill()
     uploads.wait()
-    assert num_accepted <= len(uploads.accepted) < NUM
+    assert 8 <= len(uploads.accepted) < NUM
     assert uploads.refused == {}
     check_complete(serve(), data, uploads.accepted, settings)
 
@@ -145,18 +136,6 @@ def test_the_storage_is_away(serve: Serve, photo_bytes: bytes, tmp_path: Path) -
     assert (answer.status, answer.error["code"]) == (503, "storage_unavailable")
     assert str(tmp_path) not in answer.body.decode()
     assert server.get("/v1/videos").json["data"] == []
-
-
-def test_a_photo_is_not_stored_in_place_of_a_disk_that_was_unmounted(
-    server: Server, photo_bytes: bytes, settings: Settings
-) -> None:
-    assert server.create(photo_bytes).status == 200
-    folder = Path(settings.storage)
-    folder.rename(folder.with_name("away"))
-    assert server.create(photo_bytes, seed="7").status == 503
-    assert not folder.exists()
-    folder.with_name("away").rename(folder)
-    assert server.create(photo_bytes, seed="7").status == 200
 
 
 def begin_upload(server: Server, body: bytes) -> http.client.HTTPConnection:

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pillow_heif
-import psutil
 import pytest
 from PIL import Image
 
@@ -70,16 +69,3 @@ def test_large_photos_at_once(server: Server, kind: str, options: dict, capsys: 
     with capsys.disabled():
         print(f"\n{kind} {options}: {begin >> 20} MiB, uploads {uploads >> 20}, pictures {pictures >> 20}")
     assert pictures < MAX_BYTES
-
-
-@pytest.mark.slow
-def test_a_picture_is_made_once_for_all_who_ask(server: Server) -> None:
-    photo = flat("PNG", compress_level=1)
-    ids = [server.create(photo, fps=fps).json["id"] for fps in (5, 6)]
-    process = psutil.Process(server.process.pid)
-    begin = process.cpu_times().user
-    first = server.get(f"/page/picture/{ids[0]}")
-    once_s = process.cpu_times().user - begin
-    pictures = at_once(lambda number: server.get(f"/page/picture/{ids[number % 2]}"), among=20)
-    assert {each.body for each in pictures} == {first.body}
-    assert process.cpu_times().user - begin < 5 * once_s
