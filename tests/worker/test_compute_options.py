@@ -17,9 +17,10 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.settings_loader import load_settings
+from svdq.producer.storage.storage import Storage
 from svdq.worker import run_folder
 from svdq.worker.checkpoint.checkpoints import Checkpoints
-from svdq.worker.checkpoint.store import Codec, FolderCheckpointStore
+from svdq.worker.checkpoint.store import CheckpointStore, Codec
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.run_folder import RankConfig, RunConfig, rank_options
 from svdq.worker.startup import COMPILE_S, check_alike, first_step_s, loading_threads, prepare_compiling
@@ -95,7 +96,7 @@ def codec(options: ComputeOptions) -> Codec:
 
 def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(tmp_path: Path, caplog) -> None:
     before = codec(ComputeOptions(compiled="blocks", approximate=("int8",)))
-    store = FolderCheckpointStore(tmp_path)
+    store = CheckpointStore(Storage(str(tmp_path)))
     store.open("job")
     store.write("job", 4, before.encode(SAMPLE))
     found = Checkpoints(store, before).furthest("job", PARAMETERS)

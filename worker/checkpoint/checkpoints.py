@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.loop.protocols import Checkpointer
 from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.video_model import all_finite
@@ -66,7 +66,7 @@ class Checkpoints(Checkpointer):
                     return self._codec.decode(data, job_id, parameters)
                 except Exception as error:  # noqa: BLE001 - anyone may have written it, so no content may fail a job
                     logger.warning("The checkpoint of job %s at step %d cannot be used: %s.", job_id, step, error)
-        except (OSError, UnavailableError) as error:
+        except SvdqError as error:
             logger.warning("The checkpoints of job %s cannot be read (%s); it starts anew.", job_id, error)
         return None
 
@@ -75,7 +75,7 @@ class Checkpoints(Checkpointer):
         with self._changed:
             # A job that is retried right after its end keeps its folder: ranks write only into one that exists.
             self._ended = [ended for ended in self._ended if ended != job_id]
-        with contextlib.suppress(OSError, UnavailableError):  # the writer reports it
+        with contextlib.suppress(SvdqError):  # the writer reports it
             self._store.open(job_id)
 
     def sweep(self, states: Callable[[list[str]], Mapping[str, bool]]) -> None:
@@ -85,12 +85,13 @@ class Checkpoints(Checkpointer):
         server's, so their checkpoints are removed only when they are old.
         """
         try:
+            self._store.sweep()
             ages_s = self._store.ages_s()
             ended = states(list(ages_s))
             for job_id, age_s in ages_s.items():
                 if ended.get(job_id, age_s > UNKNOWN_S):
                     self._store.clear(job_id)
-        except (OSError, UnavailableError) as error:
+        except SvdqError as error:
             logger.warning("Old checkpoints cannot be removed (%s).", error)
 
     def forget(self, job_id: str) -> None:
