@@ -40,8 +40,7 @@ from svdq.worker.launcher.gpus import visible_gpus
 from svdq.worker.queue.crashes import CrashMarker, folder_without_launcher
 from svdq.worker.rank import run_rank
 from svdq.worker.run_folder import RankConfig, RunConfig, check_home, rank_options
-from svdq.worker.signals import Signals
-from svdq.worker.startup import RankProcess
+from svdq.worker.startup import RankProcess, Signals
 
 gc.freeze()
 gc.enable()

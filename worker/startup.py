@@ -1,11 +1,11 @@
-"""Starts one rank: loads its parts of the model and connects it to its neighbors."""
+"""Starts one rank: handles its signals, loads its parts of the model and connects it to its neighbors."""
 
-import contextlib
 import json
 import logging
 import os
+import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +13,6 @@ from typing import TypeVar
 import torch
 from pydantic import TypeAdapter
 
-from svdq.pipeline.device import capacity, check_computes, check_options, choose_device, name_of, num_gpus
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.resolved_model import ResolvedModel
@@ -23,13 +22,13 @@ from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.files import private_folder
 from svdq.producer.settings import Settings
 from svdq.worker import roles
+from svdq.worker.device import capacity, check_computes, check_options, choose_device, name_of, num_gpus
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.roles import Experts
 from svdq.worker.run_folder import RankConfig
-from svdq.worker.signals import Signals
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +37,56 @@ COMPILE_S = 3 * 60 * 60.0
 #: Seconds after the end of a neighbor in which the signal that ended it may still arrive here.
 STOP_HEARD_S = 1.0
 
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _T = TypeVar("_T")
 #: The components of all ranks.
 _OF_ALL: TypeAdapter[list[Components]] = TypeAdapter(list[Components])
+
+
+class Signals:
+    """SIGINT takes no more jobs, SIGTERM stops after the current step.
+
+    Both are blocked in every thread, and one thread waits for them: Python's own handlers run only between two
+    bytecodes of the main thread, so they would wait for the end of a step. Create it before any other thread.
+    """
+
+    def __init__(self, on_stop: Callable[[], object]) -> None:
+        """Block the signals and start the thread; SIGTERM calls `on_stop` at once, before anything is stopped."""
+        self._on_stop = on_stop
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        #: Set on SIGTERM.
+        self.stopping = threading.Event()
+        self._is_draining = False
+        self._stop: Callable[[], object] | None = None
+        self._drain: Callable[[], object] | None = None
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, name="signals", daemon=True).start()
+
+    def attach(self, stop: Callable[[], object], drain: Callable[[], object] | None) -> None:
+        """Set what the signals call from now on; a SIGINT that came before is handled now.
+
+        `stop` makes the rank stop after the current step; `drain` makes the group take no more jobs: rank 0 has one.
+        """
+        with self._lock:
+            self._stop, self._drain = stop, drain
+            if self._is_draining and drain is not None:
+                drain()
+
+    def _run(self) -> None:
+        while True:
+            number = signal.sigwait(_SIGNALS)
+            with self._lock:
+                if number == signal.SIGTERM:
+                    self.stopping.set()
+                    self._on_stop()
+                    if self._stop is None:
+                        os._exit(0)  # the rank holds no jobs yet
+                    self._stop()
+                    continue
+                self._is_draining = True
+                if self._drain is not None:
+                    logger.info("Taking no more jobs; those in flight are finished first. Ctrl-C again stops now.")
+                    self._drain()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +124,8 @@ def start(process: RankProcess) -> tuple[LoadedModel, Links, list[RankInfo]]:
         InputError: the device, the compute options or the model cannot be used, or the ranks compute differently.
     """
     loaded = _load_model(process)
-    links = _connect(process, loaded)
+    info = loaded.info.model_dump_json()
+    links = _with_others(process, lambda folder: join(process.topology, loaded.device, rank_info=info, folder=folder))
     ranks = [RankInfo.model_validate_json(text) for text in links.rank_info]
     check_alike(ranks)
     return loaded, links, ranks
@@ -106,14 +153,18 @@ def _load_model(process: RankProcess) -> LoadedModel:
     role = replace(Role.of_rank(topology.rank), components=components)
     if config.encoder_rank and topology.first:
         role = replace(role, decode=False)
-    with loading_threads(device, topology.num_ranks):
+    num_threads = torch.get_num_threads()
+    if device.type != "cpu":
+        # torchrun starts ranks with one thread; weights are converted with this rank's share of the cores.
+        torch.set_num_threads(max(num_threads, (os.cpu_count() or 1) // topology.num_ranks))
+    model = open_model(process.model, role, device, dtype, compute)
+    granted = capacity(device, settings.memory_limit, sharing)
+    if granted is not None and model.info.weight_bytes > granted and not topology.last:
+        # There is no room for the decoder, which the last rank has in any case.
+        role = replace(role, decode=False)
+        del model
         model = open_model(process.model, role, device, dtype, compute)
-        granted = capacity(device, settings.memory_limit, sharing)
-        if granted is not None and model.info.weight_bytes > granted and not topology.last:
-            # There is no room for the decoder, which the last rank has in any case.
-            role = replace(role, decode=False)
-            del model
-            model = open_model(process.model, role, device, dtype, compute)
+    torch.set_num_threads(num_threads)
     info = RankInfo(
         capacity=granted,
         weights=model.info.weight_bytes,
@@ -147,11 +198,6 @@ def _agree_on_components(process: RankProcess, granted: Callable[[], int | None]
     return _OF_ALL.validate_json(decided)[topology.rank]
 
 
-def _connect(process: RankProcess, loaded: LoadedModel) -> Links:
-    info = loaded.info.model_dump_json()
-    return _with_others(process, lambda folder: join(process.topology, loaded.device, rank_info=info, folder=folder))
-
-
 def _with_others(process: RankProcess, meet: Callable[[Path], _T]) -> _T:
     """Call `meet` with where the ranks find each other; the process ends here if the others have ended."""
     marker = process.marker
@@ -172,18 +218,6 @@ def exit_without_neighbor(reason: str, stopping: threading.Event, marker: CrashM
         os._exit(1)
 
 
-@contextlib.contextmanager
-def loading_threads(device: torch.device, num_ranks: int) -> Iterator[None]:
-    """Convert weights for a GPU with this rank's share of the host's cores; torchrun starts ranks with one thread."""
-    before = torch.get_num_threads()
-    if device.type != "cpu":
-        torch.set_num_threads(max(before, (os.cpu_count() or 1) // num_ranks))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def prepare_compiling(home: Path, num_ranks: int) -> None:
     """Make torch store compiled code in a folder of the home; must run before torch compiles anything.
 
@@ -202,7 +236,7 @@ def first_step_s(config: RankConfig, stall_s: float) -> float:
 
 
 def check_alike(ranks: Sequence[RankInfo]) -> None:
-    """Check that all ranks of a group compute in the same way: each host has its own command line.
+    """Check that all ranks of a group compute in the same way: the GPUs of a host may differ.
 
     Raises:
         InputError: they differ, so frames would depend on how steps are shared.
@@ -212,5 +246,5 @@ def check_alike(ranks: Sequence[RankInfo]) -> None:
             first, other = (json.dumps(each.compute) for each in (ranks[0], info))
             raise InputError(
                 f"The ranks compute differently (rank 0: {first}, rank {rank}: {other}); "
-                "start the group with the same options, the same --device and the same model on every host."
+                "name a --dtype that all of its GPUs have."
             )

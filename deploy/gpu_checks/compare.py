@@ -20,7 +20,6 @@ from PIL import Image
 from pydantic import ValidationError
 
 from gpu_checks.references import call_diffusers, open_diffusers
-from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.loop.sample import Sample
@@ -37,6 +36,7 @@ from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.bench.loop_runs import exit_when_lost, spawn_ranks
+from svdq.worker.device import choose_device
 
 #: The parameters of all families that are options of their own.
 _PARAMETERS = dict.fromkeys(

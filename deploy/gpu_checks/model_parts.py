@@ -22,7 +22,6 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from gpu_checks.model_cases import PARTS, Case, Row, cases_of, denoising_components
-from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, ComputeOptions
 from svdq.pipeline.models.diffusers_model import DiffusersModel
@@ -34,6 +33,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role, all_finite
 from svdq.pipeline.video_parameters import VideoParameters
+from svdq.worker.device import choose_device
 
 #: What a part computes, in float32 on the host.
 Results = tuple[Tensor, ...]

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_checks.model_parts import differences
-from svdq.pipeline.device import choose_device
 from svdq.pipeline.models.compute_options import ComputeOptions, apply
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
+from svdq.worker.device import choose_device
 
 #: Changes a copy of a UNet or VAE.
 Change = Callable[[Any], None]

@@ -23,7 +23,7 @@ from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import CheckpointStore, Codec
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.run_folder import RankConfig, RunConfig, rank_options
-from svdq.worker.startup import COMPILE_S, check_alike, first_step_s, loading_threads, prepare_compiling
+from svdq.worker.startup import COMPILE_S, check_alike, first_step_s, prepare_compiling
 
 
 def test_the_options_of_a_rank_are_those_of_the_pipeline() -> None:
@@ -76,7 +76,7 @@ def test_hosts_that_were_told_different_things_are_one_sentence() -> None:
     alike = [RankInfo(capacity=free, weights=0, device="cpu", compute={"dtype": "float16"}) for free in (5, 6)]
     check_alike([])
     check_alike(alike)
-    with pytest.raises(InputError, match=r'rank 0: {"dtype": "float16"}, rank 2: {"dtype": "bfloat16"}.* every host'):
+    with pytest.raises(InputError, match=r'rank 0: {"dtype": "float16"}, rank 2: {"dtype": "bfloat16"}.* --dtype'):
         check_alike([*alike, alike[0].model_copy(update={"compute": {"dtype": "bfloat16"}})])
 
 
@@ -122,17 +122,6 @@ def test_a_rank_that_compiles_has_a_place_of_its_own_and_time(tmp_path: Path, mo
     assert first_step_s(RankConfig(), 5.0) == 5.0
     assert first_step_s(RankConfig(compile="blocks"), 5.0) == COMPILE_S
     assert first_step_s(RankConfig(compile="whole"), 1e6) == 1e6
-
-
-def test_weights_for_a_gpu_are_converted_by_a_share_of_the_cores(monkeypatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 28)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for device, expected in (("cuda", 4), ("cpu", 1)):
-        with loading_threads(torch.device(device), 7):
-            assert torch.get_num_threads() == expected
-        assert torch.get_num_threads() == 1
-    torch.set_num_threads(before)
 
 
 @pytest.mark.long

@@ -12,11 +12,11 @@ import psutil
 import pytest
 import torch
 
-from svdq.pipeline.device import choose_device, num_gpus
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer import keys
 from svdq.producer.processes import is_running
 from svdq.worker import doctor
+from svdq.worker.device import choose_device, num_gpus
 from svdq.worker.launcher.gpus import all_gpus, ask, lasting_names, probe, title, visible_gpus
 from tests.faults.arena import INJECTION
 from tests.waiting import wait_until

@@ -21,7 +21,6 @@ from pydantic import TypeAdapter
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from svdq.pipeline import errors
-from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.loop.sample import Sample
@@ -34,6 +33,7 @@ from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology, join
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.bench.figures import RankLog
+from svdq.worker.device import choose_device
 
 #: Seconds in which a group is idle between two bursts.
 IDLE_S = 0.5

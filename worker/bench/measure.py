@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.loader import open_model
@@ -34,6 +33,7 @@ from svdq.worker.bench.figures import (
     measured_costs,
 )
 from svdq.worker.bench.loop_runs import Workload, run_loop
+from svdq.worker.device import check_device
 
 #: Frames of a video unless the options say otherwise, where the model's family allows it.
 DEFAULT_FRAMES = 14

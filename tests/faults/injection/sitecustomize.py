@@ -114,9 +114,9 @@ def _harm_seeds(seeds: dict[str, int]) -> None:
 def _break_devices(folder: Path) -> None:
     import torch
 
-    from svdq.pipeline import device
     from svdq.pipeline.errors import InputError
     from svdq.pipeline.models.simulated import SimulatedModel
+    from svdq.worker import device
 
     names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     broken = folder / names[int(os.environ["LOCAL_RANK"]) % len(names)]

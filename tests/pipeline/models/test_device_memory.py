@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from svdq.pipeline.device import capacity, share_of_gpu
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.diffusers_model import MemoryMeter
 from svdq.pipeline.models.failures import is_out_of_memory
 from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.worker.device import capacity, share_of_gpu
 
 GB = 1_000_000_000
 SMALL = SvdParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)

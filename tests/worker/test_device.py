@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from svdq.pipeline.device import check_computes, check_device, check_options, choose_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute_options as options
 from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.worker.device import check_computes, check_device, check_options, choose_device
 
 
 class Gpus:
