@@ -1,7 +1,4 @@
-"""The files that a launcher and its ranks share: their configuration, process ids, errors, traces and locks.
-
-Does not import torch.
-"""
+"""The files that a launcher and its ranks share: their configuration, process ids, errors, traces and locks."""
 
 import contextlib
 import fcntl

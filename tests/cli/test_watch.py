@@ -420,19 +420,6 @@ def test_files_of_svdq_are_not_submitted(once: Once, drop: Drop, inbox: Path, co
     assert {*jobs(connection)} == {"a"}
 
 
-@pytest.mark.long
-def test_kills_lose_and_duplicate_nothing() -> None:
-    arguments = ("--files", "150", "--kills", "3", "--seconds", "4")
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.watch_campaign", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=200,
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-
-
 def test_prompts_beside_photos(watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis) -> None:
     watching = watch("--family", "wan", "--on-success", "move:done", "--recursive", "--stable-for", "3s")
     watching.wait_for("watching")

@@ -1,7 +1,6 @@
-"""The status of a rank: what it computes, how busy it is, its memory, what it waits for; the pace of its group.
+"""The record of a rank: its activity, memory and conditions; and the pace of its group.
 
-The step loop only updates `BusyMeter` and counts its steps; the thread that publishes the record reads everything else
-once a second. Does not import Redis.
+The step loop only updates `BusyMeter` and counts its steps; the thread that publishes the record reads the rest.
 """
 
 import os

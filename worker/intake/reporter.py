@@ -14,6 +14,7 @@ from rq.job import JobStatus
 from svdq.pipeline.loop.protocols import Report
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.health.rank_status import Pace
+from svdq.worker.queue import scripts
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import ActiveJob
 
@@ -120,7 +121,7 @@ class Reporter:
             try:
                 self._write_end(active, report)
             except redis.RedisError as error:
-                if not (isinstance(error, redis.ResponseError) and self._worker.is_spoiled(active)):
+                if not scripts.is_wrong_type(error):
                     self._reports.put(report)  # tried again when Redis is back
                     raise
                 logger.error("The end of job %s cannot be written: another program changed its keys.", report.job_id)

@@ -197,10 +197,8 @@ def folder_without_launcher(home: Path) -> Path:
 class CrashCount:
     """How often a rank died while it worked on a job: a record in Redis."""
 
-    #: The phase at the last crash, the index of its denoising step (0 in other phases), and the rank.
-    phase: Phase
-    step: int
-    rank: int
+    #: Its part in the last crash.
+    last: CrashSuspect
     #: Number of crashes in a row at that place, and at any place.
     here: int
     total: int
@@ -208,25 +206,18 @@ class CrashCount:
     worker: str
     #: Whether it was the only suspect at the last crash.
     only_suspect: bool
-    #: Whether the rank ended itself the last time because the step made no progress.
-    stalled: bool = False
 
     @classmethod
     def after(
         cls, before: "CrashCount | None", suspect: CrashSuspect, *, worker: str, only_suspect: bool
     ) -> "CrashCount":
         """Return the count after one more crash; a crash at another place means that the job made progress."""
-        is_same_place = before is not None and (before.phase, before.step) == (suspect.phase, suspect.step)
-        return cls(
-            phase=suspect.phase,
-            step=suspect.step,
-            rank=suspect.rank,
-            here=before.here + 1 if before is not None and is_same_place else 1,
-            total=before.total + 1 if before is not None else 1,
-            worker=worker,
-            only_suspect=only_suspect,
-            stalled=suspect.stalled,
-        )
+        here = total = 1
+        if before is not None:
+            total += before.total
+            if (before.last.phase, before.last.step) == (suspect.phase, suspect.step):
+                here += before.here
+        return cls(last=suspect, here=here, total=total, worker=worker, only_suspect=only_suspect)
 
     def is_too_many(self, max_attempts: int) -> bool:
         """Whether the job is to be set aside."""
@@ -236,15 +227,15 @@ class CrashCount:
     def reason(self) -> str:
         """Why the job was set aside, and how the user can go on."""
         times = "once" if self.total == 1 else f"{self.total} times"
-        where = f"last rank {self.rank} {_PLACES[self.phase].format(self.step + 1)}"
-        if self.stalled:
+        where = f"last rank {self.last.rank} {self.last.place}"
+        if self.last.stalled:
             return (
                 f"Its worker process made no progress and was ended {times} while it computed this job, {where}, so it "
                 "was set aside and the queue goes on. That is mostly a GPU or a driver that hangs: look at the "
                 "worker's log (`svdq logs`), which has its stack, then `svdq retry` it; if a step may take that "
                 "long here, raise SVDQ_STALL_S."
             )
-        if self.phase == "prepare":
+        if self.last.phase == "prepare":
             hint = "The photo probably crashes its decoder or needs too much memory: export it anew and submit that."
         else:
             hint = (

@@ -1,8 +1,7 @@
-"""An RQ worker that holds several executions at once, unlike RQ's own. Does not import torch.
+"""An RQ worker that holds several executions at once, unlike RQ's own.
 
-Written against rq 2.12, like the other modules of this folder and `producer.untrusted_job`; if RQ changes,
-`tests/worker/test_group_worker.py` names what broke. No function or callback that a job names is imported or called;
-they are only compared as strings.
+Written against rq 2.12, like the other modules of this folder; if RQ changes, `tests/worker/test_group_worker.py` names
+the parts that broke. Functions and callbacks that a job names are compared as strings, never imported or called.
 """
 
 import logging
@@ -41,7 +40,7 @@ PUT_OFF_S = 300
 
 
 class GroupWorker(RqWorker):
-    """The RQ worker of a group of ranks, which holds several executions at once."""
+    """The RQ worker of a group of ranks."""
 
     def __init__(self, connection: redis.Redis, **handlers: Any) -> None:
         """Make the worker; nothing is registered yet. The arguments are those of `RqWorker`."""
@@ -52,8 +51,7 @@ class GroupWorker(RqWorker):
     def renew_leases(self, active_jobs: Iterable[ActiveJob]) -> list[ActiveJob]:
         """Renew the leases of the worker and of all executions in one round trip; return the jobs that are lost.
 
-        Writes whole records: they have expired if the server was unavailable for longer than a lease. A job is lost,
-        too, when another program has given one of its keys the wrong type.
+        Writes whole records, since they may have expired. A job is lost, too, if one of its keys has the wrong type.
         """
         active_jobs = list(active_jobs)
         now_s = scripts.server_time(self.connection)
@@ -75,16 +73,12 @@ class GroupWorker(RqWorker):
         lost = []
         for active, (start, end) in zip(active_jobs, pairwise(ends), strict=True):
             errors = [answer for answer in answers[start:end] if isinstance(answer, Exception)]
-            if errors and not self.is_spoiled(active):
-                raise errors[0]
+            if error := next((error for error in errors if not scripts.is_wrong_type(error)), None):
+                raise error
             if errors or answers[end - 1] is None:
                 lost.append(active)
                 self.forget(active)
         return lost
-
-    def is_spoiled(self, active: ActiveJob) -> bool:
-        """Return whether another program has given a key of a job the wrong type."""
-        return scripts.is_spoiled(self.connection, active.rq_job.id, active.execution.key)
 
     def forget(self, active: ActiveJob) -> None:
         """Remove the record of an execution that was lost, without changing its job."""
@@ -100,7 +94,7 @@ class GroupWorker(RqWorker):
             return next((job_id for job_id in pipeline.execute() if job_id is not None), None)
 
     def num_queued(self) -> int:
-        """Count the jobs that wait in the queues; where several groups share them, this group's part."""
+        """Count the jobs that wait in the queues, or this group's part of them."""
         with self.connection.pipeline(transaction=False) as pipeline:
             pipeline.scard(WORKERS_BY_QUEUE_KEY % self.queues[0].name)
             for queue in self.queues:
@@ -151,7 +145,7 @@ class GroupWorker(RqWorker):
     def pop(self) -> ActiveJob | None:
         """Take the next job off the queues, most urgent queue first, and start its execution.
 
-        A job that is not valid ends as failed with a reason, one of a newer version is put off, and the next is taken.
+        Jobs that are not valid are failed, those of a newer version are put off, and the next one is taken.
         """
         for _ in range(LOOKED_AT_ONCE):
             popped = scripts.pop(self.connection, self.queues, self.name, self.pause_field)
@@ -164,8 +158,8 @@ class GroupWorker(RqWorker):
                 continue
             try:
                 active = self._admit(rq_job, popped.queue)
-            except redis.ResponseError:
-                if not scripts.is_spoiled(self.connection, rq_job.id):
+            except redis.ResponseError as error:
+                if not scripts.is_wrong_type(error):
                     raise
                 self._drop_unreadable(popped.queue, popped.job_id)
                 continue
@@ -245,7 +239,7 @@ class GroupWorker(RqWorker):
         return None
 
     def was_canceled(self, job_id: str) -> bool:
-        """Return whether the user canceled a job in flight."""
+        """Whether the user canceled a job in flight."""
         return bool(self.connection.sismember(keys.CANCELED, job_id))
 
     def mark_canceled(self, job_id: str) -> None:

@@ -12,8 +12,7 @@ All groups do this all the time, so it reads only what is late: what living grou
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 import rq
@@ -38,15 +37,14 @@ EARLY_S = SILENT_S + 1
 POPPED_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Taken:
+class _Taken(NamedTuple):
     """A job that was begun."""
 
-    execution: Execution
+    #: When, as RQ writes it; these texts sort by time.
+    started_at: str
     #: Name of the worker, or "".
     worker: str
-    #: When it began, as RQ writes it; these texts sort by time.
-    started_at: str
+    execution: Execution
 
 
 class StalenessTracker:
@@ -87,7 +85,7 @@ class Recovery:
     def at_start(self, suspects: Sequence[CrashSuspect]) -> None:
         """Return the jobs of dead groups of this host; call this before the first pop.
 
-        Ranks of this host worked on the `suspects` when this group died; other hosts count theirs.
+        The ranks of this group worked on the `suspects` when they died.
         """
         if not self._is_counted:  # the caller tries again if Redis becomes unavailable
             count_crash(self._connection, suspects)
@@ -102,7 +100,9 @@ class Recovery:
                 self._set_aside_queued(job_id)
             else:
                 self._connection.hdel(keys.CRASHES, job_id)
-        self._forget_pauses()
+        for name in map(text_of, self._connection.hkeys(keys.PAUSES)):
+            if processes.is_gone(name):
+                self._connection.hdel(keys.PAUSES, name)
 
     def unknown(self, held: Collection[str], *, is_last: bool = False) -> None:
         """Return jobs of this worker whose begin Redis did not confirm before it became unavailable; call between pops.
@@ -172,27 +172,24 @@ class Recovery:
             if isinstance(job, redis.ResponseError):  # not a hash
                 job = (None, None)
             # The record of an execution ends with its lease; then the job's record has the name.
-            owner = worker if isinstance(worker, bytes) else job[0] or b""
-            taken.append(_Taken(execution=execution, worker=text_of(owner), started_at=text_of(job[1] or b"")))
+            owner = worker if isinstance(worker, bytes) else job[0]
+            taken.append(_Taken(text_of(job[1]), text_of(owner), execution))
         return sorted(taken, key=lambda item: item.started_at, reverse=True)
 
     def _return_to_queue(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
-        returned = []
-        for item in taken:
-            job_id = item.execution.job_id
-            crashes = read_count(self._connection, job_id)
-            if crashes is not None and crashes.is_too_many(self._max_attempts):
-                # First to the queue, from where one step takes it: a kill in between does not lose it.
-                if scripts.return_to_queue(self._connection, queue, item.execution, lease_until):
-                    self._set_aside_queued(job_id)
-            elif scripts.return_to_queue(self._connection, queue, item.execution, lease_until):
-                returned.append(job_id)
-        return returned
+        """Return jobs to the queue, and set those aside that have ended their rank too often; return the others."""
+        job_ids = [
+            item.execution.job_id
+            for item in taken
+            if scripts.return_to_queue(self._connection, queue, item.execution, lease_until)
+        ]
+        # From the queue, from where one step takes a job: a kill in between does not lose it.
+        return [job_id for job_id in job_ids if not self._set_aside_queued(job_id)]
 
     # Jobs that were popped and not begun.
 
     def _return_popped_to_queue(self, queue: rq.Queue, is_gone: Callable[[str], bool]) -> list[str]:
-        """Return popped jobs whose owner has ended, and those without an owner after `POPPED_S`."""
+        """Return popped jobs whose owner is gone, and those without an owner after `POPPED_S`."""
         job_ids: Any = self._connection.lrange(queue.intermediate_queue_key, 0, -1)
         found: Any = self._connection.hmget(keys.POPPED, job_ids) if job_ids else []
         owners: dict[bytes, bytes] = {name: owner or b"" for name, owner in zip(job_ids, found, strict=True)}
@@ -229,22 +226,17 @@ class Recovery:
 
     # Jobs that crash their rank.
 
-    def _set_aside_queued(self, job_id: str) -> None:
-        """Fail a queued job that has ended its rank too often."""
+    def _set_aside_queued(self, job_id: str) -> bool:
+        """Fail a queued job that has ended its rank too often; return whether it has."""
         crashes = read_count(self._connection, job_id)
         if crashes is None or not crashes.is_too_many(self._max_attempts):
-            return
+            return False
         for queue in self._worker.queues:
             if scripts.claim(self._connection, queue, job_id, self._worker.name):
                 rq_job = self._worker.fetch(job_id)
                 if rq_job is None:
                     scripts.drop_popped(self._connection, queue, job_id)
                     continue
-                reason = crashes.reason
-                logger.error("Job %s is set aside: %s", job_id, reason)
-                self._worker.fail_popped(rq_job, queue, reason)
-
-    def _forget_pauses(self) -> None:
-        for name in map(text_of, self._connection.hkeys(keys.PAUSES)):
-            if processes.is_gone(name):
-                self._connection.hdel(keys.PAUSES, name)
+                logger.error("Job %s is set aside: %s", job_id, crashes.reason)
+                self._worker.fail_popped(rq_job, queue, crashes.reason)
+        return True

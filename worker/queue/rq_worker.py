@@ -46,11 +46,9 @@ _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 class ActiveJob:
     """A job that this worker holds, with its execution."""
 
-    #: RQ's job.
     rq_job: rq.job.Job
     #: The queue it came from.
     queue: rq.Queue
-    #: RQ's record of this execution.
     execution: Execution
     #: The video to make.
     job: Job
@@ -202,9 +200,8 @@ class RqWorker(BaseWorker):
     def increment_successful_job_count(self, pipeline: Any = None) -> None:
         """Do RQ's first write of a success, which is executed only while this worker holds the job.
 
-        A group may sleep past its lease between two commands, and then another one has the job. RQ tries again after a
-        conflict, and also after a lost connection, although Redis may have written everything. Before that it resets
-        its execution.
+        A group may sleep past its lease between two commands. RQ tries again after a conflict, and after a lost
+        connection, although Redis may have written everything; before that it resets its execution.
         """
         active = self._ending
         if active is not None:
@@ -215,10 +212,7 @@ class RqWorker(BaseWorker):
         super().increment_successful_job_count(pipeline)
 
     def cleanup_execution(self, job: rq.job.Job, pipeline: Any) -> None:
-        """Do RQ's last write before it executes those of a failure, only while this worker holds the job, as above.
-
-        Those of a success are in a transaction already.
-        """
+        """Do RQ's writes of a failure only while this worker holds the job; those of a success are in a transaction."""
         if self._ending is not None and not pipeline.explicit_transaction:
             # redis-py takes WATCH and MULTI only before all commands.
             commands, pipeline.command_stack = pipeline.command_stack, []
@@ -258,7 +252,7 @@ class RqWorker(BaseWorker):
         return status
 
     def is_wanted(self, job_id: str) -> bool:
-        """Return whether a job exists and has not ended."""
+        """Whether a job exists and has not ended."""
         rq_job = UntrustedJob.find(job_id, self.connection)
         return rq_job is not None and rq_job.get_status(refresh=False) not in (*_ENDED, JobStatus.CANCELED)
 
@@ -299,6 +293,6 @@ class RqWorker(BaseWorker):
             pipeline.execute()
 
     def holds_lease(self, active: ActiveJob) -> bool:
-        """Return whether this worker still holds a job: a group that slept past its lease has lost it."""
+        """Whether this worker still holds a job: a group that slept past its lease has lost it."""
         registry = active.queue.started_job_registry
         return self.connection.zscore(registry.key, active.execution.composite_key) is not None

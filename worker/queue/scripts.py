@@ -12,7 +12,6 @@ from typing import Any
 import redis
 import rq
 from rq.executions import Execution, ExecutionRegistry
-from rq.results import get_key
 from rq.utils import utcformat
 
 from svdq.producer import keys
@@ -80,8 +79,7 @@ redis.call('hset', KEYS[3], ARGV[1], ARGV[2])
 return 1
 """
 
-#: Executes commands that begin a popped job. A script, since WATCH on the hash of all popped jobs makes hundreds of
-#: groups wait for each other.
+#: Executes commands that begin a popped job; WATCH on the hash of popped jobs would make groups wait for each other.
 #: KEYS: svdq:popped, job, execution. ARGV: job id, the worker's name, and the commands: number of words, words.
 #: Returns 1 if the job is begun, also by an earlier call whose answer was lost; 0 if the worker does not own it, -1 if
 #: it owns it and the job is not queued.
@@ -103,7 +101,7 @@ end
 return 1
 """
 
-#: One step for what RQ's scheduler does in several, between which others may cancel or queue the job.
+#: Queues a job that is due. RQ's scheduler takes several steps, between which others may cancel or queue it.
 #: KEYS: rq:scheduled:<queue>, queue, job. ARGV: job id, now as RQ writes it, now in seconds, and seconds for which the
 #: record of a job that is due may be missing: RQ registers a job before it writes it.
 #: Returns 1 if the job is queued, 0 if it may be later, -1 if it was canceled or deleted.
@@ -166,13 +164,10 @@ FOREVER = 1e18
 
 @dataclass(frozen=True, kw_only=True)
 class Pop:
-    """The result of taking the next job."""
+    """The result of taking the next job: its queue, or None, and its id; or whether intake is paused."""
 
-    #: The queue it was taken from; None if none was taken.
     queue: rq.Queue | None = None
-    #: Its id as it was in the queue.
     job_id: bytes = b""
-    #: Whether intake is paused.
     paused: bool = False
 
 
@@ -187,23 +182,9 @@ def server_time(connection: redis.Redis) -> float:
     return float(seconds) + microseconds / 1e6
 
 
-def is_spoiled(connection: redis.Redis, job_id: str, *hashes: str) -> bool:
-    """Whether another program has given a key of a job the wrong type, so that commands with it fail.
-
-    `hashes` are further keys of the job.
-    """
-    own = {
-        rq.job.Job.key_for(job_id): b"hash",
-        rq.job.Job.dependents_key_for(job_id): b"set",
-        ExecutionRegistry(job_id, connection).key: b"zset",
-        get_key(job_id): b"stream",
-        **dict.fromkeys(hashes, b"hash"),
-    }
-    with connection.pipeline(transaction=False) as pipeline:
-        for key in own:
-            pipeline.type(key)
-        found = pipeline.execute()
-    return any(kind not in (b"none", expected) for kind, expected in zip(found, own.values(), strict=True))
+def is_wrong_type(error: Exception) -> bool:
+    """Whether a command failed because another program has given a key of a job the wrong type."""
+    return isinstance(error, redis.ResponseError) and "WRONGTYPE" in str(error)
 
 
 def _eval(connection: redis.Redis, script: str, names: Sequence[str | bytes], *values: object) -> Any:
@@ -250,22 +231,14 @@ def return_to_queue(
     Do nothing if the lease ends later than `lease_until`, since it was renewed.
     """
     job_id = execution.job_id
-    names = (
-        queue.started_job_registry.key,
-        execution.key,
-        ExecutionRegistry(job_id, connection).key,
-        queue.key,
-        key_of(job_id),
-    )
+    registry, executions = queue.started_job_registry.key, ExecutionRegistry(job_id, connection).key
+    names = (registry, execution.key, executions, queue.key, key_of(job_id))
     values = (execution.composite_key, execution.id, job_id, lease_until)
     return bool(_eval(connection, _RETURN_TO_QUEUE, names, *values) == 1)
 
 
 def return_popped_to_queue(connection: redis.Redis, queue: rq.Queue, job_id: bytes, owner: bytes) -> bool:
-    """Put a job that was popped and not begun back to the front of its queue, unless another process did.
-
-    The owner is b"" if another program popped it.
-    """
+    """Put a job that its owner (b"": another program) popped and did not begin back to the front of its queue."""
     names = (keys.POPPED, queue.intermediate_queue_key, queue.key, key_of(job_id))
     return bool(_eval(connection, _RETURN_POPPED_TO_QUEUE, names, job_id, owner) == 1)
 
