@@ -56,13 +56,7 @@ def run_rank(process: RankProcess) -> None:
     ending.callback(marker.mark_clean_exit)
     checkpoints = None
     if (store := open_checkpoint_store(config.checkpoints, settings.home, storage)) is not None:
-        codec = Codec(
-            model=info.name,
-            device=loaded.device,
-            compute=info.compute,
-            check_state=loaded.model.check_state,
-        )
-        checkpoints = Checkpoints(store, codec)
+        checkpoints = Checkpoints(store, Codec(model=info.name, device=loaded.device, compute=info.compute))
         ending.callback(_remove_checkpoints, checkpoints)
     ending.callback(_exit_if_stopped, stopping)
     ending.callback(_write_trace, process, tracer)

@@ -20,7 +20,7 @@ from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.memory import ACTIVITIES, Activity, Shape, shape_for
 from svdq.pipeline.models.model_folder import is_untrained
 from svdq.pipeline.models.resolved_model import ResolvedModel
-from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, all_finite, check_tensor, nan_advice
+from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, all_finite, nan_advice
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -157,12 +157,6 @@ class DiffusersModel(VideoModel):
     @abstractmethod
     def tensor_types(self, parameters: VideoParameters) -> Mapping[str, TensorType]:
         """Return the tensors of a state by name."""
-
-    def check_state(self, state: State, parameters: VideoParameters) -> None:
-        """Check the tensors of a state; see `VideoModel`."""
-        for name, (shape, dtype) in self.tensor_types(parameters).items():
-            if name in state or name not in self._history:
-                check_tensor(state, name, shape, dtype)
 
     def _zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros; sides of any length are 1."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.families import family_for
-from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, check_tensor
+from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
@@ -49,13 +49,6 @@ class PreviewModel(VideoModel):
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return one segment: this model does the steps of any family."""
         return (Segment(component="preview", start=0, stop=parameters.steps),)
-
-    def check_state(self, state: State, parameters: VideoParameters) -> None:
-        """Check the tensors of a state; see `VideoModel`."""
-        rows, columns = parameters.height // BLOCK, parameters.width // BLOCK
-        dtype = str(self._dtype).removeprefix("torch.")
-        check_tensor(state, "image_latents", (1, 3 * BLOCK**2, rows, columns), dtype)
-        check_tensor(state, "latents", (1, parameters.num_frames, 3 * BLOCK**2, rows, columns), dtype)
 
     @torch.inference_mode()
     def encode(self, photo: Image.Image | None, parameters: VideoParameters) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ A rank opens a model for its role, and only what that needs is loaded. `family.p
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -103,14 +103,6 @@ class VideoModel(ABC):
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return which component does which steps of a video: contiguous, from step 0 to the last."""
 
-    @abstractmethod
-    def check_state(self, state: State, parameters: VideoParameters) -> None:
-        """Check the names, shapes and dtypes of a state that somebody else may have written.
-
-        Raises:
-            ValueError: it is not a state of such a video; the text is a clause, such as "it has no latents".
-        """
-
     def warm_up(self, parameters: VideoParameters) -> None:  # noqa: B027 - some models need none
         """Run once with artificial tensors, so that the first sample of a shape does not pay for initialization."""
 
@@ -144,25 +136,6 @@ class VideoModel(ABC):
         Raises:
             SampleError: the frames are not finite.
         """
-
-
-def check_tensor(state: State, name: str, shape: Sequence[int | None], dtype: str | None) -> None:
-    """Check one tensor of a state.
-
-    A side of `shape` that is None may have any length; `dtype` is such as float32, or None for any floating one.
-
-    Raises:
-        ValueError: it is missing, or of another shape or dtype.
-    """
-    if name not in state:
-        raise ValueError(f"it has no {name}")
-    tensor, wanted = state[name], tuple(shape)
-    found = tuple(tensor.shape)
-    if len(found) != len(wanted) or any(side not in (None, size) for side, size in zip(wanted, found, strict=True)):
-        raise ValueError(f"its {name} are of shape {found}")
-    found_dtype = str(tensor.dtype).removeprefix("torch.")
-    if found_dtype != (dtype or found_dtype) or not tensor.is_floating_point():
-        raise ValueError(f"its {name} are {found_dtype}")
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

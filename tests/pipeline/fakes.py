@@ -52,9 +52,6 @@ class CountingModel:
     def segments(self, parameters: SvdParameters) -> tuple[Segment, ...]:
         return (Segment(component="counter", start=0, stop=parameters.steps),)
 
-    def check_state(self, state: State, parameters: SvdParameters) -> None:
-        pass
-
     def memory(self, parameters: SvdParameters) -> Mapping[str, int]:
         return self.taken
 

@@ -133,7 +133,7 @@ def check(chain: Chain, requests, reference) -> None:
 def test_a_checkpoint_of_any_step_is_continued_by_bound_ranks(opened, requests, reference, number: int) -> None:
     asked, expected = requests[number], reference[number]
     whole = opened(0, None)
-    codec = Codec(model="wan", device=CPU, compute=whole.info.compute, check_state=whole.check_state)
+    codec = Codec(model="wan", device=CPU, compute=whole.info.compute)
     before = Alone(whole, [asked], keep_every_s=0.0)
     before.stage.run()
     kept = {sample.step: bytes(codec.encode(sample)) for sample in before.checkpointer.samples}

@@ -75,13 +75,6 @@ class WanModel(DiffusersModel):
             **({"image_embeds": ((1, None, config["image_dim"]), dtype)} if self._facts["has_image_encoder"] else {}),
         }
 
-    def check_state(self, state: State, parameters: VideoParameters) -> None:
-        """Check the tensors of a state, and the lengths of its prompts; see `VideoModel`."""
-        super().check_state(state, parameters)
-        for name in ("prompt_embeds", *("negative_prompt_embeds",) * parameters.guided):
-            if not 1 <= state[name].shape[1] <= MAX_TOKENS:
-                raise ValueError(f"its {name} are of {state[name].shape[1]} tokens")
-
     def _zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros, with all that the scheduler may keep."""
         state = super()._zeros(parameters)

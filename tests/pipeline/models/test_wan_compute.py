@@ -47,7 +47,6 @@ def denoise(model, photo, values):
     state = dict(model.encode(photo, values))
     for index in range(values.steps):
         state |= model.denoiser(state, values).step(state, index)
-        model.check_state(state, values)
     return state
 
 
