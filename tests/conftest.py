@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,33 +42,6 @@ S3_SECRET = "s3-secret-of-the-tests"
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 #: Commands that start processes, catch signals or draw on terminals: each in a process of its own.
 OF_THEIR_OWN = {"worker", "watch", "bench", "model"}
-#: The test files that take longest. One test process runs all of a file, so a long one must not begin last.
-DEAREST = (
-    "pipeline/models/test_wan.py",
-    "cli/serve/test_browser.py",
-    "worker/test_recovery.py",
-    "worker/test_end_to_end.py",
-    "worker/test_intake.py",
-    "worker/test_poison.py",
-    "worker/test_resume.py",
-    "worker/test_cron.py",
-    "test_faults.py",
-    "pipeline/models/test_parity.py",
-    "pipeline/models/test_compute.py",
-    "worker/test_torchrun.py",
-    "worker/test_control.py",
-    "worker/test_stop.py",
-    "worker/test_memory_plan.py",
-    "worker/test_wan.py",
-    "worker/test_prompted_videos.py",
-    "producer/storage/test_object_storage.py",
-    "test_quickstart.py",
-    "cli/test_watch.py",
-    "worker/test_bench.py",
-    "worker/test_rank_status.py",
-    "worker/test_watchdog.py",
-    "worker/test_clocks.py",
-)
 
 
 def pytest_configure() -> None:
@@ -94,15 +68,15 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of the dearest files first; the others stay in their order.
+    """Put the files with most slow tests first: one test process runs all of a file, so a long one must not begin last.
 
-    What loads a model of diffusers is slow: the import takes 4 s of a core in each test process.
+    A test that loads a model of diffusers is slow: the import takes 4 s of a core in each test process.
     """
     for item in items:
         if isinstance(item, pytest.Function) and {"tiny_model", "tiny_wan"} & {*item.fixturenames}:
             item.add_marker("slow")
-    places = {Path(__file__).parent / name: place for place, name in enumerate(DEAREST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -num_slow[item.path])
 
 
 @pytest.fixture(scope="session")

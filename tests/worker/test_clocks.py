@@ -18,6 +18,8 @@ from svdq.worker.queue.recovery import SILENT_S, Recovery
 from svdq.worker.queue.rq_worker import LEASE_S
 from tests.queued import enqueue
 
+pytestmark = pytest.mark.slow
+
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
 #: A process on a host whose clock is wrong by so many seconds; `datetime` is where RQ and svdq read it.

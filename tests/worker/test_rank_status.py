@@ -26,6 +26,8 @@ from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.queue.rq_worker import TakenJob
 from tests.queued import enqueue
 
+pytestmark = pytest.mark.slow
+
 PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)
 TAKEN = TakenJob(
     job=SvdJob(image=f"inputs/{'a' * 64}.png", name="photo", seed=1), execution=("registry", "execution")
