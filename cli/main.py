@@ -170,12 +170,10 @@ def run(arguments: Sequence[str]) -> int:
         _drop_output()
         return EXIT_FAILED
     except OSError as error:
-        # Errors of the output and of the working folder name no file; others are handled where a file is used.
+        # Errors of the output name no file; others are handled where a file is used.
         if error.filename is None and error.errno in CANNOT_WRITE:
             _drop_output()
             return _complain(f"The output cannot be written ({error.strerror}).", EXIT_FAILED)
-        if error.filename is None and error.errno == errno.ENOENT:
-            return _complain("The working folder no longer exists; change to another one.", EXIT_BAD_INPUT)
         raise
     return result if isinstance(result, int) else 0
 

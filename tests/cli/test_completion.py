@@ -22,13 +22,10 @@ def complete(svdq: Cli, words: str, **environment: str) -> list[str]:
     ("words", "offered"),
     [
         ("svdq do", ["plain,doctor"]),
-        ("svdq re", ["plain,report", "plain,retry", "plain,resume", "plain,redis"]),
         ("svdq redis st", ["plain,start", "plain,stop"]),
         ("svdq submit --var", ["plain,--variations"]),
         ("svdq submit --priority l", ["plain,low"]),
         ("svdq submit pho", ["file,pho"]),
-        ("svdq --ver", ["plain,--version"]),
-        ("svdq completion f", ["plain,fish"]),
     ],
 )
 def test_what_is_offered(svdq: Cli, words: str, offered: list[str]) -> None:

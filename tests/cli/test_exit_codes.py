@@ -88,13 +88,6 @@ def test_0_without_streams(svdq: Cli, closed: str) -> None:
     assert len(svdq("list").stdout.splitlines()) == 1
 
 
-def test_2_the_working_folder_is_gone(home: Path) -> None:
-    command = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m svdq.cli submit photo.jpg"
-    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "working folder" in done.stderr
-
-
 @pytest.mark.usefixtures("own_server")
 def test_1_some_failed(svdq: Cli) -> None:
     Path("bad.jpg").write_text("no photo")

@@ -238,18 +238,6 @@ def test_only_some(svdq: Cli, connection: redis.Redis, storage: Storage, tmp_pat
         assert files == [f"photo-{number:020x}" for number in numbers]
 
 
-def test_a_job_that_waited_long_counts_by_the_time_of_its_failure(
-    svdq: Cli, connection: redis.Redis, tmp_path: Path
-) -> None:
-    fail(connection, 1, "Out of memory.", name="a slow cup")
-    now = datetime.now(UTC)
-    for submitted, ended, is_shown in ((5, 1, True), (5, 3, False)):
-        times = {"created_at": now - timedelta(hours=submitted), "ended_at": now - timedelta(hours=ended)}
-        connection.hset(f"rq:job:{1:020x}", mapping={name: f"{at:%Y-%m-%dT%H:%M:%S.%fZ}" for name, at in times.items()})
-        assert svdq("gallery", "--since", "2h", "-o", tmp_path / "some.html").returncode == 0
-        assert ("a slow cup" in Page(tmp_path / "some.html").text) is is_shown
-
-
 @pytest.mark.parametrize(
     "arguments",
     [["-o", "video.mp4"], ["-o", "nowhere/all.html"], ["--since", "soon"], ["nowhere"], ["--limit", "0"]],

@@ -45,7 +45,7 @@ def end(job: rq.job.Job, status: JobStatus, ended_at: datetime, reason: str = ""
         Result.create_failure(job, ttl=100, exc_string=reason)
 
 
-def test_a_night(svdq: Cli, connection: redis.Redis, settings: Settings) -> None:
+def test_a_report_counts_what_ended_in_a_period(svdq: Cli, connection: redis.Redis, settings: Settings) -> None:
     storage = Storage(settings.storage)
     group = {"ranks": 2, "host": "box", "pid": 1}
     hour = timedelta(hours=1)

@@ -49,7 +49,7 @@ def test_by_status_name_and_age(svdq: Cli, connection: redis.Redis) -> None:
     assert statuses(connection, [job.id for job in (*cups, dog)]) == ["failed", "canceled", "failed"]
 
 
-def test_the_failures_of_a_night_whose_photos_were_submitted_by_day(svdq: Cli, connection: redis.Redis) -> None:
+def test_since_counts_the_end_of_failed_jobs(svdq: Cli, connection: redis.Redis) -> None:
     failed, waiting = add(connection, 1), add(connection, 2)
     fail(failed)
     for job in (failed, waiting):
@@ -135,13 +135,6 @@ def test_the_beginning_of_an_id_is_enough(svdq: Cli, connection: redis.Redis, se
     job_id = add_video(Storage(settings.storage), 7)
     assert svdq("fetch", job_id[:6], "--output", "videos").stdout.startswith(job_id)
     assert f"Job '{two.id}' is finished, but its files" in svdq("fetch", "abcd2", "--output", "videos").stderr
-
-
-def test_videos_are_fetched_by_name(svdq: Cli, settings: Settings) -> None:
-    storage = Storage(settings.storage)
-    cup, _ = add_video(storage, 1, name="cup"), add_video(storage, 2, name="dog")
-    done = svdq("fetch", "--name", "c*", "--output", "videos", "--json")
-    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == [cup]
 
 
 def test_a_wait_that_takes_too_long(svdq: Cli, connection: redis.Redis) -> None:

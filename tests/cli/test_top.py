@@ -205,49 +205,18 @@ def test_it_draws_on_a_terminal_and_q_leaves(group: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_and_ctrl_z_leave_the_terminal_as_it_was(group: dict[str, str]) -> None:
-    with terminal("top", **group) as screen:
-        before = termios.tcgetattr(screen.theirs)
-        screen.read_until("q quits")
-        os.write(screen.ours, b"\x1a")  # another look, not a stopped process
-        for _ in range(2):  # the first one may have begun before
-            screen.text = ""
-            screen.read_until("a [photo]")
-        screen.process.terminate()
-        assert screen.end() == 130
-        assert LEFT_IT in screen.text
-        assert termios.tcgetattr(screen.theirs) == before
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_the_terminal_as_it_was(group: dict[str, str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_the_terminal_as_it_was(group: dict[str, str], number: signal.Signals) -> None:
     with terminal("top", NO_COLOR="1", **group) as screen:
         before = termios.tcgetattr(screen.theirs)
         screen.read_until("in flight")
-        screen.process.send_signal(signal.SIGINT)
+        screen.process.send_signal(number)
         assert screen.end() == 130
         assert termios.tcgetattr(screen.theirs) == before
     assert ALTERNATE_SCREEN in screen.text
     assert screen.text.rindex(LEFT_IT) > screen.text.rindex("in flight")
     assert not COLOUR.search(screen.text)
     assert "Traceback" not in screen.text
-
-
-@pytest.mark.slow
-def test_status_on_a_terminal_takes_no_screen(group: dict[str, str]) -> None:
-    with terminal("status", **group) as screen:
-        assert screen.end() == 0
-    assert "svdq-default" in screen.text
-    assert "\x1b" not in screen.text
-    assert ALTERNATE_SCREEN not in screen.text
-
-
-@pytest.mark.slow
-def test_a_terminal_that_cannot_move_its_cursor_gets_one_look(group: dict[str, str]) -> None:
-    with terminal("top", **{**group, "TERM": "dumb"}) as screen:
-        assert screen.end() == 0
-    assert "svdq-default" in screen.text
-    assert "\x1b" not in screen.text
 
 
 # While Redis is away.
@@ -346,14 +315,6 @@ def test_every_terminal_is_wide_enough(snapshot: Snapshot, width: int) -> None:
     assert max(map(cell_len, lines)) <= width
 
 
-def test_a_usual_terminal_has_all_ranks_and_tracks(snapshot: Snapshot) -> None:
-    lines = drawn(snapshot, 80, is_live=True)
-    text = "\n".join(lines)
-    assert len(lines) <= 24
-    assert len(re.findall(r"^ +[0-3]  ", text, re.MULTILINE)) == 5
-    assert len(re.findall(r"step . of 8", text)) == 4
-
-
 def test_what_keeps_jobs_waiting_is_said(connection: redis.Redis) -> None:
     job_id = start(connection, 1, "stuck", rank=1, step=8)
     condition = Condition(effect="Videos wait", reason="Disk full.", since=1.0, attempts=2, job_ids=(job_id,))
@@ -410,14 +371,6 @@ def test_where_a_sample_is(connection: redis.Redis) -> None:
         "early": ([1.0, 1.0, None, None], "being written"),
         "apart": ([1.0, 1.0, 1.0, 0.0], "step 7 of 8"),
     }
-
-
-def test_a_rank_that_a_video_skips_is_left_blank(connection: redis.Redis) -> None:
-    job_id = start(connection, 1, "skips", rank=2, step=6, boundaries=[0, 0, 4, 8, 8], decoder=2)
-    intake = IntakeStatus(worker="w", in_flight=(job_id,))
-    save(connection, at_work(0, 4, intake=intake), at_work(2, 4, job_id=job_id, activity="denoising"))
-    (line,) = [line for line in drawn(take(connection)) if "step 6 of 8" in line]
-    assert re.search(r"skips {6,}━+ ━+─+ {6,}step", line), line
 
 
 def test_what_ended_is_counted_for_an_hour(connection: redis.Redis) -> None:

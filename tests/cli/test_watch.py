@@ -24,7 +24,6 @@ from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 Drop = Callable[..., bytes]
 
 
@@ -373,40 +372,6 @@ def test_photos_wait_until_svdq_toml_is_corrected(
     assert watching.end() == 0
     assert len(watching.events("problem")) == 1
     assert {name: job.frames for name, job in jobs(connection).items()} == {"a": 3, "b": 3, "c": None}
-
-
-def test_a_fifo_neither_stops_the_watcher_nor_keeps_it_from_ending(
-    watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
-) -> None:
-    watching = watch("--recursive")
-    watching.wait_for("watching")
-    (inbox / "day").mkdir()
-    os.mkfifo(inbox / "day" / "svdq.toml")
-    drop("day/a.jpg")
-    (problem,) = watching.wait_for("problem")
-    assert "not a regular file" in problem["text"]
-    os.mkfifo(inbox / "b.jpg")
-    drop("c.jpg")
-    watching.wait_for("ignored")
-    watching.wait_for("submitted")
-    assert watching.end() == 0
-    assert {*jobs(connection)} == {"c"}
-
-
-def test_a_folder_whose_path_is_not_utf8_can_be_watched(
-    watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
-) -> None:
-    folder = inbox.with_name(os.fsdecode(b"caf\xe9"))
-    inbox.rename(folder)
-    inbox.symlink_to(folder)
-    watching = watch("--recursive", "--on-success", "move:done")
-    watching.wait_for("watching")
-    drop(os.fsdecode(b"\xe9/\xe9.jpg"))
-    (submitted,) = watching.wait_for("submitted")
-    assert submitted["path"] == os.fsdecode(b"\xe9/\xe9.jpg")
-    assert watching.end() == 0
-    assert (folder / "done" / os.fsdecode(b"\xe9/\xe9.jpg")).exists()
-    assert {name: job.folder for name, job in jobs(connection).items()} == {"_": "_"}
 
 
 def test_files_of_svdq_are_not_submitted(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:

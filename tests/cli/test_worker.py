@@ -35,20 +35,6 @@ def test_a_file_that_could_not_be_written(svdq: Cli, home: Path, option: str, pa
     assert not home.exists()
 
 
-def test_a_storage_that_is_read_only(svdq: Cli, home: Path, tmp_path: Path) -> None:
-    storage = tmp_path / "storage"
-    storage.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(storage)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this user may not mount a disk")
-    try:
-        done = svdq("worker", "--ranks", "1", "--burst", "--device", "cpu", SVDQ_STORAGE=str(storage))
-    finally:
-        subprocess.run(["umount", "--lazy", str(storage)], check=True)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
-    assert "Read-only file system" in done.stderr
-
-
 @pytest.mark.parametrize(
     "command",
     ["worker --burst", "bench", "model tiny folder"],
