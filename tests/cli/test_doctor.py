@@ -161,16 +161,6 @@ def shard(folder: Path) -> None:
     index.write_text(json.dumps({"weight_map": shards}))
 
 
-def configure(component: str, **values: object) -> Callable[[Path], object]:
-    """Change the config of a component."""
-
-    def change(folder: Path) -> None:
-        path = folder / component / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return change
-
-
 def cut(folder: Path) -> None:
     """Lose the end of a file, as a download that was interrupted."""
     with (folder / UNET).open("r+b") as file:
@@ -187,22 +177,14 @@ def text_to_image(folder: Path) -> None:
     ("damage", "sentence"),
     [
         (shard, "is missing; get it again"),
-        (cut, "bytes is not what its header says"),
-        (lambda folder: (folder / UNET).write_bytes(b"\xff" * 100), "header is corrupt"),
+        (cut, "is cut off or no safetensors file"),
+        (lambda folder: (folder / UNET).write_bytes(b"\xff" * 100), "is cut off or no safetensors file"),
         (lambda folder: (folder / UNET).write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
         (lambda folder: (folder / UNET).rename(folder / "unet/weights.bin"), "pickles only"),
         (lambda folder: (folder / UNET).unlink(), "has no weights"),
         (lambda folder: rewrite_header(folder / UNET, lambda text: text.replace('"F32"', '"I32"')), "as I32"),
-        (lambda folder: (folder / "vae/config.json").write_text("{"), "no readable vae/config.json"),
         (lambda folder: shutil.rmtree(folder / "image_encoder"), "has no image_encoder"),
         (text_to_image, "is a StableDiffusionPipeline; svdq needs a StableVideoDiffusionPipeline"),
-        (configure("unet", in_channels=4), "its in_channels is 4 where it must be 8 (latents and the photo)"),
-        (configure("unet", _class_name="UNet2DConditionModel"), "its class is UNet2DConditionModel where it must be"),
-        (
-            lambda folder: (folder / "scheduler/scheduler_config.json").unlink(),
-            "no readable scheduler/scheduler_",
-        ),
-        (lambda folder: (folder / "feature_extractor/preprocessor_config.json").unlink(), "/preprocessor_config.json"),
     ],
 )
 def test_a_damaged_model_fails_with_the_sentence_of_the_worker(
@@ -219,26 +201,11 @@ def test_a_damaged_model_fails_with_the_sentence_of_the_worker(
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_whose_name_looks_like_a_hub_id_is_not_to_be_pulled(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(model.parent.parent)
-    name = f"{model.parent.name}/{model.name}"
-    (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
-    with pytest.raises(InputError, match="fetch the full ones, too") as caught:
-        resolve(name, on_gpus=False)
-    assert "pull" not in str(caught.value)
-    (model / "unet/diffusion_pytorch_model.fp16.safetensors").unlink()
-    [finding] = check_model(name)
-    assert finding.advice == "get it again"
-
-
 @pytest.mark.parametrize(
     ("lose", "words"),
     [
         (lambda folder: shutil.rmtree(folder / "unet"), "has no unet"),
         (lambda folder: (folder / "unet/config.json").unlink(), "has no readable unet/config.json"),
-        (lambda folder: (folder / "scheduler/scheduler_config.json").unlink(), "has no readable scheduler/"),
         (lambda folder: (folder / UNET).unlink(), "has no weights"),
     ],
 )
@@ -254,7 +221,7 @@ def test_a_model_of_the_hub_that_is_not_complete_is_to_be_pulled(
     lose(folder)
     sentence = rf"{words}.*; fetch it again with `svdq model pull someone/some-model`"
     [finding] = check_model("someone/some-model")
-    assert re.search(sentence, f"{finding.text}; {finding.advice}")
+    assert re.search(sentence, finding.text)
     with pytest.raises(InputError, match=sentence):
         resolve("someone/some-model")
 

@@ -33,7 +33,7 @@ HEAVY = {"torch", "diffusers", "transformers", "numpy"}
 #: What only single commands need: each takes a tenth of the time of a command, or more.
 LATE = HEAVY | {
     *("PIL", "apprise", "fsspec", "huggingface_hub", "jinja2", "mutagen", "psutil", "starlette", "uvicorn"),
-    *("svdq.pipeline.models.families", "svdq.producer.storage.storage"),
+    "svdq.producer.storage.storage",
 }
 
 
