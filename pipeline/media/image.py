@@ -1,7 +1,5 @@
 """Reads photos, and prepares them for the model: upright, RGB, of exactly the video's size.
 
-The steps, so that a comparison can prepare the photo for diffusers in the same way:
-
  1. the first frame of the file is decoded; of a HEIC or AVIF file with several images, the primary one;
  2. it is turned upright by its EXIF orientation; HEIC has its own rotation, and its EXIF orientation is ignored;
  3. it is converted to 8-bit RGB: 16-bit gray is divided by 257, an embedded color profile other than sRGB is converted
@@ -21,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from io import BytesIO
+from itertools import chain, product
 
 from PIL import ExifTags, Image, ImageChops, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageError
 
@@ -32,10 +31,12 @@ logger = logging.getLogger(__name__)
 #: Largest number of pixels of a photo, checked before decoding: 3 bytes each, so half a gigabyte of memory.
 MAX_PIXELS = 178_000_000
 
-#: Largest compressed color profile or text of a PNG in bytes; Pillow's own limit is 1 MiB, and printers have larger
-#: profiles.
+#: Largest compressed color profile or text of a PNG in bytes; Pillow allows 1 MiB, and profiles of printers are larger.
 MAX_PNG_CHUNK_BYTES = 1 << 26
-
+#: Largest profile that is read, in bytes; profiles of printers have up to about 2 MB.
+MAX_PROFILE_BYTES = 1 << 23
+#: Largest difference of a channel, out of 255, by which a profile counts as sRGB: there are several roundings of it.
+SRGB_TOLERANCE = 2
 #: Accepted formats by Pillow's name, and the extension they are stored with. Documents are left out, and formats whose
 #: decoder starts another program, such as EPS.
 EXTENSIONS = {
@@ -70,7 +71,7 @@ def open_photo(data: bytes) -> Image.Image:
 
     Raises:
         UnidentifiedImageError: the format is not in `EXTENSIONS`.
-        Exception: the photo is damaged; Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more.
+        Exception: the photo is damaged; Pillow's plugins raise many types.
     """
     with pillow_without_limits():
         try:
@@ -81,10 +82,7 @@ def open_photo(data: bytes) -> Image.Image:
 
 
 def draft(image: Image.Image, data: bytes, size: tuple[int, int]) -> int:
-    """Choose a smaller size for the decoding of an opened JPEG, at least `size`.
-
-    Returns about how many bytes of memory the decoding of the image, of any format, takes.
-    """
+    """Have an opened JPEG decoded at a smaller size, at least `size`; return the bytes that decoding takes, about."""
     buffer = 0
     if image.format in ("JPEG", "MPO") and _has_several_scans(image, data):
         buffer = image.width * image.height * getattr(image, "layers", 4) * _COEFFICIENT_BYTES
@@ -105,7 +103,7 @@ def _tile_pixels(image: Image.Image) -> int:
 
 
 def _has_several_scans(image: Image.Image, data: bytes) -> bool:
-    """Return whether libjpeg keeps the coefficients of a whole JPEG in memory, as it does unless one scan has all."""
+    """Return whether libjpeg keeps the coefficients of a whole JPEG in memory."""
     layers = getattr(image, "layers", 4)
     # Pillow has read up to the end of the first scan's header, which has two bytes for each of its channels.
     end = image.fp.tell()  # type: ignore[attr-defined]
@@ -164,7 +162,6 @@ def load_photo(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     except SampleError:
         raise
     except Exception as error:
-        # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, RuntimeError (AVIF) and more.
         raise SampleError(f"The photo cannot be decoded ({reason_of(error)}); give a whole image file.") from error
     return image
 
@@ -177,10 +174,9 @@ def prepare_photo(
     max_pixels: int = MAX_PIXELS,
     note: Callable[[str], object] = logger.warning,
 ) -> Image.Image:
-    """Fit a photo to exactly `width` x `height` pixels in RGB; see the module's docstring for the steps.
+    """Fit a photo to exactly `width` x `height` pixels in RGB by the steps above; an opened image is not changed.
 
-    An opened image is not changed. `note` is called with a sentence if a part of the file, such as its color profile,
-    cannot be used.
+    `note` is called with a sentence if a part of the file, such as its color profile, cannot be used.
 
     Raises:
         SampleError: as from `load_photo`.
@@ -224,7 +220,7 @@ def _rgb(image: Image.Image, note: Callable[[str], object]) -> Image.Image:
     if image.mode == "I" or image.mode.startswith("I;16"):
         # Pillow's own conversion clips at 255 instead of scaling 16 bits; `point` truncates, hence the half.
         image = image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
-    converted = to_srgb(image, note)
+    converted = _to_srgb(image, note)
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         if converted is not None:
@@ -244,23 +240,16 @@ def _pad(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return canvas
 
 
-#: Largest profile that is read, in bytes; profiles of printers have up to about 2 MB.
-MAX_PROFILE_BYTES = 1 << 23
-#: Largest difference of a channel, out of 255, by which a profile counts as sRGB: there are several roundings of it.
-SRGB_TOLERANCE = 2
-
 #: Modes of images that a profile of each color space describes, as Little CMS names the spaces.
 _MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
 
 
-def to_srgb(image: Image.Image, note: Callable[[str], object]) -> Image.Image | None:
+def _to_srgb(image: Image.Image, note: Callable[[str], object]) -> Image.Image | None:
     """Convert an image of 8 bits a channel to RGB in sRGB, without its transparency.
 
     Colors that sRGB lacks become the nearest ones that it has: relative colorimetric with black point compensation.
-
-    Returns None if there is no profile or it is sRGB itself; calls `note` with a sentence and returns None if it cannot
-    be used.
+    None: there is no profile, it is sRGB itself, or it cannot be used, of which `note` is told.
     """
     data = image.info.get("icc_profile")
     if not data:
@@ -300,16 +289,8 @@ def _srgb() -> ImageCms.ImageCmsProfile:
 
 
 def _is_identity(transform: ImageCms.ImageCmsTransform) -> bool:
-    cube = _cube()
+    # Colors from all of RGB: 16 levels of each channel.
+    cube = Image.frombytes("RGB", (256, 16), bytes(chain.from_iterable(product(range(0, 256, 17), repeat=3))))
     converted = ImageCms.applyTransform(cube, transform)
     assert converted is not None, "it is None only in place"
     return max(ImageChops.difference(cube, converted).tobytes()) <= SRGB_TOLERANCE
-
-
-@cache
-def _cube() -> Image.Image:
-    """Return an image of colors from all of RGB: 16 levels of each channel."""
-    levels = range(0, 256, 17)
-    return Image.frombytes(
-        "RGB", (256, 16), bytes(v for r in levels for g in levels for b in levels for v in (r, g, b))
-    )

@@ -97,51 +97,6 @@ class ComponentLoader:
                 parts[component] = (named or transformers.CLIPImageProcessor).from_pretrained(self.path / component)
         return parts
 
-    def load(self, component: str, device: torch.device, quantized: Any = None) -> Any:
-        """Load one component that has weights; `quantized` is diffusers' config for quantizing it.
-
-        Raises:
-            InputError: its weights do not match its config.
-        """
-        try:
-            return self._load(component, device, quantized)
-        except (ValueError, RuntimeError) as error:
-            # The libraries report a weight of another shape only in a log report or a page of advice.
-            if misfit := self._misfit(component):
-                raise InputError(f"{misfit}; get the model again, or one whose files belong to its config.") from error
-            raise
-
-    def _misfit(self, component: str) -> str:
-        """Describe a weight whose shape does not match the config; "" if there is none."""
-        try:
-            skeleton = self.skeleton(component)
-        except Exception:  # noqa: BLE001 - the config is invalid, and the caller raises an error about it
-            return ""
-        found = stored_shapes(self._files(component))
-        for weight, tensor in skeleton.state_dict().items():
-            expected = list(tensor.shape)
-            if found.get(weight, expected) != expected:
-                return (
-                    f"The {component} of the model {self.name} has weights of another model: {weight} is "
-                    f"{found[weight]}, and its config says {expected}"
-                )
-        return ""
-
-    def skeleton(self, component: str) -> Any:
-        """Create one component from its config on the meta device, without memory for weights."""
-        kind = self._class_of(component)
-        with torch.device("meta"):
-            if hasattr(kind, "_from_config"):  # of transformers
-                return kind._from_config(kind.config_class.from_pretrained(self.path / component))
-            return kind.from_config(read_json(self.path, f"{component}/config.json", self.name))
-
-    def _class_of(self, component: str) -> Any:
-        import diffusers
-        import transformers
-
-        name = self.layout.components[component][0]
-        return getattr(diffusers if hasattr(diffusers, name) else transformers, name)
-
     def _needed_bytes(self) -> int:
         """Return the bytes of all weights that the role needs."""
         return sum(
@@ -153,8 +108,8 @@ class ComponentLoader:
         """Return the weights files that are loaded."""
         return loaded_files(self.path, component, WEIGHTS[name_of(self.dtype_of(component))])
 
-    def _load(self, component: str, device: torch.device, quantized: Any) -> Any:
-        """Load one component that has weights.
+    def load(self, component: str, device: torch.device, quantized: Any = None) -> Any:
+        """Load one component that has weights; `quantized` is diffusers' config for quantizing it.
 
         Raises:
             InputError: the files lack a weight, for which diffusers would use random values.
@@ -162,7 +117,8 @@ class ComponentLoader:
         import diffusers
         import transformers
 
-        kind = self._class_of(component)
+        name = self.layout.components[component][0]
+        kind: Any = getattr(diffusers if hasattr(diffusers, name) else transformers, name)
         variant = "fp16" if is_half(self._files(component)[0].name) else None
         arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
         if device.type != "cpu":

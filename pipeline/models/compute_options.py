@@ -1,6 +1,6 @@
 """Compute options of a rank: dtype, compiling and int8 weights, applied to a UNet or transformer.
 
-The command line reads the names of the options from this module, so torch is imported in the functions that use it.
+Launchers read the options, so torch is imported in the functions that use it.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,8 @@ from svdq.pipeline.models.model_folder import DTYPES
 if TYPE_CHECKING:
     import torch
 
-#: What can be compiled.
-COMPILED = ("off", "blocks", "whole")
-#: Options that change results by more than rounding.
-APPROXIMATE = ("int8",)
+#: Choices of `compiled` and `approximate`.
+COMPILED, APPROXIMATE = ("off", "blocks", "whole"), ("int8",)
 #: The repeated blocks of a UNet or transformer, compiled one by one: much faster to compile than the whole, for nearly
 #: the same gain.
 BLOCKS = (
@@ -40,19 +38,10 @@ class ComputeOptions:
 
     #: Type of weights and activations: auto (float32 on CPUs, half precision on GPUs), fp32, fp16 or bf16.
     dtype: str = "auto"
-    #: What torch.compile compiles: off, blocks or whole.
+    #: What torch.compile compiles, of COMPILED.
     compiled: str = "off"
-    #: Options that change results by more than rounding, of APPROXIMATE.
+    #: What changes results by more than rounding, of APPROXIMATE.
     approximate: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("dtype", self.dtype, ("auto", *DTYPES)),
-            ("compiled", self.compiled, COMPILED),
-            *(("approximate", value, APPROXIMATE) for value in self.approximate),
-        ):
-            if value not in allowed:
-                raise InputError(f"There is no {name} {value!r}; choose one of {', '.join(allowed)}.")
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, by name, as in JSON."""
@@ -103,16 +92,13 @@ def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = No
 
     It is on its device already, in the right dtype and quantized if the options say so.
     """
-    if device is not None and device.type == "cuda" and _attends_over_frames(unet):
+    # As in SVD, where pixels are the batch of attention over frames; Wan attends to all tokens at once.
+    over_frames = any(type(processor).__name__ == "AttnProcessor2_0" for processor in unet.attn_processors.values())
+    if device is not None and device.type == "cuda" and over_frames:
         split_attention(unet)
     if options.compiled != "off":
         _compile(unet, options.compiled)
     return unet
-
-
-def _attends_over_frames(unet: Any) -> bool:
-    """Return whether pixels are the batch of some attention calls, as in SVD; Wan attends to all tokens at once."""
-    return any(type(processor).__name__ == "AttnProcessor2_0" for processor in unet.attn_processors.values())
 
 
 def split_attention(unet: Any, max_batch: int = MAX_ATTENTION_BATCH) -> None:
@@ -137,8 +123,8 @@ class _SplitAttention:
         attn: Any,
         hidden_states: "torch.Tensor",
         encoder_hidden_states: "torch.Tensor | None" = None,
-        attention_mask: "torch.Tensor | None" = None,
-        temb: "torch.Tensor | None" = None,
+        attention_mask: None = None,
+        temb: None = None,
     ) -> "torch.Tensor":
         """Compute attention: hidden_states (B, tokens, C); cross attention also has encoder_hidden_states."""
         import torch
@@ -153,14 +139,9 @@ class _SplitAttention:
         return torch.cat([self._processor(attn, *pair) for pair in zip(queries, keys, strict=True)])
 
 
-def weight_bytes(unet: Any) -> int:
+def weight_bytes(module: Any) -> int:
     """Return the bytes of all weights as stored, including quantized ones."""
-    return sum(map(stored_bytes, unet.parameters()))
-
-
-def stored_bytes(weight: Any) -> int:
-    """Return the bytes of a weight as stored."""
-    return sum(part.nbytes for part in stored_parts(weight))
+    return sum(part.nbytes for weight in module.parameters() for part in stored_parts(weight))
 
 
 def stored_parts(weight: Any) -> "Iterator[torch.Tensor]":

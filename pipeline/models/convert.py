@@ -7,9 +7,9 @@ diffusers and transformers keep in float32 stay so: opened in that dtype, copy a
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +47,10 @@ def convert(
     on_file: Callable[[str, int], None] = lambda _file, _bytes: None,
     shard_bytes: int = SHARD_BYTES,
 ) -> int:
-    """Write the copy; the target appears when it is complete.
+    """Write the copy; the target, which must not exist, appears when it is complete.
 
-    Args:
-        model: the original.
-        target: a folder that does not exist yet.
-        dtype: float16 or bfloat16.
-        on_file: called with each weights file, below the target, and its bytes before it is written.
-        shard_bytes: bytes of weights in a file.
-
-    Returns:
-        The bytes of all weights in the copy.
+    `on_file` is called with each weights file, below the target, and its bytes before it is written. Returns the bytes
+    of all weights that were converted to `dtype`, float16 or bfloat16.
 
     Raises:
         InputError: the original has no weights, the target exists, or its disk has no room.
@@ -65,20 +58,21 @@ def convert(
     name, source = model.name, model.folder
     if source is None or model.family is None or model.layout is None:
         raise InputError(f"The model {name} has no weights to convert; name the folder or hub id of a model.")
-    layout = family_named(model.family).layouts[model.layout]
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists; name a folder that does not exist yet.")
+    layout = family_named(model.family).layouts[model.layout]
     classes = read_json(source, "model_index.json", name)
     weights = {
-        component: _weights(
-            source / component, _keeps_float32(classes[component][0], classes[component][1], dtype), dtype
-        )
+        component: list(_weights(source, component, classes[component], dtype))
         for component in layout.weighted
         if component not in _UNCHANGED and component in classes and classes[component][0]
     }
-    copied = _others(source, layout.components, weights)
+    others = [file for file in source.iterdir() if file.is_file()]
+    for component in layout.components:
+        files = [file for file in (source / component).rglob("*") if file.is_file()]
+        others += [file for file in files if component not in weights or not _is_weights(file)]
     total = sum(weight.num_bytes for each in weights.values() for weight in each)
-    needed = total + sum(file.stat().st_size for file in copied)
+    needed = total + sum(file.stat().st_size for file in others)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
@@ -90,7 +84,7 @@ def convert(
         with tempfile.TemporaryDirectory(prefix=".svdq-convert-", dir=target.parent) as folder:
             partial = Path(folder) / target.name
             partial.mkdir()
-            for file in copied:
+            for file in others:
                 place = partial / file.relative_to(source)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, place)
@@ -101,43 +95,30 @@ def convert(
     return total
 
 
-def _weights(folder: Path, keeps_float32: Sequence[str], dtype: torch.dtype) -> list[_Weight]:
-    """List a component's weights, of the full variant if it has both, with their dtypes in the copy."""
-    found = []
-    for file in loaded_files(folder.parent, folder.name, (False, True)):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - not a mapping
-                stored = opened.get_slice(name)
-                is_kept = stored.get_dtype() == "F32" and not {*keeps_float32}.isdisjoint(name.split("."))
-                wanted = torch.float32 if is_kept else dtype
-                num_bytes = torch.Size(stored.get_shape()).numel() * wanted.itemsize
-                found.append(_Weight(name=name, file=file, dtype=wanted, num_bytes=num_bytes))
-    return found
+def _is_weights(file: Path) -> bool:
+    return bool(weight_files([file.name])) or file.suffix in (".bin", ".pt", ".msgpack", ".h5")
 
 
-def _keeps_float32(library: str, class_name: str, dtype: torch.dtype) -> list[str]:
-    """Return the modules whose weights a library keeps in float32 if it loads a class in a dtype."""
+def _weights(source: Path, component: str, named: tuple[str, str], dtype: torch.dtype) -> Iterator[_Weight]:
+    """Yield a component's weights, of the full variant if it has both, with their dtypes in the copy."""
     be_quiet()
     import diffusers
     import transformers
 
+    library, class_name = named
     kind: Any = getattr(diffusers if library == "diffusers" else transformers, class_name)
-    kept = list(getattr(kind, "_keep_in_fp32_modules_strict", None) or [])
-    # transformers keeps those for float16 only, diffusers for every dtype.
+    # Modules that are kept in float32: by transformers some for float16 only, by diffusers for every dtype.
+    kept = {*(getattr(kind, "_keep_in_fp32_modules_strict", None) or [])}
     if library == "diffusers" or dtype == torch.float16:
-        kept += getattr(kind, "_keep_in_fp32_modules", None) or []
-    return kept
-
-
-def _others(source: Path, components: Iterable[str], converted: Collection[str]) -> list[Path]:
-    """List the files that are copied: configs, tokenizers, licenses, and the weights that are not converted."""
-    files = [file for file in source.iterdir() if file.is_file()]
-    for component in components:
-        for file in (source / component).rglob("*") if (source / component).is_dir() else ():
-            is_weights = bool(weight_files([file.name])) or file.suffix in (".bin", ".pt", ".msgpack", ".h5")
-            if file.is_file() and not (component in converted and is_weights):
-                files.append(file)
-    return sorted({*files})
+        kept |= {*(getattr(kind, "_keep_in_fp32_modules", None) or [])}
+    for file in loaded_files(source, component, (False, True)):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                stored = opened.get_slice(name)
+                is_kept = stored.get_dtype() == "F32" and not kept.isdisjoint(name.split("."))
+                wanted = torch.float32 if is_kept else dtype
+                num_bytes = torch.Size(stored.get_shape()).numel() * wanted.itemsize
+                yield _Weight(name=name, file=file, dtype=wanted, num_bytes=num_bytes)
 
 
 def _write(
@@ -153,14 +134,13 @@ def _write(
         max_shard_size=shard_bytes,
     )
     for file, names in split.filename_to_tensors.items():
-        shard = [by_name[name] for name in names]
+        shard = sorted((by_name[name] for name in names), key=lambda weight: weight.file)
         on_file(f"{folder.name}/{file}", sum(weight.num_bytes for weight in shard))
-        with ExitStack() as stack:
-            opened = {
-                path: stack.enter_context(safe_open(path, framework="pt")) for path in {weight.file for weight in shard}
-            }
-            tensors = {each.name: opened[each.file].get_tensor(each.name).to(each.dtype) for each in shard}
-            save_file(tensors, folder / file, metadata={"format": "pt"})
+        tensors: dict[str, torch.Tensor] = {}
+        for path, each in groupby(shard, key=lambda weight: weight.file):
+            with safe_open(path, framework="pt") as opened:
+                tensors |= {weight.name: opened.get_tensor(weight.name).to(weight.dtype) for weight in each}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")

@@ -17,7 +17,7 @@ from svdq.pipeline.models.components import ComponentLoader, name_of
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, apply, stored_parts, weight_bytes
 from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import Family
-from svdq.pipeline.models.memory import ACTIVITIES, Activity, Shape, shape_for
+from svdq.pipeline.models.memory import ACTIVITIES, Activity, MemoryShape, shape_for
 from svdq.pipeline.models.model_folder import is_untrained
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, all_finite, nan_advice
@@ -39,9 +39,9 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._measured: dict[tuple[str, Shape], int] = {}
+        self._measured: dict[tuple[str, MemoryShape], int] = {}
 
-    def begin(self, activity: Activity, shape: Shape) -> Callable[[], None]:
+    def begin(self, activity: Activity, shape: MemoryShape) -> Callable[[], None]:
         """Start a measurement of `shape_for`'s shape; return a function to call at a successful end.
 
         Known shapes are not measured again.
@@ -58,7 +58,7 @@ class MemoryMeter:
         return end
 
     @contextmanager
-    def measuring(self, activity: Activity, shape: Shape) -> Iterator[None]:
+    def measuring(self, activity: Activity, shape: MemoryShape) -> Iterator[None]:
         """Measure a block; see `begin`."""
         end = self.begin(activity, shape)
         yield

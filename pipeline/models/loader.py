@@ -47,4 +47,4 @@ def open_model(
         return SimulatedModel(model.timings, role, device, model.name)
     from svdq.pipeline.models.preview import PreviewModel
 
-    return PreviewModel(role, device, dtype)
+    return PreviewModel(device, dtype)

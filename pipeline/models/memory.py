@@ -16,7 +16,7 @@ WORKSPACE_BYTES = 1_000_000_000
 #: some 1.6 GB of Wan at 832x480, for whose decode ComfyUI plans 1.37 times as much. Until a card says otherwise.
 VAE_COPIES = 1.4
 
-Shape = tuple[int, ...]
+MemoryShape = tuple[int, ...]
 #: Bytes of an element, by torch's name of its dtype.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -31,7 +31,7 @@ def chunk_of(parameters: VideoParameters) -> int:
     return min(parameters.decode_chunk_size or parameters.num_frames, parameters.num_frames)
 
 
-def shape_for(activity: Activity, parameters: VideoParameters) -> Shape:
+def shape_for(activity: Activity, parameters: VideoParameters) -> MemoryShape:
     """Return the properties of a video that determine the memory of an activity.
 
     Returns:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.families import family_for
-from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel
+from svdq.pipeline.models.video_model import ModelInfo, State, VideoModel
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
@@ -31,10 +31,9 @@ _LARGEST_ZOOM = 0.35
 
 
 class PreviewModel(VideoModel):
-    """A closed-form model with the interface of the real one; every role has all of it."""
+    """A closed-form model with the interface of the real ones; every role has all of it."""
 
-    def __init__(self, role: Role, device: torch.device, dtype: torch.dtype) -> None:
-        """Create the model for one device and dtype; `role` is ignored, since there is nothing to load."""
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
         # The costs were measured on one core at 576x320x25.
@@ -42,7 +41,7 @@ class PreviewModel(VideoModel):
         self.info = ModelInfo(name="preview", notice="preview (no diffusion model)", prior=prior)
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
-        """Fill in the defaults of the parameters' family."""
+        """Fill in the published defaults of the parameters' family."""
         family = family_for(parameters)
         return family.complete(parameters, family.published)
 
@@ -52,17 +51,11 @@ class PreviewModel(VideoModel):
 
     @torch.inference_mode()
     def encode(self, photo: Image.Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Rearrange a photo of exactly width x height and draw the initial noise.
-
-        The noise of `noise_aug_strength` is drawn first, to keep diffusers' order, but not used: a preview shows the
-        photo unchanged.
-
-        Returns:
-            `image_latents` (1, 192, H/8, W/8) and `latents` (1, F, 192, H/8, W/8).
-        """
+        """Rearrange a photo: return `image_latents` (1, 192, H/8, W/8) and noise, `latents` (1, F, 192, H/8, W/8)."""
         assert photo is not None
         assert photo.size == (parameters.width, parameters.height)
         generator = torch.Generator("cpu").manual_seed(parameters.seed)
+        # In diffusers' order, the noise of `noise_aug_strength` comes first; a preview shows the photo unchanged.
         torch.randn((1, 3, parameters.height, parameters.width), generator=generator)
         blocks = torch.from_numpy(_space_to_depth(np.asarray(photo)))
         shape = (1, parameters.num_frames, *blocks.shape)
@@ -80,11 +73,7 @@ class PreviewModel(VideoModel):
 
     @torch.inference_mode()
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
-        """Rearrange final latents to frames, one at a time; `decode_chunk_size` is ignored.
-
-        Raises:
-            SampleError: the latents are not finite.
-        """
+        """Rearrange final latents to frames, one at a time; `decode_chunk_size` is ignored."""
         latents = state["latents"][0]  # (F, 192, H/8, W/8)
         frames = torch.empty((latents.shape[0], parameters.height, parameters.width, 3), dtype=torch.uint8)
         for frame, values in zip(frames, latents, strict=True):
@@ -99,10 +88,6 @@ class PreviewDenoiser:
     """The denoising of one sample: Euler's method towards a known answer."""
 
     def __init__(self, image_latents: Tensor, parameters: VideoParameters) -> None:
-        """Store the inputs; the answer is computed in the first step.
-
-        The latents of the photo are (1, 192, H/8, W/8).
-        """
         self._image_latents = image_latents
         self._parameters = parameters
         self._sigmas = sigmas(parameters.steps)
@@ -117,7 +102,7 @@ class PreviewDenoiser:
         """
         latents = state["latents"]
         if self._answer is None:
-            self._answer = self._work_out().to(latents.device)
+            self._answer = self._render_move().to(latents.device)
         shrink = self._sigmas[index + 1] / self._sigmas[index]
         result = torch.empty_like(latents)
         # Frame by frame, so that a frame's numbers stay in the cache over the passes. Each pass is one operation with
@@ -129,7 +114,7 @@ class PreviewDenoiser:
             out.copy_(x0)
         return {"latents": result}
 
-    def _work_out(self) -> Tensor:
+    def _render_move(self) -> Tensor:
         """Render the camera move as bytes: (F, 192, H/8, W/8), uint8."""
         photo = Image.fromarray(_depth_to_space(_to_bytes(self._image_latents[0]).cpu().numpy()))
         boxes = camera_move(self._parameters)
@@ -151,13 +136,10 @@ def sigmas(steps: int) -> list[float]:
 
 
 def camera_move(parameters: VideoParameters) -> list[tuple[float, float, float, float]]:
-    """Plan the slow move towards one side of the photo: for each frame the part that it shows.
+    """Return for each frame the part of the photo that it shows: (left, upper, right, lower) in pixels.
 
-    It begins with the whole photo and moves in, eased at both ends; how far depends on `motion_bucket_id` and where to
-    on the seed. The part always lies within the photo and has its shape.
-
-    Returns:
-        (left, upper, right, lower) for each frame, in pixels.
+    The move begins with the whole photo and is eased at both ends; how far it goes depends on `motion_bucket_id`, and
+    where to on the seed. The part has the shape of the photo.
     """
     # Fibonacci hashing: neighboring seeds look in quite different directions.
     angle = 2 * math.pi * ((parameters.seed * 0x9E3779B97F4A7C15) % 2**64) / 2**64
@@ -169,7 +151,6 @@ def camera_move(parameters: VideoParameters) -> list[tuple[float, float, float, 
         time = frame / max(1, parameters.num_frames - 1)
         moved = zoom * time * time * (3 - 2 * time)
         width, height = parameters.width * (1 - moved), parameters.height * (1 - moved)
-        # Between 0 (left or upper side) and 1 (right or lower side) of the room that the zoom leaves.
         left = (parameters.width - width) * (0.5 + 0.5 * math.cos(angle))
         upper = (parameters.height - height) * (0.5 + 0.5 * math.sin(angle))
         boxes.append((left, upper, min(left + width, parameters.width), min(upper + height, parameters.height)))
@@ -177,24 +158,23 @@ def camera_move(parameters: VideoParameters) -> list[tuple[float, float, float, 
 
 
 def _to_values(blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes to values in [-1, 1]."""
     return blocks.to(torch.float32).mul_(2 / 255).sub_(1).to(dtype)
 
 
 def _to_bytes(values: Tensor) -> Tensor:
-    """Values in [-1, 1] to bytes; what lies outside is clamped. The inverse of `_to_values` in any dtype."""
+    """Invert `_to_values`, in any dtype; values outside of [-1, 1] are clamped."""
     return values.to(torch.float32).add(1).mul_(255 / 2).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _space_to_depth(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(H, W, 3) to (192, H/8, W/8): torch's pixel_unshuffle by 8, on bytes."""
+    """Rearrange (H, W, 3) to (192, H/8, W/8): torch's pixel_unshuffle by 8, on bytes."""
     height, width, _ = pixels.shape
     split = pixels.reshape(height // BLOCK, BLOCK, width // BLOCK, BLOCK, 3)
     return np.ascontiguousarray(split.transpose(4, 1, 3, 0, 2)).reshape(-1, height // BLOCK, width // BLOCK)
 
 
 def _depth_to_space(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(192, H/8, W/8) to (H, W, 3): the inverse of `_space_to_depth`."""
+    """Invert `_space_to_depth`: (192, H/8, W/8) to (H, W, 3)."""
     _, rows, columns = blocks.shape
     split = blocks.reshape(3, BLOCK, BLOCK, rows, columns)
     return np.ascontiguousarray(split.transpose(3, 1, 4, 2, 0)).reshape(rows * BLOCK, columns * BLOCK, 3)

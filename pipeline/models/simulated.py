@@ -38,15 +38,12 @@ class SimulatedModel(VideoModel):
         self._device = device
         self._role = role
         step_ms = max(timings.step_ms, 0.01)
-        self.info = ModelInfo(
-            name=name,
-            notice=NOTICE,
-            prior=CostPrior(
-                encode_steps=timings.encode_ms / step_ms,
-                decode_steps=timings.decode_ms / step_ms,
-                step_s=step_ms / 1000,
-            ),
+        prior = CostPrior(
+            encode_steps=timings.encode_ms / step_ms,
+            decode_steps=timings.decode_ms / step_ms,
+            step_s=step_ms / 1000,
         )
+        self.info = ModelInfo(name=name, notice=NOTICE, prior=prior)
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0
         #: The segments of the present sample that this rank does not have.
@@ -55,7 +52,9 @@ class SimulatedModel(VideoModel):
         self._latents = torch.zeros(1)
         self._flat = np.zeros(1, np.float16)
         self._number = 0
-        _sleep_precisely()
+        if sys.platform == "linux":
+            # By default Linux delays wake-ups of a thread by 50 microseconds to save power.
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
     def _sleep(self, milliseconds: float) -> None:
         # A GPU starts the next kernel when the previous one ends, however late the host wakes up: sleep to deadlines.
@@ -63,9 +62,6 @@ class SimulatedModel(VideoModel):
         remaining_s = self._clock_s - time.perf_counter()
         if remaining_s > 0:
             time.sleep(remaining_s)
-
-    def _start_clock(self) -> None:
-        self._clock_s = time.perf_counter()
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in the defaults of the parameters' family."""
@@ -85,20 +81,20 @@ class SimulatedModel(VideoModel):
 
     def warm_up(self, parameters: VideoParameters) -> None:
         """Sleep for `warm_ms`."""
-        self._start_clock()
+        self._clock_s = time.perf_counter()
         self._sleep(self._timings.warm_ms)
 
     def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
         """Sleep, and number the latents by the seed; (1, F, 4, H/8, W/8), float16. The photo is ignored."""
-        self._start_clock()
+        self._clock_s = time.perf_counter()
         latents = self._plain_latents(parameters).clone()
         latents.view(-1)[0] = parameters.seed % _MODULUS
         self._sleep(self._timings.encode_ms)
         return {"latents": latents.to(self._device)}
 
     def denoiser(self, state: State, parameters: VideoParameters) -> "SimulatedModel":
-        """Return this model: it keeps no state of a sample."""
-        self._start_clock()
+        """Return this model: it keeps the present sample only."""
+        self._clock_s = time.perf_counter()
         self._missing = [each for each in self.segments(parameters) if not self._role.has(each.component)]
         # numpy sets one element ten times faster than torch, which keeps the host's share of a simulated step small.
         self._latents = state["latents"]
@@ -117,13 +113,13 @@ class SimulatedModel(VideoModel):
         self._number = _moved(self._number, index)
         self._flat[0] = self._number
         if not self._latents.is_cpu:
-            self._latents.view(-1)[0] = float(self._flat[0])  # otherwise both are the same memory
+            self._latents.view(-1)[0] = float(self._number)  # otherwise both are the same memory
         self._sleep(self._timings.step_ms * self._timings.slowdown)
         return {"latents": self._latents}
 
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Sleep, and check that every step was done once and in order; return gray frames (F, H, W, 3)."""
-        self._start_clock()
+        self._clock_s = time.perf_counter()
         first = parameters.seed % _MODULUS
         for index in range(parameters.steps):
             first = _moved(first, index)
@@ -147,12 +143,6 @@ class SimulatedModel(VideoModel):
             numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.int32) % _MODULUS
             self._plain = {shape: numbers.view(shape).to(torch.float16)}
         return self._plain[shape]
-
-
-def _sleep_precisely() -> None:
-    """Make this thread's sleeps precise; by default Linux delays wake-ups by 50 microseconds to save power."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def _moved(number: int, index: int) -> int:

@@ -55,7 +55,7 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """The properties of a model, and its defaults for what a job leaves open."""
+    """The properties of an opened model."""
 
     #: The name or folder it was opened by, as in sidecars.
     name: str

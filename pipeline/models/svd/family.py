@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from svdq.pipeline.models.family import Facts, Family, FolderLayout
-from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, Shape
+from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.model_folder import read_json
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
@@ -124,7 +124,7 @@ def prior(facts: Facts) -> CostPrior:
     return CostPrior(encode_steps=0.18, decode_steps=4.4)
 
 
-def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
+def memory(activity: Activity, shape: MemoryShape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
     """Estimate the peak bytes of an activity, besides the weights; see `Family.memory`."""
     pixels = shape[0] * shape[1]
     if activity == "encode":

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, Shape
+from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.wan.layout import (
     LAYOUTS,
     SHIFT_SETTINGS,
@@ -229,7 +229,7 @@ def prior(facts: Facts) -> CostPrior:
     return CostPrior(encode_steps=0.3, decode_steps=0.5)
 
 
-def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
+def memory(activity: Activity, shape: MemoryShape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
     """Estimate the peak bytes of an activity, besides the weights; see `Family.memory`.
 
     The two passes of guidance come one after the other, so guidance needs no more memory.
