@@ -1,7 +1,4 @@
-"""Enqueues jobs in RQ's queues, many per round trip: at once, at a set time, or after other jobs.
-
-Each job is enqueued atomically and only once.
-"""
+"""Enqueues jobs in RQ's queues, each atomically and once: at once, at a set time, or after other jobs."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -47,15 +44,12 @@ return 1
 class Entry:
     """A job to be enqueued."""
 
-    #: The job.
     job: Job
-    #: Its id.
     job_id: str
     #: The path of its photo, for display.
     photo: str = ""
     #: What the submitter should know about it, such as how much a crop removes; "" for nothing.
     warning: str = ""
-    #: The priority, which selects the queue.
     priority: str = "default"
     #: When to queue it, with a time zone; None means at once.
     at: datetime | None = None
@@ -67,9 +61,8 @@ class Entry:
 class Enqueued:
     """The outcome of enqueuing an entry."""
 
-    #: The job with this id: the new one or the existing one.
+    #: The new job, or the existing one with this id.
     rq_job: rq.job.Job
-    #: Whether it is new.
     is_new: bool
     #: How an existing job had ended that is queued again: failed, stopped or canceled; "" for others.
     was: str = ""
@@ -145,8 +138,7 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
     As in RQ, a canceled job keeps the jobs after it waiting, until it is retried or they are canceled.
 
     Raises:
-        InputError: there is no such other job, it is canceled already, or the id is taken by a record that cannot be
-            read.
+        InputError: there is no such other job, it is canceled already, or the id is taken by an unreadable record.
     """
     queue = queue_of(connection, entry.priority)
     while True:

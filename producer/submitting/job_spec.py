@@ -6,6 +6,7 @@ import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import product
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -43,7 +44,7 @@ _ANY_PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
-    """What is to be made of a photo."""
+    """The videos to make of a photo."""
 
     #: Parameters of its videos: one set, or several for a sweep.
     options: tuple[SubmitOptions, ...] = (SubmitOptions(),)
@@ -85,11 +86,7 @@ class JobSpec:
         return all(options.prompt is not None for options in self.options)
 
     def with_prompt(self, prompt: str) -> "JobSpec":
-        """Return it with a prompt for the videos that have none; itself if their families have no prompts.
-
-        Raises:
-            InputError: a parameter does not apply to the family.
-        """
+        """Return it with a prompt for the videos that have none; itself if their families have no prompts."""
         options = tuple(
             replace(each, prompt=prompt)
             if each.prompt is None and each.family_for(self.model) in WITH_PROMPTS
@@ -99,13 +96,7 @@ class JobSpec:
         return self if options == self.options else replace(self, options=options)
 
     def check(self, spell: Callable[[str], str] = as_flag) -> None:
-        """Check the values, independent of the photo.
-
-        `spell` returns the name of a parameter for errors.
-
-        Raises:
-            InputError: a value is not allowed.
-        """
+        """Raise InputError if a value is not allowed; `spell` returns the name of a parameter for it."""
         check_priority(self.priority)
         if self.at is not None and self.depends_on:
             raise InputError(f"{spell('at')} and {spell('depends_on')} cannot be combined; give one of them.")
@@ -120,15 +111,10 @@ class JobSpec:
                 _render(self.name, job, job.name, index=1, variation=0)
 
     def jobs(self, photo: Photo, first_index: int) -> Iterator[tuple[Job, str]]:
-        """Create the jobs of a photo, each with its id.
-
-        The first is job number `first_index` of the submission, from 1.
-        """
-        number = first_index
-        for options in self.options:
-            for variation in range(self.variations):
-                yield self._job(photo, options, variation, number)
-                number += 1
+        """Create the jobs of a photo, each with its id; the first is number `first_index` of the submission, from 1."""
+        videos = product(self.options, range(self.variations))
+        for number, (options, variation) in enumerate(videos, first_index):
+            yield self._job(photo, options, variation, number)
 
     def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
         return make_job(options, model=self.model, spell=spell, variation=variation, folder=self.folder, **photo)
@@ -163,17 +149,14 @@ def make_job(
 ) -> Job:
     """Create a job; the seed is random if none is given, and variation n adds n to a given seed.
 
-    `photo_size`, width and height of the photo if they are known, is for `auto_size`. `spell` returns the name of a
-    parameter for errors, `others` are the fields that are not in `options`.
-
-    Raises:
-        InputError: a value is not allowed.
+    `photo_size`, width and height of the photo if they are known, is for `auto_size`; `others` are the fields that are
+    not in `options`. Raises InputError with parameters as `spell` writes them.
     """
     family = options.family_for(model, spell) or DEFAULT_FAMILY
     values = options.given() | others | {"family": family}
     if options.seed is None:
         values["seed"] = secrets.randbits(SEED_BITS)
-    elif isinstance(options.seed, int):  # a value of another type from a file is refused by the job
+    elif isinstance(options.seed, int):  # others are refused by the job
         values["seed"] = options.seed + variation
     is_auto = values.pop("auto_size", None)
     try:
@@ -189,7 +172,7 @@ def make_job(
 
 
 def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], spell: Callable[[str], str]) -> str:
-    """Describe the first error: the flag, its value and what is allowed."""
+    """Describe the first error."""
     first = error.errors(include_url=False)[0]
     field = str(first["loc"][0]) if first["loc"] else ""
     if field in ("width", "height"):
@@ -218,11 +201,7 @@ def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], sp
 
 
 def render_name(template: str, values: Mapping[str, Any]) -> str:
-    """Render a template, and replace characters that file systems refuse.
-
-    Args:
-        template: as for `str.format`, without conversions and nested fields.
-        values: by `NAME_FIELDS`, without those that such videos do not have.
+    """Render a template of `str.format`, without conversions and nested fields, as a name for all file systems.
 
     Raises:
         InputError: the template is invalid, or a value does not fit its format, does not exist or is left to the model.
@@ -256,11 +235,7 @@ def render_name(template: str, values: Mapping[str, Any]) -> str:
 
 
 def read_folder(text: str) -> str:
-    """Parse a folder below outputs/, as a user writes it.
-
-    Raises:
-        InputError: the folder is outside of outputs/.
-    """
+    """Parse a folder below outputs/, as a user writes it; raises InputError if it is outside."""
     folder = PurePosixPath(text)
     if folder.is_absolute() or text.startswith("~") or "://" in text or ".." in folder.parts:
         raise InputError(

@@ -31,12 +31,9 @@ def configured_model(settings: Settings) -> ExpectedModel | None:
 
 
 def expected_model(settings: Settings, connection: redis.Redis | None = None) -> ExpectedModel | None:
-    """Return the configured model, else that of the workers if all have models of one family.
+    """Return the configured model, else that of the workers if all have models of one family; None if neither says it.
 
-    None if neither says the family. Without a connection it connects, unless the embedded server is not running.
-
-    Raises:
-        UnavailableError: Redis cannot be reached.
+    Without a connection it connects, unless the embedded server is not running; UnavailableError if it cannot.
     """
     if configured := configured_model(settings):
         return configured
@@ -80,17 +77,12 @@ def replace_videos(
     connection: redis.Redis, storage: Storage, models: Mapping[str, str | None], enqueued: Sequence[Enqueued]
 ) -> dict[str, str]:
     """Requeue finished jobs whose video another model made; return these models by job id."""
-    finished = [
-        job.rq_job.id
-        for job in enqueued
-        if not job.is_new and job.rq_job.get_status(refresh=False) is JobStatus.FINISHED
-    ]
+    existing = [each.rq_job for each in enqueued if not each.is_new]
+    finished = [job.id for job in existing if job.get_status(refresh=False) is JobStatus.FINISHED]
     replaced = {}
     for view in view_many(connection, finished) if models and finished else ():
-        # A model of another family cannot make it.
-        able = {
-            name for name, family in models.items() if family in (None, view.parameters.get("family", DEFAULT_FAMILY))
-        }
+        wanted = view.parameters.get("family", DEFAULT_FAMILY)
+        able = {name for name, family in models.items() if family in (None, wanted)}
         if view.model and able and PurePosixPath(view.model).name not in able:
             with contextlib.suppress(InputError):  # another process has just changed it
                 retry(connection, view.id, storage=storage)
@@ -101,11 +93,8 @@ def replace_videos(
 def make_anew(connection: redis.Redis, job_id: str, family: str) -> str:
     """Queue the photo and the prompt of a job anew for another family, and cancel the job if it is queued.
 
-    A prompt beside the photo counts, too, although a family without prompts has ignored it. The parameters
-    stay that both families have and that were not left at their defaults. A job of that family is only retried.
-
-    Returns:
-        The id of the job that is queued.
+    A recorded prompt counts, too. The parameters stay that both families have and that were not left at their defaults.
+    A job of that family is only retried. Returns the id of the job that is queued.
 
     Raises:
         InputError: the other family cannot make such a video, or the job is not one of svdq or has another status.

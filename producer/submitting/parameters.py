@@ -7,7 +7,7 @@ defaults, are the fields of the `Job` of each family.
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, get_args
@@ -67,48 +67,6 @@ class ExpectedModel:
     is_configured: bool = True
 
 
-def choose_family(
-    fields: Collection[str], family: str | None, model: ExpectedModel | None, spell: Callable[[str], str]
-) -> str | None:
-    """Return the family that all given fields apply to; None if nothing decides.
-
-    Raises:
-        InputError: a field does not apply to that family, or two fields apply to two families.
-    """
-    if family is not None and family not in tuple(JOBS):
-        raise InputError(f"{spell('family')} {family} is not allowed: it must be one of {', '.join(JOBS)}.")
-    having = {field: [name for name, job in JOBS.items() if field in job.model_fields] for field in fields}
-    fitting = [name for name in JOBS if all(name in names for names in having.values())]
-    chosen = family or (model.family if model is not None else None)
-    if chosen in fitting:
-        return chosen
-    wrong = next((field for field, names in having.items() if chosen not in names), "")
-    if family is not None:
-        raise InputError(
-            f"{spell(wrong)} does not apply to {PARAMETERS[family].title} ({spell('family')} {family}), only to "
-            f"{_titles(having[wrong])}; leave out one of the two."
-        )
-    if model is not None and model.is_configured:
-        raise InputError(
-            f"{spell(wrong)} does not apply to the configured model {model.name}, which is "
-            f"{PARAMETERS[model.family].title}; leave it out, or give {spell('family')} {having[wrong][0]} if the "
-            "workers have such a model."
-        )
-    if not fitting:
-        one, other = next(
-            (one, other) for one, other in itertools.combinations(fields, 2) if not {*having[one]} & {*having[other]}
-        )
-        raise InputError(
-            f"{spell(one)} applies only to {_titles(having[one])} and {spell(other)} only to "
-            f"{_titles(having[other])}; leave out one of the two."
-        )
-    return None if len(fitting) == len(JOBS) else fitting[0]
-
-
-def _titles(families: Iterable[str]) -> str:
-    return " and ".join(PARAMETERS[name].title for name in families)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubmitOptions:
     """Requested parameters; None means the default. The fields are those of the jobs of all families."""
@@ -163,13 +121,47 @@ class SubmitOptions:
         return SubmitOptions(**{**recorded, **self.given()})
 
     def family_for(self, model: ExpectedModel | None, spell: Callable[[str], str] = as_flag) -> str | None:
-        """Return the family of models that is to make the video; None if nothing decides, so that it is the default.
+        """Return the family of models that all parameters apply to; None if nothing decides, so that it is the default.
 
         Raises:
-            InputError: a parameter does not apply to it; `spell` returns the name of a parameter for errors.
+            InputError: there is none; `spell` returns the name of a parameter for errors.
         """
-        fields = [name for name in self.given() if name not in ("family", "auto_size")]
-        return choose_family(fields, self.family, model, spell)
+        family = self.family
+        if family is not None and family not in tuple(JOBS):
+            raise InputError(f"{spell('family')} {family} is not allowed: it must be one of {', '.join(JOBS)}.")
+        having = {
+            field: [name for name, job in JOBS.items() if field in job.model_fields]
+            for field in self.given()
+            if field != "auto_size"
+        }
+        fitting = [name for name in JOBS if all(name in names for names in having.values())]
+        chosen = family or (model.family if model is not None else None)
+        if chosen in fitting:
+            return chosen
+        wrong = next((field for field, names in having.items() if chosen not in names), "")
+        if family is not None:
+            raise InputError(
+                f"{spell(wrong)} does not apply to {PARAMETERS[family].title} ({spell('family')} {family}), only to "
+                f"{_titles(having[wrong])}; leave out one of the two."
+            )
+        if model is not None and model.is_configured:
+            raise InputError(
+                f"{spell(wrong)} does not apply to the configured model {model.name}, which is "
+                f"{PARAMETERS[model.family].title}; leave it out, or give {spell('family')} {having[wrong][0]} if the "
+                "workers have such a model."
+            )
+        if not fitting:
+            pairs = itertools.combinations(having, 2)
+            one, other = next((one, other) for one, other in pairs if not {*having[one]} & {*having[other]})
+            raise InputError(
+                f"{spell(one)} applies only to {_titles(having[one])} and {spell(other)} only to "
+                f"{_titles(having[other])}; leave out one of the two."
+            )
+        return None if len(fitting) == len(JOBS) else fitting[0]
+
+
+def _titles(families: Iterable[str]) -> str:
+    return " and ".join(PARAMETERS[name].title for name in families)
 
 
 def read_parameters(given: Mapping[str, Any], spell: Callable[[str], str] = as_key) -> dict[str, Any]:
@@ -191,11 +183,7 @@ def read_parameters(given: Mapping[str, Any], spell: Callable[[str], str] = as_k
 
 
 def as_text(name: str, value: Any, called: str) -> str:
-    """Convert a value of JSON or TOML to the text that a form or a csv file would have.
-
-    Raises:
-        InputError: it is not a single value.
-    """
+    """Convert a value of JSON or TOML to the text of a form or a csv file; InputError if it is not a single value."""
     if isinstance(value, list | tuple) and name in ("format", "formats"):
         return " ".join(map(str, value))
     if isinstance(value, list | dict) or (isinstance(value, bool) and bool not in _types(name)):
@@ -242,9 +230,7 @@ def shorten(value: object) -> str:
 
 
 def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions, ...]:
-    """Return all combinations of the values of several parameters; the last parameter changes fastest.
-
-    Sweeps look like `motion_bucket_id=60,127,180`.
+    """Return all combinations of values such as `motion_bucket_id=60,127,180`; the last parameter changes fastest.
 
     Raises:
         InputError: a sweep cannot be parsed, or a parameter has values twice.

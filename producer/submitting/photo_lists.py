@@ -50,9 +50,7 @@ def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> lis
     except UnicodeDecodeError as error:
         raise InputError(f"The list {str(path)!r} is not UTF-8; save it as UTF-8 (in Excel: CSV UTF-8).") from error
     except OSError as error:
-        raise InputError(
-            f"The list {str(path)!r} cannot be read ({error.strerror}); check its path and rights."
-        ) from error
+        raise InputError(f"The list {str(path)!r} cannot be read ({error.strerror}); check its rights.") from error
     try:
         for line, row in read_rows(text):
             where = f"{path.name}, line {line}: "

@@ -55,7 +55,7 @@ class Photo:
     num_bytes: int
     #: Width and height in pixels, upright; None if they are not known.
     size: tuple[int, int] | None = None
-    #: Where it was, from the folder that was submitted on, such as `holiday/day 1/cup.jpg`; "" if that is not known.
+    #: Where it was, from the submitted folder on, such as `holiday/day 1/cup.jpg`; "" if that is not known.
     source: str = ""
     #: The bytes of an upload; None: they are in the file.
     data: bytes | None = field(default=None, repr=False)
@@ -71,11 +71,7 @@ class Photo:
         return f"inputs/{self.sha256}.{self.extension}"
 
     def read(self) -> bytes:
-        """Read the checked bytes.
-
-        Raises:
-            InputError: the file has changed since the check.
-        """
+        """Read the checked bytes; raises InputError if the file has changed since the check."""
         if self.data is not None:
             return self.data
         with _plain_errors(self.path), open_regular(self.path) as file:
@@ -116,12 +112,7 @@ def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
 
 
 def read_file(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
-    """Read an open file.
-
-    Raises:
-        InputError: the file is too large.
-        OSError: the file cannot be read.
-    """
+    """Read an open file; raises InputError if it is too large."""
     num_bytes = os.fstat(file.fileno()).st_size
     if num_bytes > max_bytes:
         raise InputError(
@@ -199,9 +190,8 @@ def _plain_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise InputError(f"There is no file {str(path)!r}; check its path.") from error
     except IsADirectoryError as error:
-        raise InputError(
-            f"{str(path)!r} is a folder; give the photos in it, such as {str(path / '*.jpg')!r}."
-        ) from error
+        photos = str(path / "*.jpg")
+        raise InputError(f"{str(path)!r} is a folder; give the photos in it, such as {photos!r}.") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"The file {str(path)!r} cannot be read ({reason}); check its path and rights.") from error
@@ -215,26 +205,19 @@ def nearest_side(pixels: int, multiple: int) -> int:
 def nearest_size(photo: tuple[int, int], area: int, multiple: int) -> tuple[int, int]:
     """Return the allowed size that is nearest to a photo's shape and to an area, which it does not exceed.
 
-    A larger area could need more memory than a video that fits. A wrong shape counts twice as much as a smaller area.
+    A wrong shape counts twice as much as a smaller area. A larger area could need more memory.
     """
-    sizes = [
-        (width, height)
-        for width in range(multiple, min(MAX_SIDE, area // multiple) + 1, multiple)
-        for height in _heights(width * photo[1] / photo[0], min(MAX_SIDE, area // width), multiple)
-    ]
+    sizes = []
+    for width in range(multiple, min(MAX_SIDE, area // multiple) + 1, multiple):
+        most = min(MAX_SIDE, area // width) // multiple
+        below = min(max(1, int(width * photo[1] / photo[0] // multiple)), most)
+        sizes += [(width, below * multiple), (width, min(below + 1, most) * multiple)]
 
     def badness(size: tuple[int, int]) -> float:
         width, height = size
         return 2 * abs(log(width * photo[1] / (height * photo[0]))) + log(area / (width * height))
 
     return min(sizes, key=badness)
-
-
-def _heights(ideal: float, highest: int, multiple: int) -> set[int]:
-    """Return the multiples next to the ideal height, up to the highest."""
-    limit = highest // multiple
-    below = min(max(1, int(ideal // multiple)), limit)
-    return {below * multiple, min(below + 1, limit) * multiple}
 
 
 def crop_warning(photo: tuple[int, int] | None, job: Job) -> str:

@@ -1,4 +1,4 @@
-"""Finds photos by paths, folders, patterns such as `holiday/*.jpg`, and lists of paths. Does not open photos."""
+"""Finds photos by paths, folders and patterns such as `holiday/*.jpg`, and the prompts beside them."""
 
 import contextlib
 import errno
@@ -30,6 +30,10 @@ SYSTEM_FOLDERS = frozenset(
 )
 #: Argument for paths on standard input.
 STDIN = "-"
+#: Suffix of prompts.
+SUFFIX = ".txt"
+#: Bytes; the longest prompt has less.
+MAX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,8 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The photo files found."""
+    """The photo files found, in the order given; the files of a folder by name."""
 
-    #: In the order given; the files of a folder by name.
     photos: tuple[Source, ...]
     #: Number of files in folders and patterns that are neither photos by their suffix nor prompts beside them.
     num_others: int
@@ -72,10 +75,7 @@ def find_photos(
     storage: Path | None = None,
     spell: Callable[[str], str] = as_flag,
 ) -> Sources:
-    """Find the photos for the arguments of a command line.
-
-    A file given by name is included with any suffix. Folders and patterns include the files with the suffix of a
-    photo, except hidden ones.
+    """Find photos for the arguments of a command line. Files given by name may have any suffix.
 
     Args:
         words: files, folders, patterns, or `-` for a list of files and folders on `stdin`.
@@ -87,9 +87,7 @@ def find_photos(
     Raises:
         InputError: a folder or a pattern has no photos, or cannot be read.
     """
-    walk = _Walk(
-        recursive=recursive, storage=storage, hint="" if recursive else f"; {spell('recursive')} includes subfolders"
-    )
+    walk = _Walk(recursive, storage and storage.resolve(), spell("recursive"))
     photos: list[Source] = []
     for word in words:
         if not word:
@@ -111,14 +109,15 @@ def _lines(stdin: BinaryIO) -> list[str]:
     return [os.fsdecode(line) for line in lines if line.strip()]
 
 
+@dataclass
 class _Walk:
     """Searches folders."""
 
-    def __init__(self, *, recursive: bool, storage: Path | None, hint: str) -> None:
-        self._recursive = recursive
-        self._hint = hint
-        self._storage = storage.resolve() if storage else None
-        self.num_others = 0
+    recursive: bool
+    storage: Path | None
+    #: Name of the option that includes subfolders.
+    option: str
+    num_others: int = 0
 
     def file_or_folder(self, path: Path) -> list[Source]:
         if not os.path.isdir(path):  # `Path.is_dir` raises errors that are clearer when the file is opened
@@ -127,7 +126,8 @@ class _Walk:
         root = os.path.basename(os.path.abspath(path))
         found = [Source(path / name, "/".join(map(safe_name, name.parent.parts)), root) for name in names]
         if not found:
-            raise InputError(f"There are no photos in the folder {str(path)!r}{self._hint}.")
+            hint = "" if self.recursive else f"; {self.option} includes subfolders"
+            raise InputError(f"There are no photos in the folder {str(path)!r}{hint}.")
         return found
 
     def pattern(self, pattern: str) -> list[Source]:
@@ -147,38 +147,29 @@ class _Walk:
         return [Source(path) for path in found]
 
     def _photos(self, files: Iterator[Path]) -> list[Path]:
-        found: list[Path] = []
-        others: list[Path] = []
-        for path in files:
-            (found if path.suffix.lower() in SUFFIXES else others).append(path)
-        prompts = {prompt_path(path) for path in found}
-        self.num_others += sum(path not in prompts for path in others)
+        paths = list(files)
+        found = [path for path in paths if path.suffix.lower() in SUFFIXES]
+        self.num_others += len(set(paths).difference(found, map(prompt_path, found)))
         return found
 
     def _names(self, folder: Path) -> Iterator[Path]:
         """Yield the files of a folder as paths relative to it."""
         for root, folders, files in os.walk(folder, onerror=_refuse):
             here = Path(root)
-            folders[:] = sorted(name for name in folders if self._recursive and not self._is_left_out(here / name))
+            folders[:] = [name for name in sorted(folders) if self.recursive and self._is_searched(here / name)]
             yield from (here.relative_to(folder) / name for name in sorted(files) if not name.startswith("."))
 
-    def _is_left_out(self, folder: Path) -> bool:
-        return not is_photo_folder(folder.name) or self._is_stored(folder)
+    def _is_searched(self, folder: Path) -> bool:
+        return is_photo_folder(folder.name) and not self._is_stored(folder)
 
     def _is_stored(self, folder: Path) -> bool:
-        """Return whether a folder is the storage or inside it."""
-        return self._storage is not None and folder.resolve().is_relative_to(self._storage)
+        return self.storage is not None and folder.resolve().is_relative_to(self.storage)
 
 
 def _refuse(error: OSError) -> None:
     raise InputError(
         f"The folder {error.filename!r} cannot be read ({error.strerror}); check its path and rights."
     ) from error
-
-
-SUFFIX = ".txt"
-#: Bytes; the longest prompt has less.
-MAX_BYTES = 1 << 16
 
 
 def prompt_path(photo: Path) -> Path | None:
@@ -189,20 +180,14 @@ def prompt_path(photo: Path) -> Path | None:
 
 def usable_prompt(photo: Path) -> str:
     """Return the prompt beside a photo; "" if there is none, or a text that cannot be one."""
-    path = prompt_path(photo)
     with contextlib.suppress(InputError):
-        prompt = read_prompt(path) if path is not None else None
-        if prompt and len(prompt) <= MAX_PROMPT:
-            return prompt
+        prompt = read_prompt(path) if (path := prompt_path(photo)) else None
+        return prompt if prompt and len(prompt) <= MAX_PROMPT else ""
     return ""
 
 
 def read_prompt(path: Path) -> str | None:
-    """Return the prompt in a file, or None if there is no file of that name.
-
-    Raises:
-        InputError: it cannot be read, is too long or not UTF-8.
-    """
+    """Return the prompt in a file, or None if there is no such file; raises InputError as `parse_prompt`."""
     try:
         with open_regular(path) as file:
             return parse_prompt(file.read(MAX_BYTES + 1), path)
@@ -216,11 +201,7 @@ def read_prompt(path: Path) -> str | None:
 
 
 def parse_prompt(data: bytes, path: Path) -> str:
-    """Return the text of a prompt; line breaks and other runs of white space count as one space.
-
-    Raises:
-        InputError: it is too long or not UTF-8; `path` is for messages.
-    """
+    """Return the text of a prompt, with runs of white space as one space; InputError if it is too long or not UTF-8."""
     if len(data) > MAX_BYTES:
         raise InputError(f"The prompt {str(path)!r} has more than {MAX_BYTES:,} bytes; shorten it.")
     try:
@@ -229,21 +210,17 @@ def parse_prompt(data: bytes, path: Path) -> str:
         raise InputError(f"The prompt {str(path)!r} is not UTF-8; save it as UTF-8.") from error
 
 
+@dataclass
 class PromptFiles:
     """The prompts in text files beside photos."""
 
-    def __init__(self, spell: Callable[[str], str] = as_flag) -> None:
-        """Make it; `spell` returns the name of a parameter for errors."""
-        self._spell = spell
-        #: Number of text files beside photos whose videos take no prompt.
-        self.num_ignored = 0
+    #: Returns the name of a parameter for errors.
+    spell: Callable[[str], str]
+    #: Number of text files beside photos whose videos take no prompt.
+    num_ignored: int = 0
 
     def spec_for(self, spec: JobSpec, photo: Path) -> JobSpec:
-        """Return a spec with the prompt beside a photo, unless it has one; a family without prompts records it.
-
-        Raises:
-            InputError: the prompt cannot be used.
-        """
+        """Add the prompt beside a photo to a spec without one; a family without prompts records it."""
         path = prompt_path(photo)
         if spec.has_prompts or path is None:
             return spec
@@ -255,5 +232,5 @@ class PromptFiles:
         if prompt is None:
             return spec
         spec = spec.with_prompt(prompt)
-        spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else self._spell(field))
+        spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else self.spell(field))
         return spec

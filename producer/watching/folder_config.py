@@ -1,7 +1,6 @@
-"""How a folder is watched: which files are photos by their names, their parameters, and what happens afterwards.
+"""How a folder is watched: which files are photos, their parameters, and what happens to them afterwards.
 
-The parameters are the command's flags, overridden by the nearest `svdq.toml`: flags apply to the whole tree, the file
-to a part of it.
+The parameters are the command's flags, overridden by the nearest `svdq.toml`.
 """
 
 import errno
@@ -24,8 +23,7 @@ from svdq.producer.watching.directory import open_file, open_folder
 
 #: Patterns of photos, unless others are given.
 PHOTO_GLOBS = tuple(f"*{suffix}" for suffix in sorted(SUFFIXES))
-#: Temporary files of browsers, copy programs, editors and synchronizers.
-#: Names that start with a dot are left out, too, as are the temporary files of rsync, lftp, Nextcloud and others.
+#: Temporary files of browsers, copy programs, editors and synchronizers, besides those that start with a dot.
 TEMPORARY_GLOBS = (
     *("~*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.filepart", "*.crdownload", "*.download"),
     *("*.opdownload", "*.aria2", "*.!qb", "*.!ut", "*.gstmp"),
@@ -42,7 +40,7 @@ class Selection:
     globs: tuple[str, ...] = PHOTO_GLOBS
 
     def matches(self, path: str) -> bool:
-        """Return whether a file is a photo to submit, by its path from the watched folder."""
+        """Return whether a path from the watched folder is that of a photo to submit."""
         name = os.path.basename(path)
         return self._is_visible(path) and any(_matches(path if "/" in glob else name, (glob,)) for glob in self.globs)
 
@@ -54,16 +52,15 @@ class Selection:
         *folders, name = path.split("/")
         if (folders and not self.recursive) or not all(map(is_photo_folder, folders)):
             return False
-        return not is_temporary(name) and name != FILE_NAME
+        return not (name.startswith(".") or _matches(name, TEMPORARY_GLOBS) or name == FILE_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
     """How a folder is watched."""
 
-    #: Which files are submitted.
     selection: Selection = field(default_factory=Selection)
-    #: Whether files are that existed before the folder was first watched.
+    #: Whether files that existed before the folder was first watched are submitted, too.
     existing: bool = False
     #: Seconds without a change after which a file has stopped growing.
     stable_for_s: float = 2.0
@@ -79,7 +76,7 @@ class PostSubmit:
 
     #: The watched folder, resolved.
     root: Path
-    #: Whether photos stay where they are; then no file is ever changed.
+    #: Whether photos stay where they are, and no file is ever changed.
     keep: bool
     #: Folder that they are moved to, or None; `subfolder` below it is reached without following links.
     target: Path | None = None
@@ -87,11 +84,7 @@ class PostSubmit:
 
     @classmethod
     def parse(cls, text: str, root: Path) -> "PostSubmit":
-        """Parse `keep`, `move:DIR` or `delete`; a relative DIR is in the watched folder.
-
-        Raises:
-            InputError: it is none of them, or would move photos to where they are.
-        """
+        """Parse `keep`, `move:DIR` or `delete`, or raise InputError; a relative DIR is in the watched folder."""
         action, _, folder = text.partition(":")
         if action == "move" and folder.strip():
             target = Path(os.path.normpath(root / os.path.expanduser(folder)))
@@ -112,11 +105,7 @@ class PostSubmit:
         return self.target / self.subfolder if self.target else None
 
     def prepare(self) -> None:
-        """Create the target folder and check that photos can be moved.
-
-        Raises:
-            InputError: they cannot.
-        """
+        """Create the target folder; raises InputError if photos cannot be moved or deleted."""
         try:
             if not self.keep and not os.access(self.root, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.root))
@@ -135,18 +124,14 @@ class FolderConfig:
     """The parameters of one command, and the files in one watched folder."""
 
     def __init__(self, root: Path, spec: JobSpec) -> None:
-        """Initialize with the resolved folder, and the parameters of the command for one video.
-
-        Raises:
-            InputError: a parameter is not valid. A file is read with each photo, and a bad one stops no watcher.
-        """
+        """Initialize with the resolved folder, and the command's parameters of one video; InputError if one is bad."""
         spec.check()
         self._root = root
         self._spec = spec
 
     @property
     def prompt(self) -> str | None:
-        """The prompt of the command, which is that of all photos; None if it has none."""
+        """The prompt of the command, which is that of all photos, or None."""
         return self._spec.options[0].prompt
 
     @property
@@ -155,11 +140,7 @@ class FolderConfig:
         return self._spec.is_open
 
     def spec_for(self, path: str) -> JobSpec:
-        """Return the parameters of a photo, by its path from the watched folder.
-
-        Raises:
-            InputError: the nearest file cannot be read or is not valid.
-        """
+        """Return the parameters of a photo by its path; raises InputError if the nearest file is not valid."""
         folder = os.path.dirname(path)
         folders = folder.split("/") if folder else []
         read = (self._read("/".join(folders[:depth])) for depth in range(len(folders), -1, -1))
@@ -167,7 +148,6 @@ class FolderConfig:
         return replace(spec, folder="/".join(map(safe_name, folders)))
 
     def _read(self, folder: str) -> JobSpec | None:
-        """Return the parameters by the file in a folder, or None if it has none."""
         file_path = self._root / folder / FILE_NAME
         try:
             with open_file(self._root, f"{folder}/{FILE_NAME}") as file:
@@ -184,13 +164,14 @@ class FolderConfig:
             given = {key.replace("-", "_"): value for key, value in document.items()}
             for key in document:
                 name = key.replace("-", "_")
-                if name in Settings.model_fields and name not in PHOTO_KEYS:
+                if name in PHOTO_KEYS:
+                    continue
+                if name in Settings.model_fields:
                     raise InputError(
                         f"{key!r} is a setting, and a watched folder has none: set {ENV_PREFIX}{name.upper()}, or move "
                         f"it to the {FILE_NAME} of SVDQ_HOME."
                     )
-                if name not in PHOTO_KEYS:
-                    raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}.")
+                raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}.")
             priority = given.pop("priority", spec.priority)
             if self.prompt is not None:
                 given.pop("prompt", None)
@@ -204,16 +185,11 @@ class FolderConfig:
         return spec
 
 
-def is_temporary(name: str) -> bool:
-    """Return whether a file of this name is hidden or still being written."""
-    return name.startswith(".") or _matches(name, TEMPORARY_GLOBS)
-
-
 def _matches(text: str, globs: tuple[str, ...]) -> bool:
     return _pattern(globs).match(text.lower()) is not None
 
 
 @cache
 def _pattern(globs: tuple[str, ...]) -> re.Pattern[str]:
-    """Compile patterns into one."""
+    """Compile patterns into one: a scan matches every file of a large folder."""
     return re.compile("|".join(fnmatch.translate(glob.lower()) for glob in globs))

@@ -1,7 +1,6 @@
 """Processes one file that has stopped growing: submits or rejects it, then keeps, moves or deletes it.
 
-A kill between any two steps needs no record of the steps: the file is processed again, and submitting the same photo
-with the same parameters finds the job that exists.
+After a kill between two steps the file is processed again, and submitting the same photo finds the existing job.
 """
 
 import contextlib
@@ -49,11 +48,7 @@ class Prompts:
     stable_for_s: float
 
     def add(self, file: WaitingFile, spec: JobSpec) -> JobSpec | None:
-        """Return the parameters of a photo with the prompt beside it, or None if that is new and may still grow.
-
-        Raises:
-            InputError: the prompt cannot be read or is not valid.
-        """
+        """Return the parameters of a photo with the prompt beside it, or None if that is new and may still grow."""
         path = _prompt_of(file.path)
         if self.config.prompt is not None or not _takes_prompts(spec) or path == file.path:
             return spec
@@ -71,7 +66,7 @@ class Prompts:
         return spec
 
     def finish(self, file: WaitingFile, moved_to: Path | None) -> None:
-        """Move or delete the prompt of a photo that was moved or deleted, unless another photo has the same prompt."""
+        """Move or delete the prompt of a photo that was moved or deleted, unless another photo has it, too."""
         path, root, target = _prompt_of(file.path), self.post_submit.root, self.post_submit.target
         if file.prompt is None or self._has_photo(path):
             return
@@ -143,12 +138,7 @@ class Processor:
         self._prompts = Prompts(self.config, self.post_submit, self.options.stable_for_s)
 
     def process(self, file: WaitingFile, connection: redis.Redis) -> None:
-        """Process a file that is due, if it has not changed.
-
-        Raises:
-            UnavailableError: the storage or the state cannot be used; the file is still due.
-            redis.RedisError: Redis cannot be used; the file is still due.
-        """
+        """Process a file that is due, if it has not changed; it is still due after UnavailableError and RedisError."""
         if self._has_changed(file):
             return
         if not file.signature.is_regular or not self.options.selection.matches(file.path):
@@ -272,7 +262,7 @@ class Processor:
         self.report(Event(kind="rejected", path=file.path, text=reason, moved_to=str(moved_to) if moved_to else None))
 
     def _has_changed(self, file: WaitingFile) -> bool:
-        """Return whether a file has another version; that one waits until it is stable, or for the next run."""
+        """Return whether a file has another version, which then waits until it is stable, or for the next run."""
         now = signature(self._root, file.path)
         if now == file.signature:
             return False

@@ -1,8 +1,12 @@
-"""Finds the files of a watched folder that were not processed, and waits until they have stopped growing."""
+"""Finds files of a watched folder that were not processed, and waits until they have stopped growing.
 
+Paths are text, from the watched folder, with slashes.
+"""
+
+import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +21,6 @@ from svdq.producer.watching.state import Record, State
 class WaitingFile:
     """One version of a file that is not processed yet."""
 
-    #: Path from the watched folder.
     path: str
     signature: Signature
     #: When this version was first seen, and when it is to be processed; infinity means in the next run.
@@ -56,31 +59,22 @@ class Debounce:
 
 @dataclass
 class Scanner:
-    """Lists the files of a watched folder. Paths are text, from the watched folder, with slashes."""
+    """Lists the files of a watched folder."""
 
     root: Path
     options: WatchOptions
-    #: Folders that are not entered, by any path.
-    excluded: Sequence[Path]
+    #: Folders that are not entered.
+    excluded: Collection[Path]
     state: State
 
     def scan(self, waiting: Debounce) -> None:
-        """Add the current version of each file that was not processed to `waiting`.
-
-        Raises:
-            OSError: the folder cannot be read.
-            UnavailableError: the state cannot be read.
-        """
+        """Add the current version of each file that was not processed; raises OSError if the folder cannot be read."""
         for path, signature in self._files():
             if not self._is_processed(path, signature, self.state.get(path)):
                 waiting.update(path, signature, time.monotonic())
 
     def old_files(self) -> Iterator[tuple[str, Signature]]:
-        """Yield the files that existed before the folder was first watched, or before they were selected.
-
-        Raises:
-            OSError: the folder cannot be read.
-        """
+        """Yield the files that existed before the folder was first watched, or before they were selected."""
         last = self.state.selection
         for path, signature in self._files():
             record = self.state.get(path)
@@ -101,17 +95,15 @@ class Scanner:
         return True
 
     def _files(self) -> Iterator[tuple[str, Signature]]:
-        """Yield the files of interest; skip folders that cannot be read.
-
-        Raises:
-            OSError: the watched folder itself cannot be read.
-        """
-        excluded = {identity for path in self.excluded if (identity := _identity(path))}
+        """Yield the files of interest; raises OSError if the watched folder itself cannot be read."""
+        excluded = {path.resolve() for path in self.excluded}
         folders = [""]
         while folders:
             folder = folders.pop()
+            if folder and self.root / folder in excluded:
+                continue
             try:
-                files, inner = self._list(folder, excluded)
+                files, inner = self._list(folder)
             except OSError:
                 if not folder:
                     raise
@@ -120,30 +112,16 @@ class Scanner:
             if self.options.selection.recursive:
                 folders += reversed(inner)
 
-    def _list(self, folder: str, excluded: set[tuple[int, int]]) -> tuple[list[tuple[str, Signature]], list[str]]:
+    def _list(self, folder: str) -> tuple[list[tuple[str, Signature]], list[str]]:
         """Return the files of interest in one folder, and its folders, both by name."""
         files, folders = [], []
-        with open_folder(self.root, folder) as descriptor:
-            # The identity of a folder, unlike its path, is the same through links and bind mounts.
-            if folder and _identity(descriptor) in excluded:
-                return [], []
-            with os.scandir(descriptor) as entries:
-                for entry in sorted(entries, key=lambda entry: entry.name):
-                    path = f"{folder}/{entry.name}" if folder else entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        if is_photo_folder(entry.name) and len(path) <= MAX_FOLDER_LENGTH:
-                            folders.append(path)
-                    elif self.options.selection.includes(path):
-                        try:
-                            files.append((path, Signature.of(entry.stat(follow_symlinks=False))))
-                        except FileNotFoundError:
-                            continue
+        with open_folder(self.root, folder) as descriptor, os.scandir(descriptor) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if is_photo_folder(entry.name) and len(path) <= MAX_FOLDER_LENGTH:
+                        folders.append(path)
+                elif self.options.selection.includes(path):
+                    with contextlib.suppress(FileNotFoundError):
+                        files.append((path, Signature.of(entry.stat(follow_symlinks=False))))
         return files, folders
-
-
-def _identity(folder: Path | int) -> tuple[int, int] | None:
-    try:
-        status = os.stat(folder)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

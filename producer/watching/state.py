@@ -1,7 +1,7 @@
-"""What became of the files of a watched folder: reported as events, and remembered in an SQLite file under SVDQ_HOME.
+"""The outcome of each file of a watched folder: reported as events, and remembered in SQLite under SVDQ_HOME.
 
-The SQLite file is not in the watched folder, where `rsync --delete` or a read-only card would get in the way. Nothing
-is lost without it: ids of jobs are made of their content, so a photo that is submitted again finds its job.
+Not in the watched folder, where `rsync --delete` or a read-only card would get in the way. Without the memory, a photo
+is submitted again and finds its job.
 """
 
 import contextlib
@@ -38,21 +38,20 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITH
 #: stopped    the end, with the totals
 Kind = Literal["watching", "submitted", "known", "rejected", "ignored", "problem", "resolved", "stopped"]
 
-#: Outcomes that are remembered. `skipped`: the file existed before the folder was first watched, and `--existing` was
-#: not given. The others are kinds of events; files that are gone from the folder are not remembered.
+#: Outcomes that are remembered, of files that are still in the folder. `skipped`: it existed before the first watch,
+#: and `--existing` was not given.
 Outcome = Literal["skipped", "submitted", "rejected", "ignored"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that happened."""
+    """An event."""
 
     kind: Kind
     #: A sentence, or the line of a job.
     text: str
     #: The file, by its path from the watched folder.
     path: str | None = None
-    #: Id of the job.
     job_id: str | None = None
     #: Where the file is now, if it was rejected and moved.
     moved_to: str | None = None
@@ -68,24 +67,18 @@ Report = Callable[[Event], None]
 
 
 class Record(NamedTuple):
-    """What is remembered of one file."""
+    """The record of one file, with the id of its job if it was submitted."""
 
     signature: Signature
     outcome: Outcome
-    #: Id of its job, if it was submitted.
     job_id: str = ""
 
 
 class State:
-    """The memory of one watched folder. Only one process can have it open.
-
-    Raises:
-        InputError: another watcher has it open.
-        UnavailableError: from every method, when it cannot be read or written.
-    """
+    """The memory of one watched folder; every method raises UnavailableError when it cannot be read or written."""
 
     def __init__(self, home: Path, root: Path) -> None:
-        """Open or create the memory of `root`, a resolved folder, below SVDQ_HOME."""
+        """Open or create the memory of `root`, a resolved folder; raises InputError if another watcher has it open."""
         stem = hashlib.sha256(os.fsencode(root)).hexdigest()[:20]
         self._path = home / "watch" / f"{stem}.sqlite"
         with self._plain_errors():
@@ -93,8 +86,7 @@ class State:
             self._path.parent.mkdir(exist_ok=True)
             self._database = sqlite3.connect(self._path, isolation_level=None, timeout=0)
             try:
-                # Locks the file until the end of the process, however it ends, and avoids shared memory, which network
-                # file systems lack.
+                # Locks the file until the process ends, without shared memory, which network file systems lack.
                 self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
                 self._database.execute("PRAGMA journal_mode = WAL")
                 # A power cut may undo the last changes. The files are then submitted again, which finds their jobs.
@@ -121,29 +113,28 @@ class State:
     def selection(self) -> Selection | None:
         """The files that were watched in the last run, or None before the first."""
         with self._plain_errors():
-            row = self._database.execute("SELECT value FROM meta WHERE key = 'selection'").fetchone()
-            if row is None:
-                return None
-            values = json.loads(row[0])
-            return Selection(recursive=values["recursive"], globs=tuple(values["globs"]))
+            values = self._meta("selection")
+            return values and Selection(recursive=values["recursive"], globs=tuple(values["globs"]))
 
     @property
     def targets(self) -> frozenset[str]:
         """The folders that photos were moved to in any run, by their paths from the watched folder."""
         with self._plain_errors():
-            row = self._database.execute("SELECT value FROM meta WHERE key = 'targets'").fetchone()
-            return frozenset(json.loads(row[0]) if row else ())
+            return frozenset(self._meta("targets") or ())
+
+    def _meta(self, key: str) -> Any:
+        row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return json.loads(row[0]) if row else None
 
     def begin(
         self, selection: Selection, skipped: Iterable[tuple[str, Signature]], targets: frozenset[str] = frozenset()
     ) -> None:
-        """Record in one transaction which files are watched from now on, which are skipped, and the `targets`."""
+        """Record in one transaction which files are watched from now on, the skipped ones, and the `targets`."""
         with self._plain_errors(), self._database:  # which commits or rolls back
             self._database.execute("BEGIN")
             for path, signature in skipped:
                 self.put(path, Record(signature, "skipped"))
-            values = {"selection": asdict(selection), "targets": sorted(targets)}
-            for key, value in values.items():
+            for key, value in (("selection", asdict(selection)), ("targets", sorted(targets))):
                 self._database.execute("REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     def get(self, path: str) -> Record | None:

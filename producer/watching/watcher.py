@@ -1,4 +1,4 @@
-"""Watches a folder: what `svdq watch` calls."""
+"""Watches a folder: scans it, processes the files that are due, and pauses."""
 
 import math
 import os
@@ -39,9 +39,8 @@ def watch(
 ) -> Counter[str]:
     """Watch a folder until a stop is requested, or once.
 
-    The folder is scanned, without notifications of the operating system: network shares send none, and a scan costs
-    little. `spec` has the parameters of photos without an svdq.toml. After `is_stopped` returns True, the current file
-    is the last.
+    It is scanned, because network shares send no notifications. `spec` has the parameters of photos without an
+    svdq.toml. After `is_stopped` returns True, the current file is the last.
 
     Returns:
         the number of events by kind, and as `waiting` the number of files that are left to the next run.
@@ -137,11 +136,7 @@ class _Watcher:
             time.sleep(min(TICK_S, self.pause_s))
 
     def run_once(self) -> None:
-        """Process what is there.
-
-        Raises:
-            UnavailableError: Redis, the storage or the state cannot be used.
-        """
+        """Process the files in the folder; raises UnavailableError."""
         self._scan()
         while any(file.due_s < math.inf for file in self.waiting.files.values()) and not self.is_stopped():
             self._process_due()
