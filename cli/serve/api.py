@@ -1,6 +1,7 @@
 """The views of `/v1/videos`, `/v1/models` and `/health`."""
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 import time
@@ -18,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from svdq.cli.serve.api_errors import ApiError, Json, no_such_video
+from svdq.cli.serve.api_errors import ApiError, Json, RedisAwayError, no_such_video
 from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.fields import PHOTO, PROMPTS, VideoRequest, read_request
@@ -124,12 +125,8 @@ async def create_and_wait(request: Request) -> Response:
 async def _wait(request: Request, video_id: str) -> JobView:
     """Return a video when it has ended; an outage of Redis only takes time."""
     while not await request.is_disconnected():
-        try:
+        with contextlib.suppress(RedisAwayError):
             view = await _view(request, video_id)
-        except ApiError as error:
-            if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                raise
-        else:
             if view.ended:
                 return view
         await asyncio.sleep(POLL_S)
@@ -230,14 +227,12 @@ async def delete_video(request: Request) -> Response:
 async def video_content(request: Request) -> Response:
     """Return the video, or a picture of it."""
     variant = request.query_params.get("variant", "video")
-    if variant == "0":  # SGLang's name of the first video of a request
-        variant = "video"
-    if variant not in ("video", "thumbnail"):
+    if variant not in ("video", "0", "thumbnail"):  # 0 is SGLang's name of the first video of a request
         message = f"variant {variant[:20]!r} is not allowed: it must be video or thumbnail."
         raise ApiError(400, message, param="variant")
     view = await _find(request)
     content: Content = request.app.state.content
-    if variant == "video":
+    if variant != "thumbnail":
         return await content.video(view, request.query_params.get("format"), request.headers)
     if view.status != "finished":
         raise not_ready(view, request.app.state.backend.settings)

@@ -19,6 +19,8 @@ from svdq.producer.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
+#: Headers of errors after which a client may try again: seconds.
+RETRY = {"Retry-After": "2"}
 #: The id of the request that is being answered, in its response and in the log.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -64,6 +66,14 @@ class ApiError(Exception):
         return Json({"error": error}, self.status, self.headers | {"X-Request-Id": request_id.get()})
 
 
+class RedisAwayError(ApiError):
+    """Redis does not answer."""
+
+    def __init__(self) -> None:
+        message = "The queue cannot be reached: Redis does not answer. Try again in a few seconds."
+        super().__init__(503, message, code="redis_unavailable", headers=RETRY)
+
+
 def add_request_id(record: logging.LogRecord) -> bool:
     """Name the request in a line of the log: a filter of `logging`."""
     if found := request_id.get():
@@ -74,15 +84,6 @@ def add_request_id(record: logging.LogRecord) -> bool:
 def no_such_video(video_id: str) -> ApiError:
     """Create the error for a video that does not exist."""
     return ApiError(404, f"There is no video {video_id[:80]!r}.", param="video_id")
-
-
-def redis_away() -> ApiError:
-    """Create the error for a queue that cannot be reached."""
-    return _away("The queue cannot be reached: Redis does not answer. Try again in a few seconds.", "redis_unavailable")
-
-
-def _away(message: str, code: str) -> ApiError:
-    return ApiError(503, message, code=code, headers={"Retry-After": "2"})
 
 
 def without_paths(text: str, settings: Settings) -> str:
@@ -117,10 +118,8 @@ def answer_error(request: Request, error: Exception) -> Response:
         error = ApiError(400, without_paths(str(error), request.app.state.backend.settings))
     elif isinstance(error, UnavailableError | OSError):  # such as a full disk for what is being uploaded
         logger.warning("%s", error)
-        message = (
-            "The storage of photos and videos cannot be used. Try again later; the log of `svdq serve` has the reason."
-        )
-        error = _away(message, "storage_unavailable")
+        message = "The storage cannot be used. Try again later; the log of `svdq serve` has the reason."
+        error = ApiError(503, message, code="storage_unavailable", headers=RETRY)
     elif not isinstance(error, ApiError):
         logger.error("%s %s failed:", request.method, request.url.path)  # uvicorn logs the traceback
         error = ApiError(500, "The server has failed; the log of `svdq serve` has the reason.", code="internal_error")

@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import redis
 
-from svdq.cli.serve.api_errors import ApiError, no_such_video, redis_away, without_paths
+from svdq.cli.serve.api_errors import ApiError, RedisAwayError, no_such_video, without_paths
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.job_control import queue_now
 from svdq.producer.queue import connect, fetch_many
@@ -34,11 +34,10 @@ T = TypeVar("T")
 
 #: Bytes of photos in memory at a time; a larger photo waits until it is alone.
 PHOTO_BYTES = Budget(1 << 26)
-#: Threads that read Redis, that store photos, that read the storage, and that make small pictures; others wait.
+#: Threads that read Redis, that store photos, and that read the storage; others wait.
 READING_THREADS = 8
 WRITING_THREADS = 4
 STORAGE_THREADS = 8
-PICTURE_THREADS = 2
 #: Seconds that a read may take, the start of the embedded server included.
 READ_TIMEOUT_S = 10.0
 #: Seconds for which Redis counts as away after it has failed, so that hundreds of requests do not wait for it in turn.
@@ -67,7 +66,6 @@ class Backend:
         self._reading = anyio.CapacityLimiter(READING_THREADS)
         self._writing = anyio.CapacityLimiter(WRITING_THREADS)
         self._storage = anyio.CapacityLimiter(STORAGE_THREADS)
-        self._pictures = anyio.CapacityLimiter(PICTURE_THREADS)
 
     async def read(self, work: Callable[[redis.Redis], T]) -> T:
         """Run short work with Redis in a thread.
@@ -81,19 +79,15 @@ class Backend:
                     self._with_redis, work, limiter=self._reading, abandon_on_cancel=True
                 )
         except TimeoutError as error:
-            raise redis_away() from error
+            raise RedisAwayError() from error
 
     async def write(self, work: Callable[[redis.Redis], T]) -> T:
         """Run work with Redis in a thread; a client that disconnects does not interrupt it. Raises as `read`."""
         return await anyio.to_thread.run_sync(self._with_redis, work, limiter=self._writing)
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
         """Run work with the storage, without Redis, in a thread."""
-        return await anyio.to_thread.run_sync(work, limiter=self._storage)
-
-    async def make_picture(self, work: Callable[[], T]) -> T:
-        """Run work that decodes pictures in a thread."""
-        return await anyio.to_thread.run_sync(work, limiter=self._pictures)
+        return await anyio.to_thread.run_sync(work, limiter=limiter or self._storage)
 
     def close(self) -> None:
         """Close the connections."""
@@ -184,20 +178,20 @@ class Backend:
             if isinstance(error, redis.ConnectionError | redis.TimeoutError) and self._connection is connection:
                 self._connection = None
             logger.warning("Redis cannot be used: %s", error)
-            raise redis_away() from error
+            raise RedisAwayError() from error
 
     def _connect(self) -> redis.Redis:
         """Return the connection; if it was lost, connect again, which starts the embedded server."""
         with self._lock:
             if self._connection is None:
                 if time.monotonic() < self._away_until:
-                    raise redis_away()
+                    raise RedisAwayError()
                 try:
                     self._connection = connect(self.settings)
                 except UnavailableError as error:
                     self._away_until = time.monotonic() + AWAY_S
                     logger.warning("%s", error)
-                    raise redis_away() from error
+                    raise RedisAwayError() from error
             return self._connection
 
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 from urllib.parse import quote
 
+import anyio
 from starlette.background import BackgroundTask
 from starlette.datastructures import Headers
 from starlette.responses import FileResponse, Response, StreamingResponse
@@ -33,6 +34,8 @@ MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp"}
 CACHING = {"Cache-Control": "private, no-cache"}
 #: Small pictures in memory at a time, of about 20 KB each.
 MAX_PICTURES = 500
+#: Threads that make them.
+PICTURE_THREADS = 2
 
 
 class _Buffer(bytearray):
@@ -87,6 +90,7 @@ class Content:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._decoders = anyio.CapacityLimiter(PICTURE_THREADS)
         self._picture_of_video = lru_cache(MAX_PICTURES)(self._make_picture_of_video)
         self._picture_of_photo = lru_cache(MAX_PICTURES)(self._make_picture_of_photo)
 
@@ -151,7 +155,7 @@ class Content:
             raise ApiError(404, f"The video {view.id!r} has no picture.") from error
 
     async def _picture(self, make: Callable[[], bytes]) -> Response:
-        return Response(await self._backend.make_picture(make), headers=CACHING, media_type="image/jpeg")
+        return Response(await self._backend.in_thread(make, self._decoders), headers=CACHING, media_type="image/jpeg")
 
     def _make_picture_of_video(self, kind: str, key: str, _ended_at: datetime | None) -> bytes:
         storage = self._backend.storage

@@ -4,6 +4,7 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -57,10 +58,8 @@ class StoredVideos:
         self._storage = storage
         self._lock = threading.Lock()
         self._listed_at = -FRESH_S
-        #: The newest first.
-        self._cursors: list[Cursor] = []
-        #: The JSON of each id.
-        self._sidecars: dict[str, Entry] = {}
+        #: The JSON of each video, the newest first.
+        self._sidecars: dict[Cursor, Entry] = {}
 
     def before(self, cursor: Cursor | None, limit: int) -> list[Cursor]:
         """Return the videos that ended before one, as `registries.ended_before`.
@@ -68,15 +67,13 @@ class StoredVideos:
         Raises:
             UnavailableError: the storage cannot be reached.
         """
-        self._list()
-        return [each for each in self._cursors if cursor is None or each < cursor][:limit]
+        return [each for each in self._list() if cursor is None or each < cursor][:limit]
 
     def views(self, job_ids: Sequence[str]) -> list[JobView]:
         """Return videos as finished jobs, without those that have no valid sidecar; raises as `before`."""
         if not job_ids:
             return []
-        self._list()
-        entries = [entry for entry in map(self._sidecars.get, job_ids) if entry is not None]
+        entries = [entry for (_, job_id), entry in self._list().items() if job_id in job_ids]
         results = read_results(self._storage, entries, lambda _: True, lambda reason: None)
         return [view for view in map(self._view, results) if view is not None]
 
@@ -97,19 +94,17 @@ class StoredVideos:
             ended_at=result.finished_at,
         )
 
-    def _list(self) -> None:
+    def _list(self) -> dict[Cursor, Entry]:
         with self._lock:
             if time.monotonic() - self._listed_at >= FRESH_S:
                 sidecars = (entry for entry in self._storage.entries(OUTPUTS) if entry.key.endswith(".json"))
-                newest = heapq.nlargest(MAX_VIDEOS, sidecars, key=lambda entry: entry.modified_at)
-                self._sidecars = {
-                    entry.key.removesuffix(".json").rpartition("-")[2]: entry for entry in reversed(newest)
+                found = {
+                    (int(entry.modified_at.timestamp()), entry.key.removesuffix(".json").rpartition("-")[2]): entry
+                    for entry in sidecars
                 }
-                self._cursors = sorted(
-                    ((int(entry.modified_at.timestamp()), job_id) for job_id, entry in self._sidecars.items()),
-                    reverse=True,
-                )
+                self._sidecars = dict(heapq.nlargest(MAX_VIDEOS, found.items(), key=itemgetter(0)))
                 self._listed_at = time.monotonic()
+            return self._sidecars
 
 
 def read_page(
