@@ -24,9 +24,8 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.files import make_home
 from svdq.producer.settings import Settings
 
-#: Paths that need no token: probes, and what a browser needs to log in.
+#: Paths that need no token, as those of static files: probes, and the login.
 OPEN_PATHS = ("/health", "/health/live", "/login")
-OPEN_PREFIX = "/static/"
 #: Methods that change nothing.
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: A Host header: a name, or an IPv6 address in brackets; and a port.
@@ -56,7 +55,6 @@ class ServeOptions:
 
     #: Address to listen on: an IP address or `localhost`.
     host: str = "127.0.0.1"
-    #: Port that it listens on.
     port: int = 8765
     #: The secret that every client must have.
     token: str
@@ -196,7 +194,7 @@ class Access:
         if method not in SAFE_METHODS and _bearer(request) is None and not _is_same_origin(request.headers):
             message = "The request comes from a page of another site; use the page of this server."
             return ApiError(403, message, code="cross_origin").response()
-        if path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or self._is_known(request):
+        if path in OPEN_PATHS or path.startswith("/static/") or self._is_known(request):
             return None
         if method in SAFE_METHODS and not path.startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/login", 303)

@@ -23,12 +23,12 @@ from svdq.cli.serve.api_errors import ApiError, Json, RedisAwayError, no_such_vi
 from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.fields import PHOTO, PROMPTS, VideoRequest, read_request
+from svdq.cli.serve.now import estimate_views
 from svdq.cli.serve.videos import JOB_ID, STATUS, failure_of, model_stem, video_object
 from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.results.prune import claim, release
-from svdq.producer.status.estimates import Estimate, estimate_jobs
+from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView, view_many
-from svdq.producer.status.registries import num_ahead
 from svdq.producer.status.selection import place_of, read_page
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.job_spec import JobSpec
@@ -113,7 +113,7 @@ async def create_and_wait(request: Request) -> Response:
     finally:  # nobody knows the id, so nobody deletes the video for this request
         await request.app.state.backend.write(lambda connection: release(connection, submission.id))
     if STATUS.get(view.status) != "completed":
-        failure = failure_of(view, request.app.state.backend.settings)
+        failure = failure_of(view)
         raise ApiError(500, failure["message"], code=failure["code"])
     response: Response = await request.app.state.content.video(view, None, Headers())
     # The last two are what vLLM-Omni sends where nothing was measured.
@@ -205,12 +205,9 @@ async def _describe(request: Request, views: Sequence[JobView]) -> list[dict[str
     """Return the objects of videos, with estimates."""
     state = request.app.state
     snapshot: Snapshot = await state.snapshots.get()
-    places = {view.id: view.queue for view in views if view.status == "queued" and view.queue in QUEUE_NAMES}
-    ahead = await state.backend.read(lambda connection: num_ahead(connection, places)) if places else {}
-    waiting = replace(snapshot.waiting, num_ahead=ahead)
-    estimates = estimate_jobs(views, waiting, snapshot.groups, snapshot.pauses, snapshot.no_group)
-    [model, *_], settings = await _models(request), state.backend.settings
-    return [video_object(view, estimates.get(view.id, Estimate()), model, settings) for view in views]
+    estimates = await state.backend.read(lambda connection: estimate_views(connection, views, snapshot))
+    [model, *_] = await _models(request)
+    return [video_object(view, estimates.get(view.id, Estimate()), model) for view in views]
 
 
 async def delete_video(request: Request) -> Response:
@@ -235,7 +232,7 @@ async def video_content(request: Request) -> Response:
     if variant != "thumbnail":
         return await content.video(view, request.query_params.get("format"), request.headers)
     if view.status != "finished":
-        raise not_ready(view, request.app.state.backend.settings)
+        raise not_ready(view)
     return await content.poster(view)
 
 

@@ -1,12 +1,10 @@
-"""Errors as the API answers them: `{"error": {"message", "type", "param", "code"}}`, without paths of this machine."""
+"""Errors as the API answers them: `{"error": {"message", "type", "param", "code"}}`."""
 
 import json
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
-from functools import cache
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -14,8 +12,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
-from svdq.producer.settings import Settings
-from svdq.producer.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +48,12 @@ class ApiError(Exception):
         self.code = code or {400: "invalid_value", 404: "not_found"}.get(status)
         self.headers = dict(headers or {})
 
-    @property
-    def type(self) -> str:
-        """The class of errors that OpenAI's API names."""
-        if self.status == HTTPStatus.UNAUTHORIZED:
-            return "authentication_error"
-        return "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-
     def response(self) -> Response:
         """Return the response."""
-        error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        kind = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            kind = "authentication_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         # The middleware that adds the id to other responses does not see those to unexpected errors.
         return Json({"error": error}, self.status, self.headers | {"X-Request-Id": request_id.get()})
 
@@ -86,19 +78,6 @@ def no_such_video(video_id: str) -> ApiError:
     return ApiError(404, f"There is no video {video_id[:80]!r}.", param="video_id")
 
 
-def without_paths(text: str, settings: Settings) -> str:
-    """Remove the folders of this machine from a sentence."""
-    for folder in _folders(settings.home, settings.storage):
-        text = text.replace(folder, "…")
-    return text
-
-
-@cache  # a remote storage connects
-def _folders(home: Path, storage: str) -> list[str]:
-    folders = {str(home), str(Storage(storage).folder or home), str(Path.home())}
-    return sorted(folders - {"/"}, key=len, reverse=True)
-
-
 #: Exceptions of views. All have one handler, but Starlette logs a traceback of those that are `Exception` only.
 ANSWERED: tuple[type[Exception], ...] = (ApiError, SvdqError, HTTPException, ClientDisconnect, OSError, Exception)
 
@@ -115,7 +94,7 @@ def answer_error(request: Request, error: Exception) -> Response:
         }.get(error.status_code, (str(error.detail), "bad_request"))
         error = ApiError(error.status_code, message, code=code, headers=error.headers)
     elif isinstance(error, InputError):
-        error = ApiError(400, without_paths(str(error), request.app.state.backend.settings))
+        error = ApiError(400, str(error))
     elif isinstance(error, UnavailableError | OSError):  # such as a full disk for what is being uploaded
         logger.warning("%s", error)
         message = "The storage cannot be used. Try again later; the log of `svdq serve` has the reason."

@@ -42,22 +42,21 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
             await backend.in_thread(backend.storage.sweep)
         on_ready()
         yield
-        backend.close()
 
     async def read_page_state() -> str:
         snapshot = await app.state.snapshots.get()
-        return await backend.read(lambda connection: read_state(connection, settings, backend.storage, snapshot))
+        return await backend.read(lambda connection: read_state(connection, backend.storage, snapshot))
 
-    middleware = [Middleware(Access, options=options)]
-    if options.allowed_origins:
-        cors = Middleware(
+    middleware = [
+        Middleware(
             CORSMiddleware,
             allow_origins=options.allowed_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
-        )
-        middleware.insert(0, cors)
+        ),
+        Middleware(Access, options=options),
+    ]
     app = Starlette(
         routes=[*api.routes(), *page.routes()],
         middleware=middleware,

@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import redis
 
-from svdq.cli.serve.api_errors import ApiError, RedisAwayError, no_such_video, without_paths
+from svdq.cli.serve.api_errors import ApiError, RedisAwayError, no_such_video
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.job_control import queue_now
 from svdq.producer.queue import connect, fetch_many
@@ -89,11 +89,6 @@ class Backend:
         """Run work with the storage, without Redis, in a thread."""
         return await anyio.to_thread.run_sync(work, limiter=limiter or self._storage)
 
-    def close(self) -> None:
-        """Close the connections."""
-        if self._connection is not None:
-            self._connection.close()
-
     async def create(
         self, photo: BinaryIO, file_name: str, spec: JobSpec, *, source: str = ""
     ) -> tuple[list[Submission], list[JobView]]:
@@ -158,8 +153,7 @@ class Backend:
                         submit_all(self.settings, [request], connection=connection, storage=self.storage)
                     )
                 except InputError as error:
-                    message = without_paths(str(error), self.settings)
-                    raise ApiError(400, message, param="input_reference") from error
+                    raise ApiError(400, str(error), param="input_reference") from error
             if spec.at is None:  # a scheduled job that is asked for now does not wait for its time
                 for number, submission in enumerate(submissions):
                     if submission.status == "scheduled":

@@ -32,8 +32,6 @@ SPOOLED_BYTES = 64 * 1024
 #: Seconds in which a body must arrive: a small one, and one with a photo.
 SMALL_S = 30.0
 PHOTO_S = 600.0
-#: JSON bodies that are parsed at a time; one takes up to three times its size of memory.
-JSON_TOGETHER = 1
 MAX_FIELDS = 64
 
 
@@ -90,7 +88,7 @@ class FormReader:
     def __init__(self, max_pixels: int) -> None:
         photo_bytes = min(max(max_pixels * BYTES_PER_PIXEL, MAX_SMALL_BYTES), MAX_FOREIGN_BYTES)
         self._max_bytes = photo_bytes + MAX_SMALL_BYTES
-        self._documents = asyncio.Semaphore(JSON_TOGETHER)
+        self._parsing = asyncio.Lock()  # it takes up to three times the size of the JSON in memory
 
     async def read(self, request: Request) -> Form:
         """Read a form with at most one photo, or a JSON object; the caller closes it.
@@ -111,7 +109,7 @@ class FormReader:
             async for chunk in request.stream():
                 file.write(chunk)
             file.seek(0)
-            async with self._documents:
+            async with self._parsing:
                 return await asyncio.to_thread(lambda: _with_photo(_parse_json(file.read())))
 
 

@@ -106,9 +106,8 @@ def serve(
 
     with _worker_beside(settings) if with_worker else contextlib.nullcontext():
         signal_number = run(make_app(settings, options, report), listener)
-    code = EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0
     # A thread may still wait for Redis or a disk. A job is enqueued in one step and answered after that.
-    os._exit(code)
+    os._exit(EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.video_parameters import Fit
 from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.results.poster import poster_of_photo, poster_of_video
-from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
@@ -104,7 +103,7 @@ class Content:
         """
         files, storage = files_of(view), self._backend.storage
         if not files:
-            raise not_ready(view, self._backend.settings)
+            raise not_ready(view)
         kind = kind or ("mp4" if "mp4" in files else next(iter(files)))
         if kind not in files:
             raise ApiError(400, f"The video has no {kind[:20]!r}; it has {', '.join(files)}.", param="format")
@@ -189,10 +188,10 @@ def _removed(view: JobView) -> ApiError:
     return ApiError(404, f"The files of the video {view.id!r} were removed.")
 
 
-def not_ready(view: JobView, settings: Settings) -> ApiError:
+def not_ready(view: JobView) -> ApiError:
     """Create the error for a video without files: it is not finished, or why it has failed."""
     status = STATUS.get(view.status, "failed")
     if status == "failed":
-        failure = failure_of(view, settings)
+        failure = failure_of(view)
         return ApiError(404, failure["message"], code=failure["code"])
     return ApiError(404, f"The video {view.id!r} is {status}; get its file when it is completed.", code="not_ready")

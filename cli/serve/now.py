@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,18 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from svdq.cli.formatting import condition_reason
-from svdq.cli.serve.api_errors import ApiError, without_paths
+from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.backend import FRESH_S, Shared
 from svdq.cli.serve.videos import model_stem
 from svdq.cli.view import progress_of
 from svdq.producer.job_control import SUSPENDED
-from svdq.producer.keys import STATUSES
+from svdq.producer.keys import QUEUE_NAMES, STATUSES
 from svdq.producer.queue import queues
-from svdq.producer.settings import Settings
 from svdq.producer.status.estimates import Estimate, estimate_jobs
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.ranks import GroupStatus, RankStatus
-from svdq.producer.status.registries import ended_before
+from svdq.producer.status.registries import ended_before, num_ahead
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import rfc3339
@@ -41,13 +40,11 @@ SEND_TIMEOUT_S = 30
 END_S = 1.0
 
 
-def read_state(connection: redis.Redis, settings: Settings, storage: Storage, snapshot: Snapshot) -> str:
+def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot) -> str:
     """Read the jobs that wait, and return the whole state as JSON text."""
     counts = {status: sum(queue[status] for queue in snapshot.queues.values()) for status in STATUSES}
-    job_ids, num_ahead = _first_waiting(connection)
-    waiting = view_many(connection, job_ids)
-    places = replace(snapshot.waiting, num_ahead=num_ahead)
-    estimates = estimate_jobs(waiting, places, snapshot.groups, snapshot.pauses, snapshot.no_group)
+    waiting = view_many(connection, _first_waiting(connection))
+    estimates = estimate_views(connection, waiting, snapshot)
     rows = [_started(snapshot, job) for job in snapshot.jobs[:MAX_ROWS]]
     rows += [
         _waiting(job, estimates.get(job.id, Estimate()))
@@ -60,7 +57,7 @@ def read_state(connection: redis.Redis, settings: Settings, storage: Storage, sn
     warnings = _warnings(snapshot, num_waiting, disk) + ([problem] if problem else [])
     state = {
         "paused": bool(snapshot.pauses),
-        "warnings": [without_paths(sentence, settings) for sentence in warnings],
+        "warnings": warnings,
         "videos_per_hour": snapshot.videos_per_hour,
         "eta_s": snapshot.estimate.eta_s,
         "eta_reason": snapshot.estimate.reason,
@@ -76,26 +73,25 @@ def read_state(connection: redis.Redis, settings: Settings, storage: Storage, sn
     return json.dumps(state, separators=(",", ":"))
 
 
-def _first_waiting(connection: redis.Redis) -> tuple[list[str], dict[str, int]]:
-    """Return the ids of what waits: queued, scheduled, deferred; and the number of videos before each queued one."""
+def _first_waiting(connection: redis.Redis) -> list[str]:
+    """Return the ids of the first jobs that wait: queued, scheduled, deferred."""
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
-            pipeline.llen(queue.key)
             pipeline.lrange(queue.key, 0, MAX_ROWS - 1)
             for registry in (queue.scheduled_job_registry, queue.deferred_job_registry):
                 pipeline.zrange(registry.key, 0, MAX_ROWS - 1, withscores=True)
         answers = pipeline.execute()
-    num_ahead: dict[str, int] = {}
-    begin = 0
-    for length, members in zip(answers[::4], answers[1::4], strict=True):
-        for place, member in enumerate(members):
-            num_ahead.setdefault(member.decode(errors="backslashreplace"), begin + place)
-        begin += length
-    scheduled, deferred = (
-        sorted((score, member) for answer in answers[kind::4] for member, score in answer) for kind in (2, 3)
-    )
-    later = [member.decode(errors="backslashreplace") for _, member in [*scheduled, *deferred]]
-    return list(dict.fromkeys([*num_ahead, *later]))[:MAX_ROWS], num_ahead
+    members = [member for answer in answers[::3] for member in answer]
+    for kind in (1, 2):
+        members += [member for _, member in sorted((at, each) for answer in answers[kind::3] for each, at in answer)]
+    return [member.decode(errors="backslashreplace") for member in dict.fromkeys(members)][:MAX_ROWS]
+
+
+def estimate_views(connection: redis.Redis, views: Sequence[JobView], snapshot: Snapshot) -> dict[str, Estimate]:
+    """Estimate when jobs will be done, by id; only those that wait in a queue or are started are in the result."""
+    places = {view.id: view.queue for view in views if view.status == "queued" and view.queue in QUEUE_NAMES}
+    waiting = replace(snapshot.waiting, num_ahead=num_ahead(connection, places) if places else {})
+    return estimate_jobs(views, waiting, snapshot.groups, snapshot.pauses, snapshot.no_group)
 
 
 def _started(snapshot: Snapshot, job: JobView) -> dict[str, Any]:

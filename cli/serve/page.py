@@ -17,7 +17,7 @@ from starlette.templating import Jinja2Templates
 from svdq.cli.serve import review
 from svdq.cli.serve.access import COOKIE_MAX_AGE_S
 from svdq.cli.serve.api import live
-from svdq.cli.serve.api_errors import ApiError, Json, no_such_video, without_paths
+from svdq.cli.serve.api_errors import ApiError, Json, no_such_video
 from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.bodies import limited
 from svdq.cli.serve.content import Content, keys_of, zip_of
@@ -62,7 +62,7 @@ def routes() -> list[BaseRoute]:
         Route("/", index),
         Route("/login", login, methods=["GET", "POST"]),
         Route("/page/events", events),
-        Route("/page/alive", live),
+        Route("/page/alive", live),  # 401 to a page whose cookie is not valid any more
         Route("/page/estimate", estimate),
         Route("/page/photos", add, methods=["POST"]),
         Route("/page/picture/{video_id}", picture),
@@ -84,8 +84,8 @@ async def index(request: Request) -> Response:
         running = {}
     names = await state.backend.in_thread(lambda: families(running, state.backend.settings.model))
     offered = [{"name": name, "title": PARAMETERS[name].title, "fields": fields(name)} for name in names]
-    names_of_files = {"suffixes": sorted(SUFFIXES), "system_folders": sorted(SYSTEM_FOLDERS)}
-    return templates.TemplateResponse(request, "index.html", {"families": offered, **names_of_files})
+    given = {"families": offered, "suffixes": sorted(SUFFIXES), "system_folders": sorted(SYSTEM_FOLDERS)}
+    return templates.TemplateResponse(request, "index.html", given)
 
 
 async def login(request: Request) -> Response:
@@ -166,14 +166,13 @@ async def _views(request: Request, job_ids: list[str]) -> list[JobView]:
 
 async def results(request: Request) -> Response:
     """List finished and failed videos, the newest first."""
-    backend = request.app.state.backend
+    state = request.app.state
     show, before = (request.query_params.get(name, "") for name in ("show", "before"))
-    page = await backend.read(
-        lambda connection: review.read_page(
-            connection, backend.settings, backend.storage, request.app.state.older, show or "open", before
+    return Json(
+        await state.backend.read(
+            lambda connection: review.read_page(connection, state.backend.storage, state.older, show or "open", before)
         )
     )
-    return Json(page)
 
 
 async def act(request: Request) -> Response:
@@ -183,7 +182,7 @@ async def act(request: Request) -> Response:
     problems = await backend.write(lambda connection: _act(connection, asked))
     await request.app.state.snapshots.forget()
     await request.app.state.page_states.forget()
-    return Json({"problems": [without_paths(sentence, backend.settings) for sentence in problems]})
+    return Json({"problems": problems})
 
 
 def _act(connection: redis.Redis, asked: _Action) -> list[str]:

@@ -10,14 +10,12 @@ from typing import Any
 
 import redis
 
-from svdq.cli.serve.api_errors import without_paths
 from svdq.cli.serve.videos import files_of, model_stem
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.job import VIDEO_FIELDS, parse_job
 from svdq.producer.queue import statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
-from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import ended_before
 from svdq.producer.storage.local import Entry
@@ -107,9 +105,7 @@ class StoredVideos:
             return self._sidecars
 
 
-def read_page(
-    connection: redis.Redis, settings: Settings, storage: Storage, older: StoredVideos, show: str, before: str
-) -> dict[str, Any]:
+def read_page(connection: redis.Redis, storage: Storage, older: StoredVideos, show: str, before: str) -> dict[str, Any]:
     """Return a page of the list and the cursor of the next one, which is None at the end.
 
     Videos come from the records of jobs, and after them from the storage. `show` is one of `FILTERS`, and `before` a
@@ -138,7 +134,7 @@ def read_page(
             views = {job.id: job for job in read([job_id for _, job_id in wanted])}
             # Some records have expired meanwhile, and stopped jobs are among the failed ones.
             found.extend(
-                _reviewed(views[job_id], marks[seconds, job_id], settings, storage)
+                _reviewed(views[job_id], marks[seconds, job_id], storage)
                 for seconds, job_id in wanted
                 if job_id in views and views[job_id].status in shown
             )
@@ -181,7 +177,7 @@ def _parse_cursor(text: str) -> Cursor | None:
     return int(seconds), job_id
 
 
-def _reviewed(job: JobView, mark: job_control.Verdict | None, settings: Settings, storage: Storage) -> dict[str, Any]:
+def _reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) -> dict[str, Any]:
     """Describe one video of the list."""
     parameters = job.parameters
     width, height = parameters.get("width"), parameters.get("height")
@@ -200,7 +196,7 @@ def _reviewed(job: JobView, mark: job_control.Verdict | None, settings: Settings
         "size": f"{width}x{height}" if width and height else "",
         "notice": job.notice,
         "model": model_stem(job.model),
-        "error": without_paths(job.error, settings) if job.error else None,
+        "error": job.error or None,
         "ended_at": rfc3339(job.ended_at) if job.ended_at else None,
         "duration_s": job.duration_s,
         "photo": str(parameters.get("image", "")),

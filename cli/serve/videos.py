@@ -4,12 +4,10 @@ import re
 from datetime import datetime
 from typing import Any
 
-from svdq.cli.serve.api_errors import without_paths
 from svdq.cli.serve.fields import USUAL
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.producer import keys
 from svdq.producer.results.finished_videos import OUTPUTS
-from svdq.producer.settings import Settings
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView
 from svdq.producer.text import rfc3339
@@ -31,7 +29,7 @@ def model_stem(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
 
 
-def video_object(view: JobView, estimate: Estimate, model: str, settings: Settings) -> dict[str, Any]:
+def video_object(view: JobView, estimate: Estimate, model: str) -> dict[str, Any]:
     """Describe a job; `model` is that of jobs that have not begun."""
     status = STATUS.get(view.status, "failed") if view.is_readable else "failed"
     parameters = view.parameters
@@ -40,7 +38,7 @@ def video_object(view: JobView, estimate: Estimate, model: str, settings: Settin
     usual_frames, usual_fps = USUAL.get(parameters.get("family", DEFAULT_FAMILY), USUAL[DEFAULT_FAMILY])
     frames, fps = parameters.get("frames") or usual_frames, parameters.get("fps") or usual_fps
     width, height = parameters.get("width"), parameters.get("height")
-    own = _own(view, estimate, settings)
+    own = _own(view, estimate)
     progress = 100 if status == "completed" else int(100 * view.step / view.steps) if view.steps else 0
     return {
         "id": view.id,
@@ -55,21 +53,21 @@ def video_object(view: JobView, estimate: Estimate, model: str, settings: Settin
         "seconds": f"{frames / fps:.3f}".rstrip("0").rstrip("."),
         "size": f"{width}x{height}" if width and height else "auto",
         "remixed_from_video_id": view.notes.get("remixed_from"),
-        "error": failure_of(view, settings) if status == "failed" else None,
+        "error": failure_of(view) if status == "failed" else None,
         "file_name": own["files"][0]["name"] if own["files"] else None,
         "inference_time_s": None if view.duration_s is None else round(view.duration_s, 3),
         "svdq": own,
     }
 
 
-def failure_of(view: JobView, settings: Settings) -> dict[str, str]:
+def failure_of(view: JobView) -> dict[str, str]:
     """Return the code and the reason of a video that has failed or was canceled."""
     if view.status in ("canceled", "stopped"):
         return {"code": "cancelled", "message": "The video was canceled."}
-    return {"code": "failed", "message": without_paths(view.error or "The video failed.", settings)}
+    return {"code": "failed", "message": view.error or "The video failed."}
 
 
-def _own(view: JobView, estimate: Estimate, settings: Settings) -> dict[str, Any]:
+def _own(view: JobView, estimate: Estimate) -> dict[str, Any]:
     ignored = [name for name in ("prompt", "negative_prompt") if name in view.notes and name not in view.parameters]
     notices = [view.notice] if view.notice else []
     if ignored:
@@ -82,7 +80,7 @@ def _own(view: JobView, estimate: Estimate, settings: Settings) -> dict[str, Any
         "step": view.step,
         "steps": view.steps,
         "eta_s": None if estimate.eta_s is None else round(estimate.eta_s, 1),
-        "eta_reason": without_paths(estimate.reason, settings) or None,
+        "eta_reason": estimate.reason or None,
         "at": rfc3339(view.scheduled_at) if view.scheduled_at else None,
         "priority": view.queue.removeprefix("svdq-"),
         "duration_s": None if view.duration_s is None else round(view.duration_s, 3),
