@@ -30,7 +30,7 @@ from svdq.producer.processes import die_with_parent
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.storage.storage import Storage
-from svdq.worker.launcher.gpus import Answer, ask
+from svdq.worker.launcher.gpus import CommandOutput, ask
 
 #: Oldest server version that supports the commands we use.
 OLDEST_REDIS = (6, 2)
@@ -178,7 +178,7 @@ def _memory(name: str) -> str:
 
 def check_machine() -> Iterator[Finding]:
     """Check GPUs, torch and ffmpeg; a machine without GPUs renders on its CPU."""
-    answer = ask(*_QUERY, timeout_s=QUERY_S) or Answer(text="")
+    answer = ask(*_QUERY, timeout_s=QUERY_S) or CommandOutput(text="")
     lines = [line.split(", ") for line in answer.text.splitlines()]
     rows = [line for line in lines if len(line) == 4 and line[0].isdigit()]
     for index, name, total, free in rows:

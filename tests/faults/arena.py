@@ -128,7 +128,7 @@ class Arena:
             under = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host)
             own["SVDQ_HOME"] = str(self.settings.home / host)
         log = self.folder / f"worker{len(self.groups)}.log"
-        group = Group(self.size.ranks, log, self.folder, clean | own | environment, under, self.options)
+        group = Group(["--ranks", self.size.ranks, *self.options], log, self.folder, clean | own | environment, under)
         self.groups.append(group)
         return group.ready()
 

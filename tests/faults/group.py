@@ -14,9 +14,10 @@ import psutil
 
 from tests.waiting import wait_until
 
-#: Seconds that a stop may take: what systemd and Kubernetes are told to grant.
+SVDQ = str(Path(sys.executable).with_name("svdq"))
+#: Seconds that a stop may take: as systemd and Kubernetes grant.
 STOP_S = 20.0
-#: What rank 0 says when its group can work; once in each life of the group.
+#: A line of rank 0 when its group can work; once in each life of the group.
 READY = "Ready with"
 
 
@@ -25,64 +26,39 @@ class Group:
 
     def __init__(
         self,
-        ranks: int,
+        options: Sequence[object],
         log: Path,
         folder: Path,
         environment: Mapping[str, str],
         under: Sequence[str] = (),
-        options: Sequence[str] = (),
     ) -> None:
-        """Start it.
-
-        Args:
-            ranks: K.
-            log: where everything goes that it says.
-            folder: its working folder.
-            environment: its whole environment.
-            under: a command that is given the launcher's, and becomes it.
-            options: more options of the worker.
-        """
-        self._log = log
+        """Start it on the processor in a folder; `under` is a command that becomes it."""
+        self.log = log
+        command = [*under, SVDQ, "worker", "--device", "cpu", *map(str, options)]
         with log.open("wb") as output:
-            self._launcher = subprocess.Popen(
-                [
-                    *under,
-                    sys.executable,
-                    "-m",
-                    "svdq.cli",
-                    "worker",
-                    "--device",
-                    "cpu",
-                    "--ranks",
-                    str(ranks),
-                    *options,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                env=environment,
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment
             )
 
     @property
     def text(self) -> str:
-        """What it has said."""
-        return self._log.read_text(errors="replace")
+        """Its output."""
+        return self.log.read_text(errors="replace")
 
     @property
     def runs(self) -> bool:
         """Whether the launcher has not ended."""
-        return self._launcher.poll() is None
+        return self.process.poll() is None
 
-    def ready(self) -> "Group":
-        """Wait until it takes jobs."""
-        wait_until(lambda: READY in self.text or not self.runs, "the worker is ready")
+    def ready(self, times: int = 1) -> "Group":
+        """Wait until it takes jobs, or takes them again."""
+        wait_until(lambda: self.text.count(READY) >= times or not self.runs, lambda: self.text)
         assert self.runs, self.text
         return self
 
     def family(self) -> list[psutil.Process]:
-        """All its processes: launcher, torchrun, ranks and what those have started."""
-        launcher = psutil.Process(self._launcher.pid)
+        """All its processes: launcher, torchrun, ranks and their children."""
+        launcher = psutil.Process(self.process.pid)
         return [launcher, *launcher.children(recursive=True)]
 
     def ranks(self) -> list[psutil.Process]:
@@ -105,15 +81,16 @@ class Group:
     def kill_launcher(self) -> None:
         """kill -9 of the launcher alone; returns when nothing of its family is left."""
         family = self.family()
-        self._launcher.kill()
+        self.process.kill()
         self._bury(family)
 
     def kill_all(self) -> None:
         """kill -9 of launcher, torchrun and ranks at once, as in a power cut; returns when they are gone."""
         family = self.family()
-        for process in family:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        for act in (psutil.Process.suspend, psutil.Process.kill):
+            for process in family:
+                with contextlib.suppress(psutil.Error):
+                    act(process)
         self._bury(family)
 
     def pause(self) -> None:
@@ -126,15 +103,23 @@ class Group:
 
     # Ends in order.
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the launcher alone, as a terminal's Ctrl-C or an init system does."""
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """Wait for its end and return the exit code."""
+        wait_until(lambda: not self.runs, lambda: self.text)
+        return self.process.returncode
+
     def stop(self, number: signal.Signals) -> tuple[int, float]:
-        """Send a signal to the launcher, as an init system does, and wait; return exit code and seconds."""
+        """Send a signal to the launcher, and wait; return exit code and seconds."""
         family = self.family()
         began_at = time.monotonic()
-        self._launcher.send_signal(number)
-        wait_until(lambda: not self.runs, f"the worker ends on {number.name}")
-        took_s = time.monotonic() - began_at
+        self.send_signal(number)
+        code, took_s = self.end(), time.monotonic() - began_at
         self._bury(family)
-        return self._launcher.returncode, took_s
+        return code, took_s
 
     def _signal_all(self, number: signal.Signals) -> None:
         for process in self.family():
@@ -142,7 +127,7 @@ class Group:
                 os.kill(process.pid, number)
 
     def _bury(self, family: Sequence[psutil.Process]) -> None:
-        self._launcher.wait()
+        self.process.wait()
         _, left = psutil.wait_procs(family, timeout=STOP_S)
         alive = [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
         assert not alive, f"processes outlive their group: {alive}"

@@ -1,9 +1,8 @@
-"""A house with a real Redis and real `svdq worker` processes in it, for the worker's tests."""
+"""A home with a real Redis and real `svdq worker` processes, for the worker's tests."""
 
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,59 +26,11 @@ from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
 from svdq.worker.queue.group_worker import GroupWorker
 from tests import forks
+from tests.faults.group import Group
 from tests.waiting import PATIENCE_S, wait_until
 
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
 SCRIPTS = Path(sys.executable).parent
-
-
-@dataclass
-class Group:
-    """A running `svdq worker`, as a user has started it."""
-
-    process: "subprocess.Popen[bytes]"
-    log: Path
-
-    @property
-    def text(self) -> str:
-        """What a user has seen of it."""
-        return self.log.read_text()
-
-    def ready(self, times: int = 1) -> "Group":
-        """Wait until it has shown up, or shown up again."""
-        wait_until(lambda: self.text.count("Ready with") >= times or self.process.poll() is not None, lambda: self.text)
-        assert self.process.poll() is None, self.text
-        return self
-
-    def ranks(self) -> list[psutil.Process]:
-        """The processes of its ranks, rank 0 first."""
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if "svdq.worker" in process.cmdline() and "--run-dir" in process.cmdline():
-                    environment = process.environ()
-                    if "RANK" in environment:
-                        found.append((int(environment["RANK"]), process))
-        return [process for _, process in sorted(found, key=lambda pair: pair[0])]
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the launcher alone, as a terminal's Ctrl-C or an init system does."""
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """End launcher, torchrun and ranks at once, as in a power cut."""
-        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        for process in family:
-            process.suspend()
-        for process in family:
-            process.kill()
-        self.process.wait()
-        psutil.wait_procs(family, timeout=60)
-
-    def end(self) -> int:
-        """Wait for its end and return the exit code."""
-        wait_until(lambda: self.process.poll() is not None, lambda: self.text)
-        return self.process.returncode
 
 
 @dataclass
@@ -122,16 +73,8 @@ class House:
     ) -> Group:
         """Start `svdq worker` on the processor, as a command of another program if one is given in `under`."""
         log = self.folder / f"worker{len(self.groups)}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*under, str(SCRIPTS / "svdq"), "worker", "--ranks", str(ranks), "--device", "cpu", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=self.folder,
-                env=self.environment(SVDQ_MODEL=model, **environment),
-            )
-        group = Group(process, log)
+        settings = self.environment(SVDQ_MODEL=model, **environment)
+        group = Group(["--ranks", ranks, *arguments], log, self.folder, settings, under)
         self.groups.append(group)
         return group.ready() if wait else group
 
@@ -175,12 +118,8 @@ class House:
     def leave(self) -> None:
         """End what a failed test has left running."""
         for group in self.groups:
-            if group.process.poll() is None:
-                family = psutil.Process(group.process.pid).children(recursive=True)
-                for process in [group.process, *family]:
-                    with contextlib.suppress(psutil.Error, ProcessLookupError):
-                        process.kill()
-                group.process.wait()
+            if group.runs:
+                group.kill_all()
         self.connection.close()
         stop_server(self.settings.home)
 

@@ -6,11 +6,21 @@ from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import Span
-from svdq.worker.bench.figures import RankLog, burst_times, busy_share, check_failures, make_bursts, make_run, work_rate
+from svdq.worker.bench.figures import (
+    RankMeasurements,
+    burst_times,
+    busy_share,
+    check_failures,
+    make_bursts,
+    make_run,
+    work_rate,
+)
 
 
-def log(*, finished_s: list[float] | None = None, spans: list[tuple[str, str, float, float]] | None = None) -> RankLog:
-    return RankLog(
+def log(
+    *, finished_s: list[float] | None = None, spans: list[tuple[str, str, float, float]] | None = None
+) -> RankMeasurements:
+    return RankMeasurements(
         spans=[Span(*span) for span in spans or ()],
         finished_s=finished_s or [],
         failures=[],
@@ -111,6 +121,6 @@ def test_bursts_are_compared_with_the_shortest_possible_time() -> None:
 
 
 def test_a_failed_video_is_an_error() -> None:
-    failed = RankLog(**{**vars(log()), "failures": ["it is bad"]})
+    failed = RankMeasurements(**{**vars(log()), "failures": ["it is bad"]})
     with pytest.raises(SvdqError, match="1 of the videos failed; the first one: it is bad"):
         check_failures([log(), failed])

@@ -15,7 +15,8 @@ import pytest
 
 from svdq.producer.queue import connect
 from svdq.producer.settings_loader import load_settings
-from tests.worker.conftest import Group, House
+from tests.faults.group import Group
+from tests.worker.conftest import House
 
 pytestmark = pytest.mark.slow
 

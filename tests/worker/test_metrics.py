@@ -37,9 +37,10 @@ from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector, serve_metrics
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.queue.rq_worker import TakenJob
+from tests.faults.group import Group
 from tests.queued import enqueue
 from tests.waiting import wait_until
-from tests.worker.conftest import Group, House
+from tests.worker.conftest import House
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"

@@ -19,7 +19,7 @@ from svdq.producer.job_control import cancel
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.registries import view_workers
 from svdq.worker.queue import scripts
-from svdq.worker.queue.crashes import CrashCount, CrashSuspect, Phase, count_crash, must_run_alone, read_count
+from svdq.worker.queue.crashes import CrashCount, CrashSuspect, Phase, must_run_alone, read_count
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import POPPED_S, SILENT_S, Recovery
 from tests.faults.arena import faults_by_seed
@@ -286,7 +286,7 @@ def suspect(job_id: str, step: int = 4, phase: Phase = "step") -> CrashSuspect:
 
 
 def counted(before: CrashCount | None, found: CrashSuspect, *, only_suspect: bool = True) -> CrashCount:
-    return CrashCount.after(before, found, worker="", only_suspect=only_suspect)
+    return CrashCount.after(before, found, only_suspect=only_suspect)
 
 
 def test_crashes_are_counted_at_one_place() -> None:
@@ -327,19 +327,6 @@ def test_suspects_run_alone_until_they_have_ended(
     assert not connection.exists(keys.CRASHES)
 
 
-def test_one_crash_that_two_hosts_of_a_group_report_is_counted_once(
-    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
-) -> None:
-    put(connection, "a")
-    dead.pop()
-    count_crash(connection, [suspect("a", 0, "warm-up")])
-    Recovery(worker, 2).at_start([suspect("a", 0, "warm-up")])
-    count = read_count(connection, "a")
-    assert count is not None
-    assert (count.here, count.total) == (1, 1)
-    assert waiting(connection) == ["a"]
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"step": 4, "rank": 1, "here": 1, "total": 1}', "null"])
 def test_a_count_that_cannot_be_read_is_begun_anew(connection: redis.Redis, worker: GroupWorker, text: str) -> None:
     put(connection, "a", "b")
@@ -361,7 +348,6 @@ def test_a_job_that_killed_its_rank_twice_is_set_aside(
     assert waiting(connection) == ["a", "b"]
     dead.pop()
     dead.pop()
-    connection.hset("rq:job:a", "worker_name", "another process's")
     Recovery(worker, 2).at_start([suspect("a")])
     assert waiting(connection) == ["b"]
     failed = fetch(connection, "a")
@@ -412,7 +398,7 @@ def test_after_a_kill_of_everything_the_next_group_goes_on_at_once(house, until)
     group = house.start(1, model=SIMULATED)
     jobs = [house.submit(steps=20) for _ in range(3)]
     until(lambda: house.states(jobs).count("started") >= 1)
-    group.kill()
+    group.kill_all()
     newer = house.submit(steps=4)
     again = house.start(1, model=SIMULATED)
     until(lambda: "Took back" in again.text, lambda: again.text)
@@ -477,7 +463,7 @@ def test_jobs_of_a_host_that_died_are_taken_over_by_another(house, until) -> Non
     until(lambda: house.states(jobs).count("started") >= 2)
     assert [worker.hostname for worker in view_workers(house.connection)] == ["elsewhere"]
     here = house.start(2, model=SIMULATED)
-    doomed.kill()
+    doomed.kill_all()
     until(lambda: "Took back" in here.text, lambda: here.text)
     check_all_finished(house, jobs)
 

@@ -89,7 +89,7 @@ def test_all_ranks_killed_cost_no_more_than_the_steps_since_the_last_hand_over(h
         return {job_id: step for job_id, step in kept.items() if step < 30}
 
     until(lambda: any(house.view(job_id).step > step + 1 for job_id, step in handed_over().items()), lambda: group.text)
-    group.kill()
+    group.kill_all()
     kept = handed_over()
 
     second = house.start(3, "--burst", model=model, wait=False)
@@ -111,7 +111,7 @@ def test_a_video_that_was_denoised_and_not_decoded_is_only_decoded(house, until)
     group = house.start(2, model=model)
     until(lambda: house.view(job_id).step == 8, lambda: group.text)
     until(lambda: (house.settings.home / "checkpoints" / job_id / "8.safetensors").exists())
-    group.kill()
+    group.kill_all()
     assert house.start(2, "--burst", model=model, wait=False).end() == 0
     (sidecar,) = house.sidecars(job_id)
     assert sidecar["resumed"] == [{"from_step": 8, "steps_done_again": 0}]

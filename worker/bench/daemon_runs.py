@@ -27,14 +27,14 @@ from svdq.producer.settings_loader import absolute_model, load_settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.untrusted_job import UntrustedJob
-from svdq.worker.bench.figures import RankLog
+from svdq.worker.bench.figures import RankMeasurements
 from svdq.worker.bench.loop_runs import IDLE_S, Workload
 
 #: Seconds between two checks whether all videos have ended.
 POLL_S = 0.2
 
 
-def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
+def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankMeasurements]:
     """Queue the workload's videos, render them with `svdq worker` and return the log of each rank.
 
     With `replicas`, groups of one rank share the videos.
@@ -53,7 +53,7 @@ def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
             stop_server(settings.home)
 
 
-def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -> list[RankLog]:
+def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -> list[RankMeasurements]:
     shape = workload.parameters
     photo = io.BytesIO()
     Image.effect_noise((shape.width, shape.height), 64).convert("RGB").save(photo, "png")
@@ -81,7 +81,7 @@ def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -
     usage = {event["pid"]: event["args"] for event in events if event["name"] == "usage"}
     num_ranks = len(workload.models)
     return [
-        RankLog(
+        RankMeasurements(
             spans=_spans(events, rank),
             finished_s=sorted(finished_s) if rank == num_ranks - 1 else [],
             failures=failures if rank == 0 else [],

@@ -12,7 +12,7 @@ from svdq.pipeline.trace import Span
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankLog:
+class RankMeasurements:
     """The measurements of one rank; times in seconds since the epoch."""
 
     #: Each piece of work.
@@ -69,7 +69,7 @@ class Run:
     cpu_ms: list[float]
 
 
-def make_run(logs: Sequence[RankLog], video: VideoCosts, warmup_samples: int) -> Run:
+def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples: int) -> Run:
     """Compute the figures of a run from the logs of its ranks, in order.
 
     `warmup_samples` finished videos are left out at the start, while costs are measured, and as many at the end, when
@@ -107,7 +107,7 @@ def make_run(logs: Sequence[RankLog], video: VideoCosts, warmup_samples: int) ->
     )
 
 
-def check_failures(logs: Sequence[RankLog]) -> None:
+def check_failures(logs: Sequence[RankMeasurements]) -> None:
     """Raise an error if a video of the run failed.
 
     Raises:
@@ -118,7 +118,7 @@ def check_failures(logs: Sequence[RankLog]) -> None:
         raise SvdqError(f"{len(failures)} of the videos failed; the first one: {failures[0]}")
 
 
-def work_rate(logs: Sequence[RankLog], costs: Costs, start_s: float) -> float:
+def work_rate(logs: Sequence[RankMeasurements], costs: Costs, start_s: float) -> float:
     """Return the seconds of work that a group does per second, from `start_s` until its last video is admitted.
 
     Videos cannot be counted for this: they finish late at the start of a run and together at its end. A step counts as
@@ -138,7 +138,7 @@ def work_rate(logs: Sequence[RankLog], costs: Costs, start_s: float) -> float:
     return done_s / (end_s - start_s)
 
 
-def measured_costs(logs: Sequence[RankLog]) -> Costs:
+def measured_costs(logs: Sequence[RankMeasurements]) -> Costs:
     """Measure the costs of a video: medians of each rank's spans; a rank without steps counts as typical."""
     step_s = [[span.seconds / span.num_steps for span in log.spans if span.num_steps] for log in logs]
     typical_s = median(median(times) for times in step_s if times)
@@ -189,7 +189,7 @@ class Burst:
 
 
 def make_bursts(
-    logs: Sequence[RankLog], replicas: Sequence[RankLog], video: VideoCosts, videos: Sequence[int]
+    logs: Sequence[RankMeasurements], replicas: Sequence[RankMeasurements], video: VideoCosts, videos: Sequence[int]
 ) -> list[Burst]:
     """Compute the figures of bursts of so many videos each, from the logs of a pipeline and of as many replicas."""
     ranks = len(logs)
@@ -217,7 +217,7 @@ def make_bursts(
     return bursts
 
 
-def burst_times(logs: Sequence[RankLog], videos: Sequence[int]) -> list[tuple[float, float]]:
+def burst_times(logs: Sequence[RankMeasurements], videos: Sequence[int]) -> list[tuple[float, float]]:
     """Return the start of the first encode and the end of the last video of each burst; bursts do not overlap."""
     starts_s = sorted(span.start_s for log in logs for span in log.spans if span.kind == "encode")
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)

@@ -32,7 +32,7 @@ from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology, join
 from svdq.pipeline.video_parameters import VideoParameters
-from svdq.worker.bench.figures import RankLog
+from svdq.worker.bench.figures import RankMeasurements
 from svdq.worker.device import choose_device
 
 #: Seconds in which a group is idle between two bursts.
@@ -55,7 +55,7 @@ class Workload:
     device: str = "cpu"
 
 
-def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
+def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankMeasurements]:
     """Run the workload with one rank per model, and return the log of each rank.
 
     As replicas, each rank renders every K-th video of a burst as a whole, and they begin each burst together.
@@ -65,7 +65,7 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
         spawn_ranks(num_ranks, _rank_main, workload, folder, barrier, device=workload.device, replicas=replicas)
         return [
-            TypeAdapter(RankLog).validate_json(Path(folder, f"rank{rank}.json").read_bytes())
+            TypeAdapter(RankMeasurements).validate_json(Path(folder, f"rank{rank}.json").read_bytes())
             for rank in range(num_ranks)
         ]
 
@@ -102,7 +102,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     stage.warm_up(workload.parameters)
     stage.run()
     monitor.note()
-    log = RankLog(
+    log = RankMeasurements(
         spans=tracer.spans,
         finished_s=sink.finished_s if sink else [],
         failures=source.failures if source else [],
@@ -110,7 +110,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         rss_mb=monitor.rss_mb,
         gpu_mb=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
     )
-    Path(folder, f"rank{number}.json").write_bytes(TypeAdapter(RankLog).dump_json(log))
+    Path(folder, f"rank{number}.json").write_bytes(TypeAdapter(RankMeasurements).dump_json(log))
 
 
 class _BurstSource(Source):

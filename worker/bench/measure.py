@@ -23,7 +23,7 @@ from svdq.producer.files import write_file
 from svdq.worker.bench.daemon_runs import run_daemon
 from svdq.worker.bench.figures import (
     Burst,
-    RankLog,
+    RankMeasurements,
     Run,
     burst_times,
     busy_share,
@@ -111,7 +111,7 @@ class BenchReport:
     model: str
     runs: list[Run]
     bursts: list[Burst]
-    logs: list[RankLog]
+    logs: list[RankMeasurements]
 
 
 def run_bench(options: BenchOptions) -> BenchReport:
@@ -244,7 +244,7 @@ def headless_pyplot() -> ModuleType:
     return pyplot
 
 
-def _plot_timeline(logs: Sequence[RankLog], path: Path, title: str, *, start_s: float, end_s: float) -> None:
+def _plot_timeline(logs: Sequence[RankMeasurements], path: Path, title: str, *, start_s: float, end_s: float) -> None:
     """Write the timeline of a run as PNG, from `start_s` to `end_s`, in seconds since the epoch."""
     pyplot = headless_pyplot()
     tab20 = pyplot.get_cmap("tab20").colors

@@ -32,7 +32,7 @@ _DEVICE: Final = re.compile(r"\d|GPU-|MIG-")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CommandOutput:
     """The output of a program."""
 
     #: Its standard output and error, up to a failure.
@@ -62,11 +62,11 @@ def all_gpus() -> Gpus:
     # A container may have GPUs without the tool.
     if not any(map(os.path.exists, _DEVICES)):
         return Gpus()
-    answer = ask(sys.executable, "-P", "-c", _COUNT) or Answer(text="")
+    answer = ask(sys.executable, "-P", "-c", _COUNT) or CommandOutput(text="")
     return Gpus(devices=tuple(answer.text.splitlines()), failure=answer.failure)
 
 
-def _parsed(answer: Answer) -> Gpus:
+def _parsed(answer: CommandOutput) -> Gpus:
     devices: list[list[str]] = []
     uuids: dict[str, str] = {}
     for line in answer.text.splitlines():
@@ -134,7 +134,7 @@ def ranks_per_gpu(num_gpus: int, num_ranks: int) -> int:
     return math.ceil(num_ranks / num_gpus) if num_gpus else 1
 
 
-def ask(*command: str, timeout_s: float = TIMEOUT_S) -> Answer | None:
+def ask(*command: str, timeout_s: float = TIMEOUT_S) -> CommandOutput | None:
     """Run a command and return its output, also when it fails; None if it is not installed.
 
     A command that hangs is killed together with its children.
@@ -159,9 +159,11 @@ def ask(*command: str, timeout_s: float = TIMEOUT_S) -> Answer | None:
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=KILL_S)
-        return Answer(text="", failure=f"{program} did not answer within {timeout_s:.0f} s")
+        return CommandOutput(text="", failure=f"{program} did not answer within {timeout_s:.0f} s")
     if process.returncode == 0:
-        return Answer(text=text)
+        return CommandOutput(text=text)
     errors = (line.strip() for line in text.splitlines() if line.strip() and not _LISTING.match(line))
     said = next(errors, "")
-    return Answer(text=text, failure=f"{program} ended with exit code {process.returncode}{said and f': {said[:200]}'}")
+    return CommandOutput(
+        text=text, failure=f"{program} ended with exit code {process.returncode}{said and f': {said[:200]}'}"
+    )

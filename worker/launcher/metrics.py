@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 2.0
 
 
-class Family(NamedTuple):
+class MetricSpec(NamedTuple):
     """A metric."""
 
     #: Its name in Prometheus; of a summary without _sum and _count.
@@ -48,24 +48,24 @@ _RANK = ("group", "rank")
 #: Each is used by an alert or the dashboard in deploy/.
 FAMILIES = (
     # The launcher and its processes.
-    Family("svdq_redis_up", "gauge", "Whether Redis answered this scrape"),
-    Family("svdq_group_ranks", "gauge", "Number of ranks that a group was started with", _GROUP),
-    Family("svdq_group_ranks_up", "gauge", "Number of ranks of a group whose process runs", _GROUP),
-    Family("svdq_group_failed_gpus", "gauge", "Number of GPUs that a group leaves out because they failed", _GROUP),
+    MetricSpec("svdq_redis_up", "gauge", "Whether Redis answered this scrape"),
+    MetricSpec("svdq_group_ranks", "gauge", "Number of ranks that a group was started with", _GROUP),
+    MetricSpec("svdq_group_ranks_up", "gauge", "Number of ranks of a group whose process runs", _GROUP),
+    MetricSpec("svdq_group_failed_gpus", "gauge", "Number of GPUs that a group leaves out because they failed", _GROUP),
     # Queues.
-    Family("svdq_redis_memory_ratio", "gauge", "Memory that Redis uses, as a share of its maxmemory"),
-    Family("svdq_jobs", "gauge", "Number of jobs by queue and state; state queued is the queue", ("queue", "state")),
-    Family("svdq_queue_eta_seconds", "gauge", "Time until all jobs that wait or are in flight will be done"),
-    Family("svdq_pauses", "gauge", "Number of reasons for which no jobs are taken"),
+    MetricSpec("svdq_redis_memory_ratio", "gauge", "Memory that Redis uses, as a share of its maxmemory"),
+    MetricSpec("svdq_jobs", "gauge", "Number of jobs by queue and state", ("queue", "state")),
+    MetricSpec("svdq_queue_eta_seconds", "gauge", "Time until all jobs that wait or are in flight will be done"),
+    MetricSpec("svdq_pauses", "gauge", "Number of reasons for which no jobs are taken"),
     # Groups.
-    Family("svdq_group_restarts_total", "counter", "Restarts of the ranks of a group because one died", _GROUP),
-    Family("svdq_samples_in_flight", "gauge", "Number of jobs that a group has taken and not ended", _GROUP),
-    Family("svdq_videos_finished_total", "counter", "Videos finished", _GROUP),
-    Family("svdq_videos_failed_total", "counter", "Jobs failed", _GROUP),
+    MetricSpec("svdq_group_restarts_total", "counter", "Restarts of the ranks of a group because one died", _GROUP),
+    MetricSpec("svdq_samples_in_flight", "gauge", "Number of jobs that a group has taken and not ended", _GROUP),
+    MetricSpec("svdq_videos_finished_total", "counter", "Videos finished", _GROUP),
+    MetricSpec("svdq_videos_failed_total", "counter", "Jobs failed", _GROUP),
     # Ranks.
-    Family("svdq_rank_busy_ratio", "gauge", "Share of the last ten seconds in which a rank computed", _RANK),
-    Family("svdq_rank_storage_wait_seconds", "gauge", "How long a rank has waited for the storage", _RANK),
-    Family("svdq_step_seconds", "summary", "Seconds of a denoising step", _RANK),
+    MetricSpec("svdq_rank_busy_ratio", "gauge", "Share of the last ten seconds in which a rank computed", _RANK),
+    MetricSpec("svdq_rank_storage_wait_seconds", "gauge", "How long a rank has waited for the storage", _RANK),
+    MetricSpec("svdq_step_seconds", "summary", "Seconds of a denoising step", _RANK),
 )
 
 #: Name of a family, values of its labels, and its value (of a summary: count and sum).

@@ -35,7 +35,6 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
 from svdq.producer.processes import is_gone, process_name
 from svdq.producer.untrusted_job import key_of
-from svdq.worker.queue.scripts import text_of
 
 logger = logging.getLogger(__name__)
 
@@ -202,22 +201,18 @@ class CrashCount:
     #: Number of crashes in a row at that place, and at any place.
     here: int
     total: int
-    #: The worker that had the job at the last crash; "" if only its photo was prepared.
-    worker: str
     #: Whether it was the only suspect at the last crash.
     only_suspect: bool
 
     @classmethod
-    def after(
-        cls, before: "CrashCount | None", suspect: CrashSuspect, *, worker: str, only_suspect: bool
-    ) -> "CrashCount":
+    def after(cls, before: "CrashCount | None", suspect: CrashSuspect, *, only_suspect: bool) -> "CrashCount":
         """Return the count after one more crash; a crash at another place means that the job made progress."""
         here = total = 1
         if before is not None:
             total += before.total
             if (before.last.phase, before.last.step) == (suspect.phase, suspect.step):
                 here += before.here
-        return cls(last=suspect, here=here, total=total, worker=worker, only_suspect=only_suspect)
+        return cls(last=suspect, here=here, total=total, only_suspect=only_suspect)
 
     def is_too_many(self, max_attempts: int) -> bool:
         """Whether the job is to be set aside."""
@@ -254,12 +249,9 @@ _COUNT = TypeAdapter(CrashCount)
 def count_crash(connection: redis.Redis, suspects: Sequence[CrashSuspect]) -> None:
     """Count one crash for its suspects, before the group takes jobs."""
     for suspect in suspects:
-        status, name = connection.hmget(key_of(suspect.job_id), "status", "worker_name")
-        before, worker = read_count(connection, suspect.job_id), text_of(name)
-        # Names of workers are unique: this crash was counted before an error of Redis.
-        is_counted = before is not None and worker != "" and before.worker == worker
-        if status is not None and not is_counted:
-            count = CrashCount.after(before, suspect, worker=worker, only_suspect=len(suspects) == 1)
+        if connection.exists(key_of(suspect.job_id)):
+            before = read_count(connection, suspect.job_id)
+            count = CrashCount.after(before, suspect, only_suspect=len(suspects) == 1)
             connection.hset(keys.CRASHES, suspect.job_id, _COUNT.dump_json(count))
         what = "made no progress" if suspect.stalled else "died"
         logger.warning("Rank %d %s %s, job %s.", suspect.rank, what, suspect.place, suspect.job_id)

@@ -1,7 +1,7 @@
 """An RQ worker that holds several executions at once, unlike RQ's own.
 
-Written against rq 2.12, like the other modules of this folder; if RQ changes, `tests/worker/test_group_worker.py` names
-the parts that broke. Functions and callbacks that a job names are compared as strings, never imported or called.
+Written against rq 2.12, like the other modules of this folder. Functions and callbacks that a job names are compared as
+strings, never imported or called.
 """
 
 import logging
