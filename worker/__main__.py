@@ -32,7 +32,6 @@ import click
 
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.transport.topology import Topology
-from svdq.producer.queue import server_url
 from svdq.producer.text import printable
 from svdq.worker import run_folder
 from svdq.worker.health.rank_log import JobLogHandler, start_logging
@@ -111,27 +110,15 @@ def _resolve_here(rank: RankConfig) -> RunConfig:
 def _run(
     run_config: RunConfig, topology: Topology, restart_count: int, log: JobLogHandler, run_dir: Path | None
 ) -> None:
-    settings = run_config.settings
-    check_home(settings.home)
-    marker = CrashMarker(run_dir or folder_without_launcher(settings.home), restart_count, topology.rank)
+    home = run_config.settings.home
+    check_home(home)
+    marker = CrashMarker(run_dir or folder_without_launcher(home), restart_count, topology.rank)
     signals = Signals(on_stop=marker.mark_clean_exit)
     if run_dir is not None:
         run_folder.write_pid(run_dir, topology.rank)
         if restart_count > 0:
             run_folder.await_permission(run_dir, restart_count)
-    run_rank(
-        RankProcess(
-            config=run_config.rank,
-            settings=settings,
-            model=run_config.model,
-            url=server_url(settings),
-            topology=topology,
-            signals=signals,
-            marker=marker,
-            log=log,
-            run_dir=run_dir,
-        )
-    )
+    run_rank(RankProcess(run=run_config, topology=topology, signals=signals, marker=marker, log=log, run_dir=run_dir))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute_options
-from svdq.pipeline.models.compute_options import ComputeOptions, dtype_of
+from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.memory import RESERVE_BYTES
 
 
@@ -33,7 +33,8 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     Raises:
         InputError: a GPU is requested, and torch cannot use it.
     """
-    _choose_mig_instance(local_rank)
+    if instances := _mig_instances():  # a CUDA process uses only the first visible one
+        os.environ["CUDA_VISIBLE_DEVICES"] = instances[local_rank % len(instances)]
     check_device(wanted)
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
@@ -45,29 +46,22 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     return device
 
 
-def check_computes(device: torch.device, dtype: torch.dtype) -> None:
-    """Try the layers of a model on a GPU: one that can only copy would fail every job.
-
-    Raises:
-        InputError: the GPU cannot compute; has torch's reason.
-    """
-    if device.type == "cuda" and (reason := _failure(lambda: _apply_layers(device, dtype))):
-        raise InputError(
-            f"The GPU {device} cannot compute: {reason}. Check whether this PyTorch ({torch.__version__}) "
-            "supports it and whether another program holds it, or use --device cpu."
-        )
-
-
-def check_options(options: ComputeOptions, device: torch.device) -> None:
-    """Try the requested dtype and the compiler.
+def check_computes(device: torch.device, dtype: torch.dtype, options: ComputeOptions) -> None:
+    """Try the layers of a model on a GPU, which may be able to copy only; and the requested dtype and compiler.
 
     Raises:
         InputError: one of them does not work on this device; has torch's reason.
     """
-    dtype = dtype_of(options, device)
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "this processor"
-    if options.dtype != "auto" and (reason := _failure(lambda: _apply_layers(device, dtype))):
-        raise InputError(f"--dtype {options.dtype} does not work on {where} ({reason}); use --dtype auto.")
+    where = f"the GPU {device}" if device.type == "cuda" else "this processor"
+    if device.type == "cuda" or options.dtype != "auto":
+        reason = _failure(lambda: _apply_layers(device, dtype))
+        if reason and options.dtype != "auto":
+            raise InputError(f"--dtype {options.dtype} does not work on {where} ({reason}); use --dtype auto.")
+        if reason:
+            raise InputError(
+                f"The GPU {device} cannot compute: {reason}. Check whether this PyTorch ({torch.__version__}) "
+                "supports it and whether another program holds it, or use --device cpu."
+            )
     if options.compiled != "off" and (reason := _failure(lambda: _compile(device, dtype))):
         raise InputError(
             f"--compile {options.compiled} does not work on {where} ({reason}); torch.compile needs a C++ "
@@ -111,14 +105,10 @@ def _compile(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int | None:
-    """Return the bytes that a rank may use, including weights, after it has loaded its model; None: no limit.
+    """Return the bytes that a rank may use, weights included, after it has loaded its model; None: no limit.
 
-    On a shared GPU, also limits this process's allocator, so that cached blocks are freed before they exceed its share.
-
-    Args:
-        device: where the rank computes.
-        limit: bytes that the user allows each rank, instead of its share of the GPU.
-        ranks_per_gpu: number of ranks that share the GPU, including those of other groups.
+    `limit` is the bytes that the user allows each rank, instead of its share of the GPU; `ranks_per_gpu` counts the
+    ranks of other groups, too. On a shared GPU, also limits this process's allocator, so that cached blocks are freed.
     """
     if device.type != "cuda":
         return limit  # host memory is shared, swapped and mapped, so its capacity is unknown
@@ -147,12 +137,6 @@ def name_of(device: torch.device) -> str:
 def num_gpus() -> int:
     """Count the GPUs, or MIG instances, at which ranks take turns; call it before `choose_device`, which hides some."""
     return len(_mig_instances()) or torch.cuda.device_count()
-
-
-def _choose_mig_instance(local_rank: int) -> None:
-    """Select one MIG instance for a rank: a CUDA process uses only the first visible one."""
-    if names := _mig_instances():
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[local_rank % len(names)]
 
 
 def _mig_instances() -> list[str]:

@@ -11,6 +11,7 @@ from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.trace import Tracer, span_events, usage_event
+from svdq.producer.queue import server_url
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count
 from svdq.worker import run_folder
@@ -39,7 +40,8 @@ def run_rank(process: RankProcess) -> None:
     Raises:
         SvdqError: the settings, the options, the model or the device cannot be used.
     """
-    config, settings, topology, marker = process.config, process.settings, process.topology, process.marker
+    config, settings = process.run.rank, process.run.settings
+    topology, marker, url = process.topology, process.marker, server_url(settings)
     stopping = process.signals.stopping
     loaded, links, ranks = start(process)
     info = loaded.model.info
@@ -60,11 +62,11 @@ def run_rank(process: RankProcess) -> None:
         ending.callback(_remove_checkpoints, checkpoints)
     ending.callback(_exit_if_stopped, stopping)
     ending.callback(_write_trace, process, tracer)
-    monitor = ProgressMonitor(connect(process.url), reporter, process.log, marker)
+    monitor = ProgressMonitor(connect(url), reporter, process.log, marker)
     ending.callback(monitor.close)
     result_writer = intake = None
     if topology.last:
-        fence = Fence(connect(process.url), stopping)
+        fence = Fence(connect(url), stopping)
         result_writer = ResultWriter(
             storage, info, tracer, fence=fence, mark=partial(marker.during, "write"), num_writers=num_writers()
         )
@@ -94,13 +96,18 @@ def run_rank(process: RankProcess) -> None:
     if intake is not None:
         known = {"failed_gpus": config.failed_gpus}
         reporter.group = lambda: intake.status().model_copy(update={"costs": tuple(stage.costs.measured()), **known})
-    process.signals.attach(partial(_stop, stage, intake), intake.drain if intake is not None else None)
-    if plan is not None:
+
+    def stop() -> None:
+        stage.stop()
+        if intake is not None:
+            intake.stop()
+
+    process.signals.attach(stop, intake.drain if intake is not None else None)
+    if intake is not None and plan is not None:
         _warm_up(stage, plan, process, loaded.model)
-    if intake is not None:
         intake.start()
-    if process.run_dir is not None and topology.first:
-        run_folder.write_ready(process.run_dir)
+        if process.run_dir is not None:
+            run_folder.write_ready(process.run_dir)
     stage.run()
     ending.close()
 
@@ -113,7 +120,7 @@ def _make_intake(
     checkpoints: Checkpoints | None,
 ) -> Intake:
     """Create the source of rank 0; waits until Redis answers."""
-    settings, marker, info = process.settings, process.marker, loaded.model.info
+    run, marker, info = process.run, process.marker, loaded.model.info
     num_ranks = process.topology.num_ranks
     storage.sweep()
     notice = f": {info.notice}" if info.notice else ""
@@ -122,35 +129,29 @@ def _make_intake(
         logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: Stable Video Diffusion or Wan.")
     logger.info("Videos go to %s.", storage.location("outputs"))
     options = IntakeOptions(
-        burst=process.config.burst,
-        max_pixels=settings.max_pixels,
+        burst=run.rank.burst,
+        max_pixels=run.settings.max_pixels,
         complete=loaded.model.complete,
         memory=plan,
-        max_attempts=settings.max_attempts,
-        until_s=process.config.until_s,
+        max_attempts=run.settings.max_attempts,
+        until_s=run.rank.until_s,
         # One computed, one received and one sent by each rank, and those that are being written.
         max_in_flight=3 * num_ranks + 2 + num_writers(),
         suspects=read_suspects(marker.folder, marker.restart_count),
         mark_prepare=partial(marker.during, "prepare"),
     )
-    connection, connection_health = connect(process.url), ConnectionHealth(settings)
+    connection, connection_health = connect(server_url(run.settings)), ConnectionHealth(run.settings)
     wait_for(connection, connection_health)
     return Intake(connection, storage, info, options, checkpoints, connection_health)
 
 
 def _warm_up(stage: Stage, plan: MemoryPlan, process: RankProcess, model: VideoModel) -> None:
     """Warm up all ranks for the shapes of --warmup, with the decode chunks that are planned for them."""
-    for shape in process.config.warmup:
+    for shape in process.run.rank.warmup:
         try:
-            stage.warm_up_group(plan.admit(model.complete(parameters_of(process.model).of_shape(shape))))
+            stage.warm_up_group(plan.admit(model.complete(parameters_of(process.run.model).of_shape(shape))))
         except (DoesNotFitError, InputError) as error:
             logger.warning("--warmup %s: %s", shape, error)
-
-
-def _stop(stage: Stage, intake: Intake | None) -> None:
-    stage.stop()
-    if intake is not None:
-        intake.stop()
 
 
 def num_writers() -> int:

@@ -15,20 +15,18 @@ from pydantic import TypeAdapter
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.loader import dtype_for, open_model
-from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role, VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.files import private_folder
-from svdq.producer.settings import Settings
 from svdq.worker import roles
-from svdq.worker.device import capacity, check_computes, check_options, choose_device, name_of, num_gpus
+from svdq.worker.device import capacity, check_computes, choose_device, name_of, num_gpus
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.roles import Experts
-from svdq.worker.run_folder import RankConfig
+from svdq.worker.run_folder import RankConfig, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -93,11 +91,7 @@ class Signals:
 class RankProcess:
     """A process that is to run a rank."""
 
-    config: RankConfig
-    settings: Settings
-    model: ResolvedModel
-    #: Address of Redis.
-    url: str
+    run: RunConfig
     topology: Topology
     signals: Signals
     marker: CrashMarker
@@ -132,21 +126,20 @@ def start(process: RankProcess) -> tuple[LoadedModel, Links, list[RankInfo]]:
 
 
 def _load_model(process: RankProcess) -> LoadedModel:
-    config, settings, topology = process.config, process.settings, process.topology
+    config, settings, topology = process.run.rank, process.run.settings, process.topology
     wanted = config.device
     if wanted == "auto" and process.run_dir is None and visible_gpus():
         wanted = "cuda"  # else ranks whose torch cannot use the GPUs would compute on the processors
     num_visible = num_gpus()
     device = choose_device(wanted, topology.local_rank)
     compute = config.compute
-    dtype = dtype_for(process.model, device, compute)
-    check_computes(device, dtype)
+    dtype = dtype_for(process.run.model, device, compute)
+    check_computes(device, dtype, compute)
     if device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
     if config.compile != "off":
         prepare_compiling(settings.home, topology.num_ranks)
-    check_options(compute, device)
     # svdq worker counts the ranks of all groups; torchrun has one group.
     sharing = config.ranks_per_gpu or ranks_per_gpu(num_visible, topology.num_ranks)
     components = _agree_on_components(process, lambda: capacity(device, settings.memory_limit, sharing), dtype)
@@ -157,13 +150,13 @@ def _load_model(process: RankProcess) -> LoadedModel:
     if device.type != "cpu":
         # torchrun starts ranks with one thread; weights are converted with this rank's share of the cores.
         torch.set_num_threads(max(num_threads, (os.cpu_count() or 1) // topology.num_ranks))
-    model = open_model(process.model, role, device, dtype, compute)
+    model = open_model(process.run.model, role, device, dtype, compute)
     granted = capacity(device, settings.memory_limit, sharing)
     if granted is not None and model.info.weight_bytes > granted and not topology.last:
         # There is no room for the decoder, which the last rank has in any case.
         role = replace(role, decode=False)
         del model
-        model = open_model(process.model, role, device, dtype, compute)
+        model = open_model(process.run.model, role, device, dtype, compute)
     torch.set_num_threads(num_threads)
     info = RankInfo(
         capacity=granted,
@@ -179,10 +172,10 @@ def _load_model(process: RankProcess) -> LoadedModel:
 
 def _agree_on_components(process: RankProcess, granted: Callable[[], int | None], dtype: torch.dtype) -> Components:
     """Return the experts that this rank loads; waits for the other ranks if the model has several."""
-    config, topology = process.config, process.topology
+    config, topology = process.run.rank, process.topology
     if config.encoder_rank and topology.num_ranks == 1:
         raise InputError("--encoder-rank leaves the first rank without steps; give at least two, such as --ranks 2.")
-    model, num_ranks = process.model, topology.num_ranks
+    model, num_ranks = process.run.model, topology.num_ranks
     if simulated := roles.of_simulated(model, num_ranks, config.bind, encoder_rank=config.encoder_rank):
         return simulated[topology.rank]
     experts = Experts.of(model)

@@ -6,8 +6,10 @@ from torch.nn import functional
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute_options as options
-from svdq.pipeline.models.compute_options import ComputeOptions
-from svdq.worker.device import check_computes, check_device, check_options, choose_device
+from svdq.pipeline.models.compute_options import ComputeOptions, dtype_of
+from svdq.worker.device import check_computes, check_device, choose_device
+
+CPU = torch.device("cpu")
 
 
 class Gpus:
@@ -91,22 +93,20 @@ def test_a_gpu_that_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch, b
     reason = "CUDA error: no kernel image is available for execution on the device\nSearch for `cudaErrorNoKernelImage"
     OnTheHost(monkeypatch, broken, RuntimeError(reason))
     with pytest.raises(InputError, match=r"^The GPU cuda:0 cannot compute: .*no kernel image .* device\. Check"):
-        check_computes(torch.device("cuda", 0), torch.float16)
+        check_computes(torch.device("cuda", 0), torch.float16, ComputeOptions())
 
 
 def test_a_gpu_that_computes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = OnTheHost(monkeypatch, "", RuntimeError())
-    check_computes(torch.device("cuda", 0), torch.float32)
+    check_computes(torch.device("cuda", 0), torch.float32, ComputeOptions())
     assert gpu.computed == ["conv3d", "conv2d", "scaled_dot_product_attention"]
-    check_computes(torch.device("cpu"), torch.float32)
-
-
-CPU = torch.device("cpu")
+    check_computes(CPU, torch.float32, ComputeOptions())
 
 
 @pytest.mark.parametrize("dtype", ["auto", "fp32", "fp16", "bf16"])
-def test_what_a_processor_can_passes(dtype) -> None:
-    check_options(ComputeOptions(dtype=dtype), CPU)
+def test_a_processor_computes_in_all_dtypes(dtype) -> None:
+    options = ComputeOptions(dtype=dtype)
+    check_computes(CPU, dtype_of(options, CPU), options)
 
 
 def test_a_dtype_that_does_not_work_is_one_sentence(monkeypatch) -> None:
@@ -115,7 +115,7 @@ def test_a_dtype_that_does_not_work_is_one_sentence(monkeypatch) -> None:
 
     monkeypatch.setattr(torch.nn.functional, "conv3d", no_convolution)
     with pytest.raises(InputError, match=r"^--dtype bf16 does not work on this processor \(not .*; use --dtype auto"):
-        check_options(ComputeOptions(dtype="bf16"), CPU)
+        check_computes(CPU, torch.bfloat16, ComputeOptions(dtype="bf16"))
 
 
 def test_a_compiler_that_does_not_work_is_one_sentence(monkeypatch) -> None:
@@ -126,4 +126,4 @@ def test_a_compiler_that_does_not_work_is_one_sentence(monkeypatch) -> None:
     with pytest.raises(
         InputError, match=r"^--compile blocks does not work on this processor \(.*no g\+\+.*--compile off"
     ):
-        check_options(ComputeOptions(compiled="blocks"), CPU)
+        check_computes(CPU, torch.float32, ComputeOptions(compiled="blocks"))

@@ -8,12 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.memory import (
-    WORKSPACE_BYTES,
-    chunk_of,
-    shape_for,
-    size_text,
-)
+from svdq.pipeline.models.memory import WORKSPACE_BYTES, chunk_of, shape_for, size_text
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.planning.binding import Components
@@ -185,9 +180,4 @@ def _with_chunks(parameters: _Parameters, chunk: int) -> _Parameters:
 
 
 def _place(rank: int, num_ranks: int) -> str:
-    """Name one of K ranks."""
-    if num_ranks == 1:
-        return "on this worker's only rank"
-    if rank == num_ranks - 1:
-        return "on the last rank of this group"
-    return "on the first rank of this group" if rank == 0 else f"on rank {rank} of this group"
+    return f"on rank {rank} of {num_ranks}"
