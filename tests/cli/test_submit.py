@@ -268,27 +268,3 @@ def test_a_model_of_another_family_replaces_no_video(
         rank.save(connection)
         done = svdq("submit", photo, "--family", "wan", "--json")
         assert json.loads(done.stdout)["status"] == status
-
-
-def test_a_model_in_the_cache_of_the_hub_decides_the_family(svdq: Cli, photo: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache" / "models--org--video"
-    (cache / "refs").mkdir(parents=True)
-    (cache / "refs" / "main").write_text("c0ffee")
-    snapshot = cache / "snapshots" / "c0ffee"
-    snapshot.mkdir(parents=True)
-    (snapshot / "model_index.json").write_text('{"_class_name": "WanImageToVideoPipeline"}')
-
-    def family(model: str) -> str | None:
-        done = svdq("submit", photo, "--json", SVDQ_MODEL=model, HF_HUB_CACHE=str(tmp_path / "cache"))
-        assert done.stderr.count("\n") == done.stderr.count(
-            "the default: the family of the model org/other is not known"
-        )
-        job_id = json.loads(done.stdout)["id"]
-        return json.loads(svdq("status", job_id, "--json").stdout).get("family")
-
-    assert family("org/video") == "wan"
-    assert family("Wan-AI/Wan2.2-I2V-A14B-Diffusers") == "wan", "although it is not here"
-    assert family("org/other") is None
-    refused = svdq("submit", photo, "--fps", 7, "--motion-bucket-id", 9, SVDQ_MODEL=str(snapshot))
-    assert refused.returncode == 2
-    assert "--motion-bucket-id does not apply to the configured model" in refused.stderr

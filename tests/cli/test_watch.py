@@ -204,20 +204,6 @@ def test_a_restart_submits_only_photos_dropped_meanwhile(
     assert {*jobs(connection)} == {"a", "b", "old", "old too"}
 
 
-def test_a_pattern_selects_files_and_deletes_only_those(
-    watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
-) -> None:
-    watching = watch("--recursive", "--on-success", "delete", "--glob", "*.jpg")
-    watching.wait_for("watching")
-    drop("a.jpg")
-    drop("day/b.jpg")
-    drop("day/c.png")
-    watching.wait_for("submitted", 2)
-    assert watching.end() == 0
-    assert {*jobs(connection)} == {"a", "b"}
-    assert [path.name for path in inbox.rglob("*") if path.is_file()] == ["c.png"]
-
-
 Once = Callable[..., tuple[int, str]]
 
 
@@ -353,60 +339,3 @@ def test_a_folder_that_is_replaced_is_watched_again(
     watching.wait_for("submitted", 2)
     assert watching.end() == 0
     assert {*jobs(connection)} == {"a", "b"}
-
-
-def test_photos_wait_until_svdq_toml_is_corrected(
-    watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
-) -> None:
-    watching = watch("--recursive")
-    watching.wait_for("watching")
-    (inbox / "day").mkdir()
-    (inbox / "day" / "svdq.toml").write_text("framez = 3")
-    drop("day/a.jpg")
-    drop("day/b.jpg")
-    drop("c.jpg")
-    watching.wait_for("problem")
-    watching.wait_for("submitted")
-    (inbox / "day" / "svdq.toml").write_text("frames = 3")
-    watching.wait_for("submitted", 3)
-    assert watching.end() == 0
-    assert len(watching.events("problem")) == 1
-    assert {name: job.frames for name, job in jobs(connection).items()} == {"a": 3, "b": 3, "c": None}
-
-
-def test_files_of_svdq_are_not_submitted(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:
-    drop("a.jpg")
-    drop("done/moved before.jpg")
-    drop("rejected/bad before.jpg")
-    drop("store/outputs/made before.png")
-    for number in (1, 0):
-        answer = once("--recursive", "--on-success", "move:done", "--storage", inbox / "store")
-        assert answer == (0, f"{number} submitted, 0 known already, 0 rejected.")
-    assert {*jobs(connection)} == {"a"}
-
-
-def test_prompts_beside_photos(watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis) -> None:
-    watching = watch("--family", "wan", "--on-success", "move:done", "--recursive", "--stable-for", "3s")
-    watching.wait_for("watching")
-    (inbox / "before.txt").write_text("Before.")
-    (inbox / "day").mkdir()
-    (inbox / "day" / "svdq.toml").write_text('prompt = "Of the day."\n')
-    drop("before.jpg")
-    drop("without.jpg")
-    drop("day/a.jpg")
-    drop("late.jpg")
-    (inbox / "late.txt").write_bytes("\ufeffAt once after\r\nthe photo.".encode())
-    (inbox / "orphan.txt").write_text("Of no photo.")
-    watching.wait_for("submitted", 4)
-    (ignored,) = watching.wait_for("ignored")
-    assert ignored["path"] == "orphan.txt"
-    assert watching.end() == 0
-    assert {name: job.model_dump()["prompt"] for name, job in jobs(connection).items()} == {
-        "before": "Before.",
-        "without": "",
-        "a": "Of the day.",
-        "late": "At once after the photo.",
-    }
-    assert sorted(path.name for path in inbox.iterdir()) == ["day", "done", "orphan.txt"]
-    done = {path.name: path.read_text() for path in (inbox / "done").glob("*.txt")}
-    assert {*done} == {"before.txt", "late.txt"}

@@ -73,20 +73,6 @@ def test_at_a_set_time(connection: redis.Redis) -> None:
     assert (due.status, due.scheduled_at, due.parameters["seed"]) == ("queued", None, 2)
 
 
-def test_scheduled_times_are_rounded_up(connection: redis.Redis) -> None:
-    at = datetime(2099, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
-    enqueue_many(connection, [entry("a", at=at)])
-    assert view(connection, "a").scheduled_at == datetime(2099, 1, 1, 0, 0, 1, tzinfo=UTC)
-
-
-def test_a_scheduled_job_is_canceled_and_retried(connection: redis.Redis) -> None:
-    enqueue_many(connection, [entry("a", at=datetime(2099, 1, 1, tzinfo=UTC))])
-    assert job_control.cancel(connection, "a") == "canceled"
-    assert connection.zcard("rq:scheduled:svdq-default") == 0
-    job_control.retry(connection, "a")
-    assert waiting(connection) == ["a"]
-
-
 def test_after_others(connection: redis.Redis) -> None:
     enqueue_many(connection, [entry("a"), entry("b")])
     new = enqueue_after(connection, entry("c", 3), ["a", "b"])

@@ -12,7 +12,7 @@ from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions, sweep
-from svdq.producer.submitting.sources import find_photos, prompt_path, read_prompt
+from svdq.producer.submitting.sources import find_photos, read_prompt
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Request, Submission, submit, submit_all
 
 WAN = SubmitOptions(family="wan", seed=1)
@@ -67,12 +67,6 @@ def test_what_is_no_text_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=f"{name}.*{says}"):
             read_prompt(tmp_path / name)
-
-
-def test_names_of_prompts() -> None:
-    assert prompt_path(Path("a/b.c.jpg")) == Path("a/b.c.txt")
-    assert prompt_path(Path("photo.JPG")) == Path("photo.txt")
-    assert prompt_path(Path("photo.txt")) is None
 
 
 def test_the_file_beside_a_photo_is_its_prompt(connection: redis.Redis, settings: Settings, photo: Path) -> None:

@@ -11,7 +11,6 @@ from PIL import Image
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
-from svdq.producer.embedded_redis import stop_server
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
@@ -155,24 +154,6 @@ def test_a_linked_svdq_toml_is_not_read(once: Once, inbox: Path, tmp_path: Path)
     (problem,) = once()
     assert "symbolic link" in problem.text
     assert "password" not in problem.text
-
-
-@pytest.mark.usefixtures("own_server")
-def test_a_restarted_server_is_used_again(settings: Settings, home: Path, inbox: Path) -> None:
-    save_photo(inbox / "a.jpg")
-    save_photo(inbox / "b.jpg")
-    kinds: list[str] = []
-    stop = threading.Event()
-
-    def report(event: Event) -> None:
-        kinds.append(event.kind)
-        if kinds.count("submitted") == 2:
-            stop.set()
-        elif event.kind == "submitted":
-            assert stop_server(home)
-
-    watch(settings, inbox, JobSpec(), WatchOptions(existing=True, stable_for_s=0.05), report, stop.is_set)
-    assert kinds == ["watching", "submitted", "problem", "submitted", "resolved", "stopped"]
 
 
 def test_a_photo_that_was_not_rendered_is_queued_again_before_it_is_moved(

@@ -96,16 +96,6 @@ def test_a_photo_waits_until_its_prompt_does_not_change(bench: Bench, text: Path
     assert bench.prompts == ["A wave breaks."]
 
 
-def test_the_wait_is_that_of_photos(bench: Bench, text: Path) -> None:
-    bench.stable_for_s = 60.0
-    bench.start(WAN)
-    text.write_text("A wave")
-    bench.process("day/a.jpg", times=1)
-    (file,) = bench.waiting.files.values()
-    assert 50 < file.due_s - time.monotonic() <= 60
-    assert bench.prompts == []
-
-
 def test_a_prompt_that_comes_too_late_counts_for_the_next_version(bench: Bench, text: Path) -> None:
     bench.process("day/a.jpg")
     text.write_text("late")

@@ -1,8 +1,6 @@
 """What a watcher remembers, and that only one process has it open."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,22 +36,6 @@ def test_a_file_of_the_far_future_is_remembered(tmp_path: Path) -> None:
     with State(tmp_path / "home", tmp_path) as state:
         state.put("a.jpg", Record(signature, "submitted"))
         assert state.get("a.jpg") == Record(signature, "submitted")
-
-
-def test_a_killed_watcher_leaves_its_records_and_no_lock(tmp_path: Path) -> None:
-    code = """
-import os, signal, sys
-from pathlib import Path
-from svdq.producer.watching.directory import Signature
-from svdq.producer.watching.state import *
-home = Path(sys.argv[1])
-state = State(home, home)
-state.put("a.jpg", Record(Signature(5, 6), "submitted", "j1"))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
-    with State(tmp_path, tmp_path) as state:
-        assert state.get("a.jpg") == Record(Signature(5, 6), "submitted", "j1")
 
 
 def test_a_second_watcher_of_a_folder_is_refused(tmp_path: Path) -> None:

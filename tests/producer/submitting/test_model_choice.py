@@ -10,7 +10,7 @@ from PIL import Image
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.client import job_status
-from svdq.producer.job import JOBS, Job
+from svdq.producer.job import Job
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.ranks import RankStatus
@@ -101,12 +101,6 @@ def test_sizes_of_wan(size: tuple[int, int]) -> None:
         job_of(width=832, height=480)
 
 
-def test_interpolation_of_what_is_left_to_the_model() -> None:
-    assert job_of(family="wan", interpolate=20).interpolate == 20
-    with pytest.raises(InputError, match="--interpolate 20 is not more than --fps 24"):
-        job_of(family="wan", interpolate=20, fps=24)
-
-
 def test_prompts_make_other_jobs() -> None:
     ids = {
         job_of(**options).digest(seed_was_drawn=True)
@@ -145,12 +139,6 @@ def test_the_family_of_a_model_folder(tmp_path: Path) -> None:
         assert configured_model(load_settings(model=str(tmp_path))) is None
     for name in ("preview", "simulated:step_ms=1", "/nowhere", "nobody/has-this", "a/b..c", "a/b--", f"a/{'b' * 200}"):
         assert configured_model(load_settings(model=name)) is None
-
-
-def test_every_family_has_its_class_of_jobs() -> None:
-    for family, cls in JOBS.items():
-        assert cls.model_fields["family"].default == family
-        assert len(cls.title) > 2
 
 
 def running(connection: redis.Redis, model: str, family: str = "", group: str = "g") -> None:

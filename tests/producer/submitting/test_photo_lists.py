@@ -9,7 +9,7 @@ import pytest
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
+from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_lists import COLUMNS, read_batch
 from svdq.producer.submitting.submission import Request
 
@@ -99,34 +99,9 @@ def test_prompts_and_families(tmp_path: Path) -> None:
     assert reason.startswith("line 2: frames 18 is not allowed")
 
 
-def test_the_configured_model_decides_the_family_of_rows(tmp_path: Path) -> None:
-    path = tmp_path / "list.csv"
-    path.write_text("photo,frames,motion_bucket_id\na.jpg,17,\nb.jpg,18,\nc.jpg,,60\n")
-    model = ExpectedModel(name="/models/wan", family="wan")
-    good, frames, motion = read_batch(path, NOW, JobSpec(model=model))
-    assert isinstance(good, Request)
-    assert isinstance(frames, InputError)
-    assert isinstance(motion, InputError)
-    assert "line 3: frames 18 is not allowed" in str(frames)
-    assert "motion_bucket_id does not apply to the configured model /models/wan, which is Wan" in str(motion)
-
-
 def test_a_cell_may_have_lines(tmp_path: Path) -> None:
     text = 'photo,fps\n"a\nb.jpg",8\nc.jpg,0\nd.jpg,9\n'
     assert reasons(tmp_path, "list.csv", text)[0].startswith("line 4: fps 0")
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("list.csv", "photo,boomerang,interpolate\na.jpg,true,24\n"),
-        ("list.jsonl", '{"photo": "a.jpg", "boomerang": true, "interpolate": 24}\n'),
-    ],
-)
-def test_a_boomerang_in_a_list(tmp_path: Path, name: str, text: str) -> None:
-    (request,) = read(tmp_path, name, text)
-    (options,) = request.spec.options
-    assert (options.boomerang, options.interpolate) == (True, 24)
 
 
 def test_equal_rows_share_a_spec(tmp_path: Path) -> None:
