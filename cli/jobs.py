@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import redis
     from rich.console import Console
 
-    from svdq.producer.status.job_log import LogEntry
+    from svdq.producer.records import LogEntry
     from svdq.producer.status.selection import Selection
     from svdq.producer.status.snapshot import Snapshot
 
@@ -133,7 +133,7 @@ def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[
     from redis.exceptions import ConnectionError as LostError
     from redis.exceptions import TimeoutError as SlowError
 
-    from svdq.producer.status.job_log import read
+    from svdq.producer.records import read_log
     from svdq.producer.status.job_view import view
 
     last: LogEntry | None = None
@@ -141,7 +141,7 @@ def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[
     is_away = False
     while True:
         try:
-            entries = read(connection, job_id)
+            entries = read_log(connection, job_id)
             is_away = False
             # The log was truncated, so the last entry shown is gone: all entries are new.
             yield from entries[entries.index(last) + 1 :] if last in entries else entries

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.filesize import decimal
@@ -28,6 +28,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.text import count
 
 if TYPE_CHECKING:
+    from svdq.producer.records import Sidecar
     from svdq.producer.results.prune import Removal
     from svdq.producer.settings import Settings
     from svdq.producer.status.selection import Selection
@@ -157,7 +158,7 @@ def fetch(
         results = results_of(settings, place, selection.job_ids, warn)
     else:
         found = find_results(place, since=selection.since, on_bad=warn)
-        results = [result for result in found if selection.matches_name(result.name)]
+        results = [result for result in found if selection.matches_name(result.document.name)]
     is_bulk = len(results) >= MANY
     sizes = []
     for fetched in fetch_all(place, results, folder, warn):
@@ -237,27 +238,24 @@ def inspect(file: Path, as_json: bool) -> None:
     Examples:
       svdq inspect video.mp4 --json
     """
-    from svdq.producer.results.finished_videos import notice_of, read_provenance
+    from svdq.producer.results.finished_videos import read_provenance
 
     record = read_provenance(file)
     if as_json:
-        echo_json(record)
+        echo_json(record.as_json())
         return
-    echo(*table(_rows(record, notice_of(record))), "")
+    echo(*table(_rows(record)), "")
     echo(f"svdq submit --like {shlex.quote(str(file))} PHOTO   makes another video with the same parameters and seed")
 
 
-def _rows(record: dict[str, Any], notice: str) -> list[tuple[str, object]]:
-    model = record.get("model")
-    model = model if isinstance(model, dict) else {}
-    rows: list[tuple[str, object]] = [("made by", f"svdq {record['svdq']}"), ("job", record.get("job_id", "?"))]
-    rows.append(("model", f"{model.get('name', '?')}{f', {notice}' if notice else ''}"))
-    job = record["job"] | ({"decode_chunk_size": "all"} if record["job"].get("decode_chunk_size", 1) is None else {})
+def _rows(record: "Sidecar") -> list[tuple[str, object]]:
+    model, notice = record.model.name or "?", record.model.notice
+    rows: list[tuple[str, object]] = [("made by", f"svdq {record.svdq}"), ("job", record.job_id or "?")]
+    rows.append(("model", f"{model}{notice and ', '}{notice}"))
+    job = record.job | ({"decode_chunk_size": "all"} if record.job.get("decode_chunk_size", 1) is None else {})
     rows += [(name, words(value)) for name, value in job.items()]
-    parts = {"compute": model, "seconds": record, "memory_bytes": record, "versions": record}
-    for field, source in parts.items():
-        values, title = source.get(field), field.removesuffix("_bytes")
-        for name, value in values.items() if isinstance(values, dict) else ():
-            is_size = title == "memory" and isinstance(value, int) and value < 2**63
-            rows.append((f"{title} {name}", decimal(value) if is_size else words(value)))
+    rows += [(f"compute {name}", words(value)) for name, value in record.model.compute.items()]
+    rows += [(f"seconds {name}", words(value)) for name, value in record.seconds.items()]
+    rows += [(f"memory {name}", decimal(value)) for name, value in record.memory_bytes.items()]
+    rows += [(f"versions {name}", words(value)) for name, value in record.versions.items()]
     return rows

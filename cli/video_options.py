@@ -176,7 +176,7 @@ def with_defaults_from(like: Path | None, options: Sequence[SubmitOptions]) -> t
         return tuple(options)
     from svdq.producer.results.finished_videos import read_provenance
 
-    recorded = read_provenance(like)["job"]
+    recorded = read_provenance(like).job
     return tuple(each.with_defaults_from(recorded) for each in options)
 
 

@@ -97,6 +97,15 @@ class Job(VideoParameters):
         """Return the storage key of its files without their extension."""
         return "/".join(part for part in ("outputs", self.folder, f"{self.name}-{job_id}") if part)
 
+    def sidecar_key(self, job_id: str) -> str:
+        """Return the storage key of its sidecar."""
+        return f"{self.output_stem(job_id)}.json"
+
+    def output_keys(self, job_id: str) -> dict[Format, str]:
+        """Return the storage keys of its files by format; png is a folder of frames."""
+        stem = self.output_stem(job_id)
+        return {kind: stem if kind == "png" else f"{stem}.{kind}" for kind in self.formats}
+
     def digest(self, *, seed_was_drawn: bool, given_name: str = "", variation: int = 0, nonce: str = "") -> str:
         """Return the job's id: 20 hex digits of the SHA-256 of its content.
 

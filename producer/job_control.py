@@ -31,10 +31,9 @@ from svdq.producer.queue import (
     is_ours,
     no_such_job,
     queues,
-    read_job,
-    replace_result,
-    sidecar_digest,
+    read_arguments,
 )
+from svdq.producer.records import REPLACED_NOTE, sidecar_digest
 from svdq.producer.untrusted_job import key_of, read_many
 
 if TYPE_CHECKING:
@@ -237,12 +236,11 @@ def retry(
     """
     action: Action = "retry" if storage is None else "retry --force"
     rq_job = _find(connection, action, job_id)
-    job = read_job(rq_job)
-    replaced = ""
-    if storage is not None and job is not None:
+    notes: Mapping[str, str] = {}
+    if storage is not None and (arguments := read_arguments(rq_job)) is not None:
         # A worker that finds any other sidecar beside the files treats the job as done.
-        for _, data in storage.read_many([f"{job.output_stem(job_id)}.json"]):
-            replaced = sidecar_digest(data)
+        for _, data in storage.read_many([arguments.job.sidecar_key(job_id)]):
+            notes = arguments.notes | {REPLACED_NOTE: sidecar_digest(data)}
 
     def change(pipeline: Pipeline, job: rq.job.Job) -> None:
         queue = SvdqQueue(job.origin, connection=connection)
@@ -253,8 +251,8 @@ def retry(
         job.started_at = job.ended_at = job.worker_name = None
         job.retries_left = keys.MAX_RETRIES
         job.meta = {}
-        if replaced:
-            replace_result(job, replaced)
+        if notes:
+            job.kwargs = job.kwargs | {"notes": notes}
         queue = SvdqQueue(f"svdq-{priority}" if priority else job.origin, connection=connection)
         job.origin = queue.name
         job._dependency_ids = unfinished(connection, after)

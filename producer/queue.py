@@ -1,11 +1,11 @@
 """The connection to Redis and the RQ queues; finds the jobs in them."""
 
 import contextlib
-import hashlib
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 import rq
@@ -18,8 +18,8 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason
 from svdq.producer import keys
 from svdq.producer.embedded_redis import ensure_server, full_disk
 from svdq.producer.files import close_home
-from svdq.producer.job import Job, newer_parts, parse_job
-from svdq.producer.redis_url import check_url
+from svdq.producer.job import Job, newer_parts
+from svdq.producer.records import JobArguments
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of, read_many
 
@@ -36,15 +36,6 @@ CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 4.5
 #: Two seconds of retries while a server refuses connections.
 _RESTART = Retry(ConstantBackoff(0.2), 10, supported_errors=(redis.ConnectionError,))
-
-#: The note that says where a photo was, from the folder that was submitted on: no path of a machine.
-SOURCE_NOTE = "source"
-#: Characters.
-MAX_SOURCE_LENGTH = 1000
-#: Entry of an RQ job's `meta`: why a worker has put the job off.
-PUT_OFF_META = "put_off"
-#: The note with the digest of the sidecar of a finished video that is to be rendered again.
-REPLACED_NOTE = "replaced"
 
 
 class SvdqQueue(rq.Queue):
@@ -115,6 +106,26 @@ def connect(settings: Settings) -> redis.Redis:
 def _unless_refused(error: Exception) -> None:
     if isinstance(error, redis.AuthenticationError):
         raise error
+
+
+def check_url(url: str) -> None:
+    """Check that redis-py understands a URL; nothing is connected.
+
+    Raises:
+        InputError: it does not.
+    """
+    shown = without_secrets(url) if "://" in url else f"{url.partition(':')[0]}:…"
+    try:
+        if urlsplit(url).scheme in ("redis", "rediss") and "@" in urlsplit(url).path:
+            raise ValueError("a password is cut in two")  # its rest would become the name of a host
+        pool = redis.ConnectionPool.from_url(url)
+        pool.connection_class(**pool.connection_kwargs)
+        str(pool.connection_kwargs.get("host", "")).encode("idna")  # UnicodeError would be no RedisError later
+    except (TypeError, ValueError, RedisError) as error:  # their texts have parts of passwords
+        raise InputError(
+            f"The Redis URL {shown!r} cannot be understood; write it as redis://host:6379/0, rediss://… "
+            "or unix:///path (in a password, @ as %40, / as %2F, % as %25), or leave it out for the embedded server."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -222,12 +233,18 @@ def statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None
     return [status.decode(errors="replace") if isinstance(status, bytes) else None for status in found]
 
 
-def read_job(rq_job: rq.job.Job) -> Job | None:
-    """Return our job in an RQ job, or None if it is not ours; nothing is imported or called."""
+def read_arguments(rq_job: rq.job.Job) -> JobArguments | None:
+    """Return the arguments of an RQ job, or None if it is not ours; nothing is imported or called."""
     try:
-        return parse_job(rq_job.kwargs["job"]) if rq_job.func_name == RENDER else None
+        return JobArguments.model_validate(rq_job.kwargs) if rq_job.func_name == RENDER else None
     except Exception:  # noqa: BLE001 - anyone can write to Redis; an invalid job is not ours
         return None
+
+
+def read_job(rq_job: rq.job.Job) -> Job | None:
+    """Return our job in an RQ job, or None if it is not ours."""
+    arguments = read_arguments(rq_job)
+    return arguments.job if arguments else None
 
 
 def newer_version_of(rq_job: rq.job.Job) -> str:
@@ -242,43 +259,3 @@ def newer_version_of(rq_job: rq.job.Job) -> str:
 def is_ours(rq_job: rq.job.Job) -> bool:
     """Return whether a job is in one of our queues: other programs may use the same Redis."""
     return rq_job.origin in keys.QUEUE_NAMES
-
-
-def photo_of(rq_job: rq.job.Job) -> str:
-    """Return the path of the photo at submission, or ""."""
-    photo = rq_job.kwargs.get("photo", "")
-    return photo if isinstance(photo, str) else ""
-
-
-def source_of(rq_job: rq.job.Job) -> str:
-    """Return where its photo was, such as `holiday/day 1/cup.jpg`; "" if that is not known."""
-    source = _notes_of(rq_job).get(SOURCE_NOTE, "")
-    is_path = source.isprintable() and not source.startswith("/") and len(source) <= MAX_SOURCE_LENGTH
-    return source if is_path else ""
-
-
-def replaced_of(rq_job: rq.job.Job) -> str:
-    """Return the digest of the sidecar whose video this job is to replace; "" for none."""
-    return _notes_of(rq_job).get(REPLACED_NOTE, "")
-
-
-def sidecar_digest(sidecar: bytes) -> str:
-    """Return what names a sidecar in `replaced_of`."""
-    return hashlib.sha256(sidecar).hexdigest()
-
-
-def replace_result(rq_job: rq.job.Job, digest: str) -> None:
-    """Have a job rendered again although the sidecar with this digest exists; the caller saves the job."""
-    rq_job.kwargs = rq_job.kwargs | {"notes": _notes_of(rq_job) | {REPLACED_NOTE: digest}}
-
-
-def notes_of(rq_job: rq.job.Job) -> dict[str, str]:
-    """Return what was recorded beside a job at its submission, without what svdq itself has added."""
-    return {name: value for name, value in _notes_of(rq_job).items() if name not in (SOURCE_NOTE, REPLACED_NOTE)}
-
-
-def _notes_of(rq_job: rq.job.Job) -> dict[str, str]:
-    notes = rq_job.kwargs.get("notes")
-    if not isinstance(notes, dict):
-        return {}
-    return {str(name): value for name, value in notes.items() if isinstance(value, str)}

@@ -3,10 +3,9 @@
 Touches RQ's internals; `tests/worker/test_group_worker.py` fails when a new RQ changes them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import redis
 import rq
@@ -18,16 +17,11 @@ from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 from svdq.pipeline.errors import reason_of
-from svdq.producer import keys
+from svdq.producer.records import Count, JobMeta, Time, reason_invalid
 
 #: Jobs that are read in one round trip.
 AT_ONCE: Final = 500
 _STATUSES = frozenset(status.value for status in JobStatus)
-#: Later arithmetic and time zones cannot handle the years at the ends of datetime.
-_Time = Annotated[datetime, Field(ge=datetime(1970, 1, 1, tzinfo=UTC), lt=datetime(2500, 1, 1, tzinfo=UTC))]
-#: Redis refuses to expire a key at a time that does not fit into 64 bits.
-_Ttl = Annotated[int, Field(ge=-1, le=100 * 366 * keys.DAY_S)]
-_Intervals = list[Annotated[int, Field(ge=0, le=keys.FAILURE_TTL_S)]]
 
 
 class _Values(BaseModel):
@@ -35,28 +29,28 @@ class _Values(BaseModel):
 
     model_config = ConfigDict(from_attributes=True, strict=True, arbitrary_types_allowed=True)
 
-    created_at: _Time
-    enqueued_at: _Time | None
-    started_at: _Time | None
-    ended_at: _Time | None
-    last_heartbeat: _Time | None
-    ttl: _Ttl | None
-    result_ttl: _Ttl | None
-    failure_ttl: _Ttl | None
-    retry_intervals: _Intervals | None
-    repeat_intervals: _Intervals | None
+    created_at: Time
+    enqueued_at: Time | None
+    started_at: Time | None
+    ended_at: Time | None
+    last_heartbeat: Time | None
+    ttl: int | None = Field(ge=-1, lt=2**32)  # Redis refuses times that do not fit into 64 bits
+    result_ttl: int | None = Field(ge=-1, lt=2**32)
+    failure_ttl: int | None = Field(ge=-1, lt=2**32)
+    retry_intervals: list[Count] | None
+    repeat_intervals: list[Count] | None
     dependency_ids: list[str] = Field(validation_alias="_dependency_ids")
 
 
 class UnreadableJobError(NoSuchJobError):
     """The value under a job's key is not a record that RQ could have written; the message gives the reason."""
 
-    def __init__(self, job_id: str, status: bytes | str | None, reason: Exception | str) -> None:
-        text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason_of(reason)}"
+    def __init__(self, job_id: str, status: bytes | None, reason: Exception) -> None:
+        text = reason_invalid(reason) if isinstance(reason, ValidationError) else reason_of(reason)
         super().__init__(f"The record of job {job_id!r} cannot be read: {text[:200]}.")
         #: The job's id.
         self.job_id = job_id
-        written = status.decode(errors="replace") if isinstance(status, bytes) else status
+        written = (status or b"").decode(errors="replace")
         #: RQ's status where the record has one, else "unknown".
         self.status = written if written in _STATUSES else "unknown"
 
@@ -75,12 +69,10 @@ class UntrustedJob(rq.job.Job):
             # What RQ's tools have written as pickle is not JSON, and must not keep the job from being written again.
             if not isinstance(self.meta, dict) or "unserialized" in self.meta:
                 self.meta = {}
+            JobMeta.model_validate(self.meta)
             _Values.model_validate(self)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise UnreadableJobError(self.id, raw_data.get(b"status"), f"{first['loc'][0]}: {first['msg']}") from error
         except Exception as error:
-            reason = error if b"data" in raw_data else "it has no data"
+            reason = error if b"data" in raw_data else ValueError("it has no data")
             raise UnreadableJobError(self.id, raw_data.get(b"status"), reason) from error
 
     @classmethod
@@ -124,14 +116,9 @@ def key_of(job_id: bytes | str) -> bytes:
 
 
 def read_many(
-    connection: redis.Redis, job_ids: Iterable[bytes | str], fields: Sequence[str] = ()
+    connection: redis.Redis, job_ids: Iterable[bytes | str]
 ) -> Iterator[UntrustedJob | UnreadableJobError | None]:
     """Read jobs, in their order and some hundreds in a round trip; one bad record harms no other.
-
-    Args:
-        connection: to Redis.
-        job_ids: any number.
-        fields: read only these, `data` among them, which is faster; the others have RQ's defaults then.
 
     Yields:
         the job; why its record cannot be read; None when there is none.
@@ -140,15 +127,9 @@ def read_many(
     while chunk := list(islice(remaining, AT_ONCE)):
         with connection.pipeline(transaction=False) as pipeline:
             for job_id in chunk:
-                if fields:
-                    pipeline.hmget(key_of(job_id), *fields)
-                else:
-                    pipeline.hgetall(key_of(job_id))
+                pipeline.hgetall(key_of(job_id))
             answers = pipeline.execute(raise_on_error=False)
         for job_id, answer in zip(chunk, answers, strict=True):
-            if fields and isinstance(answer, list):
-                written = zip(map(str.encode, fields), answer, strict=True)
-                answer = {name: value for name, value in written if value is not None}
             yield _restored(connection, job_id, answer) if answer else None
 
 
@@ -187,7 +168,7 @@ def read_results(connection: redis.Redis, jobs: Iterable[rq.job.Job]) -> Iterato
         try:
             yield _restored_result(job, answer) if answer else None
         except Exception as error:  # noqa: BLE001 - anyone can write to Redis; other jobs continue
-            yield UnreadableJobError(job.id, job.get_status(refresh=False), error)
+            yield UnreadableJobError(job.id, job.get_status(refresh=False).value.encode(), error)
 
 
 def _restored_result(job: rq.job.Job, answer: Any) -> Result:

@@ -28,7 +28,7 @@ from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.media.video import write_video
 from svdq.producer.job import SvdJob, WanJob
 from svdq.producer.queue import fetch
-from svdq.producer.results.finished_videos import find_results, notice_of, read_provenance
+from svdq.producer.results.finished_videos import find_results, read_provenance
 from svdq.producer.status import snapshot
 from svdq.producer.status.job_view import view_many
 from svdq.producer.status.selection import list_jobs
@@ -186,9 +186,7 @@ def test_the_settings_of_a_watched_folder_are_read_or_refused(tmp_path: Path, da
 def read_like(path: Path) -> None:
     """Read as `svdq submit --like` and `svdq inspect` do."""
     with contextlib.suppress(InputError):
-        document = read_provenance(path)
-        notice_of(document)
-        JobSpec(options=(SubmitOptions().with_defaults_from(document["job"]),)).check()
+        JobSpec(options=(SubmitOptions().with_defaults_from(read_provenance(path).job),)).check()
 
 
 def test_a_broken_sidecar_hides_no_other_video(tmp_path: Path) -> None:

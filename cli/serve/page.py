@@ -27,7 +27,7 @@ from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer import job_control
-from svdq.producer.queue import MAX_SOURCE_LENGTH, queues
+from svdq.producer.queue import queues
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids, running_models
 from svdq.producer.submitting.job_spec import JobSpec
@@ -124,7 +124,7 @@ async def add(request: Request) -> Response:
         if form.file is None:
             raise ApiError(400, "The photo is missing.", param="input_reference", code="missing_parameter")
         given = {name: str(value) for name, value in form.fields}
-        source = given.pop("source", "")[:MAX_SOURCE_LENGTH]
+        source = given.pop("source", "")[:1000]
         wanted = read_spec(given)
         submissions, _ = await request.app.state.backend.create(form.file, form.file_name, wanted, source=source)
     finally:

@@ -77,18 +77,17 @@ class StoredVideos:
 
     def _view(self, result: Result) -> JobView | None:
         try:
-            job = parse_job(result.document["job"])
+            job = parse_job(result.document.job)
         except ValueError:
             return None  # anyone with access to the storage may have written it
-        model = result.document.get("model")
         return JobView(
             id=result.job_id,
             status="finished",
             outputs=tuple(map(self._storage.location, result.outputs)),
-            notice=result.notice,
-            model=str(model.get("name", "")) if isinstance(model, dict) else "",
+            notice=result.document.model.notice,
+            model=result.document.model.name,
             parameters=job.model_dump(mode="json"),
-            source=result.source,
+            source=result.document.source,
             ended_at=result.finished_at,
         )
 

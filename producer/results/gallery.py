@@ -121,7 +121,7 @@ def _differing(results: Sequence[Result]) -> dict[str, list[str]]:
     """Return the parameters in which the videos of each photo differ, by the photo's key."""
     values: dict[str, dict[str, set[str]]] = {}
     for result in results:
-        job = result.document["job"]
+        job = result.document.job
         of_photo = values.setdefault(str(job.get("image", "")), {})
         for name, value in job.items():
             of_photo.setdefault(name, set()).add(_words(value))
@@ -142,14 +142,14 @@ def _failure_card(links: Links, view: JobView) -> dict[str, Any]:
 def _video_card(links: Links, result: Result, differing: Mapping[str, list[str]]) -> dict[str, Any]:
     # The id in a name is hexadecimal, so in a name without an extension any dot comes before the id.
     words = {key: key.rpartition(".")[2] for key in result.outputs}
-    job = result.document["job"]
+    job = result.document.job
     names = differing.get(str(job.get("image", "")), [])
-    return _card(links, result.job_id, job, result.source) | {
+    return _card(links, result.job_id, job, result.document.source) | {
         "state": "finished",
         "differs": ", ".join(f"{name} {_words(job.get(name))}" for name in names),
-        "notice": result.notice,
+        "notice": result.document.model.notice,
         "finished_at": result.finished_at.astimezone(),
-        "seed": result.document["job"].get("seed", "?"),
+        "seed": job.get("seed", "?"),
         "frame": _frame(links, result),
         "files": []
         if links.embed

@@ -21,7 +21,7 @@ from svdq.producer import job_control, keys
 from svdq.producer.job import INPUT_KEY, Job, parse_job
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import ENDED, database_id, fetch, fetch_many, is_ours, no_such_job, read_job, statuses
-from svdq.producer.results.finished_videos import MAX_SIDECAR_BYTES, OUTPUTS, Result, read_provenance, read_results
+from svdq.producer.results.finished_videos import OUTPUTS, Result, read_provenance, read_results
 from svdq.producer.status.registries import scan_ids
 from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
@@ -185,7 +185,7 @@ def _made_there(storage: Storage, stem: str, files: list[Entry]) -> list[Entry]:
             with contextlib.suppress(InputError, ValueError):
                 storage.copy_out(entry.key, path)
                 document = read_provenance(path)
-                if parse_job(document["job"]).output_stem(str(document.get("job_id"))) == stem:
+                if parse_job(document.job).output_stem(document.job_id) == stem:
                     ours.append(entry)
             path.unlink(missing_ok=True)
     return ours
@@ -219,7 +219,7 @@ def _removal(kind: str, job_id: str, storage: Storage, keys: tuple[str, ...], en
 
 def _images_of(storage: Storage, entries: list[Entry]) -> set[str]:
     """Return the photos that sidecars refer to, including sidecars of other versions and unreadable ones."""
-    keys = [entry.key for entry in entries if entry.key.endswith(".json") and entry.size <= MAX_SIDECAR_BYTES]
+    keys = [entry.key for entry in entries if entry.key.endswith(".json")]
     return {image for _, data in storage.read_many(keys) for image in _images_in(data)}
 
 
@@ -237,7 +237,7 @@ def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[
     """
     unfinished: set[str] = set()
     images: set[str] = set()
-    for found in read_many(connection, scan_ids(connection), fields=("status", "data")):
+    for found in read_many(connection, scan_ids(connection)):
         if isinstance(found, UnreadableJobError):
             on_bad(f"{found} It is left out.")
             unfinished.add(found.job_id)
@@ -292,7 +292,7 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
                     return False
             continue
         job = read_job(rq_job)
-        sidecar = None if job is None else f"{job.output_stem(job_id)}.json"
+        sidecar = None if job is None else job.sidecar_key(job_id)
         files = [] if job is None else _files_of(storage, job, job_id)
         if sidecar is not None:
             storage.remove(sidecar)  # first: its presence means that the files are complete

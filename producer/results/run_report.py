@@ -15,7 +15,7 @@ from rq.registry import BaseRegistry, FailedJobRegistry, FinishedJobRegistry
 
 from svdq.producer import keys
 from svdq.producer.queue import queues
-from svdq.producer.results.finished_videos import Result, find_results
+from svdq.producer.results.finished_videos import find_results
 from svdq.producer.status.job_view import view_many
 from svdq.producer.status.registries import counts
 from svdq.producer.storage.storage import Storage
@@ -184,10 +184,10 @@ def records_from_storage(
     for result in find_results(storage, since=since, on_bad=on_bad):
         yield RunRecord(
             id=result.job_id,
-            name=result.name,
+            name=result.document.name,
             status="finished",
             ended_at=result.finished_at,
-            begun_at=_begun_at(result),
+            begun_at=result.finished_at - work if (work := result.document.work) else None,
         )
 
 
@@ -220,11 +220,3 @@ def _ended_in(
             if status is not None and view.ended_at is not None and since <= view.ended_at <= until:
                 error = view.error if status == "failed" else None
                 yield RunRecord(id=view.id, name=view.name, status=status, ended_at=view.ended_at, error=error or "")
-
-
-def _begun_at(result: Result) -> datetime | None:
-    """Return when a video was begun; None if its sidecar does not have the seconds, as in earlier versions."""
-    try:
-        return result.finished_at - timedelta(seconds=sum(map(float, result.document["seconds"].values())))
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
-        return None

@@ -17,22 +17,15 @@ from rq.results import Result
 from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import (
     ENDED,
-    PUT_OFF_META,
     SvdqQueue,
     fetch,
     newer_version_of,
-    notes_of,
-    photo_of,
-    read_job,
-    source_of,
+    read_arguments,
 )
+from svdq.producer.records import JobMeta, JobResult
 from svdq.producer.text import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, read_many, read_results
 
-#: Numbers of a record are below this: arithmetic with floats fails on larger ones.
-_TOO_LARGE = 2**31
-#: Characters that no path of a storage has.
-_NO_PATH = re.compile(r"[\x00-\x1f\x7f]")
 #: The exception class before the sentence on a traceback's last line, such as `svdq.pipeline.errors.SampleError: `.
 _EXCEPTION_CLASS = re.compile(r"^(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)): ")
 
@@ -144,14 +137,12 @@ def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
                 result = results.get(record.id)
                 if isinstance(result, UnreadableJobError):
                     raise result
-                view = _view(record, result, waits.get(record.id, {}))
-                _check(view)
-                views.append(view)
+                views.append(_view(record, result, waits.get(record.id, {})))
                 continue
             except UnreadableJobError as error:
                 record = error
             except Exception as error:  # noqa: BLE001 - anyone can write to Redis; other jobs are shown all the same
-                record = UnreadableJobError(record.id, record.get_status(refresh=False), error)
+                record = UnreadableJobError(record.id, record.get_status(refresh=False).value.encode(), error)
         views.append(JobView(id=record.job_id, status=record.status, error=str(record), is_readable=False))
     return views
 
@@ -165,18 +156,18 @@ def last_sentence(exc_string: str | None) -> str:
 
 
 def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) -> JobView:
-    job = read_job(rq_job)
+    arguments = read_arguments(rq_job)
     status = rq_job.get_status(refresh=False).value
-    meta = rq_job.meta
-    value = result.return_value if result and isinstance(result.return_value, dict) else {}
-    parameters = _parameters(job, value.get("used") or meta.get("used"))
+    meta = JobMeta.model_validate(rq_job.meta)
+    made = JobResult.model_validate((result and result.return_value) or {}) if arguments else JobResult()
+    parameters = _parameters(arguments.job, made.used or meta.used) if arguments else {}
     steps = int(parameters.get("steps") or 0)
     error = None
     if status == JobStatus.FAILED.value:
         error = last_sentence(result.exc_string if result else None)
-    elif status == JobStatus.SCHEDULED.value and meta.get(PUT_OFF_META):
-        error = str(meta[PUT_OFF_META])
-    elif job is None:
+    elif status == JobStatus.SCHEDULED.value and meta.put_off:
+        error = meta.put_off
+    elif arguments is None:
         error = (
             newer_version_of(rq_job)
             or "This is not a job of svdq, or another version submitted it; submit its photo again."
@@ -186,19 +177,19 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
     return JobView(
         id=rq_job.id,
         status=status,
-        step=steps if status == JobStatus.FINISHED.value else int(meta.get("step", 0)),
+        step=steps if status == JobStatus.FINISHED.value else meta.step,
         steps=steps,
-        rank=int(meta["rank"]) if status == JobStatus.STARTED.value and meta.get("rank") is not None else None,
-        boundaries=tuple(map(int, meta.get("boundaries") or ())),
-        decoder=None if meta.get("decoder") is None else int(meta["decoder"]),
-        outputs=tuple(map(str, value.get("outputs") or ())),
+        rank=meta.rank if status == JobStatus.STARTED.value else None,
+        boundaries=meta.boundaries,
+        decoder=meta.decoder,
+        outputs=made.outputs,
         error=error,
-        notice=str(value.get("notice") or meta.get("notice") or ""),
-        model=str(value.get("model") or ""),
+        notice=made.notice or meta.notice,
+        model=made.model,
         parameters=parameters,
-        photo=photo_of(rq_job) if job else "",
-        source=source_of(rq_job) if job else "",
-        notes=notes_of(rq_job) if job else {},
+        photo=arguments.photo if arguments else "",
+        source=arguments.source if arguments else "",
+        notes=arguments.own_notes if arguments else {},
         queue=rq_job.origin,
         created_at=as_utc(rq_job.created_at),
         started_at=as_utc(rq_job.started_at) if rq_job.started_at else None,
@@ -208,28 +199,11 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
     )
 
 
-def _check(view: JobView) -> None:
-    """Raise ValueError for what programs that show a job cannot handle: anyone may have written its record."""
-    numbers = (view.step, view.rank or 0, view.decoder or 0, *view.boundaries)
-    if not all(0 <= number < _TOO_LARGE for number in numbers):
-        raise ValueError("a number is out of its range")
-    if any(map(_NO_PATH.search, view.outputs)):
-        raise ValueError("a path has control characters")
-    # The name of a photo may have them: it is of a system with another encoding.
-    texts = (*view.outputs, view.error or "", view.notice, view.model, *view.notes, *view.notes.values())
-    "".join(texts).encode()  # surrogates that JSON allows are no text
-
-
-def _parameters(job: Job | None, used: object) -> dict[str, Any]:
-    """Return a job's parameters: as used if a worker has recorded them, else as submitted.
-
-    What is recorded as used counts only if it makes a valid job: anyone with access to Redis may have written it.
-    """
-    submitted = job.model_dump(mode="json") if job else {}
-    if not isinstance(used, dict) or not used:
-        return submitted
+def _parameters(job: Job, used: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a job as used if a worker has recorded valid ones, else as submitted."""
+    submitted = job.model_dump(mode="json")
     try:
-        return parse_job(submitted | used).model_dump(mode="json")
+        return parse_job(submitted | used).model_dump(mode="json") if used else submitted
     except ValueError:
         return submitted
 

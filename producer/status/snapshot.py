@@ -190,7 +190,7 @@ def read_waiting(
             for first in range(0, number, max(1, length, math.ceil(number / SLICES))):
                 pipeline.lrange(queue.key, first, first + length - 1)
         ids = [job_id for answer in pipeline.execute() for job_id in answer]
-    jobs = read_many(connection, ids, fields=("data",))
+    jobs = read_many(connection, ids)
     return Waiting(
         num_jobs=sum(num_jobs.values()),
         sample=[parameters for job in jobs if isinstance(job, UntrustedJob) and (parameters := _parameters_of(job))],

@@ -17,6 +17,7 @@ from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.job_control import in_seconds, retry, unfinished
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of
+from svdq.producer.records import JobArguments
 from svdq.producer.untrusted_job import key_of
 
 #: Number of jobs sent to Redis in one round trip and held in memory at a time.
@@ -117,10 +118,10 @@ def new_rq_job(queue: SvdqQueue, entry: Entry, *, after: Sequence[str] = ()) -> 
     job = entry.job
     # A size that is left to the model is not known here.
     size = f" {job.width}x{job.height}" if job.width and job.height else ""
-    notes = {"photo": entry.photo, "notes": dict(entry.notes)}
+    arguments = JobArguments(job=job, photo=entry.photo, notes=dict(entry.notes))
     return queue.create_job(
         RENDER,
-        kwargs={"job": job.model_dump(mode="json")} | {name: value for name, value in notes.items() if value},
+        kwargs=arguments.model_dump(mode="json"),
         job_id=entry.job_id,
         status=JobStatus.SCHEDULED if entry.at else JobStatus.QUEUED,
         depends_on=Dependency(jobs=list(after), allow_failure=True) if after else None,

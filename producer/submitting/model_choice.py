@@ -14,7 +14,8 @@ from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.embedded_redis import running_url
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.job_control import cancel, check, retry
-from svdq.producer.queue import SOURCE_NOTE, fetch, notes_of, photo_of, read_job, session, source_of
+from svdq.producer.queue import fetch, read_arguments, session
+from svdq.producer.records import REPLACED_NOTE
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view_many
 from svdq.producer.status.registries import running_models
@@ -101,16 +102,16 @@ def make_anew(connection: redis.Redis, job_id: str, family: str) -> str:
     """
     check(connection, "retry --family", [job_id])
     rq_job = fetch(connection, job_id)
-    job, is_queued = read_job(rq_job), rq_job.get_status(refresh=False) is JobStatus.QUEUED
-    if job is None:
+    arguments, is_queued = read_arguments(rq_job), rq_job.get_status(refresh=False) is JobStatus.QUEUED
+    if arguments is None:
         raise InputError(f"Job {job_id!r} is not a job of this version of svdq; submit its photo again.")
+    job = arguments.job
     if job.family == family:
         if not is_queued:
             retry(connection, job_id)
         return job_id
-    notes, fields = notes_of(rq_job), type(job).model_fields
-    if source := source_of(rq_job):
-        notes[SOURCE_NOTE] = source
+    notes = {name: text for name, text in arguments.notes.items() if name != REPLACED_NOTE}
+    fields = type(job).model_fields
     kept = {name for name in VIDEO_FIELDS if name in fields and getattr(job, name) != fields[name].default}
     if kept & {"width", "height"}:
         kept |= {"width", "height"}
@@ -126,7 +127,7 @@ def make_anew(connection: redis.Redis, job_id: str, family: str) -> str:
     entry = Entry(
         job=made,
         job_id=made.digest(seed_was_drawn=was_drawn, given_name=job.name if is_named else ""),
-        photo=photo_of(rq_job),
+        photo=arguments.photo,
         priority=rq_job.origin.removeprefix("svdq-"),
         notes={name: text for name, text in notes.items() if name not in options},
     )

@@ -13,7 +13,8 @@ import redis
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.producer.files import make_home
 from svdq.producer.job_control import unfinished
-from svdq.producer.queue import SOURCE_NOTE, connect, database_id, read_job, session
+from svdq.producer.queue import connect, database_id, read_job, session
+from svdq.producer.records import SOURCE_NOTE
 from svdq.producer.settings import Settings
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import Storage

@@ -53,7 +53,6 @@ UNREADABLE = {
 }
 READABLE = {
     "used with a wrong type": spoil_hash(meta=json.dumps({"used": {"frames": "many"}})),
-    "meta is a list": spoil_hash(meta=b"[1, 2]"),
     "data is not JSON": spoil_hash(data=b"\x80\x04pickle"),
 }
 
@@ -103,6 +102,16 @@ def test_one_bad_record_breaks_no_command(svdq: Cli, connection: redis.Redis, na
         # Queued again it may be as good as new; else the reason is one sentence.
         done = svdq("retry", BAD)
         assert (done.returncode, done.stderr.count("\n")) in ((0, 0), (2, 1))
+
+
+def test_one_bad_result_breaks_no_command(svdq: Cli, connection: redis.Redis) -> None:
+    good, bad = add(connection, 1), add(connection, 2)
+    finish(good)
+    finish(bad, {"outputs": [1]})
+    for command in (["list"], ["status", good.id, bad.id], ["top"]):
+        done = svdq(*command)
+        assert (done.returncode, done.stderr) == (0, ""), command
+        assert command == ["top"] or ("cannot be read: " in done.stdout and good.id in done.stdout)
 
 
 def test_bad_records_in_flight_of_workers_and_of_ranks(svdq: Cli, connection: redis.Redis) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from svdq.producer.status import job_log
-from svdq.producer.status.job_log import LogEntry
+from svdq.producer.records import LogEntry, append_log
 from tests.cli.test_jobs import add, finish
 from tests.waiting import PATIENCE_S
 from tests.worker.own_redis import OwnRedis
@@ -24,7 +23,7 @@ AT = 1800014400.0
 def log(connection: redis.Redis, job_id: str, text: str, level: str = "INFO") -> None:
     entry = LogEntry.now(rank=2, host="here", level=level, text=text, at=AT)
     with connection.pipeline() as pipeline:
-        job_log.append(pipeline, job_id, [entry])
+        append_log(pipeline, job_id, [entry])
         pipeline.execute()
 
 

@@ -14,8 +14,7 @@ from rq.job import JobStatus
 from rq.results import Result
 
 from svdq.producer.queue import SvdqQueue
-from svdq.producer.status import job_log
-from svdq.producer.status.job_log import LogEntry
+from svdq.producer.records import LogEntry, append_log
 from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
 from tests.cli.test_jobs import Cli, add
 from tests.producer.status.test_ranks import rank
@@ -53,7 +52,7 @@ def test_jobs_whose_fields_control_the_terminal(svdq: Cli, connection: redis.Red
     with connection.pipeline() as pipeline:
         rank(0, host=EVIL.replace("\udcff", ""), notice=EVIL.replace("\udcff", ""), job_id=started.id).save(pipeline)
         entry = LogEntry.now(rank=0, host="here", level="INFO", text=EVIL.replace("\udcff", ""), at=1.0)
-        job_log.append(pipeline, good.id, [entry])
+        append_log(pipeline, good.id, [entry])
         pipeline.execute()
     seen = [["status", good.id, bad.id, started.id], ["wait", good.id, bad.id], ["logs", good.id]]
     for command in (["list"], ["list", "--json"], ["status"], *seen, ["top"], ["report"]):
@@ -100,7 +99,7 @@ def test_a_terminal_without_the_characters_of_a_name(tmp_path: Path) -> None:
 def test_metadata_that_controls_the_terminal(svdq: Cli, tmp_path: Path) -> None:
     sidecar = tmp_path / "video.json"
     evil = EVIL.encode(errors="ignore").decode()  # half characters are refused with the whole record
-    record = {"svdq": evil, "job_id": evil, "job": {evil: evil, "formats": [evil]}, "model": {"name": evil}}
+    record = {"svdq": evil, "job_id": "1", "job": {evil: evil, "formats": [evil]}, "model": {"name": evil}}
     sidecar.write_text(json.dumps(record))
     picture = tmp_path / "video.gif"
     Image.new("RGB", (8, 8)).save(picture, comment=json.dumps(record).encode())

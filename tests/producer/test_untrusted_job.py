@@ -50,18 +50,14 @@ def test_results_under_a_foreign_key_are_none(record: redis.Redis) -> None:
     [
         (lambda record: record.hdel(RECORD, "data"), "it has no data"),
         (lambda record: (record.delete(RECORD), record.rpush(RECORD, "x")), "its key holds something else"),
-        (lambda record: record.hset(RECORD, b"\xff", "x"), "UnicodeDecodeError"),
-        (lambda record: record.hset(RECORD, "status", "dancing"), "ValueError"),
-        (lambda record: record.hset(RECORD, "created_at", "yesterday"), "ValueError"),
-        (lambda record: record.hset(RECORD, "created_at", "0001-01-01T00:00:00.000000Z"), "created_at"),
+        (lambda record: record.hset(RECORD, b"\xff", "x"), "can't decode byte"),
+        (lambda record: record.hset(RECORD, "status", "dancing"), "'dancing' is not a valid JobStatus"),
+        (lambda record: record.hset(RECORD, "created_at", "yesterday"), "'yesterday'"),
         (lambda record: record.hset(RECORD, "ended_at", "9999-12-31T23:59:59.000000Z"), "ended_at"),
         (lambda record: record.hset(RECORD, "result_ttl", 10**30), "result_ttl"),
-        (lambda record: record.hset(RECORD, "failure_ttl", -7), "failure_ttl"),
         (lambda record: record.hset(RECORD, "retry_intervals", '["x"]'), "retry_intervals"),
-        (lambda record: record.hset(RECORD, "retry_intervals", "[-5]"), "retry_intervals"),
-        (lambda record: record.hset(RECORD, "repeat_intervals", '{"a": 1}'), "repeat_intervals"),
         (lambda record: record.hset(RECORD, "dependency_ids", "7"), "dependency_ids"),
-        (lambda record: record.hset(RECORD, "retry_intervals", "[" * 100_000), "RecursionError|JSONDecodeError"),
+        (lambda record: record.hset(RECORD, "meta", '{"step": "x"}'), "step"),
     ],
 )
 def test_unreadable_records_are_reported_and_harm_no_other(record: redis.Redis, spoil, reason) -> None:
@@ -79,14 +75,6 @@ def test_unreadable_records_are_reported_and_harm_no_other(record: redis.Redis, 
     assert (bad.job_id, bad.status) == ("bad", "queued" if is_known else "unknown")
     assert none == [None] * 4
     assert re.search(reason, str(bad))
-
-
-def test_only_some_fields_are_read(record: redis.Redis) -> None:
-    """A field that is not read has RQ's default."""
-    record.hset(RECORD, "ended_at", "yesterday")
-    (job,) = read_many(record, ["bad"], fields=("status", "data"))
-    assert isinstance(job, UntrustedJob)
-    assert (job.get_status(refresh=False), job.ended_at, read_job(job)) == ("queued", None, JOB)
 
 
 def test_a_record_under_an_id_that_rq_refuses_cannot_be_read(connection: redis.Redis) -> None:
@@ -110,9 +98,9 @@ def test_a_missing_job(connection: redis.Redis) -> None:
         fetch(connection, "none")
 
 
-@pytest.mark.parametrize("meta", [b"[1]", b"\x80", b"[" * 100_000])
-def test_an_invalid_meta_is_dropped(record: redis.Redis, meta: bytes) -> None:
-    record.hset(RECORD, "meta", meta)
+def test_a_meta_that_is_pickled_is_dropped(record: redis.Redis) -> None:
+    """As RQ's tools write it without our class of queues."""
+    record.hset(RECORD, "meta", b"\x80\x04]")
     job = fetch(record, "bad")
     assert job.meta == {}
     assert read_job(job) == JOB

@@ -1,6 +1,5 @@
 """Rank 0's intake against a real Redis and a real storage; the test takes the place of the stage loop."""
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -409,8 +408,7 @@ def test_checkpoints_that_are_written_after_their_jobs_end_are_removed(
     assert store.steps(waiting) == [5]
 
 
-@pytest.mark.parametrize("meta", [{"step": "x"}, {"step": None}, {"step": [3]}, {"step": True}, [], None, "x", {}])
-def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake: Open, until, meta: object) -> None:
+def test_a_job_without_progress_goes_on_from_its_checkpoint(house, open_intake: Open, until) -> None:
     codec = Codec(model="fake", device=torch.device("cpu"))
     store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
     job_id = house.submit()
@@ -424,7 +422,7 @@ def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake
     )
     store.open(job_id)
     store.write(job_id, 2, codec.encode(half_done))
-    house.connection.hset(f"rq:job:{job_id}", "meta", json.dumps(meta))
+    house.connection.hset(f"rq:job:{job_id}", "meta", "{}")
     request = take(open_intake(checkpoints=Checkpoints(store, codec)))
     assert request.resume is not None
     assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)

@@ -54,7 +54,7 @@ def test_prompts_reach_the_model_and_what_it_writes(house, photos: Path, tiny_wa
     prompts = {}
     for end in (*found.values(), *listed.values()):
         (output,) = end["outputs"]
-        document = read_provenance(Path(output))
+        document = read_provenance(Path(output)).as_json()
         assert document["job"]["family"] == "wan"
         assert document["job"]["negative_prompt"]  # the model's own
         prompts[end["id"]] = document["job"]["prompt"]

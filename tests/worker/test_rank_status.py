@@ -16,7 +16,7 @@ from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch
-from svdq.producer.status import job_log
+from svdq.producer.records import read_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
 from svdq.worker.health import progress
 from svdq.worker.health.progress import ProgressMonitor
@@ -219,7 +219,7 @@ def test_what_is_logged_about_a_job_is_with_the_job(connection, monitor: Progres
         raise ValueError("no good")
     except ValueError:
         logger.exception("It broke.")
-    entries = until(lambda: (found := job_log.read(connection, SAMPLE.job_id)) and len(found) >= 3 and found)
+    entries = until(lambda: (found := read_log(connection, SAMPLE.job_id)) and len(found) >= 3 and found)
     assert [entry.text.splitlines()[0] for entry in entries] == [
         f"Took back {other}, {SAMPLE.job_id}.",
         "Something of a library's.",
@@ -228,7 +228,7 @@ def test_what_is_logged_about_a_job_is_with_the_job(connection, monitor: Progres
     assert entries[2].text.endswith("ValueError: no good")
     assert [entry.level for entry in entries] == ["WARNING", "WARNING", "ERROR"]
     assert entries[0].rank == 1
-    assert len(job_log.read(connection, other)) == 1
+    assert len(read_log(connection, other)) == 1
 
 
 def test_what_is_logged_while_redis_is_away_comes_later(log: JobLogHandler) -> None:

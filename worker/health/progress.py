@@ -5,7 +5,6 @@ few seconds otherwise. The crash marker is written at once, since the step may k
 """
 
 import contextlib
-import json
 import logging
 import threading
 import time
@@ -17,7 +16,7 @@ from redis.client import Pipeline
 from svdq.pipeline.loop.protocols import Monitor
 from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
-from svdq.producer.status import job_log
+from svdq.producer.records import JobMeta, append_log
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter
 from svdq.worker.queue import scripts
@@ -34,18 +33,18 @@ FRESH_S = 1.0
 RECORD_S, IDLE_RECORD_S = 1.0, 5.0
 
 
-def meta_of(sample: Sample, index: int, rank: int, notice: str) -> dict[str, object]:
+def meta_of(sample: Sample, index: int, rank: int, notice: str) -> JobMeta:
     """Return the `meta` of a job in flight: its progress, and the parameters that a job may leave open, as used."""
     parameters = sample.parameters
     fields = type(parameters).model_fields.items()
-    return {
-        "step": index,
-        "rank": rank,
-        "boundaries": sample.boundaries,
-        "decoder": sample.decoder,
-        "notice": notice,
-        "used": {name: getattr(parameters, name) for name, field in fields if field.default is None},
-    }
+    return JobMeta(
+        step=index,
+        rank=rank,
+        boundaries=tuple(sample.boundaries),
+        decoder=sample.decoder,
+        notice=notice,
+        used={name: getattr(parameters, name) for name, field in fields if field.default is None},
+    )
 
 
 class ProgressMonitor(Monitor):
@@ -176,8 +175,8 @@ class ProgressMonitor(Monitor):
                 if execution is not None:
                     pipeline.zscore(*execution)
                 if note is not self._written:
-                    meta = json.dumps(meta_of(*note, self._rank_reporter.who.rank, self._rank_reporter.who.notice))
-                    scripts.set_field(pipeline, note[0].job_id, "meta", meta)
+                    meta = meta_of(*note, self._rank_reporter.who.rank, self._rank_reporter.who.notice)
+                    scripts.set_field(pipeline, note[0].job_id, "meta", meta.model_dump_json())
             if time.monotonic() >= self._record_at + RECORD_S:
                 self._record_at = time.monotonic()
                 record = self._rank_reporter.gather(note, self._last, self._step_s)
@@ -199,7 +198,7 @@ class ProgressMonitor(Monitor):
         """
         lines = self._log.take()
         for job_id, entries in lines.items():
-            job_log.append(pipeline, job_id, entries)
+            append_log(pipeline, job_id, entries)
         try:
             return pipeline.execute(raise_on_error=False)
         except redis.RedisError:

@@ -11,8 +11,8 @@ from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter as BaseJsonFormatter
 
+from svdq.producer.records import LogEntry
 from svdq.producer.settings import without_secrets
-from svdq.producer.status.job_log import LogEntry
 from svdq.producer.text import printable
 
 #: Largest number of lines about jobs that wait for Redis; then the oldest are dropped.

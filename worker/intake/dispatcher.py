@@ -10,14 +10,11 @@ import time
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from statistics import median
-from typing import Any
-
-import rq
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Request
-from svdq.producer.job import Job
-from svdq.producer.queue import read_job, replaced_of
+from svdq.producer.queue import read_arguments
+from svdq.producer.records import JobArguments, JobMeta
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared, RefusedError
 from svdq.worker.intake.reporter import Reporter
@@ -136,7 +133,7 @@ class Dispatcher:
             request = self._request(active, prepared) if prepared.result is None else None
         except UnavailableError:
             # Preparing in advance tries once; now that the job is taken, wait for the storage.
-            self._preparing = self._load(active.rq_job, active.job)
+            self._preparing = self._load(active.rq_job.id, active.arguments)
             return
         except NoLongerWantedError:
             self._drop_taken(Report(job_id=job_id, body={}, canceled=True))
@@ -185,15 +182,15 @@ class Dispatcher:
         self._drop_ahead()  # another group has that job, or it waits for a more urgent one
         rq_job = self._worker.fetch(job_id) if job_id is not None else None
         if rq_job is not None and refusal_of(rq_job) is None:
-            job = read_job(rq_job)
-            if job is not None and not must_run_alone(self._worker.connection, rq_job.id):
-                self._ahead = (rq_job.id, self._load(rq_job, job, once=True))
+            arguments = read_arguments(rq_job)
+            if arguments is not None and not must_run_alone(self._worker.connection, rq_job.id):
+                self._ahead = (rq_job.id, self._load(rq_job.id, arguments, once=True))
 
     def _prepared(self, active: ActiveJob) -> Future[Prepared]:
         """Return the preparation of a taken job: the one begun in advance, else a new one."""
         if self._ahead is None or self._ahead[0] != active.rq_job.id:
             self._drop_ahead()
-            return self._load(active.rq_job, active.job)
+            return self._load(active.rq_job.id, active.arguments)
         (_, prepared), self._ahead = self._ahead, None
         return prepared
 
@@ -203,8 +200,8 @@ class Dispatcher:
             self._ahead[1].cancel()
             self._ahead = None
 
-    def _load(self, rq_job: rq.job.Job, job: Job, *, once: bool = False) -> Future[Prepared]:
-        prepared = self._loader.submit(self._prefetcher.prepare, rq_job.id, job, replaced_of(rq_job), once=once)
+    def _load(self, job_id: str, asked: JobArguments, *, once: bool = False) -> Future[Prepared]:
+        prepared = self._loader.submit(self._prefetcher.prepare, job_id, asked.job, asked.replaced, once=once)
         prepared.add_done_callback(lambda _: self._wake.set())
         return prepared
 
@@ -216,7 +213,7 @@ class Dispatcher:
         job_id, parameters = active.rq_job.id, prepared.job.parameters
         resume, memory = prepared.resume, self._options.memory
         if resume is not None:
-            resume = resumed(resume, _step_seen(active.rq_job.meta))
+            resume = resumed(resume, JobMeta.model_validate(active.rq_job.meta).step)
             logger.info("Job %s continues from step %d of %d.", job_id, resume.step, parameters.steps)
         return Request(
             job_id=job_id,
@@ -236,12 +233,6 @@ def is_too_late(now_s: float, until_s: float | None, latencies_s: Collection[flo
     Times are seconds since the epoch. Before the first video has ended, a video counts as taking no time.
     """
     return until_s is not None and now_s + (median(latencies_s) if latencies_s else 0.0) >= until_s
-
-
-def _step_seen(meta: Any) -> int:
-    """Read the last step of a job from its `meta`, which anyone may write; 0 if there is none."""
-    step = meta.get("step") if isinstance(meta, dict) else None
-    return step if isinstance(step, int) else 0
 
 
 def _sentence(error: Exception) -> str:

@@ -19,14 +19,12 @@ from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.job import Job, parse_job
-from svdq.producer.queue import sidecar_digest
-from svdq.producer.results.finished_videos import parse_document
+from svdq.producer.records import Sidecar, sidecar_digest
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.intake.memory_plan import MemoryPlan
 from svdq.worker.outages import FileRefusals, StorageRetry
-from svdq.worker.output.writer import output_keys, result_of, sidecar_key
 from svdq.worker.queue.crashes import CrashSuspect
 
 logger = logging.getLogger(__name__)
@@ -195,23 +193,18 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, repla
     Raises:
         UnavailableError: the storage cannot be reached.
     """
-    key = sidecar_key(job, job_id)
+    key = job.sidecar_key(job_id)
     if not storage.exists(key):
         return None
     try:
         data = storage.read(key)
         if sidecar_digest(data) == replaced:
             return None
-        document = parse_document(data)
-        made = (document["job_id"], parse_job(document["job"]), document["model"]["name"])
-        result = result_of(document)
-        if not isinstance(result["outputs"], list) or not all(isinstance(path, str) for path in result["outputs"]):
-            raise ValueError("its outputs are no paths")
-    except UnavailableError:
-        raise
-    except (ValueError, KeyError, TypeError, SvdqError):
+        sidecar = Sidecar.parse(data)
+        made = (sidecar.job_id, parse_job(sidecar.job), sidecar.model.name)
+    except ValueError:
         return None  # not a sidecar of svdq, or of another version
     wanted = job.model_copy(update={"decode_chunk_size": made[1].decode_chunk_size})
-    if made != (job_id, wanted, model.name) or not all(map(storage.exists, output_keys(job, job_id).values())):
+    if made != (job_id, wanted, model.name) or not all(map(storage.exists, job.output_keys(job_id).values())):
         return None
-    return result
+    return sidecar.result.model_dump(mode="json")

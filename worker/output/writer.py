@@ -4,14 +4,13 @@ A video's files are made in a staging folder and renamed into storage. The JSON 
 under its final name means that the files beside it are complete. When the storage cannot be used, videos wait for it.
 """
 
-import json
 import logging
 import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -29,10 +28,9 @@ from svdq.pipeline.media import video
 from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.video_model import Frames, ModelInfo
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.video_parameters import Format
 from svdq.producer import keys
 from svdq.producer.job import Job
-from svdq.producer.results.finished_videos import notice_of
+from svdq.producer.records import Sidecar, SidecarModel
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.outages import RETRY_S, FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
@@ -191,46 +189,32 @@ class ResultWriter(Sink):
         taken = TakenJob.model_validate(sample.job)
         # The decode may have needed smaller chunks than were planned.
         job = taken.job.model_copy(update={"decode_chunk_size": sample.parameters.decode_chunk_size})
-        keys = output_keys(job, sample.job_id)
-        document = {
-            "svdq": self._versions["svdq"],
-            "job_id": sample.job_id,
-            "job": job.model_dump(mode="json"),
-            "model": {"name": self._model.name, "notice": notice_for(self._model, job)}
-            | ({"compute": self._model.compute} if self._model.compute else {}),
-            "versions": self._versions,
-            "outputs": [self._storage.location(key) for key in keys.values()],
-        }
-        if taken.source:
-            document["source"] = taken.source
+        keys = job.output_keys(sample.job_id)
+        model = self._model
+        sidecar = Sidecar(
+            svdq=self._versions["svdq"],
+            job_id=sample.job_id,
+            job=job.model_dump(mode="json"),
+            model=SidecarModel(name=model.name, notice=notice_for(model, job), compute=dict(model.compute)),
+            versions=self._versions,
+            outputs=tuple(map(self._storage.location, keys.values())),
+            source=taken.source,
+        )
         with self._storage.staging() as staging:
             paths = {key: staging / Path(key).name for key in keys.values()}
             fps = job.interpolate or job.fps
             shown = change_motion(frames, job.fps, staging, boomerang=job.boomerang, interpolate=job.interpolate)
             if shown is not frames:
-                document["shown"] = {"frames": len(shown), "fps": fps}
-            # Videos are passed on, so their comment does not contain paths.
-            comment = {name: value for name, value in document.items() if name not in ("outputs", "source")}
+                sidecar = sidecar.model_copy(update={"shown": {"frames": len(shown), "fps": fps}})
             for kind, key in keys.items():
-                video.write_video(shown, paths[key], kind, fps, json.dumps(comment, ensure_ascii=False))
+                video.write_video(shown, paths[key], kind, fps, sidecar.comment)
             if not self._fence(sample):
                 raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
             for key, path in paths.items():
                 self._storage.publish(path, key)
-        text = json.dumps(document | timings_of(sample, time.perf_counter() - started), indent=2, ensure_ascii=False)
-        self._storage.write_text(sidecar_key(job, sample.job_id), text + "\n")
-        return result_of(document)
-
-
-def output_keys(job: Job, job_id: str) -> dict[Format, str]:
-    """Name the storage keys of a job's files by format; png is a folder of frames."""
-    stem = job.output_stem(job_id)
-    return {kind: stem if kind == "png" else f"{stem}.{kind}" for kind in job.formats}
-
-
-def sidecar_key(job: Job, job_id: str) -> str:
-    """Name the storage key of a job's sidecar."""
-    return f"{job.output_stem(job_id)}.json"
+        sidecar = sidecar.model_copy(update=timings_of(sample, time.perf_counter() - started))
+        self._storage.write_text(job.sidecar_key(sample.job_id), sidecar.text)
+        return sidecar.result.model_dump(mode="json")
 
 
 def notice_for(model: ModelInfo, job: Job) -> str:
@@ -239,21 +223,12 @@ def notice_for(model: ModelInfo, job: Job) -> str:
     return model.notice if model.family is not None or not prompt else f"{model.notice}, ignored the prompt: {prompt}"
 
 
-def result_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the result of a job in Redis from its sidecar."""
-    return {
-        "outputs": document["outputs"],
-        "used": document["job"],
-        "model": document["model"]["name"],
-        "notice": notice_of(document),
-    }
-
-
 def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
     """Return the end, the seconds, the memory, the steps of each rank and the resumptions of a video."""
     seconds = {**sample.seconds, "denoise": sum(denoise_s for _, _, denoise_s in sample.stages), "write": write_s}
+    now = datetime.now(UTC)
     timings: dict[str, Any] = {
-        "finished_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "finished_at": now.replace(microsecond=now.microsecond // 1000 * 1000),
         # torchrun's process id identifies the group; it stays the same when ranks are restarted.
         "group": {"ranks": len(sample.boundaries) - 1, "host": socket.gethostname(), "pid": os.getppid()},
         "seconds": {name: round(value, 4) for name, value in seconds.items()},

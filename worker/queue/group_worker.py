@@ -22,7 +22,8 @@ from rq.worker import WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register
 
 from svdq.producer import keys
-from svdq.producer.queue import PUT_OFF_META, RENDER, newer_version_of, read_job
+from svdq.producer.queue import RENDER, newer_version_of, read_arguments
+from svdq.producer.records import JobMeta
 from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.queue import scripts
@@ -194,11 +195,11 @@ class GroupWorker(RqWorker):
         # As in Job.perform: a job with a time to live must not expire while it runs, nor as soon as it has failed.
         self.connection.persist(rq_job.key)
         refusal = refusal_of(rq_job)
-        job = None if refusal else read_job(rq_job)
-        if job is None and not refusal and (reason := newer_version_of(rq_job)):
+        arguments = None if refusal else read_arguments(rq_job)
+        if arguments is None and not refusal and (reason := newer_version_of(rq_job)):
             self._put_off(rq_job, queue, reason)
             return None
-        if job is None:
+        if arguments is None:
             reason = refusal or "Its parameters are not those of a svdq job."
             logger.error("Job %s was refused: %s", rq_job.id, reason)
             self.fail_popped(rq_job, queue, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
@@ -208,14 +209,18 @@ class GroupWorker(RqWorker):
             self.fail_popped(rq_job, queue, STOPPED)
             return None
         execution = self._begin(rq_job, queue)
-        return None if execution is None else ActiveJob(rq_job=rq_job, queue=queue, execution=execution, job=job)
+        return (
+            None
+            if execution is None
+            else ActiveJob(rq_job=rq_job, queue=queue, execution=execution, arguments=arguments)
+        )
 
     def _put_off(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
         """Schedule a popped job for later, when a worker of another version may take it."""
         logger.warning("Job %s is put off: %s", rq_job.id, reason)
         due_s = int(scripts.server_time(self.connection)) + PUT_OFF_S
-        meta = rq_job.serializer.dumps(rq_job.meta | {PUT_OFF_META: reason})
-        scripts.put_off(self.connection, queue, rq_job.id, self.name, due_s, meta)
+        meta = JobMeta.model_validate(rq_job.meta).model_copy(update={"put_off": reason})
+        scripts.put_off(self.connection, queue, rq_job.id, self.name, due_s, meta.model_dump_json().encode())
 
     def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
         """Start the execution of a popped job; None if it was canceled, deleted or returned since it was popped."""

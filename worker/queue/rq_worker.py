@@ -7,11 +7,11 @@ It imports and calls nothing that a job names.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import redis
 import rq
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
+from pydantic import BaseModel, ConfigDict
 from rq.command import parse_payload
 from rq.executions import Execution
 from rq.job import JobStatus
@@ -21,8 +21,9 @@ from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import clean_worker_registry
 
 from svdq.producer import keys, processes
-from svdq.producer.job import Job, parse_job
-from svdq.producer.queue import SvdqQueue, queues, source_of
+from svdq.producer.job import Job
+from svdq.producer.queue import SvdqQueue, queues
+from svdq.producer.records import AnyJob, JobArguments
 from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.queue import scripts
 
@@ -50,13 +51,17 @@ class ActiveJob:
     #: The queue it came from.
     queue: rq.Queue
     execution: Execution
-    #: The video to make.
-    job: Job
+    arguments: JobArguments
+
+    @property
+    def job(self) -> Job:
+        """The video to make."""
+        return self.arguments.job
 
     def taken(self, job: Job) -> "TakenJob":
         """Describe it for the ranks; `job` is the one above with all parameters."""
         execution = (self.queue.started_job_registry.key, self.execution.composite_key)
-        return TakenJob(job=job, source=source_of(self.rq_job), execution=execution)
+        return TakenJob(job=job, source=self.arguments.source, execution=execution)
 
 
 class TakenJob(BaseModel):
@@ -65,7 +70,7 @@ class TakenJob(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     #: With all parameters.
-    job: Annotated[SerializeAsAny[Job], BeforeValidator(lambda job: job if isinstance(job, Job) else parse_job(job))]
+    job: AnyJob
     #: Where its photo was, from the submitted folder on.
     source: str = ""
     #: The key of RQ's registry of executions, and the name of this one: the group holds the job while it is there.

@@ -30,7 +30,7 @@ def finish(
     job_id = add_video(storage, number, name=name, formats=formats)
     (result,) = find_results(storage, job_ids=[job_id])
     outputs = [storage.location(key) for key in result.outputs]
-    _end(connection, parse_job(result.document["job"]), job_id, priority, at, {"outputs": outputs, "model": "preview"})
+    _end(connection, parse_job(result.document.job), job_id, priority, at, {"outputs": outputs, "model": "preview"})
     return job_id
 
 

@@ -47,7 +47,7 @@ def write(path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.png", "a.json", "a.mp4", "frames"])
 def test_read(tmp_path: Path, name: str) -> None:
-    assert read_provenance(write(tmp_path / name)) == RECORD
+    assert read_provenance(write(tmp_path / name)).as_json() == RECORD
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"svdq": 1}', b"\0\0\0\x18ftypisom", b"GIF89a", b"\xff\xfe"])
@@ -82,4 +82,4 @@ def test_names_in_any_script_come_back_from_the_files_that_we_write(tmp_path: Pa
     path = tmp_path / f"video.{kind}"
     frames = np.random.default_rng(0).integers(0, 255, (3, 64, 64, 3), dtype=np.uint8)
     video.write_video(frames, path, kind, 7, json.dumps(document, ensure_ascii=False))
-    assert read_provenance(path) == document
+    assert read_provenance(path).as_json() == document

@@ -14,7 +14,8 @@ from rq.job import JobStatus
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.job import SvdJob
 from svdq.producer.job_control import retry
-from svdq.producer.queue import SvdqQueue, fetch, replaced_of, sidecar_digest
+from svdq.producer.queue import SvdqQueue, fetch, read_arguments
+from svdq.producer.records import sidecar_digest
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -107,7 +108,7 @@ def test_a_photo_with_brackets_in_its_name(
     job.set_status(JobStatus.FINISHED)
     retry(connection, job_id, storage=storage)
     sidecar = storage.read(f"outputs/cat [1]-{job_id}.json")
-    assert replaced_of(fetch(connection, job_id)) == sidecar_digest(sidecar)
+    assert read_arguments(fetch(connection, job_id)).replaced == sidecar_digest(sidecar)
     assert len(keys(storage)) == 4
 
 

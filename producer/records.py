@@ -1,0 +1,254 @@
+"""The schema of the records of a job that outlive a process: arguments, progress, result, log and sidecar.
+
+Anyone with access to Redis or to the storage may have written one. Fields that later versions have added are optional.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Self
+
+import redis
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError
+from rq.job import Job as RqJob
+
+from svdq.producer import keys
+from svdq.producer.job import Job, parse_job
+
+#: A time that every time zone can represent.
+Time = Annotated[AwareDatetime, Field(ge=datetime(1970, 1, 1, tzinfo=UTC), lt=datetime(2500, 1, 1, tzinfo=UTC))]
+#: A job of any family.
+AnyJob = Annotated[SerializeAsAny[Job], BeforeValidator(lambda job: job if isinstance(job, Job) else parse_job(job))]
+#: A number of things, or the index of one.
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+#: The note that says where a photo was, from the folder that was submitted on: no path of a machine.
+SOURCE_NOTE = "source"
+#: The note with the digest of the sidecar of a finished video that is to be rendered again.
+REPLACED_NOTE = "replaced"
+
+
+def _is_empty(value: object) -> bool:
+    return not value
+
+
+class _Record(BaseModel):
+    """Frozen record of finite numbers; unknown fields, of later versions, are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+def reason_invalid(error: ValidationError) -> str:
+    """Return the first field that a record lacks or has wrong, and why, as a clause."""
+    first = error.errors(include_url=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
+class JobArguments(_Record):
+    """The keyword arguments of an RQ job."""
+
+    job: AnyJob
+    #: The path of its photo at submission, for display.
+    photo: str = Field(default="", exclude_if=_is_empty)
+    #: What was recorded beside it: by the submitter, such as a prompt that its model ignores, and by svdq.
+    notes: dict[str, str] = Field(default={}, exclude_if=_is_empty)
+
+    @property
+    def source(self) -> str:
+        """Where its photo was, such as `holiday/day 1/cup.jpg`; "" if that is not known."""
+        return self.notes.get(SOURCE_NOTE, "")
+
+    @property
+    def replaced(self) -> str:
+        """The digest of the sidecar whose video the job is to replace; "" for none."""
+        return self.notes.get(REPLACED_NOTE, "")
+
+    @property
+    def own_notes(self) -> dict[str, str]:
+        """The notes of the submitter."""
+        return {name: text for name, text in self.notes.items() if name not in (SOURCE_NOTE, REPLACED_NOTE)}
+
+
+class JobMeta(_Record):
+    """The `meta` of an RQ job: its progress in a group, or why a worker has put it off."""
+
+    #: Number of denoising steps done, and the rank that has the job.
+    step: Count = 0
+    rank: Count | None = None
+    #: Rank r does the steps from boundaries[r] up to, not including, boundaries[r+1]: K+1 indices.
+    boundaries: tuple[Count, ...] = ()
+    #: The rank that decodes it.
+    decoder: Count | None = None
+    #: Notice to show if no trained model makes the video.
+    notice: str = ""
+    #: The parameters that a job may leave open, as used.
+    used: dict[str, Any] = {}
+    #: Why a worker has put the job off, as a sentence.
+    put_off: str = Field(default="", exclude_if=_is_empty)
+
+
+class JobResult(_Record):
+    """The result of a finished RQ job."""
+
+    #: Paths or URLs of its files.
+    outputs: tuple[str, ...] = ()
+    #: Its job, with all parameters.
+    used: dict[str, Any] = {}
+    #: Name of the model, and the notice to show with its videos.
+    model: str = ""
+    notice: str = ""
+
+
+class _Open(BaseModel):
+    """Frozen part of a sidecar; unknown fields, of later versions, are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+
+class SidecarModel(_Open):
+    """The model that made a video."""
+
+    name: str = ""
+    #: Notice to show with its videos, such as "preview (no diffusion model)".
+    notice: str = ""
+    #: The options that can change bits, such as the data type.
+    compute: dict[str, Any] = Field(default={}, exclude_if=_is_empty)
+
+
+class Sidecar(_Open):
+    """How a video was made: the JSON beside its files, and, without paths and timings, a comment inside each of them.
+
+    A sidecar is written last, so the files beside it are complete.
+    """
+
+    #: Version of svdq.
+    svdq: str
+    job_id: str = ""
+    #: The job with all parameters, as JSON: that of another version may have other fields.
+    job: dict[str, Any]
+    model: SidecarModel = SidecarModel()
+    #: Versions of packages that can change bits.
+    versions: dict[str, str] = {}
+    #: Paths or URLs of the files when they were written; they stay beside the sidecar.
+    outputs: tuple[str, ...] = ()
+    #: Where the photo was, from the submitted folder on.
+    source: str = Field(default="", exclude_if=_is_empty)
+    #: Number of frames and frames a second of the files, where they differ from those of the model.
+    shown: dict[str, int] = {}
+    finished_at: Time | None = None
+    #: The group that made it: number of ranks, host, and process id of torchrun.
+    group: dict[str, Any] = {}
+    #: Seconds of work by what was done: encode, denoise, decode, write.
+    seconds: dict[str, float] = {}
+    #: What each rank did: rank, steps, seconds.
+    stages: list[dict[str, Any]] = []
+    #: Peaks of memory by what was done, in bytes.
+    memory_bytes: dict[str, int] = {}
+    #: When and where a checkpoint was continued.
+    resumed: list[dict[str, Any]] = []
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """Read the text of a file.
+
+        Raises:
+            ValueError: it is not a sidecar; the message says why, as a clause.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ValueError(reason_invalid(error)) from error
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one JSON object with the fields that were given."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @property
+    def name(self) -> str:
+        """The name of the job, for display."""
+        return str(self.job.get("name", "?"))
+
+    @property
+    def text(self) -> str:
+        """The content of its file."""
+        return json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n"
+
+    @property
+    def comment(self) -> str:
+        """The comment for the video, which is passed on: without paths."""
+        document = self.model_dump(mode="json", exclude_unset=True, exclude={"outputs", "source"})
+        return json.dumps(document, ensure_ascii=False)
+
+    @property
+    def result(self) -> JobResult:
+        """The result of its job."""
+        return JobResult(outputs=self.outputs, used=self.job, model=self.model.name, notice=self.model.notice)
+
+    @property
+    def work(self) -> timedelta | None:
+        """The time that its work took; None in those of earlier versions."""
+        return timedelta(seconds=sum(self.seconds.values())) if self.seconds else None
+
+
+def sidecar_digest(sidecar: bytes) -> str:
+    """Return what names a sidecar in `JobArguments.replaced`."""
+    return hashlib.sha256(sidecar).hexdigest()
+
+
+#: Largest number of characters in a log entry; a long traceback loses its middle.
+MAX_TEXT = 4000
+
+#: Appends lines to the log of a job, and removes the oldest lines above the size limit; does not recreate a removed
+#: job. KEYS: the job. ARGV: field, lines, bytes.
+_APPEND = """
+if redis.call('exists', KEYS[1]) == 0 then
+  return
+end
+local log = (redis.call('hget', KEYS[1], ARGV[1]) or '') .. ARGV[2]
+local limit = tonumber(ARGV[3])
+if #log > limit then
+  local cut = string.find(log, '\\n', #log - limit, true)
+  log = string.sub(log, (cut or 0) + 1)
+end
+redis.call('hset', KEYS[1], ARGV[1], log)
+"""
+
+
+class LogEntry(_Record):
+    """One log entry of a worker about a job."""
+
+    #: When.
+    at: Time
+    #: The rank, and its host.
+    rank: int
+    host: str
+    #: Python's level: INFO, WARNING, ERROR.
+    level: str
+    #: The message; several lines if there is a traceback.
+    text: str
+
+    @classmethod
+    def now(cls, *, rank: int, host: str, level: str, text: str, at: float) -> "LogEntry":
+        """Create an entry for a message logged `at` seconds after the epoch."""
+        if len(text) > MAX_TEXT:
+            text = f"{text[: MAX_TEXT // 2]}\n…\n{text[-MAX_TEXT // 2 :]}"
+        return cls(at=datetime.fromtimestamp(at, UTC), rank=rank, host=host, level=level, text=text)
+
+
+def append_log(pipeline: redis.Redis, job_id: str, entries: Sequence[LogEntry]) -> None:
+    """Append entries to the log of a job, of limited size, which expires with the job; one command."""
+    lines = "".join(f"{entry.model_dump_json()}\n" for entry in entries)
+    pipeline.eval(_APPEND, 1, RqJob.key_for(job_id), keys.LOG_FIELD, lines, keys.LOG_BYTES)
+
+
+def read_log(connection: redis.Redis, job_id: str) -> list[LogEntry]:
+    """Read the log of a job, oldest first; empty if there are no entries or no such job."""
+    text = connection.hget(RqJob.key_for(job_id), keys.LOG_FIELD)
+    entries = []
+    for line in (text or b"").splitlines():
+        try:
+            entries.append(LogEntry.model_validate_json(line))
+        except ValidationError:
+            continue  # written by another version
+    return entries
