@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from svdq.cli.formatting import echo, table
-from svdq.cli.option_types import MILLISECONDS, Number, OutputFile, parse_experts
+from svdq.cli.option_types import MILLISECONDS, STEP_MS, OutputFile, parse_experts
 
 #: Largest number of ranks in a run: as many GPUs as `svdq plan` supports.
 MAX_RANKS = 512
@@ -32,7 +32,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--model", default="simulated", show_default=True, help="simulated, preview, or a model folder.")
 @click.option("--ranks", type=click.IntRange(1, MAX_RANKS), default=7, show_default=True, help="Ranks of the group.")
 @click.option("--steps", type=click.IntRange(1, 1000), default=25, show_default=True, help="Denoising steps.")
-@click.option("--step-ms", type=Number(0, 1e9, min_open=True), default=50.0, show_default=True, help="Simulated step.")
+@click.option("--step-ms", type=STEP_MS, default=50.0, show_default=True, help="Simulated step.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated encode.")
 @click.option("--decode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated decode.")
 @click.option(

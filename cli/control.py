@@ -1,6 +1,6 @@
 """`svdq cancel`, `retry`, `move`, `pause` and `resume`: change jobs and queues."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -36,22 +36,17 @@ def _selected(connection: "redis.Redis", action: "Action", selection: "Selection
     return ids
 
 
-def _do(act: Callable[[str], str], job_ids: Iterable[str]) -> int:
-    """Apply an action to jobs, print the outcome of each, and return the exit code.
-
-    A job that another process has changed meanwhile is reported; the others are still processed.
-    """
-
-    def outcome(job_id: str) -> "str | InputError":
+def _each(act: Callable[[str], str], job_ids: Iterable[str]) -> "Iterator[tuple[str, str | InputError]]":
+    """Apply an action to jobs; a job that another process has changed meanwhile does not stop the others."""
+    for job_id in job_ids:
         try:
-            return act(job_id)
+            yield job_id, act(job_id)
         except InputError as error:
-            return error
-
-    return _print((job_id, outcome(job_id)) for job_id in job_ids)
+            yield job_id, error
 
 
 def _print(outcomes: "Iterable[tuple[str, str | InputError]]") -> int:
+    """Print the outcome of each job, and return the exit code."""
     exit_code = 0
     for job_id, outcome in outcomes:
         if isinstance(outcome, InputError):
@@ -128,7 +123,7 @@ def retry(settings: "Settings", selection: "Selection", force: bool, family: str
                 return f"made anew for {PARAMETERS[family].title}: {made}"
             return "queued"
 
-        return _do(act, _selected(connection, action, selection))
+        return _print(_each(act, _selected(connection, action, selection)))
 
 
 @click.command()
@@ -158,7 +153,7 @@ def move(connection: "redis.Redis", selection: "Selection", front: bool, priorit
 
     ids = _selected(connection, "move", selection)
     # In reverse, so that the first job ends up in front.
-    return _do(act, reversed(ids) if front else ids)
+    return _print(_each(act, reversed(ids) if front else ids))
 
 
 @click.command()

@@ -1,10 +1,9 @@
-"""Options of several commands, and types that click lacks: finite numbers, past times, steps of experts, paths.
+"""Options of several commands, and types that click lacks: past times, steps of experts, paths.
 
 Imports little, as each command imports it: settings, Redis and jobs only when a command runs.
 """
 
 import functools
-import math
 import os
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -111,38 +110,24 @@ class SectionedCommand(click.Command):
         return "Advanced" if option.name in ADVANCED else "Options"
 
 
-class Number(click.FloatRange):
-    """A finite number within bounds; click's own type accepts `nan`."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the number."""
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return number
-
-
 #: Milliseconds, at most eleven days.
-MILLISECONDS = Number(0, 1e9)
+MILLISECONDS = click.FloatRange(0, 1e9)
+STEP_MS = click.FloatRange(0, 1e9, min_open=True)
 
 
-class PastTime(click.ParamType[datetime]):
-    """A time that has passed: 22:00, 2027-01-31, or 12h ago."""
+def past_time(_context: click.Context, option: click.Parameter, value: str | None) -> datetime | None:
+    """Parse a time that has passed, such as 22:00, 2027-01-31, or 12h ago, in a callback."""
+    from svdq.producer.text import parse_past
 
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Parse the time."""
-        from svdq.producer.text import parse_past
-
-        return parse_past(value, param.opts[0] if param else "the time", datetime.now().astimezone())
+    return None if value is None else parse_past(value, option.opts[0], datetime.now().astimezone())
 
 
 def since_option(what: str, default: str | None = None) -> Callable[[Command], Command]:
     """Return the decorator that adds `--since`."""
     help_text = f"{what} since then: 22:00, 2027-01-31, 12h."
+    shown = bool(default)
     return click.option(
-        "--since", metavar="TIME", type=PastTime(), default=default, show_default=bool(default), help=help_text
+        "--since", metavar="TIME", callback=past_time, default=default, show_default=shown, help=help_text
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.formatting import clock, echo, echo_json, table
-from svdq.cli.option_types import MILLISECONDS, Number, json_option, parse_experts
+from svdq.cli.option_types import MILLISECONDS, STEP_MS, json_option, parse_experts
 from svdq.producer.text import count, duration
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--deadline", metavar="TIME", help="Time available, such as 8h, or the time of day, such as 07:00.")
 @click.option("--gpus", type=click.IntRange(1, 512), help="GPUs [default: what the deadline needs].")
 @click.option("--steps", type=click.IntRange(1, 1000), help="Denoising steps [default: those of --segments, else 25].")
-@click.option("--step-ms", type=Number(0, 1e9, min_open=True), required=True, help="Milliseconds of a step.")
+@click.option("--step-ms", type=STEP_MS, required=True, help="Milliseconds of a step.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of an encode.")
 @click.option("--decode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of a decode.")
 @click.option(
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     metavar="STEPS+STEPS",
     help="Each GPU of a pipeline holds one of two experts, which do these shares of the steps: 15+25.",
 )
-@click.option("--gpu-hour-price", type=Number(0), metavar="PRICE", help="Price of a GPU per hour.")
+@click.option("--gpu-hour-price", type=click.FloatRange(0), metavar="PRICE", help="Price of a GPU per hour.")
 @json_option()
 def plan(
     videos: int,

@@ -17,8 +17,8 @@ from svdq.cli.option_types import (
     MANY,
     GivenPath,
     OutputFile,
-    PastTime,
     json_option,
+    past_time,
     selection_options,
     since_option,
     verbose_option,
@@ -41,7 +41,7 @@ MAX_FAILURES = 1000
 
 @click.command()
 @since_option("What happened", default="24h")
-@click.option("--until", metavar="TIME", type=PastTime(), help="End, in the same formats [default: now].")
+@click.option("--until", metavar="TIME", callback=past_time, help="End, in the same formats [default: now].")
 @json_option()
 @with_settings
 def report(settings: "Settings", since: datetime, until: datetime | None, as_json: bool) -> None:

@@ -195,14 +195,6 @@ def test_embedded_the_page_needs_nothing_else(svdq: Cli, storage: Storage, photo
     assert sum(str(button.get("aria-label")).startswith("Play ") for button in shown.all("button")) == 2
 
 
-def test_the_folder_above(svdq: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = Storage(str(tmp_path / "elsewhere"))
-    add_video(elsewhere, 1)
-    (tmp_path / "elsewhere" / "outputs" / "pages").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere" / "outputs" / "pages")
-    assert "1 video" in svdq("gallery", "..").stdout
-
-
 def test_a_folder_that_was_fetched(svdq: Cli, home: Path, tmp_path: Path) -> None:
     elsewhere = Storage(str(tmp_path / "elsewhere"))
     add_video(elsewhere, 1, folder="deep")

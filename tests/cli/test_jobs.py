@@ -16,12 +16,10 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.cli.formatting import describe
 from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
-from svdq.producer.job import SvdJob, WanJob
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
-from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus
 from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue
@@ -96,19 +94,6 @@ def test_wait_says_that_no_worker_runs(home: Path, connection: redis.Redis) -> N
     assert line == "No worker is running; start one with `svdq worker`.\n"
 
 
-@pytest.mark.slow
-def test_wait_says_that_the_worker_has_left(home: Path, connection: redis.Redis) -> None:
-    connection.hset("rq:worker:w", mapping={"queues": "svdq-default"})
-    connection.sadd("rq:workers", "rq:worker:w")
-    timer = threading.Timer(3.0, connection.srem, ("rq:workers", "rq:worker:w"))
-    timer.start()
-    begin = time.monotonic()
-    (line,) = wait_and_read(add(connection, 1), 1)
-    timer.join()
-    assert line == "No worker is running; start one with `svdq worker`.\n"
-    assert time.monotonic() - begin > 3
-
-
 def test_bars_on_a_terminal(home: Path, connection: redis.Redis) -> None:
     job = add(connection, 1)
     job.meta = {"step": 2, "notice": NOTICE}
@@ -131,29 +116,6 @@ def test_bars_on_a_terminal(home: Path, connection: redis.Redis) -> None:
     assert f"photo  started, done in about 25 s, {NOTICE}" in shown
     assert not re.search(r"\x1b\[[0-9;]*[34][0-7]m", shown), "colours, although NO_COLOR is set"
     assert process.returncode == 0
-
-
-def test_the_bar_of_a_video_whose_steps_its_model_chooses(home: Path, connection: redis.Redis) -> None:
-    job = enqueue(connection, WanJob(image=JOB.image, name="photo", seed=1), "f" * 20)
-    assert describe(view(connection, job.id)).endswith("  queued")
-    job.set_status(JobStatus.STARTED)
-    assert describe(view(connection, job.id)).endswith("  started")
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "svdq.cli", "wait", job.id]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.PIPE, env=environment) as process:
-        os.close(theirs)
-        shown = ""
-        while "0/?" not in shown:
-            shown += os.read(ours, 4096).decode()
-        job.meta = {"step": 3, "used": {"steps": 40}}
-        job.save_meta()
-        while not (bar := re.search(r"3/(40|\?)", shown)):
-            shown += os.read(ours, 4096).decode()
-        finish(job)
-        assert process.wait() == 0
-    os.close(ours)
-    assert bar[1] == "40"
 
 
 def test_submit_and_wait(svdq: Cli, connection: redis.Redis, photo: Path) -> None:

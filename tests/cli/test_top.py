@@ -1,8 +1,7 @@
-"""`svdq top`: what it shows of a real group at work, and how it behaves on terminals and in pipes."""
+"""`svdq top`: how it behaves on terminals and in pipes, and what is drawn of records in a real Redis."""
 
 import contextlib
 import itertools
-import json
 import os
 import pty
 import re
@@ -16,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import redis
-from PIL import Image
 from rich.cells import cell_len
 from rich.console import Console
 from rq.job import JobStatus
@@ -33,14 +30,13 @@ from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
 from svdq.producer.status.snapshot import Snapshot, take
+from tests.cli.test_jobs import put
 from tests.producer.status.test_ranks import rank, save
 from tests.producer.status.test_status import COPY, finish, num_commands
 from tests.queued import enqueue
 
 SVDQ = [sys.executable, "-c", "from svdq.cli.main import main; main()"]
 PATIENCE_S = 180.0
-NUM_RANKS = 2
-NUM_JOBS = 150
 ALTERNATE_SCREEN, LEFT_IT = "\x1b[?1049h", "\x1b[?1049l"
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
 
@@ -101,83 +97,19 @@ def terminal(*arguments: str, size: tuple[int, int] = (24, 80), **environment: s
         os.close(theirs)
 
 
-# On a real group at work.
+@pytest.fixture
+def at_work(connection: redis.Redis) -> None:
+    """Two ranks with a video in flight, and one that waits."""
+    job_id = start(connection, 1, "a [photo]", rank=0, step=3, boundaries=[0, 4, 8], decoder=1)
+    enqueue(connection, JOB, "b" * 20)
+    intake = IntakeStatus(worker="w", in_flight=(job_id,))
+    put(connection, rank(0, job_id=job_id, step=3, steps=8, step_range=(0, 4), intake=intake))
+    put(connection, rank(1, step_range=(4, 8)))
 
 
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Environment of a home with more queued than a group of two ranks has rendered by the end of these tests."""
-    folder = tmp_path_factory.mktemp("top")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SVDQ_")}
-    environment = {**clean, "SVDQ_HOME": str(folder / "home"), "SVDQ_MODEL": "simulated:step_ms=50"}
-    photo = folder / "a [photo].jpg"
-    Image.effect_noise((160, 100), 60).convert("RGB").save(photo)
-    shape = ["--frames", "2", "--size", "64x64", "--steps", "20", "--format", "gif"]
-    subprocess.run(
-        [*SVDQ, "submit", photo, *shape, "--variations", str(NUM_JOBS)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env=environment,
-    )
-    log = folder / "worker.log"
-    with log.open("wb") as output:
-        worker = subprocess.Popen(
-            [*SVDQ, "worker", "--ranks", str(NUM_RANKS), "--device", "cpu"],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not look(environment)["finished_last_hour"]:
-            assert worker.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-        yield environment
-    finally:
-        family = psutil.Process(worker.pid).children(recursive=True) if worker.poll() is None else []
-        for process in [worker, *family]:
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                process.kill()
-        worker.wait()
-        stop_server(folder / "home")
-
-
-def look(environment: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run([*SVDQ, "top", "--json"], capture_output=True, text=True, check=True, env=environment)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-@pytest.mark.slow
-def test_a_look_at_a_group_at_work(group: dict[str, str]) -> None:
-    looks = []
-    # Until a sample was seen on each rank, and the pace is known.
-    places: set[object] = set()
-    deadline = time.monotonic() + PATIENCE_S
-    while not (places >= set(range(NUM_RANKS)) and looks[-1]["videos_per_hour"]):
-        assert time.monotonic() < deadline, looks
-        looks.append(look(group))
-        places |= {job["rank"] for job in looks[-1]["jobs"]}
-    last = looks[-1]
-    assert [entry["rank"] for entry in last["ranks"]] == list(range(NUM_RANKS))
-    assert {entry["num_ranks"] for entry in last["ranks"]} == {NUM_RANKS}
-    assert all(entry["rss_bytes"] > 2**20 for entry in last["ranks"])
-    assert any(entry["busy_share"] > 0 for entry in last["ranks"])
-    (counts,) = [queue for queue in last["queues"] if queue["name"] == "svdq-default"]
-    num_left = counts["queued"] + len(last["jobs"])
-    assert 0 < num_left < NUM_JOBS
-    # The pace counts disturbances of a busy machine, which the estimate from measured costs leaves out.
-    at_pace_s = 3600 * num_left / last["videos_per_hour"]
-    assert at_pace_s / 2 < last["eta_s"] < at_pace_s * 2
-    assert looks[0]["finished_last_hour"] <= last["finished_last_hour"]
-    assert {job["status"] for job in last["jobs"]} == {"started"}
-    assert {job["name"] for job in last["jobs"]} == {"a [photo]"}
-
-
-@pytest.mark.slow
-def test_once_is_clean_in_a_pipe(group: dict[str, str]) -> None:
-    done = subprocess.run([*SVDQ, "top"], capture_output=True, text=True, env=group, timeout=60)
+@pytest.mark.usefixtures("at_work")
+def test_once_is_clean_in_a_pipe() -> None:
+    done = subprocess.run([*SVDQ, "top"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert "\r" not in done.stdout
@@ -186,12 +118,12 @@ def test_once_is_clean_in_a_pipe(group: dict[str, str]) -> None:
     assert re.search(r"\d+ to do", lines[1])
     ranks = lines.index(next(line for line in lines if line.startswith("rank ")))
     assert [line.split()[:2] for line in lines[ranks + 1 : ranks + 3]] == [["0", "cpu"], ["1", "cpu"]]
-    assert any("  a [photo]  " in line and "━" in line for line in lines)
+    assert any("a [photo]  " in line and "━" in line for line in lines)
 
 
-@pytest.mark.slow
-def test_it_draws_on_a_terminal_and_q_leaves(group: dict[str, str]) -> None:
-    with terminal("top", **group) as screen:
+@pytest.mark.usefixtures("at_work")
+def test_it_draws_on_a_terminal_and_q_leaves() -> None:
+    with terminal("top") as screen:
         before = termios.tcgetattr(screen.theirs)
         screen.read_until("q quits")
         screen.text = ""
@@ -204,10 +136,10 @@ def test_it_draws_on_a_terminal_and_q_leaves(group: dict[str, str]) -> None:
     assert COLOUR.search(screen.text)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("at_work")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_the_terminal_as_it_was(group: dict[str, str], number: signal.Signals) -> None:
-    with terminal("top", NO_COLOR="1", **group) as screen:
+def test_a_signal_leaves_the_terminal_as_it_was(number: signal.Signals) -> None:
+    with terminal("top", NO_COLOR="1") as screen:
         before = termios.tcgetattr(screen.theirs)
         screen.read_until("in flight")
         screen.process.send_signal(number)
@@ -266,7 +198,7 @@ WHOLE = {"boundaries": [0, 2, 4, 6, 8], "decoder": 3}
 COSTS = ShapeCosts(frames=14, width=1024, height=576, guided=True, step_s=(1.0,) * 4, encode_s=0.0, decode_s=4.0)
 
 
-def at_work(number: int, num_ranks: int, **values: Any) -> RankStatus:
+def working(number: int, num_ranks: int, **values: Any) -> RankStatus:
     """A rank of a group that does two steps of each video."""
     own: dict[str, Any] = {"num_ranks": num_ranks, "step_range": (2 * number, 2 * number + 2), "steps": 8}
     return rank(number, **{**own, **values})
@@ -284,7 +216,7 @@ def snapshot(connection: redis.Redis) -> Snapshot:
     """Four ranks with a sample each, one of which has a name that fills lines; and another group, of one rank."""
     names = ["beach", "[red]cup", "灯台" * 40, "x" * 200]
     ids = [start(connection, each, names[each], rank=3 - each, step=7 - 2 * each, **WHOLE) for each in range(4)]
-    ranks = [at_work(number, 4, job_id=ids[3 - number], step=2 * number + 1) for number in range(4)]
+    ranks = [working(number, 4, job_id=ids[3 - number], step=2 * number + 1) for number in range(4)]
     intake = IntakeStatus(worker="w", in_flight=tuple(ids), finished=3, pace_s=2.0, costs=(COSTS,))
     other = IntakeStatus(worker="v", draining=True)
     save(connection, ranks[0].model_copy(update={"intake": intake}), *ranks[1:])
@@ -357,9 +289,9 @@ def test_where_a_sample_is(connection: redis.Redis) -> None:
         "apart": {"rank": 2, "step": 7, "boundaries": [0, 2, 4, 8, 8], "decoder": 3},
     }
     ids = {name: start(connection, number, name, **of_job) for number, (name, of_job) in enumerate(meta.items())}
-    save(connection, at_work(1, 4, job_id=ids["half"], activity="denoising"))
-    save(connection, at_work(2, 4, job_id=ids["skips"], activity="denoising"))
-    save(connection, at_work(3, 4, job_id=ids["decoded"], activity="decoding"))
+    save(connection, working(1, 4, job_id=ids["half"], activity="denoising"))
+    save(connection, working(2, 4, job_id=ids["skips"], activity="denoising"))
+    save(connection, working(3, 4, job_id=ids["decoded"], activity="decoding"))
     (group,) = read_groups(connection)
     assert {name: progress_of(view(connection, job_id), group) for name, job_id in ids.items()} == {
         "new": ([0.0, 0.0, 0.0, 0.0], "begins"),

@@ -99,7 +99,6 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["--ranks", "9999"], "is not in the range"),
         (["--model", "nothere"], "There is no model folder 'nothere'"),
         (["--model", "simulated:foo=1"], "cannot be simulated"),
-        (["--step-ms", "nan"], "--step-ms"),
         (["--step-ms", "0"], "--step-ms"),
         (["--burst", "1,x"], "list of positive numbers"),
         (["--rank-speed", "inf"], "list of positive numbers"),
