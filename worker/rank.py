@@ -26,7 +26,7 @@ from svdq.worker.intake.source import Intake
 from svdq.worker.outages import ConnectionHealth, connect, wait_for
 from svdq.worker.output.writer import Fence, ResultWriter
 from svdq.worker.queue.crashes import MAX_WRITERS, CrashMarker, read_suspects
-from svdq.worker.startup import LoadedModel, RankProcess, exit_without_neighbor, first_step_s, start
+from svdq.worker.startup import COMPILE_S, LoadedModel, RankProcess, exit_without_neighbor, start
 
 logger = logging.getLogger("svdq.worker")
 
@@ -78,7 +78,8 @@ def run_rank(process: RankProcess) -> None:
         # Before jobs return to the queue: whoever takes them next continues from these checkpoints.
         ending.callback(checkpoints.flush, FLUSH_S)
 
-    stall_s = first_step_s(config, settings.stall_s)
+    # The first step of a shape compiles.
+    stall_s = settings.stall_s if config.compile == "off" else max(settings.stall_s, COMPILE_S)
     stage = Stage(
         topology=topology,
         links=links,

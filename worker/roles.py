@@ -17,7 +17,6 @@ import torch
 from svdq.pipeline.models.components import name_of
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.families import family_named
-from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.memory import Activity, shape_for, size_text
 from svdq.pipeline.models.model_folder import WEIGHTS, loaded_files, stored_shapes
 from svdq.pipeline.models.resolved_model import ResolvedModel
@@ -38,38 +37,36 @@ INT8_BYTES = 1.05
 class Experts:
     """The experts of a model that has several."""
 
-    def __init__(self, model: ResolvedModel, family: Family) -> None:
+    def __init__(self, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype) -> None:
         """Compute what a typical video takes."""
-        assert model.folder is not None
-        assert model.layout is not None
-        self._folder = model.folder
-        self._name = model.name
-        self._family = family
-        self._layout = family.layouts[model.layout]
-        self._facts = model.facts
-        self._typical = family.complete(family.parameters.model_validate({"seed": 0}), model.facts)
+        self._model = model
+        self._compute = compute
+        self._dtype = dtype
+        if model.timings is not None:
+            simulated = SimulatedModel(model.timings, Role(), torch.device("cpu"))
+            self.segments, self._prior = simulated.segments(SvdParameters(seed=0)), simulated.info.prior
+            return
+        assert model.family is not None
+        self._family = family_named(model.family)
+        parameters = self._family.parameters.model_validate({"seed": 0})
+        self._typical = self._family.complete(parameters, model.facts)
         #: Of a video with the model's defaults.
-        self.segments = family.segments(self._typical, model.facts)
+        self.segments = self._family.segments(self._typical, model.facts)
+        self._prior = self._family.prior(model.facts)
 
     @classmethod
-    def of(cls, model: ResolvedModel) -> "Experts | None":
+    def of(cls, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype) -> "Experts | None":
         """Return the experts of a model, or None if it has only one, or cannot be opened: that raises errors later."""
-        if model.family is None:
+        if model.family is None and model.timings is None:
             return None
         try:
-            experts = cls(model, family_named(model.family))
+            experts = cls(model, compute, dtype)
         except Exception:  # noqa: BLE001 - of an unusual config, diffusers raises many types
             return None
         return experts if len(experts.segments) > 1 else None
 
     def assign(
-        self,
-        capacities: Sequence[int | None],
-        binding: Binding,
-        compute: ComputeOptions,
-        dtype: torch.dtype,
-        *,
-        encoder_rank: bool = False,
+        self, capacities: Sequence[int | None], binding: Binding, *, encoder_rank: bool = False
     ) -> list[Components]:
         """Return the components of each rank of so many bytes (None: no limit).
 
@@ -79,7 +76,7 @@ class Experts:
         ranks = range(len(alone), len(capacities))
         if binding == "never":
             return alone + [None for _ in ranks]
-        needs = [self._need(rank, len(capacities), compute, dtype) for rank in ranks]
+        needs = [self._need(rank, len(capacities)) for rank in ranks]
         has_room = [
             binding == "auto" and (capacity is None or need <= capacity)
             for need, capacity in zip(needs, capacities[len(alone) :], strict=True)
@@ -87,58 +84,44 @@ class Experts:
         if binding == "auto" and has_room == [False]:
             logger.warning(
                 "The experts of %s need %s, and a single rank has to hold them all; start one more rank, on its own "
-                "GPU, and each loads the expert of its steps.", self._name, size_text(needs[0]),
+                "GPU, and each loads the expert of its steps.", self._model.name, size_text(needs[0]),
             )  # fmt: skip
-        prior = self._family.prior(self._facts)
-        components = alone + bind(self.segments, has_room, replace(prior, encode_steps=0.0) if alone else prior)
+        prior = replace(self._prior, encode_steps=0.0) if alone else self._prior
+        components = alone + bind(self.segments, has_room, prior)
         if any(components[len(alone) :]):
             logger.info("%s", _described(components, self.segments, max(needs)))
         return components
 
-    def _need(self, rank: int, num_ranks: int, compute: ComputeOptions, dtype: torch.dtype) -> int:
+    def _need(self, rank: int, num_ranks: int) -> int:
         """Return the bytes that a rank needs for a typical video with all experts."""
-        per_weight = INT8_BYTES if "int8" in compute.approximate else dtype.itemsize
-        weights = per_weight * self._num_expert_weights(dtype)
+        if self._model.layout is None:
+            return 0  # simulated
+        per_weight = INT8_BYTES if "int8" in self._compute.approximate else self._dtype.itemsize
+        sizes = [sum(file.stat().st_size for file in self._files(each.component)) for each in self.segments]
+        # By the sizes of their files and the header of the first.
+        num_weights = self._num_weights(self.segments[0].component) * sum(sizes) / max(1, sizes[0])
         encodes, decodes = rank == 0, rank == num_ranks - 1
         experts = {segment.component for segment in self.segments}
-        others = [name for name in self._layout.weighted if name not in experts and (encodes or name == "vae")]
-        weights += dtype.itemsize * sum(self._num_weights(name, dtype) for name in others)
+        layout = self._family.layouts[self._model.layout]
+        others = [name for name in layout.weighted if name not in experts and (encodes or name == "vae")]
+        weights = per_weight * num_weights + self._dtype.itemsize * sum(map(self._num_weights, others))
         activities: list[Activity] = ["step", *["encode"] * encodes, *["decode"] * decodes]  # type: ignore[list-item]
         one_by_one = self._typical.model_copy(update={"decode_chunk_size": 1})
         peaks = [
-            self._family.memory(each, shape_for(each, one_by_one), name_of(dtype), self._facts, has_decoder=True)
+            self._family.memory(
+                each, shape_for(each, one_by_one), name_of(self._dtype), self._model.facts, has_decoder=True
+            )
             for each in activities
         ]
         return int(weights) + max(peaks)
 
-    def _num_expert_weights(self, dtype: torch.dtype) -> float:
-        """Return the number of weights of all experts, from the sizes of their files and the header of the first."""
-        sizes = [
-            sum(file.stat().st_size for file in self._files(segment.component, dtype) if file.is_file())
-            for segment in self.segments
-        ]
-        return self._num_weights(self.segments[0].component, dtype) * sum(sizes) / max(1, sizes[0])
+    def _num_weights(self, component: str) -> int:
+        return sum(map(math.prod, stored_shapes(self._files(component)).values()))
 
-    def _num_weights(self, component: str, dtype: torch.dtype) -> int:
-        return sum(map(math.prod, stored_shapes(self._files(component, dtype)).values()))
-
-    def _files(self, component: str, dtype: torch.dtype) -> list[Path]:
-        """Return the weights files of a component that are loaded for a dtype."""
-        return loaded_files(self._folder, component, WEIGHTS[name_of(dtype)])
-
-
-def of_simulated(
-    model: ResolvedModel, num_ranks: int, binding: Binding, *, encoder_rank: bool = False
-) -> list[Components]:
-    """Return the components of each rank of a simulated model with two experts; none for any other model.
-
-    It takes no memory, so its ranks are bound only if they always are.
-    """
-    if model.timings is None or binding != "always":
-        return []
-    opened = SimulatedModel(model.timings, Role(), torch.device("cpu"))
-    alone: list[Components] = [frozenset()] if encoder_rank else []
-    return alone + bind(opened.segments(SvdParameters(seed=0)), [False] * (num_ranks - len(alone)), opened.info.prior)
+    def _files(self, component: str) -> list[Path]:
+        assert self._model.folder is not None
+        files = loaded_files(self._model.folder, component, WEIGHTS[name_of(self._dtype)])
+        return [file for file in files if file.is_file()]
 
 
 def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:

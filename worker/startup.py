@@ -19,14 +19,13 @@ from svdq.pipeline.models.video_model import Role, VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.files import private_folder
-from svdq.worker import roles
 from svdq.worker.device import capacity, check_computes, choose_device, name_of, num_gpus
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.roles import Experts
-from svdq.worker.run_folder import RankConfig, RunConfig
+from svdq.worker.run_folder import RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -175,16 +174,13 @@ def _agree_on_components(process: RankProcess, granted: Callable[[], int | None]
     config, topology = process.run.rank, process.topology
     if config.encoder_rank and topology.num_ranks == 1:
         raise InputError("--encoder-rank leaves the first rank without steps; give at least two, such as --ranks 2.")
-    model, num_ranks = process.run.model, topology.num_ranks
-    if simulated := roles.of_simulated(model, num_ranks, config.bind, encoder_rank=config.encoder_rank):
-        return simulated[topology.rank]
-    experts = Experts.of(model)
+    experts = Experts.of(process.run.model, config.compute, dtype)
     if experts is None:
         return frozenset() if config.encoder_rank and topology.first else None
 
     def decide(rank_info: Sequence[str]) -> str:
         capacities = [json.loads(capacity) for capacity in rank_info]
-        bound = experts.assign(capacities, config.bind, config.compute, dtype, encoder_rank=config.encoder_rank)
+        bound = experts.assign(capacities, config.bind, encoder_rank=config.encoder_rank)
         return _OF_ALL.dump_json(bound).decode()
 
     decided = _with_others(process, lambda folder: agree(topology, json.dumps(granted()), decide, folder=folder))
@@ -221,11 +217,6 @@ def prepare_compiling(home: Path, num_ranks: int) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     # By default each rank starts a compiling process for every core.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
-
-
-def first_step_s(config: RankConfig, stall_s: float) -> float:
-    """Return the seconds that the first step of a shape may take, compiling included; `stall_s` without."""
-    return stall_s if config.compile == "off" else max(stall_s, COMPILE_S)
 
 
 def check_alike(ranks: Sequence[RankInfo]) -> None:

@@ -23,7 +23,7 @@ from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import CheckpointStore, Codec
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.run_folder import RankConfig, RunConfig, rank_options
-from svdq.worker.startup import COMPILE_S, check_alike, first_step_s, prepare_compiling
+from svdq.worker.startup import check_alike, prepare_compiling
 
 
 def test_the_options_of_a_rank_are_those_of_the_pipeline() -> None:
@@ -110,7 +110,7 @@ def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(t
         assert "model m, device cpu, compiled blocks, approximate ['int8'], dtype float32" in caplog.text
 
 
-def test_a_rank_that_compiles_has_a_place_of_its_own_and_time(tmp_path: Path, monkeypatch) -> None:
+def test_compiled_code_is_kept_in_a_private_folder_of_the_home(tmp_path: Path, monkeypatch) -> None:
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
         monkeypatch.setenv(name, "to be put back")
         monkeypatch.delenv(name)
@@ -119,9 +119,6 @@ def test_a_rank_that_compiles_has_a_place_of_its_own_and_time(tmp_path: Path, mo
 
     assert cache_dir() == str(tmp_path / "compiled")
     assert (tmp_path / "compiled").stat().st_mode & 0o777 == 0o700
-    assert first_step_s(RankConfig(), 5.0) == 5.0
-    assert first_step_s(RankConfig(compile="blocks"), 5.0) == COMPILE_S
-    assert first_step_s(RankConfig(compile="whole"), 1e6) == 1e6
 
 
 @pytest.mark.long

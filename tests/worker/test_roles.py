@@ -9,27 +9,31 @@ import torch
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.model_names import resolve
 from svdq.worker.intake.memory_plan import RankInfo
-from svdq.worker.roles import Experts, of_simulated
+from svdq.worker.roles import Experts
 
 HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
 #: Bytes that suffice for anything, and for nothing.
 ROOM, NO_ROOM = 10**13, 1
 
 
+def experts_of(name: str) -> Experts | None:
+    return Experts.of(resolve(name), ComputeOptions(), torch.float32)
+
+
 @pytest.fixture
 def experts(tiny_wan: Path) -> Experts:
-    found = Experts.of(resolve(str(tiny_wan)))
+    found = experts_of(str(tiny_wan))
     assert found is not None
     return found
 
 
 def assign(experts: Experts, capacities, binding="auto", **options):
-    return experts.assign(capacities, binding, ComputeOptions(), torch.float32, **options)
+    return experts.assign(capacities, binding, **options)
 
 
 def test_models_with_one_component_have_no_experts(tiny_model: Path) -> None:
     for name in (str(tiny_model), "preview", "simulated"):
-        assert Experts.of(resolve(name)) is None
+        assert experts_of(name) is None
 
 
 @pytest.mark.parametrize("capacities", [[None] * 7, [ROOM] * 7])
@@ -89,19 +93,9 @@ def test_what_a_rank_reports_arrives_unchanged(components) -> None:
     assert RankInfo.model_validate_json(info.model_dump_json()) == info
 
 
-@pytest.mark.parametrize(
-    ("name", "binding", "expected"),
-    [
-        ("simulated:segments=15+25", "always", [{"simulated"}] * 3 + [{"simulated_2"}] * 4),
-        ("simulated:segments=15+25", "auto", []),
-        ("simulated", "always", [None] * 7),
-        ("preview", "always", []),
-    ],
-)
-def test_ranks_of_a_simulated_model_are_bound_when_asked(name, binding, expected) -> None:
-    assert of_simulated(resolve(name), 7, binding) == expected
-
-
-def test_a_simulated_rank_that_only_encodes_comes_before_the_bound_ones() -> None:
-    held = of_simulated(resolve("simulated:segments=15+25"), 8, "always", encoder_rank=True)
-    assert held == [set()] + [{"simulated"}] * 3 + [{"simulated_2"}] * 4
+def test_ranks_of_a_simulated_model_are_bound_when_asked() -> None:
+    experts = experts_of("simulated:segments=15+25")
+    assert experts.assign([None] * 7, "auto") == [None] * 7
+    first, second = {"simulated"}, {"simulated_2"}
+    assert experts.assign([None] * 7, "always") == [first] * 3 + [second] * 4
+    assert experts.assign([None] * 8, "always", encoder_rank=True) == [set()] + [first] * 3 + [second] * 4
