@@ -9,7 +9,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import GivenPath, with_settings
-from svdq.cli.video_options import VideoCommand, job_options, parameter_options, read_spec, submission_options
+from svdq.cli.video_options import VideoCommand, job_options, parameter_options, read_spec
 from svdq.producer.job import PARAMETER_KEYS
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ PRINTING = ("skip_bad", "do_wait", "verbose", "as_json")
 @click.option("--recursive", is_flag=True, help="Include subfolders; videos keep the folders of their photos.")
 @parameter_options
 @job_options
-@submission_options
 @with_settings
 def submit(settings: "Settings", photos: tuple[str, ...], recursive: bool, **options: Any) -> int:
     """Submit photos to be made into videos, one job each.
@@ -96,7 +95,6 @@ Examples:
 @click.argument("file", type=GivenPath())
 @parameter_options
 @job_options
-@submission_options
 @with_settings
 def batch(settings: "Settings", file: Path, **options: Any) -> int:
     """Submit the photos of a list, each with its own parameters."""

@@ -100,14 +100,6 @@ def parameter_options(command: Command) -> Command:
     return with_options(command, [family, size, *plain, file_format, _option("fit")])
 
 
-_SUBMISSION_OPTIONS = (
-    click.option("--force", is_flag=True, help="Render again although the same job exists."),
-    click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
-    click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
-    verbose_option("jobs"),
-    json_option("job"),
-)
-
 priority_option = click.option(
     "--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Queue."
 )
@@ -117,7 +109,7 @@ like_option = click.option(
     "--like", type=GivenPath(), metavar="FILE", help="Use that video's parameters and seed; flags win."
 )
 
-#: What a `JobSpec` has besides the parameters.
+#: Options of jobs besides their parameters, and of how they are submitted.
 _JOB_OPTIONS = (
     click.option(
         "--variations",
@@ -152,17 +144,17 @@ _JOB_OPTIONS = (
         "--output", "folder", metavar="DIR", default="", help="Folder for the files, below outputs/ of the storage."
     ),
     like_option,
+    click.option("--force", is_flag=True, help="Render again although the same job exists."),
+    click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
+    click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
+    verbose_option("jobs"),
+    json_option("job"),
 )
 
 
 def job_options(command: Command) -> Command:
-    """Add the options of jobs; `read_spec` converts their values, with those of `parameter_options` and `--force`."""
+    """Add the options of jobs and of how they are submitted; `read_spec` converts their values."""
     return with_options(command, _JOB_OPTIONS)
-
-
-def submission_options(command: Command) -> Command:
-    """Add the options of how photos are submitted and reported."""
-    return with_options(command, _SUBMISSION_OPTIONS)
 
 
 def read_options(**values: Any) -> SubmitOptions:
@@ -183,16 +175,12 @@ def with_defaults_from(like: Path | None, options: Sequence[SubmitOptions]) -> t
 def read_spec(
     settings: "Settings",
     *,
-    variations: int,
     sweeps: Sequence[str],
-    priority: str,
     at: str | None,
     depends_on: Sequence[str],
-    name: str | None,
     folder: str,
     like: Path | None,
-    force: bool,
-    **parameters: Any,
+    **values: Any,
 ) -> "JobSpec":
     """Convert the values of `job_options` and `parameter_options`; asks which model workers run if that decides."""
     from datetime import datetime
@@ -201,14 +189,12 @@ def read_spec(
     from svdq.producer.submitting.model_choice import expected_model
     from svdq.producer.text import parse_future
 
+    plain = {name: values.pop(name) for name in ("variations", "priority", "name", "force")}
     return JobSpec(
-        options=with_defaults_from(like, sweep(read_options(**parameters), sweeps)),
+        options=with_defaults_from(like, sweep(read_options(**values), sweeps)),
         model=expected_model(settings),
-        variations=variations,
-        priority=priority,
-        name=name,
         folder=read_folder(folder),
         at=parse_future(at, "--at", datetime.now().astimezone()) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),
-        force=force,
+        **plain,
     )

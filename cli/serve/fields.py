@@ -59,8 +59,6 @@ NO_OPS: Mapping[str, tuple[str, ...]] = {
     "max_sequence_length": ("512",),
     "generator_device": ("cpu",),
 }
-#: Parameters that say nothing about the video.
-_IGNORED = ("user",)
 #: Fields that are no parameters of a video, or depend on the family.
 _OWN = (*PROMPTS, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
 _PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in RENAMED.values())
@@ -100,7 +98,6 @@ def read_request(
     given = _known(fields)
 
     def spell(field: str) -> str:
-        """Spell a parameter as the request does."""
         if field in ("min_guidance_scale", "max_guidance_scale") and field not in given:
             return "guidance_scale" if "guidance_scale" in given else field
         return next((name for name, own in RENAMED.items() if own == field), as_key(field))
@@ -150,11 +147,8 @@ def _read(
 def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], str]:
     """Take parameters out of the objects of `EXTRAS`, which may be JSON or names with brackets.
 
-    Returns:
-        All parameters but the photo, and the data URL of the photo; "" if there is none.
-
-    Raises:
-        ApiError: an object is none, or a photo is no data URL, or there are two.
+    Returns all parameters but the photo, and the data URL of the photo or ""; raises ApiError if there are two photos,
+    or one is no data URL.
     """
     found: list[tuple[str, Any]] = []
     urls: set[str] = set()
@@ -180,14 +174,10 @@ def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], s
 
 
 def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the given parameters by name, without those that ask for nothing.
-
-    Raises:
-        ApiError: one is unknown, is not supported, or has two values.
-    """
+    """Return the given parameters by name; raises ApiError if one is unknown, not supported, or has two values."""
     given: dict[str, Any] = {}
     for name, value in fields:
-        if name in _IGNORED or value in (_NULLS if name in PROMPTS else _NOTHING):
+        if name == "user" or value in (_NULLS if name in PROMPTS else _NOTHING):
             continue
         if name in NO_OPS:
             text = value if isinstance(value, str) else json.dumps(value)
@@ -210,11 +200,11 @@ def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def _object(name: str, value: Any) -> Mapping[str, Any]:
     value = _parsed(name, value)
-    if value in _NOTHING:
-        return {}
-    if not isinstance(value, dict):
+    if isinstance(value, dict):
+        return value
+    if value not in _NOTHING:
         raise _bad(name, f"{name} must be an object of names and values.")
-    return value
+    return {}
 
 
 def _parsed(name: str, value: Any) -> Any:
@@ -296,11 +286,7 @@ def _photo_url(name: str, value: Any) -> str:
 
 
 def decode_data_url(url: str) -> bytes:
-    """Decode the bytes of a data URL.
-
-    Raises:
-        ApiError: it is not base64.
-    """
+    """Decode the bytes of a data URL; raises ApiError if it is not base64."""
     head, comma, data = url.partition(",")
     try:
         if not comma or not head.endswith(";base64"):

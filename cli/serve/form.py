@@ -39,8 +39,6 @@ PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off"}
 MAIN = ("prompt", "width", "height", "auto_size", "frames", "motion_bucket_id", "formats")
 #: Descriptions of at most this many words say no more than the label.
 NUM_PLAIN_WORDS = 3
-#: Limits from here on are shown to nobody.
-_ENDLESS = 1e12
 #: Fields besides the parameters of a video.
 OWN_FIELDS = ("variations", "priority", "folder", "at")
 
@@ -118,18 +116,14 @@ def _field(name: str, rules: Mapping[str, Any], frame_step: int) -> FormField:
         default="" if default is None else str(default),
         placeholder=PLACEHOLDERS.get(name, "automatic") if kind == "number" else "",
         low="" if low is None else f"{low:g}",
-        high="" if high is None or high > _ENDLESS else f"{high:g}",
+        high="" if high is None or high > 1e12 else f"{high:g}",
         step=step,
         choices=tuple((choice, choice) for choice in choices),
     )
 
 
 def read_spec(given: Mapping[str, str]) -> JobSpec:
-    """Read a form; missing and empty fields have their defaults.
-
-    Raises:
-        InputError: a field or a value is not allowed.
-    """
+    """Read a form, whose missing and empty fields have their defaults; raises InputError."""
     values = {name: text for name, text in given.items() if text.strip()}
     own = {name: values.pop(name) for name in OWN_FIELDS if name in values}
     spec = JobSpec(
@@ -144,7 +138,7 @@ def read_spec(given: Mapping[str, str]) -> JobSpec:
 
 
 def read_changes(given: Mapping[str, str]) -> dict[str, Any]:
-    """Read parameters of a video as fields of `SubmitOptions`; raises as `read_spec`."""
+    """Read parameters of a video as fields of `SubmitOptions`; raises InputError."""
     if unknown := set(given).difference(VIDEO_FIELDS, ["auto_size"]):
         raise InputError(f"There is no setting {min(unknown)[:80]!r}; load the page again.")
     return read_parameters(given, label_of)
@@ -158,10 +152,8 @@ def estimate_of(snapshot: Snapshot, spec: JobSpec, num_videos: int, now: datetim
         jobs = [job for job in snapshot.jobs if job.is_readable]
         return estimate_all(jobs, with_more(snapshot.waiting, parameters, num_videos), *common)
     alone = estimate_all([], with_more(Waiting(), parameters, num_videos), *common)
-    if alone.eta_s is None:
-        return alone
     begin_s = max(0.0, (spec.at - now).total_seconds(), snapshot.estimate.eta_s or 0.0)
-    return Estimate(eta_s=begin_s + alone.eta_s)
+    return alone if alone.eta_s is None else Estimate(eta_s=begin_s + alone.eta_s)
 
 
 def whole_number(text: str, called: str) -> int:
