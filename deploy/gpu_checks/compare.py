@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, 
 from svdq.pipeline.models.family import Family, imported
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.video_model import Frames, Role
+from svdq.pipeline.models.video_model import Frames, Role, VideoModel
 from svdq.pipeline.planning.binding import Components, bind
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology
@@ -47,20 +48,18 @@ _PARAMETERS = dict.fromkeys(
 )
 
 
-class ListSource(Source):
+class _ListSource(Source):
     """A source with a fixed list of requests; raises the failure of a sample."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = list(requests)
 
     def take(self) -> Request | None:
-        """Return the next request."""
         return self._requests.pop(0) if self._requests else None
 
     take_if_ready = take
 
     def ended(self, report: Report) -> None:
-        """Raise the failure of a sample."""
         if report.failure is not None:
             raise InputError(f"{report.job_id} failed: {report.failure}")
 
@@ -121,17 +120,23 @@ def _rank_main(
         Request(job_id=f"video-{number}", parameters=parameters, photo=image)
         for number, parameters in enumerate(videos)
     ]
+    run_stage(topology, links, model, requests, _FolderSink(folder), device=device, components=components)
+
+
+def run_stage(
+    topology: Topology, links: Links, model: VideoModel, requests: Sequence[Request], sink: Sink, **options: Any
+) -> None:
+    """Run one rank until all requests have ended; `options` are those of `Stage`."""
     Stage(
         topology=topology,
         links=links,
         model=model,
         monitor=Monitor(),
         tracer=Tracer(),
-        source=ListSource(requests) if topology.first else None,
-        sink=_FolderSink(folder) if topology.last else None,
-        device=device,
-        components=components,
+        source=_ListSource(requests) if topology.first else None,
+        sink=sink if topology.last else None,
         on_lost=exit_when_lost,
+        **options,
     ).run()
 
 

@@ -31,6 +31,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role, all_finite
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.device import choose_device
@@ -66,6 +67,24 @@ def measure(
                 key = _compared_with(case)
                 figures |= differences(result, None if key in gone else references.setdefault(key, result))
             yield Row(**asdict(case) | figures)
+
+
+def random_state(model: DiffusersModel, video: VideoParameters, index: int) -> dict[str, Tensor]:
+    """Draw an artificial state before step `index`, to measure a step or a decode without an encoder.
+
+    Its numbers follow from the video's seed and are the same in all dtypes, but for rounding; latents of Stable Video
+    Diffusion are as noisy as there. Before the step after the last it can be decoded.
+    """
+    generator = torch.Generator().manual_seed(video.seed)
+    state = {
+        name: torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+        for name, tensor in model.zeros(video).items()
+    }
+    if isinstance(video, SvdParameters):
+        scheduler = model.pipeline.scheduler
+        scheduler.set_timesteps(video.steps)
+        state["latents"] *= (float(scheduler.sigmas[index]) ** 2 + 1) ** 0.5
+    return state
 
 
 def _opened_with(case: Case) -> tuple[Any, ...]:
@@ -179,7 +198,7 @@ class _Bench:
 
             return encode
         if case.part == "decode":
-            state = model.random_state(video, video.steps)
+            state = random_state(model, video, video.steps)
             chunk_size = case.decode_chunk_size or case.frames
             return lambda number: self._keep(number, model.decode(state, video, chunk_size))
         return self._step(model, case, video)
@@ -188,7 +207,7 @@ class _Bench:
         """Return a function that does the n-th step of a component."""
         segment = next(each for each in model.segments(video) if case.component in (None, each.component))
         steps = range(segment.start, segment.stop)
-        state = dict(model.random_state(video, segment.start))
+        state = random_state(model, video, segment.start)
         denoiser = model.denoiser(state, video)
         component = getattr(model.pipeline, segment.component)
 

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpu_checks.model_parts import differences
+from gpu_checks.model_parts import differences, random_state
 from svdq.pipeline.models.compute_options import ComputeOptions, apply
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
@@ -133,7 +133,7 @@ CANDIDATES: Mapping[str, Mapping[str, Sequence[Change]]] = {
 def step_work(model: Any, video: SvdParameters) -> Work:
     """Return what does a step in the middle of a video with a UNet, and returns its prediction."""
     index = video.steps // 2
-    state = model.random_state(video, index)
+    state = random_state(model, video, index)
 
     def work(unet: Any) -> Tensor:
         predicted = []
@@ -148,7 +148,7 @@ def step_work(model: Any, video: SvdParameters) -> Work:
 def vae_work(model: Any, part: str, video: SvdParameters) -> Work:
     """Return what decodes noise or encodes a photo with a VAE."""
     photo = Image.effect_mandelbrot((video.width, video.height), (-2, -1, 1, 1), 90).convert("RGB")
-    state = model.random_state(video, video.steps) if part == "decode" else {}
+    state = random_state(model, video, video.steps) if part == "decode" else {}
 
     def work(vae: Any) -> Tensor:
         model.pipeline.vae = vae

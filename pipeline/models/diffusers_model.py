@@ -3,7 +3,7 @@
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar
@@ -25,9 +25,6 @@ from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.video_parameters import VideoParameters
 
 logger = logging.getLogger(__name__)
-
-#: The shape of a tensor, with None for a side of any length, and torch's name of its dtype, or None for any float.
-TensorType = tuple[tuple[int | None, ...], str | None]
 
 
 class MemoryMeter:
@@ -113,8 +110,6 @@ class DiffusersModel(VideoModel):
             with in_a_sentence(f"The {component} of the model {name}", device):
                 apply(module, options, device)
         self._meter = MemoryMeter(device)
-        #: The tensors that a scheduler keeps: a state lacks them before the first steps.
-        self._history: Collection[str] = ()
         notices = ["tiny (untrained: shows noise)"] if is_untrained(found.path) else []
         notices += [f"approximate ({way})" for way in options.approximate]
         self.info = ModelInfo(
@@ -139,7 +134,7 @@ class DiffusersModel(VideoModel):
         return self.family.segments(parameters, self._facts)
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
-        """Return the measured memory of parts on this rank's GPU for a shape; see `VideoModel`."""
+        """Return the memory that was measured for a shape; see `VideoModel`."""
         return self._meter.measured(parameters)
 
     def _modules(self) -> dict[str, torch.nn.Module]:
@@ -155,40 +150,21 @@ class DiffusersModel(VideoModel):
         return ""
 
     @abstractmethod
-    def tensor_types(self, parameters: VideoParameters) -> Mapping[str, TensorType]:
-        """Return the tensors of a state by name."""
-
-    def _zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Return a state of zeros; sides of any length are 1."""
-        return {
-            name: torch.zeros([side or 1 for side in shape]).to(self._device, getattr(torch, dtype or "float32"))
-            for name, (shape, dtype) in self.tensor_types(parameters).items()
-        }
-
-    def random_state(self, parameters: VideoParameters, index: int) -> dict[str, Tensor]:
-        """Draw an artificial state before step `index`, to measure a step or a decode without an encoder.
-
-        Its numbers follow from `parameters.seed` and are the same in all dtypes, but for rounding. Before the step
-        after the last it can be decoded.
-        """
-        generator = torch.Generator().manual_seed(parameters.seed)
-        return {
-            name: torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
-            for name, tensor in self._zeros(parameters).items()
-        }
+    def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Return a state of zeros, with all that a scheduler may keep."""
 
     @torch.inference_mode()
     def warm_up(self, parameters: VideoParameters) -> None:
-        """Run each part once on a gray photo, so that the first video does not wait for compiling and kernel selection.
+        """Run each part, and a step of each component, of this rank once, for compiling and the choice of kernels.
 
-        Runs one step of each component that this rank holds. On a CPU, it runs only if the model is compiled.
+        On a CPU it runs only steps, and those only if they are compiled.
         """
         on_cpu = self._device.type == "cpu"
         if on_cpu and self._options.compiled == "off":
             return
         if self._role.encode and not on_cpu:
             self.encode(PIL.Image.new("RGB", (parameters.width, parameters.height), "gray"), parameters)
-        state = self._zeros(parameters)
+        state = self.zeros(parameters)
         for segment in self.segments(parameters):
             if segment.component in self._denoisers:
                 self.denoiser(state, parameters).step(state, segment.start)
@@ -221,7 +197,7 @@ class DiffusersModel(VideoModel):
 
     @abstractmethod
     def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Encode; see `encode`."""
+        """Encode a photo of the right size; see `encode`."""
 
     @abstractmethod
     def _decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:

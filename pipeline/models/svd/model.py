@@ -5,7 +5,7 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.diffusers_model import DiffusersModel, TensorType
+from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
 from svdq.pipeline.models.video_model import State
@@ -82,29 +82,20 @@ class SvdModel(DiffusersModel):
         #: A scheduler for each number of steps, as a template for those of samples.
         self._schedulers: dict[int, Any] = {}
 
-    def tensor_types(self, parameters: VideoParameters) -> Mapping[str, TensorType]:
-        """Return the tensors of a state by name."""
+    def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Return a state of zeros; see `_encode` for its tensors."""
         picture = (parameters.height // 8, parameters.width // 8)
-        dtype = self.info.compute["dtype"]
-        return {
-            "image_embedding": ((1, 1, self._facts["cross_attention_dim"]), dtype),
-            "image_latents": ((1, 4, *picture), dtype),
-            "latents": ((1, parameters.num_frames, 4, *picture), dtype),
+        shapes = {
+            "image_embedding": (1, 1, self._facts["cross_attention_dim"]),
+            "image_latents": (1, 4, *picture),
+            "latents": (1, parameters.num_frames, 4, *picture),
         }
-
-    def random_state(self, parameters: VideoParameters, index: int) -> dict[str, Tensor]:
-        """Draw a state before step `index`, as noisy as it is there; see `DiffusersModel`."""
-        state = super().random_state(parameters, index)
-        sigma = float(self._scheduler(parameters.steps).sigmas[index])
-        state["latents"] *= (sigma**2 + 1) ** 0.5
-        return state
+        return {name: torch.zeros(shape, device=self._device, dtype=self._dtype) for name, shape in shapes.items()}
 
     def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Encode a photo of exactly width x height and draw the initial noise.
+        """Return `image_embedding` (1, 1, E), `image_latents` (1, 4, H/8, W/8) and `latents` (1, F, 4, H/8, W/8).
 
-        Returns:
-            `image_embedding` (1, 1, E), `image_latents` (1, 4, H/8, W/8) and `latents` (1, F, 4, H/8, W/8), without
-            the zeros that guidance adds: the denoiser makes those.
+        They lack the zeros that guidance adds: the denoiser makes those.
         """
         from diffusers.utils.torch_utils import randn_tensor
 

@@ -6,7 +6,7 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 
 import importlib.util
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError, how_to_install
-from svdq.pipeline.models.diffusers_model import DiffusersModel, TensorType
+from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role, State
@@ -44,46 +44,37 @@ class WanModel(DiffusersModel):
         if role.encode and importlib.util.find_spec("ftfy") is None:  # diffusers raises a NameError for each prompt
             raise InputError(f"Models of Wan need ftfy, which is not installed; {how_to_install('worker')}.")
         super().__init__(model, role, *args, **kwargs)
-        self._history = history_names(self.pipeline.scheduler)
         #: By number of steps and shift.
         self._schedules: dict[tuple[int, float], Schedule] = {}
         #: The embeddings of prompts, the least recently used first.
         self._embeddings: OrderedDict[str, Tensor] = OrderedDict()
 
-    def tensor_types(self, parameters: VideoParameters) -> Mapping[str, TensorType]:
-        """Return the tensors of a state by name.
-
-        `latents` (1, C, F', H', W'), with F' frames after the VAE's compression, and as much of each that the scheduler
-        keeps. `condition` (1, 4 + C, F', H', W'), mask and encoded photo, or (1, C, 1, H', W') of a TI2V model.
-        `prompt_embeds` (1, N, E), with guidance `negative_prompt_embeds`, without the padding to 512 tokens, which the
-        denoiser adds; for a 2.1 model `image_embeds` (1, 257, I).
-        """
-        config, vae, dtype = self._facts["transformer"], self._facts["vae"], self.info.compute["dtype"]
+    def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Return a state of zeros, with all that the scheduler may keep; see `_encode` for the others."""
+        config, vae = self._facts["transformer"], self._facts["vae"]
         factor, channels = vae["scale_factor_spatial"], vae["z_dim"]
         frames = (parameters.num_frames - 1) // vae["scale_factor_temporal"] + 1
         picture = (parameters.height // factor, parameters.width // factor)
         photo = (channels, 1) if self._facts["expand_timesteps"] else (config["in_channels"] - channels, frames)
-        latents = (1, channels, frames, *picture)
-        text = ((1, None, config["text_dim"]), dtype)
-        return {
-            # A scheduler that keeps nothing may round them to the dtype computed in.
-            "latents": (latents, "float32" if self._history else None),
-            **dict.fromkeys(self._history, (latents, "float32")),
-            "condition": ((1, *photo, *picture), "float32"),
-            "prompt_embeds": text,
-            **({"negative_prompt_embeds": text} if parameters.guided else {}),
-            **({"image_embeds": ((1, None, config["image_dim"]), dtype)} if self._facts["has_image_encoder"] else {}),
-        }
-
-    def _zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Return a state of zeros, with all that the scheduler may keep."""
-        state = super()._zeros(parameters)
-        if "image_embeds" in state:
-            state["image_embeds"] = state["image_embeds"].repeat(1, IMAGE_TOKENS, 1)
+        latents = torch.zeros((1, channels, frames, *picture), device=self._device)
+        text = torch.zeros((1, 1, config["text_dim"]), device=self._device, dtype=self._dtype)
+        state = {name: latents.clone() for name in ("latents", *history_names(self.pipeline.scheduler))}
+        state |= {"condition": torch.zeros((1, *photo, *picture), device=self._device), "prompt_embeds": text}
+        if parameters.guided:
+            state["negative_prompt_embeds"] = text.clone()
+        if self._facts["has_image_encoder"]:
+            state["image_embeds"] = text.new_zeros((1, IMAGE_TOKENS, config["image_dim"]))
         return state
 
     def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Encode the prompts and a photo, and draw the initial noise; see `tensor_types`."""
+        """Encode the prompts and a photo, and draw the initial noise.
+
+        Returns:
+            `latents` (1, C, F', H', W'), with F' frames after the VAE's compression; `condition` (1, 4 + C, F', H',
+            W'), mask and encoded photo, or (1, C, 1, H', W') of a TI2V model; `prompt_embeds` (1, N, E) and with
+            guidance `negative_prompt_embeds`, without the padding that the denoiser adds; of a 2.1 model
+            `image_embeds` (1, 257, I).
+        """
         assert isinstance(parameters, WanParameters)
         pipeline = self.pipeline
         # (3)

@@ -12,19 +12,18 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from gpu_checks.compare import ListSource
+from gpu_checks.compare import run_stage
 from gpu_checks.full_size import write_full_size_model
 from PIL import Image
 
-from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink
-from svdq.pipeline.loop.stage import Stage
+from svdq.pipeline.loop.protocols import Report, Request, Sink
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.planner import Assignment
-from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology
-from svdq.worker.bench.loop_runs import exit_when_lost, spawn_ranks
+from svdq.worker.bench.loop_runs import spawn_ranks
 from tests.pipeline.fakes import ListPlanner
 
 #: Free memory for the weights, which are in it twice while they are written, and for three processes.
@@ -59,26 +58,15 @@ class StagesSink(Sink):
 
 def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: str) -> None:
     device = torch.device("cpu")
-    model = KeepingModel(name, Role.of_rank(topology.rank), device, torch.bfloat16)
+    model = KeepingModel(resolve(name), Role.of_rank(topology.rank), device, torch.bfloat16)
     model.folder = Path(folder)
     image = Image.open(photo)
     # By its own plan, a group gives both steps of a single video to rank 1: nothing would be handed over.
     num_ranks = topology.num_ranks
     boundaries = tuple(rank * SMALL.steps // num_ranks for rank in range(num_ranks + 1))
-    Stage(
-        topology=topology,
-        links=links,
-        model=model,
-        monitor=Monitor(),
-        tracer=Tracer(),
-        source=ListSource([Request(job_id="video", parameters=SMALL, photo=image)]) if topology.first else None,
-        sink=StagesSink(Path(folder)) if topology.last else None,
-        planner=ListPlanner(num_ranks, [Assignment(boundaries=boundaries, decoder=num_ranks - 1)]),
-        on_lost=exit_when_lost,
-    ).run()
-    memory = Path("/proc/self/smaps_rollup")
-    if memory.exists():  # on Linux: what the process holds, and its fair part of what is shared
-        Path(folder, f"memory{topology.rank}").write_text(memory.read_text())
+    planner = ListPlanner(num_ranks, [Assignment(boundaries=boundaries, decoder=num_ranks - 1)])
+    requests = [Request(job_id="video", parameters=SMALL, photo=image)]
+    run_stage(topology, links, model, requests, StagesSink(Path(folder)), planner=planner)
 
 
 @pytest.fixture(scope="module")
