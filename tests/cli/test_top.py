@@ -247,7 +247,7 @@ def test_every_terminal_is_wide_enough(snapshot: Snapshot, width: int) -> None:
     assert max(map(cell_len, lines)) <= width
 
 
-def test_what_keeps_jobs_waiting_is_said(connection: redis.Redis) -> None:
+def test_reasons_why_jobs_wait_are_shown(connection: redis.Redis) -> None:
     job_id = start(connection, 1, "stuck", rank=1, step=8)
     condition = Condition(effect="Videos wait", reason="Disk full.", since=1.0, attempts=2, job_ids=(job_id,))
     save(connection, rank(1, conditions=(condition,), activity="waiting"))
@@ -262,20 +262,20 @@ def test_what_keeps_jobs_waiting_is_said(connection: redis.Redis) -> None:
     assert f"{job_id}  stuck  started, waiting for storage: Disk full." in text
 
 
-def test_a_gpu_that_has_failed_is_said_to_have(connection: redis.Redis) -> None:
+def test_a_failed_gpu_is_shown(connection: redis.Redis) -> None:
     intake = IntakeStatus(worker="w", failed_gpus={"GPU 3 (GPU-8f2d)": "it is lost"})
     save(connection, rank(0, intake=intake))
     text = "\n".join(drawn(take(connection)))
     assert "GPU 3 (GPU-8f2d) of here has failed (it is lost); `svdq worker` tries it again at its next start." in text
 
 
-def test_nothing_at_all(connection: redis.Redis) -> None:
+def test_an_empty_queue_without_workers(connection: redis.Redis) -> None:
     text = "\n".join(drawn(take(connection)))
     assert "No job is waiting or in flight." in text
     assert "svdq worker" in text
 
 
-def test_where_a_sample_is(connection: redis.Redis) -> None:
+def test_progress_of_a_sample_by_rank(connection: redis.Redis) -> None:
     meta = {
         "new": {},
         "half": {"rank": 1, "step": 3} | WHOLE,
@@ -305,7 +305,7 @@ def test_where_a_sample_is(connection: redis.Redis) -> None:
     }
 
 
-def test_what_ended_is_counted_for_an_hour(connection: redis.Redis) -> None:
+def test_jobs_that_ended_are_counted_for_an_hour(connection: redis.Redis) -> None:
     registry = SvdqQueue("svdq-low", connection=connection).finished_job_registry
     for minutes_ago in (1, 59, 61):
         ended_at = time.time() - 60 * minutes_ago
@@ -313,7 +313,7 @@ def test_what_ended_is_counted_for_an_hour(connection: redis.Redis) -> None:
     assert take(connection).finished_last_hour == 2
 
 
-def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> None:
+def test_kept_jobs_cost_a_snapshot_nothing(connection: redis.Redis) -> None:
     job = enqueue(connection, JOB, "f" * 20)
     finish(job, {"outputs": ["/x.mp4"]})
     registry = SvdqQueue("svdq-default", connection=connection).finished_job_registry.key

@@ -78,9 +78,7 @@ def test_a_burst_that_found_the_queue_paused_ends_with_1() -> None:
         ("", "auto", 2, ["cpu"]),
     ],
 )
-def test_what_a_run_computes_on(
-    visible: str, device: str, num_ranks: int | None, expected: list[str], monkeypatch
-) -> None:
+def test_devices_of_a_run(visible: str, device: str, num_ranks: int | None, expected: list[str], monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert devices_of(device, num_ranks) == expected
 
@@ -156,7 +154,7 @@ def test_a_second_burst_leaves_the_queue_to_the_first(house, until) -> None:
     assert later["videos_per_hour"] > 0
 
 
-def test_a_report_that_cannot_be_written_is_said_at_once(house) -> None:
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(house) -> None:
     for name in ("night.txt", "nowhere/night.json"):
         done = house.run("svdq", "worker", "--ranks", 1, "--device", "cpu", "--burst", "--report", name)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -69,7 +69,7 @@ def cron(tmp_path: Path) -> Iterator[Callable[[str], None]]:
         daemon.wait()
 
 
-def test_a_night_of_short_windows(house, cron: Callable[[str], None], until: Callable[..., object]) -> None:
+def test_bursts_from_cron_render_all_photos(house, cron: Callable[[str], None], until: Callable[..., object]) -> None:
     jobs = []
     for number in range(NUM_PHOTOS):
         photo = house.folder / f"{number}.png"

@@ -41,7 +41,7 @@ def make_due(connection: redis.Redis, job_id: str) -> None:
 # What is queued, and in which order.
 
 
-def test_what_is_due_is_queued_by_priority_and_age(connection: redis.Redis, worker: GroupWorker) -> None:
+def test_due_jobs_are_queued_by_priority_and_age(connection: redis.Redis, worker: GroupWorker) -> None:
     schedule(connection, "z", "m", "a")  # the time is the same: the order is that of submission, not of the ids
     schedule(connection, "earlier", in_s=-20)
     schedule(connection, "urgent", priority="high")
@@ -154,7 +154,7 @@ def test_rqs_retry_is_not_used(connection: redis.Redis, worker: GroupWorker, int
 
 
 @pytest.mark.long
-def test_a_burst_renders_what_is_due_and_says_what_is_left(house) -> None:
+def test_a_burst_renders_due_jobs_and_counts_those_left(house) -> None:
     job = fetch(house.connection, house.submit()).kwargs
     queue = SvdqQueue("svdq-default", connection=house.connection)
     now = datetime.now(UTC)

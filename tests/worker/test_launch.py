@@ -18,7 +18,7 @@ from svdq.worker.launcher.launcher import default_ranks
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~/nowhere"])
-def test_a_folder_that_is_not_there_is_said_not_to_be(name: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_missing_folder_is_refused(name: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(InputError, match=f"^There is no model folder '{name}'"):
@@ -217,7 +217,7 @@ def test_a_senseless_number_of_ranks_is_refused(house, ranks: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_only_loading_shows_is_said_once(house, tiny_model: Path, tmp_path: Path) -> None:
+def test_an_error_found_while_loading_is_printed_once(house, tiny_model: Path, tmp_path: Path) -> None:
     """A rank finds it out; the user reads one sentence, nothing is tried again, and no rank is left."""
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     config = folder / "image_encoder" / "config.json"

@@ -4,7 +4,7 @@ import errno
 import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,17 +43,16 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def beside() -> ThreadPoolExecutor:
-    """Run something in a thread."""
+def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as pool:
         yield pool
 
 
-def test_a_condition_is_seen_while_it_lasts_and_gone_when_it_is_over(beside, until, caplog) -> None:
+def test_a_condition_lasts_as_long_as_the_storage_refuses(pool, until, caplog) -> None:
     caplog.set_level(logging.INFO)
     retry, storage = StorageRetry("Videos wait"), Refusing()
     assert retry.condition is None
-    done = beside.submit(retry.call, storage)
+    done = pool.submit(retry.call, storage)
     first = until(lambda: retry.condition)
     later = until(lambda: (found := retry.condition) and found.attempts >= 3 and found)
     assert (later.effect, later.since) == ("Videos wait", first.since)
@@ -64,10 +63,10 @@ def test_a_condition_is_seen_while_it_lasts_and_gone_when_it_is_over(beside, unt
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_a_stop_ends_the_waiting_at_once(beside, until, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_ends_the_waiting_at_once(pool, until, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outages, "FIRST_DELAY_S", 600)
     retry = StorageRetry("Videos wait")
-    done = beside.submit(retry.call, Refusing())
+    done = pool.submit(retry.call, Refusing())
     until(lambda: retry.condition)
     retry.stop()
     with pytest.raises(RetryStoppedError):
@@ -75,11 +74,11 @@ def test_a_stop_ends_the_waiting_at_once(beside, until, monkeypatch: pytest.Monk
     assert retry.condition is None
 
 
-def test_what_nobody_wants_any_more_is_not_insisted_on(beside, until, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_is_no_longer_wanted_ends(pool, until, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outages, "FIRST_DELAY_S", 600)
     retry, is_wanted = StorageRetry("Videos wait"), threading.Event()
     is_wanted.set()
-    done = beside.submit(retry.call, Refusing(), is_wanted.is_set)
+    done = pool.submit(retry.call, Refusing(), is_wanted.is_set)
     until(lambda: retry.condition)
     is_wanted.clear()
     retry.wake()
@@ -89,7 +88,7 @@ def test_what_nobody_wants_any_more_is_not_insisted_on(beside, until, monkeypatc
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENAMETOOLONG, "too long"), ValueError("a mistake")])
-def test_what_no_retry_fixes_is_raised_at_once(error: Exception) -> None:
+def test_an_error_that_no_retry_fixes_is_raised_at_once(error: Exception) -> None:
     def attempt() -> None:
         raise error
 
@@ -146,17 +145,17 @@ def open_prefetcher(storage: Storage, complete: Callable[[VideoParameters], Vide
     return Prefetcher(storage, MODEL, IntakeOptions(max_pixels=10**6, complete=complete), None)
 
 
-def prepare(beside: ThreadPoolExecutor, prefetcher: Prefetcher, job: Job) -> "Future[Prepared]":
-    return beside.submit(prefetcher.prepare, "a-job", job)
+def prepare(pool: ThreadPoolExecutor, prefetcher: Prefetcher, job: Job) -> "Future[Prepared]":
+    return pool.submit(prefetcher.prepare, "a-job", job)
 
 
 def test_a_photo_is_waited_for_while_the_storage_is_away(
-    folder: Path, job: Job, beside, until, monkeypatch: pytest.MonkeyPatch
+    folder: Path, job: Job, pool, until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outages, "FILE_TIMEOUT_S", 0.0)
     prefetcher = open_prefetcher(Storage(str(folder)))
     shutil.move(folder, folder.with_name("away"))
-    done = prepare(beside, prefetcher, job)
+    done = prepare(pool, prefetcher, job)
     condition = until(lambda: (found := prefetcher.condition) and found.attempts >= 3 and found)
     assert (condition.effect, condition.job_ids) == ("No video is begun", ("a-job",))
     shutil.move(folder.with_name("away"), folder)
@@ -169,11 +168,11 @@ def test_a_photo_is_there_again_when_its_storage_is(folder: Path, job: Job) -> N
 
 
 def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(
-    folder: Path, job: Job, beside, until, monkeypatch: pytest.MonkeyPatch
+    folder: Path, job: Job, pool, until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = Locked(str(folder))
     prefetcher = open_prefetcher(storage)
-    done = prepare(beside, prefetcher, job)
+    done = prepare(pool, prefetcher, job)
     until(lambda: prefetcher.condition)
     storage.is_locked = False
     assert done.result(60).photo is not None
@@ -228,10 +227,10 @@ def test_looking_ahead_waits_for_nothing(folder: Path, job: Job) -> None:
     assert prefetcher.condition is None
 
 
-def test_a_job_that_is_abandoned_is_waited_for_no_longer(folder: Path, job: Job, beside, until) -> None:
+def test_a_job_that_is_abandoned_is_waited_for_no_longer(folder: Path, job: Job, pool, until) -> None:
     storage = Locked(str(folder))
     prefetcher = open_prefetcher(storage)
-    done = prepare(beside, prefetcher, job)
+    done = prepare(pool, prefetcher, job)
     until(lambda: prefetcher.condition)
     prefetcher.abandon("another")
     until(lambda: prefetcher.condition.attempts >= 4)

@@ -72,7 +72,7 @@ def url_of(server: OwnRedis, folder: Path, name: str, password: str) -> str:
 
 
 @pytest.mark.long
-def test_the_whole_way_and_no_password_anywhere(house, until, server: OwnRedis) -> None:
+def test_no_password_is_in_logs_files_or_process_lists(house, until, server: OwnRedis) -> None:
     producer = url_of(server, house.folder, "svdq-producer", PRODUCER)
     worker = url_of(server, house.folder, "svdq-worker", WORKER)
     admin = server.client(url_of(server, house.folder, "admin", ADMIN))

@@ -86,7 +86,7 @@ def test_the_pace_is_not_that_of_other_sizes() -> None:
     assert pace.seconds == 16.0
 
 
-def test_a_record_says_what_is_computed_and_what_is_waited_for() -> None:
+def test_a_record_has_activity_and_conditions() -> None:
     rank_reporter = open_reporter()
     idle = rank_reporter.gather(None, None, None)
     assert (idle.activity, idle.job_id, idle.step_range, idle.intake) == ("idle", None, None, None)
@@ -157,7 +157,7 @@ def the_rank(connection: redis.Redis) -> RankStatus | None:
     return groups[0].ranks[0] if groups else None
 
 
-def test_a_rank_tells_what_it_does_and_goes_when_it_ends(connection, monitor: ProgressMonitor, until) -> None:
+def test_the_record_of_a_rank_follows_its_work_and_goes_with_it(connection, monitor: ProgressMonitor, until) -> None:
     until(lambda: the_rank(connection))
     enqueue(connection, JOB, SAMPLE.job_id)
     monitor.step(SAMPLE, 3)
@@ -192,7 +192,7 @@ def test_an_error_of_the_program_does_not_end_the_records(
 
 
 @pytest.mark.usefixtures("monitor")
-def test_a_group_at_work_is_told_of_although_rank_0_rests(connection, reporter: RankReporter, until) -> None:
+def test_rank_0_writes_its_record_each_second_while_others_work(connection, reporter: RankReporter, until) -> None:
     """Rank 0 may have done its part while others are at work: who reads its record must not find an old one."""
     status = IntakeStatus(worker="w", in_flight=("a",))
     reporter.group = lambda: status
@@ -203,7 +203,7 @@ def test_a_group_at_work_is_told_of_although_rank_0_rests(connection, reporter: 
     assert the_rank(connection).at > before
 
 
-def test_what_is_logged_about_a_job_is_with_the_job(connection, monitor: ProgressMonitor, until) -> None:
+def test_lines_about_a_job_are_in_its_log(connection, monitor: ProgressMonitor, until) -> None:
     other = "f" * 20
     for job_id in (SAMPLE.job_id, other):
         enqueue(connection, JOB, job_id)
@@ -231,7 +231,7 @@ def test_what_is_logged_about_a_job_is_with_the_job(connection, monitor: Progres
     assert len(read_log(connection, other)) == 1
 
 
-def test_what_is_logged_while_redis_is_away_comes_later(log: JobLogHandler) -> None:
+def test_lines_logged_while_redis_is_away_come_later(log: JobLogHandler) -> None:
     logger = logging.getLogger("svdq.test")
     logger.warning("one %s", SAMPLE.job_id)
     taken = log.take()

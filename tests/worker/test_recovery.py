@@ -67,7 +67,7 @@ def leftovers(connection: redis.Redis) -> list[bytes]:
 # Hand-overs.
 
 
-def test_what_is_popped_has_an_owner(connection: redis.Redis, worker: GroupWorker) -> None:
+def test_a_popped_job_has_an_owner(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
     assert scripts.pop(connection, worker.queues, worker.name).job_id == b"a"
     assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
@@ -92,7 +92,7 @@ def test_a_lease_that_was_prolonged_meanwhile_is_left(connection: redis.Redis, w
 
 
 @pytest.mark.parametrize("status", ["finished", "canceled", None])
-def test_what_is_not_to_be_rendered_is_not_put_back(connection: redis.Redis, worker: GroupWorker, status) -> None:
+def test_a_job_that_has_ended_is_not_put_back(connection: redis.Redis, worker: GroupWorker, status) -> None:
     put(connection, "a")
     active = worker.pop()
     if status is None:
@@ -157,7 +157,7 @@ def num_calls(connection: redis.Redis) -> int:
     return sum(stats[name]["calls"] for name in stats if name != "cmdstat_info")
 
 
-def test_what_other_groups_have_in_flight_costs_a_group_nothing(
+def test_jobs_in_flight_of_other_groups_are_not_read(
     connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, clock: Clock
 ) -> None:
     """Each group read the executions of all others every two seconds: hundreds of groups filled one Redis."""
@@ -209,7 +209,7 @@ def test_a_popped_job_is_never_stuck_while_its_group_is_alive(connection: redis.
     assert connection.lrange("rq:queue:svdq-default:intermediate", 0, -1) == [b"a"]
 
 
-def test_what_another_program_has_popped_comes_back_after_a_minute(
+def test_a_job_popped_by_another_program_comes_back_after_a_minute(
     connection: redis.Redis, worker: GroupWorker, clock: Clock
 ) -> None:
     put(connection, "a")
@@ -263,7 +263,7 @@ def test_a_job_that_was_taken_back_before_it_was_begun_is_not_begun(
         lambda connection: connection.hset("rq:job:a", mapping={"worker_name": b"\xff", "started_at": b"\xff"}),
     ],
 )
-def test_what_others_have_written_breaks_no_recovery(
+def test_foreign_entries_of_registries_break_no_recovery(
     connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, plant
 ) -> None:
     put(connection, "a")
@@ -407,7 +407,7 @@ def test_after_a_kill_of_everything_the_next_group_goes_on_at_once(house, until)
 
 
 @pytest.mark.slow
-def test_a_poison_job_is_set_aside_and_its_neighbours_finish(house, until) -> None:
+def test_a_job_whose_rank_died_twice_fails_and_others_finish(house, until) -> None:
     group = house.start(2, model="simulated:step_ms=20", **faults_by_seed("kill=13"))
     jobs = [house.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
     views = house.wait(jobs)
@@ -418,7 +418,7 @@ def test_a_poison_job_is_set_aside_and_its_neighbours_finish(house, until) -> No
 
 
 @pytest.mark.long
-def test_a_job_that_hangs_every_time_is_set_aside_and_its_neighbours_finish(house) -> None:
+def test_a_job_whose_rank_hung_twice_fails_and_others_finish(house) -> None:
     (house.folder / "svdq.toml").write_text("stall_s = 2.0\n")
     group = house.start(3, model="simulated:step_ms=20", **faults_by_seed("hang=13"))
     jobs = [house.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]

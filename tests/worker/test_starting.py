@@ -22,7 +22,7 @@ def test_a_record_lasts_until_the_groups_are_ready(house, until) -> None:
     assert worker_state(house.connection) == "none"
 
 
-def test_a_launcher_that_was_killed_does_not_start_for_ever(house) -> None:
+def test_the_record_of_a_killed_launcher_expires(house) -> None:
     now, _ = house.connection.time()
     house.connection.zadd(keys.STARTING, {"host:1": now - 1})
     assert worker_state(house.connection) == "none"
@@ -37,7 +37,7 @@ def test_the_model_that_a_worker_loads_decides_what_photos_are_for(house, until)
 
 
 @pytest.mark.long
-def test_a_worker_that_starts_is_not_called_missing(house, until) -> None:
+def test_wait_knows_that_a_worker_is_starting(house, until) -> None:
     job = house.submit()
     group = house.start(2, "--burst", wait=False)
     until(lambda: "Starting 2 ranks on the processors with the model preview" in group.text, lambda: group.text)

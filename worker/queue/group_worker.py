@@ -15,9 +15,7 @@ import redis
 import rq
 from rq.executions import Execution
 from rq.job import JobStatus
-from rq.results import Result
-from rq.serializers import JSONSerializer
-from rq.utils import as_text, now, utcformat
+from rq.utils import now, utcformat
 from rq.worker import WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register
 
@@ -146,7 +144,7 @@ class GroupWorker(RqWorker):
     def pop(self) -> ActiveJob | None:
         """Take the next job off the queues, most urgent queue first, and start its execution.
 
-        Jobs that are not valid are failed, those of a newer version are put off, and the next one is taken.
+        Jobs that are not valid are failed or dropped, those of a newer version are put off, and the next one is taken.
         """
         for _ in range(LOOKED_AT_ONCE):
             popped = scripts.pop(self.connection, self.queues, self.name, self.pause_field)
@@ -154,16 +152,15 @@ class GroupWorker(RqWorker):
             if popped.queue is None:
                 return None
             rq_job = self.fetch(popped.job_id)
-            if rq_job is None:
-                self._drop_unreadable(popped.queue, popped.job_id)
-                continue
             try:
-                active = self._admit(rq_job, popped.queue)
+                active = None if rq_job is None else self._admit(rq_job, popped.queue)
             except redis.ResponseError as error:
                 if not scripts.is_wrong_type(error):
                     raise
-                self._drop_unreadable(popped.queue, popped.job_id)
-                continue
+                rq_job = active = None
+            if rq_job is None:
+                logger.warning("Dropped %r from %s: its record cannot be read.", popped.job_id, popped.queue.name)
+                scripts.drop_popped(self.connection, popped.queue, popped.job_id)
             if active is not None:
                 return active
         return None  # leases have to be renewed first
@@ -171,16 +168,6 @@ class GroupWorker(RqWorker):
     def fetch(self, job_id: bytes | str) -> rq.job.Job | None:
         """Read a job; None if there is no readable job of that id."""
         return UntrustedJob.find(job_id, self.connection)
-
-    def _drop_unreadable(self, queue: rq.Queue, job_id: bytes) -> None:
-        """Fail a popped job whose record is missing or cannot be read."""
-        logger.warning("Dropped %r from %s: there is no readable job of that id.", job_id, queue.name)
-        if scripts.fail_unreadable(self.connection, queue, job_id):
-            try:
-                job = UntrustedJob(as_text(job_id), connection=self.connection, serializer=JSONSerializer)
-                Result.create_failure(job, keys.FAILURE_TTL_S, "Refused: its record in Redis is malformed.")
-            except (ValueError, redis.ResponseError):
-                return  # not a valid id, or a key of the wrong type
 
     def _admit(self, rq_job: rq.job.Job, queue: rq.Queue) -> ActiveJob | None:
         status = rq_job.get_status(refresh=False)

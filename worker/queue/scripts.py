@@ -138,21 +138,6 @@ redis.call('hdel', KEYS[1], ARGV[1])
 return 1
 """
 
-#: Fails a popped job whose record cannot be read, without reading it.
-#: KEYS: job, rq:failed:<queue>, intermediate queue, svdq:popped. ARGV: job id, now as RQ writes it, seconds to keep it,
-#: and when those end. Returns 1 when there was a record.
-_FAIL_UNREADABLE = """
-redis.call('lrem', KEYS[3], 1, ARGV[1])
-redis.call('hdel', KEYS[4], ARGV[1])
-if redis.call('type', KEYS[1]).ok ~= 'hash' then
-  return 0
-end
-redis.call('hset', KEYS[1], 'status', 'failed', 'ended_at', ARGV[2])
-redis.call('expire', KEYS[1], ARGV[3])
-redis.call('zadd', KEYS[2], ARGV[4], ARGV[1])
-return 1
-"""
-
 #: Writes a field of a job. KEYS: job. ARGV: field, value.
 _SET_FIELD = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], ARGV[1], ARGV[2]) end"
 
@@ -248,15 +233,6 @@ def put_off(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: 
     names = (keys.POPPED, queue.intermediate_queue_key, queue.scheduled_job_registry.key, key_of(job_id))
     if _eval(connection, _PUT_OFF, names, job_id, worker_name, due_s, meta) == -1:
         drop_popped(connection, queue, job_id)
-
-
-def fail_unreadable(connection: redis.Redis, queue: rq.Queue, job_id: bytes) -> bool:
-    """Fail a popped job whose record cannot be read; return whether there was a record."""
-    now_s = server_time(connection)
-    now = utcformat(datetime.fromtimestamp(now_s, UTC))
-    names = (key_of(job_id), queue.failed_job_registry.key, queue.intermediate_queue_key, keys.POPPED)
-    kept_s = keys.FAILURE_TTL_S
-    return bool(_eval(connection, _FAIL_UNREADABLE, names, job_id, now, kept_s, now_s + kept_s))
 
 
 def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float) -> None:

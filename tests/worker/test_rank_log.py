@@ -42,7 +42,7 @@ def test_a_line_says_who_when_and_about_which_job() -> None:
     assert "job_id" not in json.loads(formatter.format(record("Ready.")))
 
 
-def test_what_the_step_loop_logs_is_about_its_job() -> None:
+def test_a_line_of_the_step_loop_belongs_to_its_job() -> None:
     handler = JobLogHandler(0)
     handler.current_job = lambda: JOB_ID
     formatter = JsonFormatter(rank=0, group="0", job_ids=handler.job_ids)

@@ -1,4 +1,4 @@
-"""Three machines that share Redis and a bucket: a laptop submits, a box of ranks renders, the laptop fetches."""
+"""Submit, render and fetch with homes that share only Redis and a bucket."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def all_of(connection: redis.Redis) -> bytes:
     return b"".join([*dumps, *hashes])
 
 
-def test_a_laptop_a_box_and_a_bucket(
+def test_submit_render_and_fetch_through_redis_and_a_bucket(
     house, redis_url: str, s3: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = {"SVDQ_REDIS_URL": redis_url, "SVDQ_STORAGE": s3}
