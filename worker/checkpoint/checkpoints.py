@@ -79,10 +79,9 @@ class Checkpoints(Checkpointer):
             self._store.open(job_id)
 
     def sweep(self, states: Callable[[list[str]], Mapping[str, bool]]) -> None:
-        """Remove the checkpoints of jobs that have ended.
+        """Remove the checkpoints of jobs that have ended; `states` says by id which have, and leaves out unknown jobs.
 
-        `states` returns for each job id whether the job has ended, and leaves out unknown jobs. Those may be another
-        server's, so their checkpoints are removed only when they are old.
+        Those may be another server's, so their checkpoints are removed only when they are old.
         """
         try:
             self._store.sweep()
@@ -114,12 +113,11 @@ class Checkpoints(Checkpointer):
         with self._changed:
             self._waiting.pop(sample.job_id, None)
             self._waiting[sample.job_id] = _Pending(sample=sample, ready=ready)
-            while len(self._waiting) > 1 and self._num_waiting_bytes() > MAX_WAITING_BYTES:
-                del self._waiting[next(iter(self._waiting))]
+            num_bytes = sum(each.nbytes for other in self._waiting.values() for each in other.sample.tensors.values())
+            while len(self._waiting) > 1 and num_bytes > MAX_WAITING_BYTES:
+                oldest = self._waiting.pop(next(iter(self._waiting)))
+                num_bytes -= sum(each.nbytes for each in oldest.sample.tensors.values())
             self._changed.notify_all()
-
-    def _num_waiting_bytes(self) -> int:
-        return sum(tensor.nbytes for pending in self._waiting.values() for tensor in pending.sample.tensors.values())
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is written and removed, from now on without rests; return whether it is."""
@@ -157,34 +155,26 @@ class Checkpoints(Checkpointer):
                 self._changed.wait_for(lambda: self._hurried, rest_s)
 
     def _note(self, error: Exception) -> None:
-        condition = self.condition
-        if condition is None:
+        if self.condition is None:
             logger.warning("Checkpoints cannot be written (%s); videos continue without.", error)
-            condition = Condition(
-                effect="Checkpoints cannot be written, videos continue without",
-                reason=str(error),
-                since=time.time(),
-                attempts=0,
-            )
-        self.condition = condition.model_copy(update={"reason": str(error), "attempts": condition.attempts + 1})
+        since, attempts = (self.condition.since, self.condition.attempts) if self.condition else (time.time(), 0)
+        effect = "Checkpoints cannot be written, videos continue without"
+        self.condition = Condition(effect=effect, reason=str(error), since=since, attempts=attempts + 1)
 
     def _write(self, pending: _Pending) -> None:
         sample = pending.sample
         there = self._store.steps(sample.job_id)
         if there is None or (there and there[0] >= sample.step):
             return  # the job has ended, or a later rank was faster
+        stream: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if pending.ready is not None:
             pending.ready.synchronize()
             # In its own stream, so that the copy to the host overlaps the computation.
-            with torch.cuda.stream(torch.cuda.Stream(self._codec.device)):
-                self._write_finite(sample)
-        else:
-            self._write_finite(sample)
-
-    def _write_finite(self, sample: Sample) -> None:
-        # Between two steps the stage has not checked the state yet, and a broken one is of no use.
-        if all_finite(sample.tensors.values()):
-            self._store.write(sample.job_id, sample.step, self._codec.encode(sample))
+            stream = torch.cuda.stream(torch.cuda.Stream(self._codec.device))
+        with stream:
+            # Between two steps the stage has not checked the state yet, and a broken one is of no use.
+            if all_finite(sample.tensors.values()):
+                self._store.write(sample.job_id, sample.step, self._codec.encode(sample))
 
 
 def resumed(sample: Sample, step_seen: int) -> Sample:

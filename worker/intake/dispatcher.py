@@ -1,7 +1,4 @@
-"""Takes jobs off the queue when the stage wants them, and makes requests of them. Bookkeeping thread only.
-
-Another thread prepares the photo or the checkpoint of a job in advance.
-"""
+"""Takes jobs off the queue when the stage wants them, and makes requests of them. Bookkeeping thread only."""
 
 import logging
 import queue
@@ -90,7 +87,7 @@ class Dispatcher:
                     self.draining.set()
             self._log_pause()
         if self._taken is not None:
-            if self._preparing is None and self._may_start(self._taken):
+            if self._preparing is None and self._may_start(self._taken.rq_job.id):
                 self._preparing = self._prepared(self._taken)
             if self._preparing is not None:
                 self._give(self._taken, self._preparing)
@@ -125,7 +122,8 @@ class Dispatcher:
         """Queue the request of a taken job for the stage, once the job is prepared."""
         job_id = active.rq_job.id
         if not preparing.done():
-            if self._prefetcher.condition is not None and self._is_unwanted(active):
+            waits = self._prefetcher.condition is not None
+            if waits and (self._worker.was_canceled(job_id) or not self._worker.holds_lease(active)):
                 self._prefetcher.abandon(job_id)
             return
         try:
@@ -160,13 +158,13 @@ class Dispatcher:
         self._taken = self._preparing = None
         self._reporter.add(report)
 
-    def _may_start(self, active: ActiveJob) -> bool:
+    def _may_start(self, job_id: str) -> bool:
         """Whether a taken job can be started; a suspect of a crash only while nothing else is in flight."""
-        if not must_run_alone(self._worker.connection, active.rq_job.id):
+        if not must_run_alone(self._worker.connection, job_id):
             return True
-        if self._alone != active.rq_job.id:
-            self._alone = active.rq_job.id
-            logger.info("Job %s was in work when a rank died; it runs alone now.", self._alone)
+        if self._alone != job_id:
+            self._alone = job_id
+            logger.info("Job %s was in work when a rank died; it runs alone now.", job_id)
         return len(self._reporter.active) == 1
 
     def _is_alone(self) -> bool:
@@ -204,10 +202,6 @@ class Dispatcher:
         prepared = self._loader.submit(self._prefetcher.prepare, job_id, asked.job, asked.replaced, once=once)
         prepared.add_done_callback(lambda _: self._wake.set())
         return prepared
-
-    def _is_unwanted(self, active: ActiveJob) -> bool:
-        """Whether a job that waits for the storage was canceled or taken over."""
-        return self._worker.was_canceled(active.rq_job.id) or not self._worker.holds_lease(active)
 
     def _request(self, active: ActiveJob, prepared: Prepared) -> Request:
         job_id, parameters = active.rq_job.id, prepared.job.parameters

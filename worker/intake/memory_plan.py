@@ -58,7 +58,7 @@ class MemoryPlan:
         facts: Facts | None = None,
         workspace: int = 0,
     ) -> None:
-        """Create it for ranks, rank 0 first; `dtype` is torch's name, `workspace` the bytes added to estimates."""
+        """Plan for ranks, rank 0 first; `dtype` is torch's name, `workspace` the bytes added to estimates."""
         self._ranks = ranks
         self._dtype = dtype
         self._family = family
@@ -130,7 +130,7 @@ class MemoryPlan:
     def _sentence(self, parameters: VideoParameters) -> str:
         rank, _ = self._excess(parameters)
         there = self._ranks[rank].capacity or 0
-        where = f"{_place(rank, len(self._ranks))}, which has {size_text(there)}"
+        where = f"on rank {rank} of {len(self._ranks)}, which has {size_text(there)}"
         chunk, need = chunk_of(parameters), size_text(self.need(rank, parameters))
         in_chunks = f", decoded {chunk} at a time," if chunk < parameters.num_frames else ""
         shape = f"{parameters.width}x{parameters.height} with {count(parameters.num_frames, 'frame')}{in_chunks}"
@@ -169,7 +169,7 @@ def _check_weights(ranks: Sequence[RankInfo], granted: str) -> None:
     need, rank, limit = max(limits, key=lambda found: found[0] - found[2], default=(0, 0, 0))
     if need > limit:
         raise InputError(
-            f"The weights alone need {size_text(need)} {_place(rank, len(ranks))}, and {granted} "
+            f"The weights alone need {size_text(need)} on rank {rank} of {len(ranks)}, and {granted} "
             f"{size_text(limit) if limit >= 10**5 else f'{limit} bytes'}: every video would be refused; grant more, "
             "such as 24GB."
         )
@@ -177,7 +177,3 @@ def _check_weights(ranks: Sequence[RankInfo], granted: str) -> None:
 
 def _with_chunks(parameters: _Parameters, chunk: int) -> _Parameters:
     return parameters.model_copy(update={"decode_chunk_size": chunk})
-
-
-def _place(rank: int, num_ranks: int) -> str:
-    return f"on rank {rank} of {num_ranks}"

@@ -1,7 +1,4 @@
-"""Loads the checkpoint of a job, else its photo, before the stage takes the job; finds the files of a finished one.
-
-Runs in its own thread and does not use the queue.
-"""
+"""Finds the files of a finished job, else its checkpoint, else its photo, in a thread, before the stage takes it."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -79,7 +76,7 @@ class Prefetcher:
     def __init__(
         self, storage: Storage, model: ModelInfo, options: IntakeOptions, checkpoints: Checkpoints | None
     ) -> None:
-        """Create it; nothing is loaded yet. Finished files are of `model`."""
+        """Load nothing yet; finished files are of `model`."""
         self._storage = storage
         self._model = model
         self._options = options

@@ -54,10 +54,7 @@ class Intake(Source):
         checkpoints: Checkpoints | None = None,
         connection_health: ConnectionHealth | None = None,
     ) -> None:
-        """Create it; Redis must answer, and no job is taken before `start`.
-
-        `connection` is for the bookkeeping thread alone; `checkpoints` is None if there are none.
-        """
+        """Take no job before `start`; Redis must answer. `connection` is for the bookkeeping thread alone."""
         self._options = options
         self._checkpoints = checkpoints
         self._connection_health = connection_health or ConnectionHealth()
@@ -232,11 +229,11 @@ class Intake(Source):
 
     def _sweep(self) -> None:
         """Remove the checkpoints of jobs that ended while no group was there to do it."""
+
+        def which_ended(job_ids: list[str]) -> dict[str, bool]:
+            found = zip(job_ids, statuses(self._worker.connection, job_ids), strict=True)
+            return {job_id: status in ENDED for job_id, status in found if status is not None}
+
         if self._checkpoints is not None:
             with contextlib.suppress(redis.RedisError):
-                self._checkpoints.sweep(self._which_ended)
-
-    def _which_ended(self, job_ids: list[str]) -> dict[str, bool]:
-        """Return whether jobs have ended, without unknown jobs."""
-        found = zip(job_ids, statuses(self._worker.connection, job_ids), strict=True)
-        return {job_id: status in ENDED for job_id, status in found if status is not None}
+                self._checkpoints.sweep(which_ended)
