@@ -78,7 +78,7 @@ async def live(_request: Request) -> Response:
 
 
 async def queue(request: Request) -> Response:
-    """Return how many jobs wait for a worker, 0 while intake is paused: for what starts workers, such as KEDA."""
+    """Return how many jobs wait for a worker, 0 while intake is paused; KEDA and the like start workers by it."""
     snapshot = await request.app.state.snapshots.get()
     waiting = sum(counts["queued"] for counts in snapshot.queues.values())
     return Json({"waiting": 0 if snapshot.pauses else waiting})

@@ -75,7 +75,7 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
     return app
 
 
-#: Seconds in which the headers of a request must arrive, and what is left of a body after the answer.
+#: Seconds in which the headers of a request must arrive, and the rest of a body after the answer.
 HEADERS_S = 15.0
 #: Connections at a time; requests on more of them are answered with 503.
 MAX_CONNECTIONS = 1000

@@ -27,7 +27,7 @@ MAX_JSON_BYTES = 64 << 20
 MAX_TEXT_BYTES = 8 << 20
 #: Bytes per pixel of the largest photo that may be uploaded: 8-bit RGBA without compression.
 BYTES_PER_PIXEL = 4
-#: Bytes of a photo that are kept in memory; what is more goes to disk.
+#: Bytes of a photo that are kept in memory; the rest goes to disk.
 SPOOLED_BYTES = 64 * 1024
 #: Seconds in which a body must arrive: a small one, and one with a photo.
 SMALL_S = 30.0
@@ -68,7 +68,7 @@ def limited(
 
 @dataclass
 class Form:
-    """What a request has sent."""
+    """The content of a request."""
 
     #: Fields in their order; of JSON with values of any type.
     fields: list[tuple[str, Any]] = field(default_factory=list)

@@ -38,7 +38,7 @@ PICTURE_THREADS = 2
 
 
 class _Buffer(bytearray):
-    """What `zipfile` has written; it has no position, so `zipfile` counts the bytes itself."""
+    """A file for `zipfile` without a position, so that `zipfile` counts the bytes itself."""
 
     def write(self, data: bytes) -> int:
         """Append bytes."""
@@ -49,7 +49,7 @@ class _Buffer(bytearray):
         """Do nothing."""
 
     def take(self) -> bytes:
-        """Return what was written since the last time."""
+        """Return the bytes written since the last call."""
         taken = bytes(self)
         self.clear()
         return taken

@@ -176,7 +176,7 @@ async def results(request: Request) -> Response:
 
 
 async def act(request: Request) -> Response:
-    """Do what a button says."""
+    """Do the action of a button."""
     backend = request.app.state.backend
     asked = await _read(request, _Action)
     problems = await backend.write(lambda connection: _act(connection, asked))

@@ -60,34 +60,21 @@ def test_bad_photos(server: Server, nothing_left: Any, settings: Settings) -> No
     nothing_left()
 
 
+#: Fields with a wrong value.
+WRONG = (
+    "num_frames=many num_frames=0 size=1280x721 size=large seconds=-1 guidance_scale=x seed=-1 format=avi "
+    "priority=urgent at=yesterday output=../../etc name=../x name={seed.__class__} model=sora-2 family=gan colour=red "
+    "extra_params={ input_reference=https://example.com/a.jpg input_reference=data:image/png;base64,@@"
+)
 #: Fields, and the parameter that the error is about.
 BAD_FIELDS: list[tuple[dict[str, str], str]] = [
+    *(({each.partition("=")[0]: each.partition("=")[2]}, each.partition("=")[0]) for each in WRONG.split()),
     ({"prompt": "x" * 10_000}, "prompt"),
-    ({"negative_prompt": "x" * 10_000}, "negative_prompt"),
-    ({"colour": "red"}, "colour"),
     ({"extra_params[colour]": "red"}, "colour"),
-    ({"extra_params": "{"}, "extra_params"),
-    ({"num_frames": "many"}, "num_frames"),
-    ({"num_frames": "0"}, "num_frames"),
-    ({"size": "1280x721"}, "size"),
-    ({"size": "large"}, "size"),
     ({"size": "576x320", "width": "640"}, "width"),
-    ({"seconds": "-1"}, "seconds"),
-    ({"guidance_scale": "x"}, "guidance_scale"),
     ({"guidance_scale": "2", "max_guidance_scale": "2"}, "guidance_scale"),
-    ({"seed": "-1"}, "seed"),
     ({"fps": "0", "seconds": "2"}, "fps"),
-    ({"format": "avi"}, "format"),
-    ({"priority": "urgent"}, "priority"),
-    ({"at": "yesterday"}, "at"),
-    ({"output": "../../etc"}, "output"),
-    ({"name": "../x"}, "name"),
-    ({"name": "{seed.__class__}"}, "name"),
-    ({"model": "sora-2"}, "model"),
-    ({"family": "gan"}, "family"),
     ({"flow_shift": "3", "motion_bucket_id": "3"}, "motion_bucket_id"),
-    ({"input_reference": "https://example.com/a.jpg"}, "input_reference"),
-    ({"input_reference": "data:image/png;base64,@@"}, "input_reference"),
     ({"input_reference[file_id]": "file-1"}, "input_reference"),
 ]
 
@@ -186,14 +173,14 @@ def head(server: Server, *lines: str) -> bytes:
     return "\r\n".join([*first, f"Content-Type: {TYPE}", "Connection: close", *lines, "", ""]).encode()
 
 
-def test_a_huge_header(server: Server) -> None:
+def test_large_headers_are_refused(server: Server) -> None:
     parts = [b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nX: ", *[b"a" * 1000] * 70, b"\r\n\r\n"]
     answer = send(server, *parts, pause_s=0.01)
     assert answer.startswith(b"HTTP/1.1 400 ") or not answer
     assert server.get("/health").status == 200
 
 
-def test_what_is_no_http(server: Server) -> None:
+def test_bytes_that_are_not_http_are_refused(server: Server) -> None:
     answer = send(server, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
 

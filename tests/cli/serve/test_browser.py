@@ -116,19 +116,6 @@ def test_dropped_photos_become_videos_that_play(desk: Watched, site: Site, tmp_p
     expect(page.locator("#upload-list .is-done").last).to_contain_text("exists already, finished")
 
 
-def test_many_photos_for_later_and_the_end_of_all(desk: Watched, site: Site) -> None:
-    page = desk.page
-    quick(page)
-    page.select_option("#start", "at")
-    page.set_input_files("#photos", [site.photo(f"{n}.png", f"rgb({n},0,99)", (16, 16)) for n in range(20)])
-    page.click("#make")
-    expect(page.locator("#upload-summary")).to_have_text("20 uploaded.")
-    expect(page.locator("#figure-waiting-more")).to_have_text("20 for later")
-    page.once("dialog", lambda dialog: dialog.accept())
-    page.click("#cancel-all")
-    expect(page.locator("#rows .row")).to_have_count(0)
-
-
 def test_a_folder_keeps_its_subfolders_and_leaves_other_files_out(desk: Watched, site: Site) -> None:
     page = desk.page
     quick(page)

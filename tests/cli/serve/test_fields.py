@@ -15,21 +15,7 @@ from svdq.producer.submitting.parameters import SubmitOptions
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 NAMES = (*FIELDS, *NO_OPS, *PHOTOS, *EXTRAS, "extra_params[fps]", "formats[]", "input_reference[image_url]")
 #: Values that are allowed somewhere, or close to it.
-WORDS = (
-    "-1",
-    "1e999",
-    "nan",
-    "٣",
-    "1" * 5000,
-    "{}",
-    "[1]",
-    "../x",
-    "{seed}",
-    "{stem:>99999}",
-    "{",
-    "+1h",
-    "9999-12-31",
-)
+WORDS = ("-1", "1e999", "nan", "٣", "1" * 5000, "{}", "[1]", "../x", "{seed}", "{stem:>99999}", "{", "9999-12-31")
 SIZES = ("1024x576", "0x0", "99999x99999", "auto", "auto:1x1", "mp4 mp4", "png,gif", "wan", "high", "data:;base64,AAAA")
 #: The parameters of a video that is made again; None for a new one.
 BASES = (
@@ -147,14 +133,14 @@ def test_photos_that_cannot_be_had(fields: list[tuple[str, Any]], param: str) ->
     assert error.param == param
 
 
-def test_what_asks_for_nothing_changes_nothing() -> None:
+def test_parameters_of_other_servers_with_their_defaults_are_ignored() -> None:
     nothing = [(name, value) for name, values in NO_OPS.items() for value in values[:1]]
     given = {"n": 1, "enable_teacache": False, "user": "me", "lora": None, "boundary_ratio": "null", "fps": "None"}
     assert options_of([*nothing, *given.items(), ("negative_prompt", None)]) == options_of([])
 
 
 @pytest.mark.parametrize("name", NO_OPS)
-def test_what_another_server_can_do_is_refused(name: str) -> None:
+def test_parameters_of_other_servers_with_other_values_are_refused(name: str) -> None:
     error = read([(name, 3)])
     assert isinstance(error, ApiError)
     assert (error.param, "not supported" in str(error)) == (name, True)

@@ -1,5 +1,6 @@
 """Accepted is what was answered with 200: no kill of the server or of Redis loses it."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 import redis
 
-from svdq.cli.serve.app import GRACE_S
 from svdq.producer.embedded_redis import ensure_server
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -159,48 +159,34 @@ def accepts_connections(server: Server) -> bool:
     return True
 
 
-def test_sigterm_with_open_streams_and_uploads(serve: Serve, photo_bytes: bytes) -> None:
+def test_sigterm_with_open_streams_uploads_and_downloads(
+    serve: Serve, photo_bytes: bytes, connection: redis.Redis, settings: Settings
+) -> None:
     server = serve()
-    pages = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(5)]
-    for page in pages:
-        page.request("GET", "/page/events", headers=server.bearer)
-    streams = [page.getresponse() for page in pages]
-    for stream in streams:
-        assert stream.headers["Content-Type"].startswith("text/event-stream")
-        assert stream.read(1)
-    body = multipart(photo_bytes)
-    upload = begin_upload(server, body)
-    begun_at = time.monotonic()
-    assert server.stop() == 0
-    assert GRACE_S < 3
-    assert time.monotonic() - begun_at < 3 + PATIENCE_S
-    for stream in streams:
-        stream.read()  # raises if it was cut off
-    assert "without completing response" not in server.output.read_text()
-    for connection in (*pages, upload):
-        connection.close()
-
-
-def test_sigterm_with_open_downloads(serve: Serve, connection: redis.Redis, settings: Settings) -> None:
-    server, storage = serve(), Storage(settings.storage)
-    video_id = finish(connection, storage, 1)
-    storage.write_bytes(f"outputs/photo-{video_id}.gif", bytes(32 << 20))  # more than the kernel holds for a client
-    clients = []
+    video_id = finish(connection, Storage(settings.storage), 1)
+    # More than the kernel holds for a client.
+    Storage(settings.storage).write_bytes(f"outputs/photo-{video_id}.gif", bytes(32 << 20))
     form = {**server.bearer, "Content-Type": "application/x-www-form-urlencoded"}
-    content = f"/v1/videos/{video_id}/content"
-    for asked in (("POST", "/page/zip", f"ids={video_id}", form), ("GET", content, None, server.bearer)):
-        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-        client.request(*asked)
-        response = client.getresponse()
-        assert (response.status, len(response.read(10))) == (200, 10)
-        clients.append((client, response))
-    begun_at = time.monotonic()
-    assert server.stop() == 0
-    assert time.monotonic() - begun_at < 3 + PATIENCE_S
+    asked = [
+        *[("GET", "/page/events", None, server.bearer)] * 5,
+        ("POST", "/page/zip", f"ids={video_id}", form),
+        ("GET", f"/v1/videos/{video_id}/content", None, server.bearer),
+    ]
+    with contextlib.ExitStack() as opened:
+        answers = []
+        for each in asked:
+            client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            opened.callback(client.close)
+            client.request(*each)
+            answers.append(client.getresponse())
+            assert answers[-1].read(1)
+        opened.callback(begin_upload(server, multipart(photo_bytes)).close)
+        begun_at = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - begun_at < 3 + PATIENCE_S
+        for stream in answers[:5]:
+            stream.read()  # raises if it was cut off
     assert "Traceback" not in server.output.read_text()
-    for client, response in clients:
-        response.close()
-        client.close()
 
 
 def test_an_upload_that_has_begun_is_finished_at_sigterm(serve: Serve, photo_bytes: bytes) -> None:

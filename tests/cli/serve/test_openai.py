@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import subprocess
 import time
 import warnings
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import av
+import psutil
 import pytest
 from PIL import Image
 
@@ -119,10 +119,14 @@ def test_create_poll_list_download_delete(client: Any, openai: ModuleType, serve
 def test_the_worker_ends_with_a_killed_server_and_the_next_one_goes_on(
     server: Server, serve: Serve, photo: Path
 ) -> None:
-    def workers() -> list[str]:
-        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    def workers() -> list[psutil.Process]:
         home = os.environ["SVDQ_HOME"]
-        return [line for line in listed.splitlines() if "svdq.cli worker" in line and _has_home(line.split()[0], home)]
+        found = psutil.process_iter(["cmdline", "environ"])
+        return [
+            each
+            for each in found
+            if "worker" in (each.info["cmdline"] or ()) and (each.info["environ"] or {}).get("SVDQ_HOME") == home
+        ]
 
     fields = {"size": "320x320", "num_frames": 4, "num_inference_steps": 8}
     made = [server.create(photo.read_bytes(), seed=seed, **fields).json["id"] for seed in range(6)]
@@ -132,10 +136,3 @@ def test_the_worker_ends_with_a_killed_server_and_the_next_one_goes_on(
     again = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_MODEL="preview")
     for video_id in made:
         wait_until(lambda video_id=video_id: again.get(f"/v1/videos/{video_id}").json["status"] == "completed")
-
-
-def _has_home(pid: str, home: str) -> bool:
-    try:
-        return home.encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False

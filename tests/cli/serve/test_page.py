@@ -93,6 +93,9 @@ def test_a_portrait_is_cropped_with_a_warning_or_gets_its_shape(
     Image.new("RGB", (200, 320)).save(portrait)
     (cropped,) = upload(server, portrait).json["jobs"]
     assert cropped["warning"] == "crop removes 65% of the photo's height"
+    by_api = server.create(portrait.read_bytes(), seed=3).json
+    assert "Crop removes 65%" in by_api["svdq"]["notice"]
+    assert server.get(f"/v1/videos/{by_api['id']}").json["svdq"]["notice"] is None
     (shaped,) = upload(server, portrait, auto_size="yes").json["jobs"]
     assert shaped["warning"] == ""
     parameters = view(connection, shaped["id"]).parameters
@@ -194,7 +197,7 @@ def test_results_by_verdict(server: Server, connection: redis.Redis, storage: St
     assert (failure["error"], failure["is_there"]) == ("photo 9 is broken.", False)
 
 
-def test_a_photo_whose_name_is_no_text(server: Server, connection: redis.Redis) -> None:
+def test_a_photo_whose_name_is_not_valid_unicode(server: Server, connection: redis.Redis) -> None:
     fail(connection, job(9), "f" * 20)
     record = fetch(connection, "f" * 20)
     record.kwargs = {**record.kwargs, "photo": "/photos/caf\udce9.jpg"}  # of a system with another encoding
@@ -329,7 +332,7 @@ def test_the_stream_says_that_a_group_has_paused_itself(server: Server, connecti
     assert (state["paused"], len(state["warnings"])) == (True, 1)
 
 
-def test_what_starts_workers_sees_no_jobs_while_the_queue_is_paused(server: Server, connection: redis.Redis) -> None:
+def test_queue_counts_no_jobs_while_intake_is_paused(server: Server, connection: redis.Redis) -> None:
     enqueue(connection, job(1), "1" * 20)
     enqueue(connection, job(2), "2" * 20, "high")
     wait_until(lambda: server.get("/queue").json == {"waiting": 2})

@@ -116,15 +116,10 @@ def test_a_request_is_named_in_the_log(serve: Serve, home: Path) -> None:
     assert f"(request {answer.headers['X-Request-Id']})" in server.output.read_text()
 
 
-def test_ctrl_c_ends_it_with_code_130(serve: Serve) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_signals_end_it_soon(serve: Serve, number: signal.Signals, code: int) -> None:
     server = serve()
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(60) == 130
-
-
-def test_sigterm_ends_it_with_code_0(serve: Serve) -> None:
-    server = serve()
-    assert server.get("/health").status == 200
     begin = time.monotonic()
-    assert server.stop() == 0
+    server.process.send_signal(number)
+    assert server.process.wait(60) == code
     assert time.monotonic() - begin < 10
