@@ -24,7 +24,6 @@ MAX_SIDE = 4096
 MAX_FRAMES = 1024
 
 # Fields that all families have, with the same limits.
-
 #: None means the model's default, filled in when a worker takes the job.
 Frames = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Number of frames")]
 #: diffusers: num_inference_steps.

@@ -13,11 +13,7 @@ ADVICE = "pip install imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg"
 
 
 def find_ffmpeg() -> str:
-    """Return the path of ffmpeg: from IMAGEIO_FFMPEG_EXE, from imageio-ffmpeg, or from the system, in this order.
-
-    Raises:
-        UnavailableError: there is no ffmpeg.
-    """
+    """Return the path of ffmpeg: from IMAGEIO_FFMPEG_EXE, from imageio-ffmpeg, or from the system, in this order."""
     try:
         import imageio_ffmpeg
 
@@ -101,7 +97,6 @@ def _start_ffmpeg(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _raise_for(status: int, messages: str) -> None:
-    """Raise the exception for ffmpeg's exit status and messages."""
     for code in _MACHINE_ERRORS:
         if os.strerror(code) in messages:
             raise OSError(code, f"ffmpeg could not write the video: {os.strerror(code)}")

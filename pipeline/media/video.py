@@ -90,10 +90,7 @@ def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
 
 
 def with_gif_comment(data: bytes, comment: str) -> bytes:
-    """Put a comment, as UTF-8, before the first image of a GIF: ffmpeg writes none.
-
-    The names of blocks are those of the GIF89a specification.
-    """
+    """Put a comment, as UTF-8, before the first image of a GIF (names of GIF89a): ffmpeg writes none."""
     text = comment.encode()
     pieces = [text[start : start + 255] for start in range(0, len(text), 255)]
     extension = b"\x21\xfe" + b"".join(bytes([len(piece)]) + piece for piece in pieces) + b"\x00"

@@ -23,9 +23,8 @@ from svdq.pipeline.models.video_model import Role
 class ComponentLoader:
     """The components of a resolved model's folder that a role needs."""
 
-    #: The folder.
     path: Path
-    #: The name of the model, for messages.
+    #: Of the model, for messages.
     name: str
     layout: FolderLayout
     role: Role
@@ -35,16 +34,13 @@ class ComponentLoader:
     def needed(self) -> list[str]:
         """Return the components with weights that the role needs, of those that the model has."""
         index, role = read_json(self.path, "model_index.json", self.name), self.role
-        return [
-            component
-            for component in self.layout.weighted
-            if class_in(index, component) is not None
-            and (
-                role.has(component)
-                if component in self.layout.denoisers
-                else role.encode or (component == "vae" and role.decode)
-            )
-        ]
+
+        def is_needed(component: str) -> bool:
+            if component in self.layout.denoisers:
+                return role.has(component)
+            return role.encode or (component == "vae" and role.decode)
+
+        return [each for each in self.layout.weighted if class_in(index, each) is not None and is_needed(each)]
 
     def dtype_of(self, component: str) -> torch.dtype:
         """Return the dtype that a component is loaded in."""
@@ -98,14 +94,12 @@ class ComponentLoader:
         return parts
 
     def _needed_bytes(self) -> int:
-        """Return the bytes of all weights that the role needs."""
         return sum(
             self.dtype_of(component).itemsize * sum(map(math.prod, stored_shapes(self._files(component)).values()))
             for component in self.needed()
         )
 
     def _files(self, component: str) -> list[Path]:
-        """Return the weights files that are loaded."""
         return loaded_files(self.path, component, WEIGHTS[name_of(self.dtype_of(component))])
 
     def load(self, component: str, device: torch.device, quantized: Any = None) -> Any:

@@ -83,11 +83,7 @@ class DiffusersModel(VideoModel):
         dtype: torch.dtype,
         options: ComputeOptions = DEFAULTS,
     ) -> None:
-        """Load the components that a role needs, in `dtype`, which overrides that of the options.
-
-        Raises:
-            InputError: a component is missing, broken or of another class.
-        """
+        """Load the components that a role needs; raises InputError if one cannot be loaded."""
         assert model.folder is not None
         assert model.layout is not None
         started = time.perf_counter()
@@ -126,7 +122,7 @@ class DiffusersModel(VideoModel):
         logger.info("Loaded %s (%s) in %.1f s.", name, role, time.perf_counter() - started)
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
-        """Fill in what a job leaves open; see `VideoModel`."""
+        """Fill in the defaults of this model; see `VideoModel`."""
         return self.family.fill_in(parameters, self.info.name, self._facts)
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
@@ -182,11 +178,7 @@ class DiffusersModel(VideoModel):
 
     @torch.inference_mode()
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
-        """Decode a state after the last step; return frames (F, H, W, 3), uint8.
-
-        Raises:
-            SampleError: the frames are not finite.
-        """
+        """Decode a state after the last step; see `VideoModel`."""
         assert self._role.decode
         as_decoded = parameters.model_copy(update={"decode_chunk_size": decode_chunk_size})
         with self._meter.measuring("decode", shape_for("decode", as_decoded)):

@@ -11,20 +11,14 @@ from svdq.pipeline.models.video_model import Role, VideoModel
 
 
 def dtype_for(model: ResolvedModel, device: torch.device, options: ComputeOptions = DEFAULTS) -> torch.dtype:
-    """Return the dtype that a model computes in.
-
-    By default that is float32 on CPUs, where results equal diffusers' bit by bit, and on GPUs the half precision of the
-    model's family.
-    """
+    """Return the dtype that a model computes in: by default float32 on CPUs, and on GPUs the half of its family."""
     return dtype_of(options, device, family_named(model.family or DEFAULT_FAMILY).half)
 
 
 def open_model(
     model: ResolvedModel, role: Role, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
 ) -> VideoModel:
-    """Open a model for a role.
-
-    Only the components that the role needs are loaded; `dtype` overrides that of the options.
+    """Open a model for a role, with only the components that it needs; `dtype` overrides that of the options.
 
     Raises:
         InputError: the model cannot be loaded, or has no weights for the options.

@@ -37,7 +37,6 @@ Shapes = dict[str, list[int]]
 
 def _fetch_again(folder: Path, name: str, otherwise: str) -> str:
     """Return how to complete a model in the hub's cache, as a clause; for any other folder `otherwise`."""
-    # A folder may have a name of the form of a hub id.
     is_folder = folder.absolute() == Path(name).expanduser().absolute()
     return otherwise if is_folder else f"fetch it again with `svdq model pull {name}`"
 
@@ -164,11 +163,7 @@ def class_in(index: Mapping[str, Any], component: str) -> str | None:
 
 
 def check_folder(folder: Path, name: str, layout: FolderLayout, dtype: str | None = None) -> None:
-    """Raise the first problem that `find_problems` finds.
-
-    Raises:
-        InputError: the model cannot be used.
-    """
+    """Raise the first problem that `find_problems` finds as an `InputError`."""
     for problem in find_problems(folder, name, layout, dtype):
         raise InputError(problem)
 
@@ -189,11 +184,7 @@ def find_problems(folder: Path, name: str, layout: FolderLayout, dtype: str | No
 
 
 def _check_index(folder: Path, name: str, layout: FolderLayout) -> dict[str, Any]:
-    """Check that the index names all components by the right classes and that they exist; return the index.
-
-    Raises:
-        InputError: it does not, or a component is missing.
-    """
+    """Check that the index names all components by the right classes and that they exist; return the index."""
     index = read_json(folder, "model_index.json", name)
     for component, accepted in layout.components.items():
         kind = class_in(index, component)

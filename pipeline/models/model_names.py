@@ -62,9 +62,7 @@ def timings_of(name: str) -> Timings:
 
 
 def find_folder(name: str) -> Path:
-    """Return the folder of a model on this machine.
-
-    Never fetches a model: seven ranks would start at once, without visible progress.
+    """Return the folder of a model on this machine; never fetches one.
 
     Raises:
         InputError: the folder does not exist, or the hub id's files are not in the cache.
@@ -88,7 +86,6 @@ def find_folder(name: str) -> Path:
 
 
 def _cached(name: str) -> Path | None:
-    """Return the folder of a hub id in the hub's cache; None if it is not there."""
     repository, revision = _split_id(name)
     try:
         from huggingface_hub import try_to_load_from_cache
@@ -100,11 +97,7 @@ def _cached(name: str) -> Path | None:
 
 
 def _split_id(name: str) -> tuple[str, str | None]:
-    """Split a hub id into `organisation/model` and the revision after an @, if there is one.
-
-    Raises:
-        InputError: the name is not a hub id.
-    """
+    """Split a hub id into `organisation/model` and the revision after an @; raise InputError if it is none."""
     if name.count("@") > 1:
         raise InputError(f"{name!r} names two revisions; give one, after an @ or with --revision.")
     if not HUB_ID.fullmatch(name):
@@ -155,8 +148,7 @@ def _files_of(folder: Path, layout: FolderLayout, dtype: str) -> list[Path]:
 def _fingerprint(folder: Path, files: Iterable[Path]) -> str:
     """Return a hash of the names, sizes and samples of files, which is the same on all machines.
 
-    Reading gigabytes would take minutes, and other weights of a model differ nearly everywhere. A rank cannot compute
-    it, since it opens no weights of an expert that it does not load.
+    Reading gigabytes would take minutes, and other weights of a model differ nearly everywhere.
     """
     digest = hashlib.sha256()
     for file in filter(Path.is_file, files):  # opening a pipe would block
@@ -241,7 +233,6 @@ def _has_size(file: Path, size: int) -> bool:
 
 
 def _choose(names: Iterable[str], variant: str, layout: FolderLayout, index: dict[str, Any]) -> list[str]:
-    """Select the files that svdq reads."""
     chosen = [name for name in names if "/" not in name and (name == INDEX or name.upper().startswith("LICENSE"))]
     for component in layout.components:
         if class_in(index, component) is None:
@@ -257,7 +248,6 @@ def _choose(names: Iterable[str], variant: str, layout: FolderLayout, index: dic
 
 
 def _explain(name: str, error: Exception) -> SvdqError:
-    """Convert an error of the hub's client."""
     import huggingface_hub as client
     from huggingface_hub import constants, errors
 

@@ -85,7 +85,7 @@ class PreviewModel(VideoModel):
 
 
 class PreviewDenoiser:
-    """The denoising of one sample: Euler's method towards a known answer."""
+    """The denoising of one sample: Euler's method towards a known answer, which the first step computes."""
 
     def __init__(self, image_latents: Tensor, parameters: VideoParameters) -> None:
         self._image_latents = image_latents

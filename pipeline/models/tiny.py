@@ -26,6 +26,8 @@ VARIANTS: tuple[Variant, ...] = ("i2v-a14b", "i2v-14b", "ti2v-5b")
 
 #: Width of CLIP's projection in SVD, and of Wan's text and image encoders.
 _EMBEDDING_DIM, _TEXT_DIM, _IMAGE_DIM = 32, 32, 16
+_CLIP: dict[str, Any] = {"image_size": 224, "patch_size": 32, "intermediate_size": 64}
+_CLIP |= {"num_hidden_layers": 2, "num_attention_heads": 4}
 #: The scheduler's settings as published with stable-video-diffusion-img2vid-xt.
 SVD_SCHEDULER: dict[str, Any] = {
     "num_train_timesteps": 1000,
@@ -60,11 +62,7 @@ makes is noise. Use it to test a pipeline, and to compare one with diffusers.
 
 
 def _claim(folder: Path, title: str) -> None:
-    """Create and mark a folder for the model; one that svdq has written may be written again.
-
-    Raises:
-        InputError: the folder has other content, or cannot be written.
-    """
+    """Create and mark a folder for the model; one that svdq has written may be written again."""
     with writing(folder):
         if folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
             raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
@@ -87,10 +85,9 @@ def _save(pipeline: Any, folder: Path, **classes: object) -> None:
 
 
 def _enlarge(weight: torch.Tensor, factor: float) -> None:
-    """Scale a last layer by an empirical factor.
+    """Scale a last layer by an empirical factor, since fresh layers shrink their input.
 
-    Fresh layers shrink their input. The factors restore the spread of a trained model's latents and pixels and the
-    influence of prompts, so that frames vary and comparisons of their bits are meaningful.
+    Frames then vary as those of a trained model, also with the prompt, so that comparisons of bits are meaningful.
     """
     with torch.no_grad():
         weight.mul_(factor)
@@ -106,15 +103,9 @@ def write_tiny_model(folder: Path) -> None:
 
 
 def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any]) -> None:
-    """Write a model of Stable Video Diffusion with a UNet of any size; its other components are tiny.
+    """Write a model of Stable Video Diffusion with a UNet of any size, and else as `write_tiny_model`.
 
-    Args:
-        folder: target; empty, new or written by this function before.
-        embedding_dim: width of CLIP's projection, the UNet's cross_attention_dim.
-        make_unet: creates the UNet, with random weights.
-
-    Raises:
-        InputError: the folder has other content, or cannot be written.
+    `embedding_dim` is the width of CLIP's projection, the UNet's cross_attention_dim.
     """
     _claim(folder, SvdParameters.title)
     be_quiet()
@@ -131,17 +122,8 @@ def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any
             layers_per_block=1,
             scaling_factor=0.18215,
         )
-        image_encoder = CLIPVisionModelWithProjection(
-            CLIPVisionConfig(
-                image_size=224,
-                patch_size=32,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                projection_dim=embedding_dim,
-            )
-        )
+        clip = CLIPVisionConfig(hidden_size=32, projection_dim=embedding_dim, **_CLIP)
+        image_encoder = CLIPVisionModelWithProjection(clip)
     _enlarge(vae.quant_conv.weight, 6.0)
     _enlarge(vae.decoder.conv_out.weight, 4.0)
     pipeline: Any = StableVideoDiffusionPipeline(
@@ -278,5 +260,4 @@ def _tokenizer() -> Any:
 def _image_encoder() -> Any:
     from transformers import CLIPVisionConfig, CLIPVisionModel
 
-    sizes = {"image_size": 224, "patch_size": 32, "hidden_size": _IMAGE_DIM, "intermediate_size": 64}
-    return CLIPVisionModel(CLIPVisionConfig(num_hidden_layers=2, num_attention_heads=4, **sizes))
+    return CLIPVisionModel(CLIPVisionConfig(hidden_size=_IMAGE_DIM, **_CLIP))

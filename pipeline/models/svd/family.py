@@ -19,11 +19,7 @@ Side = Annotated[int, side(SIZE_MULTIPLE)]
 
 
 class SvdParameters(VideoParameters):
-    """The parameters of one video, the arguments of diffusers' StableVideoDiffusionPipeline; frozen.
-
-    Raises:
-        pydantic.ValidationError: a value is out of range, or there is no such field.
-    """
+    """The parameters of one video: the arguments of diffusers' StableVideoDiffusionPipeline."""
 
     title: ClassVar[str] = "Stable Video Diffusion"
     side_multiple: ClassVar[int] = SIZE_MULTIPLE
@@ -98,11 +94,7 @@ VAE_ENCODER_BYTES, VAE_DECODER_BYTES = 137_000_000, 254_000_000
 
 
 def read_facts(folder: Path, name: str) -> Facts:
-    """Return what PUBLISHED has, of a model folder.
-
-    Raises:
-        InputError: the config of the UNet cannot be read.
-    """
+    """Return what PUBLISHED has, of a model folder."""
     config = read_json(folder, "unet/config.json", name)
     return {setting: config.get(setting, published) for setting, published in PUBLISHED.items()}
 

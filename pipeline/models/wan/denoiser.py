@@ -28,7 +28,6 @@ class Schedule:
     """The schedule of all videos with the same number of steps and the same shift."""
 
     def __init__(self, steps: int, shift: float, facts: Facts, device: torch.device | str = "cpu") -> None:
-        """Set the timesteps of a scheduler of diffusers, and choose the expert of each step as diffusers does."""
         import diffusers
 
         config, ratio = facts["scheduler"], facts["boundary_ratio"]
@@ -36,9 +35,13 @@ class Schedule:
         self._scheduler: Any = getattr(diffusers, kind).from_config(config, **{SHIFT_SETTINGS[kind]: shift})
         # (4) of diffusers' `__call__`.
         self._scheduler.set_timesteps(steps, device=device)
-        # On the host once: a comparison on a GPU would wait for it in every step.
-        timesteps, num_train = self._scheduler.timesteps.cpu(), self._scheduler.config.num_train_timesteps
-        self.components = [HIGH_NOISE if ratio is None or t >= ratio * num_train else LOW_NOISE for t in timesteps]
+        #: The timestep of each step, (T,), on the device.
+        self.timesteps: Tensor = self._scheduler.timesteps
+        num_train = self._scheduler.config.num_train_timesteps
+        #: The expert of each step, by diffusers' comparison; on the host once, since a GPU would be waited for.
+        self.components = [
+            HIGH_NOISE if ratio is None or t >= ratio * num_train else LOW_NOISE for t in self.timesteps.cpu()
+        ]
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -49,12 +52,6 @@ class Schedule:
             Segment(component=component, start=start, stop=stop)
             for start, (component, stop) in zip(starts, stops.items(), strict=False)
         )
-
-    @property
-    def timesteps(self) -> Tensor:
-        """The timestep of each step, (T,), on the device."""
-        timesteps: Tensor = self._scheduler.timesteps
-        return timesteps
 
     def step(self, noise_pred: Tensor, index: int, state: State) -> dict[str, Tensor]:
         """Do step `index` on `state["latents"]`; return all tensors of the scheduler's state that changed."""

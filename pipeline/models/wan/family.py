@@ -55,11 +55,7 @@ _Text = Annotated[str, Field(max_length=MAX_PROMPT), AfterValidator(_printable)]
 
 
 class WanParameters(VideoParameters):
-    """The parameters of one video; frozen, and unknown fields are refused. None means the model's default.
-
-    Raises:
-        pydantic.ValidationError: a value is out of range.
-    """
+    """The parameters of one video: the arguments of diffusers' WanImageToVideoPipeline; None is the model's default."""
 
     title: ClassVar[str] = "Wan"
     side_multiple: ClassVar[int] = SIZE_MULTIPLE
@@ -175,11 +171,7 @@ _VAE_ITEM_BYTES = 4 * VAE_COPIES
 
 
 def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
-    """Fill in what parameters leave open.
-
-    Raises:
-        InputError: this model cannot make such a video.
-    """
+    """Fill in what parameters leave open; raise InputError if this model cannot make such a video."""
     assert isinstance(parameters, WanParameters)
     ours = _defaults(facts)
     usual = {name: value for name, value in vars(ours).items() if getattr(parameters, name, "") is None}
@@ -206,7 +198,6 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
 
 
 def _defaults(facts: Facts) -> Defaults:
-    """Return the authors' defaults for a model."""
     if facts["boundary_ratio"] is not None:
         return I2V_A14B
     return TI2V_5B if facts["expand_timesteps"] else I2V_14B
