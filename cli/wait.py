@@ -83,7 +83,7 @@ def wait_for(
 
     `quiet` prints nothing; `on_end` is called with each job when it ends.
     """
-    from svdq.producer.client import wait_for_jobs
+    from svdq.producer.status.job_view import wait_for_jobs
     from svdq.producer.status.snapshot import estimate
 
     job_ids = list(dict.fromkeys(job_ids))

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
-    from svdq.producer.client import cancel, job_status, retry, wait_for_jobs
     from svdq.producer.settings import Settings
-    from svdq.producer.status.job_view import JobView
+    from svdq.producer.status.job_view import JobView, cancel, job_status, retry, wait_for_jobs
     from svdq.producer.submitting.parameters import SubmitOptions
     from svdq.producer.submitting.submission import Submission, submit
 
@@ -38,11 +37,11 @@ _MODULES = {
     "SubmitOptions": "svdq.producer.submitting.parameters",
     "SvdqError": "svdq.pipeline.errors",
     "UnavailableError": "svdq.pipeline.errors",
-    "cancel": "svdq.producer.client",
-    "job_status": "svdq.producer.client",
-    "retry": "svdq.producer.client",
+    "cancel": "svdq.producer.status.job_view",
+    "job_status": "svdq.producer.status.job_view",
+    "retry": "svdq.producer.status.job_view",
     "submit": "svdq.producer.submitting.submission",
-    "wait_for_jobs": "svdq.producer.client",
+    "wait_for_jobs": "svdq.producer.status.job_view",
 }
 
 # Type checkers see the imports above; with __getattr__ they would accept any name.

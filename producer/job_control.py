@@ -6,7 +6,7 @@ Statuses are RQ's: a job canceled before a group has started it becomes `cancele
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import redis
 import rq
@@ -23,7 +23,6 @@ from rq.worker import Worker
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
 from svdq.producer.queue import (
-    ENDED,
     SvdqQueue,
     check_priority,
     fetch,
@@ -38,7 +37,6 @@ from svdq.producer.untrusted_job import key_of, read_many
 
 if TYPE_CHECKING:
     from svdq.producer.storage.storage import Storage
-from typing import get_args
 
 #: Actions on jobs.
 Action = Literal["cancel", "retry", "retry --force", "retry --family", "move"]
@@ -49,6 +47,14 @@ STATUSES_FOR: Mapping[Action, Sequence[str]] = {
     "retry --force": ("finished", *keys.UNRENDERED),
     "retry --family": ("queued", *keys.UNRENDERED),
     "move": ("queued",),
+}
+#: Why an action does not apply to a job of another status.
+_REFUSALS: Mapping[Action, str] = {
+    "cancel": "it has ended already",
+    "retry": "only failed, stopped and canceled jobs are retried; --force renders finished ones again",
+    "retry --force": "it has not ended",
+    "retry --family": "only queued, failed, stopped and canceled jobs are made anew",
+    "move": "only queued jobs can be moved",
 }
 
 #: Statuses of the jobs that have not started.
@@ -84,51 +90,27 @@ return 0
 """
 
 
-def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> None:
-    """Check that an action applies to all of these jobs, before it changes the first.
+def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> list[rq.job.Job]:
+    """Check that an action applies to all of these jobs, before it changes the first; return them.
 
     Raises:
         InputError: a job does not exist, or has a status that does not allow the action.
     """
-    job_ids = list(job_ids)
+    job_ids, jobs = list(job_ids), []
     for job_id, job in zip(job_ids, fetch_many(connection, job_ids), strict=True):
-        _check(action, job_id, job)
-
-
-def _find(connection: redis.Redis, action: Action, job_id: str) -> rq.job.Job:
-    """Return a job that an action applies to; raises as `check`."""
-    return _check(action, job_id, fetch(connection, job_id))
-
-
-def _check(action: Action, job_id: str, job: rq.job.Job | None) -> rq.job.Job:
-    if job is None or not is_ours(job):
-        raise no_such_job(job_id)
-    status = job.get_status(refresh=False).value
-    match action:
-        case "cancel" if status in ENDED:
-            raise InputError(f"Job {job_id!r} has ended already: it is {status}.")
-        case "retry" if status not in STATUSES_FOR[action]:
-            hint = "; --force renders it again" if status == "finished" else ""
-            raise InputError(f"Job {job_id!r} is {status}: only failed, stopped and canceled jobs are retried{hint}.")
-        case "retry --force" if status not in STATUSES_FOR[action]:
-            raise InputError(f"Job {job_id!r} has not ended: it is {status}.")
-        case "retry --family" if status not in STATUSES_FOR[action]:
-            raise InputError(
-                f"Job {job_id!r} is {status}: only queued, failed, stopped and canceled ones are made anew."
-            )
-        case "move" if status not in STATUSES_FOR[action]:
-            raise InputError(f"Job {job_id!r} is {status}: only queued jobs can be moved.")
-    return job
+        if job is None or not is_ours(job):
+            raise no_such_job(job_id)
+        status = job.get_status(refresh=False).value
+        if status not in STATUSES_FOR[action]:
+            raise InputError(f"Job {job_id!r} is {status}: {_REFUSALS[action]}.")
+        jobs.append(job)
+    return jobs
 
 
 def cancel(connection: redis.Redis, job_id: str) -> str:
-    """Cancel a job; return "canceled", or "stopping" if it is in flight and stops at its next step.
-
-    Raises:
-        InputError: the job does not exist or has ended.
-    """
+    """Cancel a job; return "canceled", or "stopping" if it is in flight and stops at its next step; see `check`."""
     while True:
-        job = _find(connection, "cancel", job_id)
+        (job,) = check(connection, "cancel", [job_id])
         if job.get_status(refresh=False) is JobStatus.STARTED:
             names = (job.key, keys.CANCELED, ExecutionRegistry(job_id, connection).key)
             marked = connection.eval(_MARK, len(names), *names, job_id)
@@ -154,10 +136,7 @@ def cancel_many(connection: redis.Redis, job_ids: Iterable[str]) -> Iterator[tup
 
 
 def _cancel_waiting(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]:
-    """Cancel those of the jobs that have not started, in one transaction; return their ids.
-
-    None is canceled if another process changes one of them meanwhile.
-    """
+    """Cancel those of the jobs that have not started, all unless another process changes one; return their ids."""
     with connection.pipeline() as pipeline:
         pipeline.watch(*map(key_of, job_ids))  # type: ignore[no-untyped-call]
         found = [job for job in read_many(connection, job_ids) if isinstance(job, rq.job.Job) and is_ours(job)]
@@ -174,10 +153,7 @@ def _cancel_waiting(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]
 
 
 def _cancel(pipeline: Pipeline, job: rq.job.Job) -> None:
-    """Cancel a job that has not started, and take it from a group that has popped it.
-
-    It does what RQ's `Job.cancel` does, which asks for the status eight times.
-    """
+    """Do what RQ's `Job.cancel` does in one question; take the job from a group that has popped it."""
     for queue in queues(job.connection):
         pipeline.lrem(queue.key, 1, job.id)
         pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
@@ -196,11 +172,7 @@ def _in_transaction(
     change: Callable[[Pipeline, rq.job.Job], object],
     others: Sequence[str] = (),
 ) -> bool:
-    """Change a job atomically; return False if another process has changed it since it was read, or `others` meanwhile.
-
-    Raises:
-        InputError: the job was deleted meanwhile, or its record cannot be read any more.
-    """
+    """Change a job atomically; return False if another process has changed it, or `others` meanwhile."""
     status = job.get_status(refresh=False)
     with connection.pipeline() as pipeline:
         pipeline.watch(job.key, *map(key_of, others))  # type: ignore[no-untyped-call]
@@ -235,7 +207,7 @@ def retry(
         UnavailableError: the storage cannot be reached.
     """
     action: Action = "retry" if storage is None else "retry --force"
-    rq_job = _find(connection, action, job_id)
+    (rq_job,) = check(connection, action, [job_id])
     notes: Mapping[str, str] = {}
     if storage is not None and (arguments := read_arguments(rq_job)) is not None:
         # A worker that finds any other sidecar beside the files treats the job as done.
@@ -271,7 +243,7 @@ def retry(
         pipeline.persist(job.key)  # ended jobs expire
 
     while not _in_transaction(connection, rq_job, change, after):
-        rq_job = _find(connection, action, job_id)  # changed, perhaps by its group, which writes the last progress
+        (rq_job,) = check(connection, action, [job_id])  # changed, perhaps by its group, which writes the last progress
 
 
 def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
@@ -299,11 +271,7 @@ def in_seconds(at: datetime) -> int:
 
 
 def queue_now(connection: redis.Redis, job_id: str) -> None:
-    """Queue a scheduled job at once; nothing happens to a job with another status.
-
-    Raises:
-        InputError: the job does not exist.
-    """
+    """Queue a scheduled job at once; nothing happens to a job with another status."""
 
     def change(pipeline: Pipeline, job: rq.job.Job) -> None:
         queue = SvdqQueue(job.origin, connection=connection)
@@ -316,14 +284,10 @@ def queue_now(connection: redis.Redis, job_id: str) -> None:
 
 
 def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | None) -> None:
-    """Move a queued job to the front or the end of its own queue or another one.
-
-    Raises:
-        InputError: the job or the priority does not exist, or the job is not in a queue.
-    """
+    """Move a queued job to the front or the end of its own queue or another one; raises as `check`."""
     if priority is not None:
         check_priority(priority)
-    job = _find(connection, "move", job_id)
+    (job,) = check(connection, "move", [job_id])
     target = SvdqQueue(f"svdq-{priority}" if priority else job.origin, connection=connection)
     names = (job.key, target.key, *(queue.key for queue in queues(connection)))
     if not connection.eval(_MOVE, len(names), *names, job_id, target.name, "front" if front else "back"):
@@ -331,7 +295,7 @@ def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | N
 
 
 def pause(connection: redis.Redis) -> None:
-    """Stop all groups from taking jobs: RQ's suspend."""
+    """Stop all groups from taking jobs."""
     rq_suspend(connection)
 
 
@@ -373,7 +337,7 @@ def read(connection: redis.Redis, job_ids: Sequence[str]) -> list[Verdict | None
     if not job_ids:
         return []
     found: Any = connection.hmget(keys.VERDICTS, list(job_ids))
-    return [_verdict(value) for value in found]
+    return [next((verdict for verdict in get_args(Verdict) if verdict.encode() == value), None) for value in found]
 
 
 def kept(connection: redis.Redis) -> set[str]:
@@ -381,11 +345,5 @@ def kept(connection: redis.Redis) -> set[str]:
     return {
         job_id.decode(errors="backslashreplace")
         for job_id, value in connection.hscan_iter(keys.VERDICTS, count=1000)
-        if _verdict(value) == "keep"
+        if value == b"keep"
     }
-
-
-def _verdict(value: bytes | None) -> Verdict | None:
-    """Parse a value, which anyone with access to Redis may have written."""
-    text = (value or b"").decode(errors="replace")
-    return next((verdict for verdict in get_args(Verdict) if verdict == text), None)

@@ -6,22 +6,21 @@ those jobs, so a storage that several Redis servers share must not be pruned: ea
 
 import contextlib
 import re
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control, keys
-from svdq.producer.job import INPUT_KEY, Job, parse_job
+from svdq.producer.job import INPUT_KEY, Job
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import ENDED, database_id, fetch, fetch_many, is_ours, no_such_job, read_job, statuses
-from svdq.producer.results.finished_videos import OUTPUTS, Result, read_provenance, read_results
+from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
 from svdq.producer.status.registries import scan_ids
 from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
@@ -32,8 +31,6 @@ CHECKPOINTS = "checkpoints"
 #: Photos are kept at least this long after their last submission, even if `--older-than` is shorter.
 KEEP_INPUTS = 2 * INPUT_AGE
 
-#: Keys of the files of a video, its stem and the id of its job.
-_VIDEO = re.compile(r"(?P<stem>outputs/.+-(?P<job_id>[0-9a-f]{20}))(?:\.(?:mp4|gif|webp)|/frame_\d+\.png)")
 #: Keys of photos in JSON text, found without parsing it.
 _INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())
 
@@ -86,8 +83,7 @@ def find_removals(
     unfinished, images = _read_jobs(connection, on_bad)
     results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
     in_use = unfinished | job_control.kept(connection)
-    found = [*_videos(storage, outputs, results, cutoff), *_without_sidecar(storage, outputs, cutoff)]
-    removals = [removal for removal in found if removal.job_id not in in_use]
+    removals = [each for each in _videos(storage, outputs, results, cutoff) if each.job_id not in in_use]
     gone = {key for removal in removals for key in removal.keys}
     if inputs:
         used = images | _images_of(storage, [entry for entry in outputs if entry.key not in gone])
@@ -161,34 +157,6 @@ def _videos(storage: Storage, entries: list[Entry], results: list[Result], cutof
                 # A folder of frames is removed as a whole, unless the user has added files.
                 keys += frames if len(frames) < num_files[output] else [output]
             yield _removal("video", result.job_id, storage, tuple(keys), files)
-
-
-def _without_sidecar(storage: Storage, entries: list[Entry], cutoff: datetime) -> Iterator[Removal]:
-    """Find the old files of videos whose sidecar is gone, as after a crash between the removal of the two."""
-    sidecars = {entry.key for entry in entries if entry.key.endswith(".json")}
-    by_stem: dict[tuple[str, str], list[Entry]] = defaultdict(list)
-    for entry in entries:
-        name = _VIDEO.fullmatch(entry.key)
-        if name is not None and f"{name['stem']}.json" not in sidecars:
-            by_stem[name["stem"], name["job_id"]].append(entry)
-    for (stem, job_id), files in by_stem.items():
-        if max(entry.modified_at for entry in files) < cutoff and (ours := _made_there(storage, stem, files)):
-            yield _removal("video", job_id, storage, tuple(entry.key for entry in ours), ours)
-
-
-def _made_there(storage: Storage, stem: str, files: list[Entry]) -> list[Entry]:
-    """Return those of some files that say themselves that they were made under this stem: not copies of a user."""
-    ours = []
-    with tempfile.TemporaryDirectory() as folder:
-        for entry in files:
-            path = Path(folder, PurePosixPath(entry.key).name)
-            with contextlib.suppress(InputError, ValueError):
-                storage.copy_out(entry.key, path)
-                document = read_provenance(path)
-                if parse_job(document.job).output_stem(document.job_id) == stem:
-                    ours.append(entry)
-            path.unlink(missing_ok=True)
-    return ours
 
 
 def _checkpoints(storage: Storage, cutoff: datetime) -> Iterator[Removal]:

@@ -12,12 +12,11 @@ from functools import cached_property
 from typing import Any
 
 import redis
-import rq
 from rq.job import JobStatus
 
 from svdq.producer import keys
 from svdq.producer.job_control import pauses
-from svdq.producer.queue import queues
+from svdq.producer.queue import queues, read_job
 from svdq.producer.status.estimates import (
     NO_WORKER,
     STARTING,
@@ -178,10 +177,7 @@ def estimate(
 def read_waiting(
     connection: redis.Redis, of_queues: Mapping[str, Mapping[str, int]], places: Mapping[str, str] | None = None
 ) -> Waiting:
-    """Read an evenly spaced sample of the queued jobs.
-
-    `places` has the name of the queue by the id of each job whose position is requested.
-    """
+    """Read an evenly spaced sample of the queued jobs, and the positions of those in `places`, queues by job id."""
     num_jobs = {name: by_status["queued"] for name, by_status in of_queues.items()}
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
@@ -190,25 +186,16 @@ def read_waiting(
             for first in range(0, number, max(1, length, math.ceil(number / SLICES))):
                 pipeline.lrange(queue.key, first, first + length - 1)
         ids = [job_id for answer in pipeline.execute() for job_id in answer]
-    jobs = read_many(connection, ids)
+    jobs = [read_job(record) for record in read_many(connection, ids) if isinstance(record, UntrustedJob)]
     return Waiting(
         num_jobs=sum(num_jobs.values()),
-        sample=[parameters for job in jobs if isinstance(job, UntrustedJob) and (parameters := _parameters_of(job))],
+        sample=[job.model_dump() for job in jobs if job is not None],
         num_ahead=num_ahead(connection, places) if places else {},
     )
 
 
 def _no_group(state: WorkerState) -> str:
     return STARTING if state == "starting" else NO_WORKER
-
-
-def _parameters_of(rq_job: rq.job.Job) -> dict[str, Any]:
-    """Read the parameters of an RQ job; empty where anything is wrong with them."""
-    try:
-        parameters = rq_job.kwargs["job"]
-    except Exception:  # noqa: BLE001 - anyone can write to Redis; whatever is wrong, other jobs go on
-        return {}
-    return parameters if isinstance(parameters, dict) else {}
 
 
 def _known(connection: redis.Redis, groups: Sequence[GroupStatus]) -> list[JobView]:

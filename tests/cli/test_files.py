@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -11,13 +10,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.pipeline.media.video import write_video
 from svdq.producer import job_control
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue
@@ -367,33 +364,6 @@ def test_prune_refuses_another_redis_than_that_of_the_storage(
     marker = root / MARKER
     marker.write_text(marker.read_text().partition("redis: ")[0])
     assert "Removed 1 video" in svdq("prune", "--older-than", "30d", "--yes").stdout
-
-
-def test_prune_removes_videos_whose_sidecar_is_gone_and_no_copies_of_them(
-    svdq: Cli, connection: redis.Redis, storage: Storage, root: Path
-) -> None:
-    frames = np.zeros((2, 64, 64, 3), np.uint8)
-    stems = {}
-    for number, folder in ((1, ""), (2, "day"), (3, ""), (4, "")):
-        job = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, folder=folder)
-        stems[number] = root / job.output_stem(f"{number:020x}")
-        document = {"svdq": "1", "job_id": f"{number:020x}", "job": job.model_dump(mode="json")}
-        stems[number].parent.mkdir(parents=True, exist_ok=True)
-        for kind in ("mp4", "gif"):
-            write_video(frames, stems[number].with_suffix(f".{kind}"), kind, 7, json.dumps(document))
-        write_video(frames, stems[number], "png", 7, json.dumps(document))
-    job_control.give(connection, [f"{3:020x}"], "keep")
-    (root / "outputs/best").mkdir()
-    shutil.copy(stems[1].with_suffix(".mp4"), root / "outputs/best")
-    shutil.copytree(stems[2], root / "outputs/best" / stems[2].name)
-    storage.write_text("outputs/notes.txt", "mine")
-    age(40, root)
-    age(0, stems[4].with_suffix(".mp4"))
-    before = set(under(root))
-    assert "Removed 2 videos (8 files" in svdq("prune", "--older-than", "30d", "--yes").stdout
-    gone = {name for name in before if any(name.startswith(str(stems[n].relative_to(root))) for n in (1, 2))}
-    assert len(gone) == 8
-    assert set(under(root)) == before - gone
 
 
 def test_prune_asks_on_a_terminal(home: Path, storage: Storage, root: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_queued_job_is_canceled_at_once(house, svdq: Cli) -> None:
     assert house.states([first, second]) == ["canceled", "queued"]
     assert house.queued() == [second]
     assert CanceledJobRegistry(queue=default(house)).get_job_ids() == [first]
-    with pytest.raises(InputError, match="has ended already: it is canceled"):
+    with pytest.raises(InputError, match="is canceled: it has ended already"):
         job_control.cancel(house.connection, first)
 
 

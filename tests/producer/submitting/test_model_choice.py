@@ -9,10 +9,10 @@ import redis
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.client import job_status
 from svdq.producer.job import Job
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
+from svdq.producer.status.job_view import job_status
 from svdq.producer.status.ranks import RankStatus
 from svdq.producer.submitting.job_spec import JobSpec, make_job
 from svdq.producer.submitting.model_choice import configured_model, expected_model, make_anew
