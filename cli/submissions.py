@@ -11,7 +11,8 @@ from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import MANY
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.submission import BadPhotosError, Observer, Request, Submission, submit_all
+from svdq.producer.submitting.photo_requests import Request
+from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit_all
 from svdq.producer.text import rfc3339
 
 if TYPE_CHECKING:

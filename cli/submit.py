@@ -51,8 +51,8 @@ def submit(settings: "Settings", photos: tuple[str, ...], recursive: bool, **opt
     """
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.storage.storage import Storage
+    from svdq.producer.submitting.photo_requests import requests_for
     from svdq.producer.submitting.sources import find_photos
-    from svdq.producer.submitting.submission import requests_for
 
     printing = {name: options.pop(name) for name in PRINTING}
     spec = read_spec(settings, **options)
@@ -99,7 +99,7 @@ Examples:
 def batch(settings: "Settings", file: Path, **options: Any) -> int:
     """Submit the photos of a list, each with its own parameters."""
     from svdq.cli.submissions import submit_and_print
-    from svdq.producer.submitting.photo_lists import read_batch
+    from svdq.producer.submitting.photo_requests import read_batch
 
     printing = {name: options.pop(name) for name in PRINTING}
     defaults = read_spec(settings, **options)

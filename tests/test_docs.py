@@ -12,7 +12,7 @@ from svdq.cli.main import cli
 from svdq.producer.job import VIDEO_FIELDS
 from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.producer.status.ranks import RankStatus
-from svdq.producer.submitting.photo_lists import COLUMNS
+from svdq.producer.submitting.photo_requests import COLUMNS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

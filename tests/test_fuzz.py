@@ -35,7 +35,7 @@ from svdq.producer.status.selection import list_jobs
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.photo_lists import read_batch
+from svdq.producer.submitting.photo_requests import read_batch
 from svdq.producer.submitting.photos import check_data
 from svdq.producer.watching.folder_config import FolderConfig
 from tests import icc

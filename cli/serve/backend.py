@@ -25,7 +25,8 @@ from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.submission import Request, Submission, submit_all
+from svdq.producer.submitting.photo_requests import Request
+from svdq.producer.submitting.submission import Submission, submit_all
 from svdq.producer.threads import Budget
 
 logger = logging.getLogger(__name__)

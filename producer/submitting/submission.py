@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeGuard
 
 import redis
 
@@ -22,32 +23,13 @@ from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_aft
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.model_choice import current_models, expected_model, replace_videos, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
-from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning, source_path
-from svdq.producer.submitting.sources import PromptFiles, Sources, find_photos, usable_prompt
+from svdq.producer.submitting.photo_requests import Request, requests_for
+from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning
+from svdq.producer.submitting.sources import PromptFiles, find_photos, usable_prompt
 from svdq.producer.threads import Budget, ordered_map
 
 #: Bytes of photos that are held in memory to be stored.
 _BYTES = Budget(1 << 25)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """A photo and the videos to make of it."""
-
-    path: Path
-    spec: JobSpec
-    #: Where the photo is, from the submitted folder on; "" means its own folder and name.
-    source: str = ""
-    #: Prefix of errors: where the user asked for it, such as `list.csv, line 7: `.
-    where: str = ""
-    #: The bytes of an upload, whose path is only a name; None: they are in the file.
-    data: bytes | None = None
-
-    @property
-    def full_source(self) -> str:
-        """Where the photo is, also if nobody said it."""
-        folder = "" if self.data is not None else self.path.absolute().parent.name
-        return self.source or source_path(folder, self.path.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,12 +65,13 @@ class BadPhotosError(InputError):
         """Create the error; `skip_bad` is the name of the option that leaves photos out."""
         #: The reason for each photo, if the message does not contain it.
         self.reasons = tuple(reasons) if len(reasons) > 1 else ()
-        super().__init__(
-            f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted; correct or "
-            f"remove them, or leave them out with {skip_bad}."
-            if self.reasons
-            else f"{reasons[0]} Nothing was submitted; {skip_bad} leaves it out."
-        )
+        message = f"{reasons[0]} Nothing was submitted; {skip_bad} leaves it out."
+        if self.reasons:
+            message = (
+                f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted; correct or "
+                f"remove them, or leave them out with {skip_bad}."
+            )
+        super().__init__(message)
 
 
 class Observer:
@@ -119,7 +102,7 @@ def submit(
     at: datetime | None = None,
     output: str = "",
 ) -> list[Submission]:
-    """Submit photos, one job each; of existing jobs, queue the failed and canceled ones again, and with `force` all.
+    """Submit photos, one job each; of existing jobs, queue the failed and canceled ones again.
 
     Args:
         settings: of this process.
@@ -151,15 +134,6 @@ def submit(
     return list(submit_all(settings, requests_for(found, spec), skip_bad=skip_bad, spell=str))
 
 
-def requests_for(sources: Sources, spec: JobSpec) -> list[Request]:
-    """Ask for the same videos of each photo; those of subfolders go to folders of the same names."""
-    specs = {
-        below: replace(spec, folder=read_folder("/".join(filter(None, (spec.folder, below)))))
-        for below in {photo.folder for photo in sources.photos}
-    }
-    return [Request(path=photo.path, spec=specs[photo.folder], source=photo.source) for photo in sources.photos]
-
-
 def submit_all(
     settings: Settings,
     requests: Sequence[Request | InputError],
@@ -186,7 +160,7 @@ def submit_all(
     """
     observer = observer or Observer()
     requests = _with_family_of_prompts(requests)
-    for spec in _each(request.spec for request in requests if isinstance(request, Request)):
+    for spec in _specs(requests):
         spec.check(spell)
     if connection is not None:
         connection.ping()
@@ -207,7 +181,7 @@ def submit_all(
         for _ in ordered_map(partial(store, storage), photos, num_threads=storage.num_threads):
             observer.advance()
         models = current_models(connection, settings)
-        is_open = any(spec.is_open for spec in _each(spec for _, spec in checked))
+        is_open = any(spec.is_open for spec in _specs(requests))
         if is_open and (sentence := why_default(settings, connection)):
             observer.note(sentence)
         observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
@@ -223,23 +197,22 @@ def submit_all(
                 yield _submission(entry, enqueued, replaced.get(entry.job_id, ""))
 
 
-def _each(specs: Iterable[JobSpec]) -> Iterable[JobSpec]:
+def _specs(requests: Iterable[Request | InputError]) -> Iterable[JobSpec]:
     """Return each spec once: many photos share one."""
-    return {id(spec): spec for spec in specs}.values()
+    return {id(request.spec): request.spec for request in requests if isinstance(request, Request)}.values()
 
 
 def _with_family_of_prompts(requests: Sequence[Request | InputError]) -> Sequence[Request | InputError]:
     """Choose a family with prompts for videos whose family is open if one of their photos has a prompt."""
-    photos = [request for request in requests if isinstance(request, Request)]
-    is_open = {id(spec): spec.is_open for spec in _each(request.spec for request in photos)}
-    if not any(is_open[id(each.spec)] and each.data is None and usable_prompt(each.path) for each in photos):
-        return requests
     model = ExpectedModel(name="", family=min(WITH_PROMPTS), is_configured=False)
-    specs = {
-        id(spec): replace(spec, model=model) if is_open[id(spec)] else spec
-        for spec in _each(each.spec for each in photos)
-    }
-    return [replace(each, spec=specs[id(each.spec)]) if isinstance(each, Request) else each for each in requests]
+    specs = {id(spec): replace(spec, model=model) for spec in _specs(requests) if spec.is_open}
+
+    def is_open(request: Request | InputError) -> TypeGuard[Request]:
+        return isinstance(request, Request) and id(request.spec) in specs
+
+    if not any(each.data is None and usable_prompt(each.path) for each in filter(is_open, requests)):
+        return requests
+    return [replace(each, spec=specs[id(each.spec)]) if is_open(each) else each for each in requests]
 
 
 def _check(

@@ -12,8 +12,9 @@ from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions, sweep
+from svdq.producer.submitting.photo_requests import Request
 from svdq.producer.submitting.sources import find_photos, read_prompt
-from svdq.producer.submitting.submission import BadPhotosError, Observer, Request, Submission, submit, submit_all
+from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit, submit_all
 
 WAN = SubmitOptions(family="wan", seed=1)
 

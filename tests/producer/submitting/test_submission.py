@@ -14,7 +14,8 @@ from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.submission import BadPhotosError, Observer, Request, Submission, submit, submit_all
+from svdq.producer.submitting.photo_requests import Request
+from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit, submit_all
 
 
 def test_the_same_again_is_the_same_job(connection: redis.Redis, settings: Settings, photo: Path) -> None:

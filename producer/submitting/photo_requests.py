@@ -1,4 +1,4 @@
-"""Reads lists of photos, each with its own parameters, from csv or JSON lines. Does not open the photos.
+"""Photos and the videos to make of them: found photos, or rows of a list in csv or JSON lines.
 
 A row names a photo, by a path relative to the list, and may give parameters, a priority, a time, a name and an output
 folder. Missing and empty fields take the defaults of the whole list, or of a video.
@@ -9,7 +9,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.parameters import FIELDS, as_key, as_text, read_parameters
-from svdq.producer.submitting.submission import Request
+from svdq.producer.submitting.photos import source_path
+from svdq.producer.submitting.sources import Sources
 from svdq.producer.text import parse_future
 
 #: Columns that are not parameters of a video.
@@ -30,6 +31,33 @@ _SEPARATOR = re.compile(r'"?sep=([,;\t])"?\r?', re.IGNORECASE)
 
 #: The first line of a row, and its columns or the reason why it cannot be read.
 Row = tuple[int, Mapping[str, Any] | InputError]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A photo and the videos to make of it."""
+
+    path: Path
+    spec: JobSpec
+    #: Where the photo is, from the submitted folder on; "" means its own folder and name.
+    source: str = ""
+    #: Prefix of errors: where the user asked for it, such as `list.csv, line 7: `.
+    where: str = ""
+    #: The bytes of an upload, whose path is only a name; None: they are in the file.
+    data: bytes | None = None
+
+    @property
+    def full_source(self) -> str:
+        """Where the photo is, also if nobody said it."""
+        folder = "" if self.data is not None else self.path.absolute().parent.name
+        return self.source or source_path(folder, self.path.name)
+
+
+def requests_for(sources: Sources, spec: JobSpec) -> list[Request]:
+    """Ask for the same videos of each photo; those of subfolders go to folders of the same names."""
+    folders = {photo.folder for photo in sources.photos}
+    specs = {below: replace(spec, folder=read_folder(f"{spec.folder}/{below}".strip("/"))) for below in folders}
+    return [Request(path=photo.path, spec=specs[photo.folder], source=photo.source) for photo in sources.photos]
 
 
 def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> list[Request | InputError]:

@@ -10,8 +10,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.photo_lists import COLUMNS, read_batch
-from svdq.producer.submitting.submission import Request
+from svdq.producer.submitting.photo_requests import COLUMNS, Request, read_batch
 
 NOW = datetime(2027, 1, 30, 21, 0).astimezone()
 TEN = datetime(2027, 1, 30, 22, 0).astimezone()
