@@ -72,14 +72,14 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
     --segments, the ideal is what the ranks with the slower expert need.
 
     With --burst, the same ranks get each number N of videos at once. The table compares the time until the last one
-    ends with the lower bound of any schedule, the larger of one video's time W and N x W / ranks, and with replicas:
-    as many groups of one rank. The first row is a burst before any costs are measured.
+    ends with the lower bound of any schedule, the larger of one video's time W and N x W / ranks, and with the shortest
+    time of replicas: as many groups of one rank. The first row is a burst before any costs are measured.
 
     \b
     Examples:
       svdq bench                                  seven simulated ranks, 25 steps of 50 ms
       svdq bench --through daemon                 with real Redis and real files
-      svdq bench --burst 1,2,7,8,10,14,20,50      a few videos at a time, and replicas
+      svdq bench --burst 1,2,7,8,10,14,20,50      a few videos at a time
       svdq bench --steps 40 --segments 15+25      ranks that hold one of two experts each
     """
     # Treated like Ctrl-C, so that ranks, workers and their Redis server end and temporary folders of gigabytes are
@@ -114,7 +114,6 @@ BURST_COLUMNS: dict[str, Callable[[Any], object]] = {
     "wall (s)": lambda burst: f"{burst.wall_s:.3f}",
     "bound (s)": lambda burst: f"{burst.bound_s:.3f}",
     "ratio": lambda burst: f"{burst.ratio:.3f}",
-    "replicas (s)": lambda burst: f"{burst.replicas_wall_s:.3f}",
-    "their ratio": lambda burst: f"{burst.replicas_ratio:.3f}",
+    "replicas (s)": lambda burst: f"{burst.replicas_s:.3f}",
     "pipeline/replicas": lambda burst: f"{burst.pipeline_over_replicas:.3f}",
 }

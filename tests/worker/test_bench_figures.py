@@ -105,19 +105,15 @@ def test_a_burst_lasts_from_its_first_encode_to_its_last_end() -> None:
 
 def test_bursts_are_compared_with_the_shortest_possible_time() -> None:
     logs = [log(spans=encodes(1.0, 1.5, 7.0)), log(finished_s=[5.0, 6.0, 9.0])]
-    replicas = [
-        log(finished_s=[14.0, 20.0], spans=encodes(10.0, 18.0)),
-        log(finished_s=[13.0], spans=encodes(10.0)),
-    ]
     costs = Costs(step_s=(0.5, 0.5), encode_s=0.1, decode_s=0.4)
     video = VideoCosts(steps=3, costs=costs)
-    first, second = make_bursts(logs, replicas, video, [2, 1])
-    assert (first.videos, first.is_first, first.wall_s, first.replicas_wall_s) == (2, True, 5.0, 4.0)
+    first, second = make_bursts(logs, video, [2, 1])
+    assert (first.videos, first.is_first, first.wall_s, first.replicas_s) == (2, True, 5.0, pytest.approx(2.0))
     assert first.bound_s == second.bound_s == pytest.approx(2.0)
-    assert (first.ratio, first.replicas_ratio) == pytest.approx((2.5, 2.0))
-    assert (second.ratio, second.is_first, second.pipeline_over_replicas) == (1.0, False, 1.0)
-    (large,) = make_bursts(logs, replicas, video, [3])
-    assert large.bound_s == pytest.approx(3.0)
+    assert (first.ratio, first.pipeline_over_replicas) == pytest.approx((2.5, 2.5))
+    assert (second.ratio, second.is_first, second.pipeline_over_replicas) == pytest.approx((1.0, False, 1.0))
+    (large,) = make_bursts(logs, video, [3])
+    assert (large.bound_s, large.replicas_s) == pytest.approx((3.0, 4.0))
 
 
 def test_a_failed_video_is_an_error() -> None:

@@ -34,10 +34,8 @@ from svdq.worker.bench.loop_runs import IDLE_S, Workload
 POLL_S = 0.2
 
 
-def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankMeasurements]:
-    """Queue the workload's videos, render them with `svdq worker` and return the log of each rank.
-
-    With `replicas`, groups of one rank share the videos.
+def run_daemon(workload: Workload) -> list[RankMeasurements]:
+    """Queue the workload's videos, render them with `svdq worker` and return the measurements of each rank.
 
     Raises:
         SvdqError: the worker failed.
@@ -48,12 +46,12 @@ def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankMeasur
         try:
             # The worker of a bench takes no jobs of the user, notifies nobody, and never starts this server.
             ours = {"redis_url": ensure_server(settings.home), "notify": ()}
-            return _run(workload, settings.model_copy(update=ours), Path(folder), replicas)
+            return _run(workload, settings.model_copy(update=ours), Path(folder))
         finally:
             stop_server(settings.home)
 
 
-def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -> list[RankMeasurements]:
+def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankMeasurements]:
     shape = workload.parameters
     photo = io.BytesIO()
     Image.effect_noise((shape.width, shape.height), 64).convert("RGB").save(photo, "png")
@@ -67,7 +65,7 @@ def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -
         trace_path = folder / "trace.json"
         num_queued = workload.bursts[0]
         enqueue_many(connection, entries[:num_queued])
-        with _worker(workload, settings, folder / "worker.log", trace_path, replicas) as worker:
+        with _worker(workload, settings, folder / "worker.log", trace_path) as worker:
             _wait(connection, num_queued, worker)
             for size in workload.bursts[1:]:
                 time.sleep(IDLE_S)
@@ -94,15 +92,14 @@ def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -
 
 @contextlib.contextmanager
 def _worker(
-    workload: Workload, settings: Settings, log_path: Path, trace_path: Path, replicas: bool
+    workload: Workload, settings: Settings, log_path: Path, trace_path: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `svdq worker` within a block; raise an error with the end of its log if it fails."""
     shape, num_ranks = workload.parameters, len(workload.models)
-    ranks, groups = (1, num_ranks) if replicas else (num_ranks, 1)
     command = [sys.executable, "-m", "svdq.cli", "worker", "--device", workload.device]
-    command += ["--ranks", str(ranks), "--groups", str(groups), "--trace", str(trace_path)]
+    command += ["--ranks", str(num_ranks), "--trace", str(trace_path)]
     command += ["--warmup", f"{shape.width}x{shape.height}x{shape.frames}"]
-    if workload.components and not replicas:
+    if workload.components:
         command += ["--bind", "always"]
     with log_path.open("wb") as log:
         # Not in the folder of the caller: a `notify` in its svdq.toml counts where the variable is empty.

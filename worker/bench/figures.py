@@ -169,7 +169,7 @@ def _percentile_95(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Burst:
-    """N videos that an idle group gets at once, and the same through replicas; field names are those of the JSON."""
+    """The figures of N videos that an idle group gets at once; field names are those of the JSON."""
 
     #: N.
     videos: int
@@ -181,24 +181,18 @@ class Burst:
     bound_s: float
     #: wall_s / bound_s.
     ratio: float
-    #: The same for K groups of one rank that share the videos.
-    replicas_wall_s: float
-    replicas_ratio: float
-    #: wall_s / replicas_wall_s.
+    #: The shortest possible time of K replicas, groups of one rank that share the videos, and wall_s divided by it.
+    replicas_s: float
     pipeline_over_replicas: float
 
 
-def make_bursts(
-    logs: Sequence[RankMeasurements], replicas: Sequence[RankMeasurements], video: VideoCosts, videos: Sequence[int]
-) -> list[Burst]:
-    """Compute the figures of bursts of so many videos each, from the logs of a pipeline and of as many replicas."""
+def make_bursts(logs: Sequence[RankMeasurements], video: VideoCosts, videos: Sequence[int]) -> list[Burst]:
+    """Compute the figures of bursts of so many videos each."""
     ranks = len(logs)
     one_rank_s = video.video_s(ranks)
     bursts: list[Burst] = []
-    for number, (start_s, end_s), (replicas_start_s, replicas_end_s) in zip(
-        videos, burst_times(logs, videos), burst_times(replicas, videos), strict=True
-    ):
-        wall_s, replicas_s = end_s - start_s, replicas_end_s - replicas_start_s
+    for number, (start_s, end_s) in zip(videos, burst_times(logs, videos), strict=True):
+        wall_s, replicas_s = end_s - start_s, video.replicas_time_s(ranks, number)
         bound_s = max(one_rank_s, number * one_rank_s / ranks)
         if video.segments is not None:
             bound_s = video.time_s(ranks, number)
@@ -209,8 +203,7 @@ def make_bursts(
                 wall_s=wall_s,
                 bound_s=bound_s,
                 ratio=wall_s / bound_s,
-                replicas_wall_s=replicas_s,
-                replicas_ratio=replicas_s / bound_s,
+                replicas_s=replicas_s,
                 pipeline_over_replicas=wall_s / replicas_s,
             )
         )

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -55,35 +54,26 @@ class Workload:
     device: str = "cpu"
 
 
-def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankMeasurements]:
-    """Run the workload with one rank per model, and return the log of each rank.
-
-    As replicas, each rank renders every K-th video of a burst as a whole, and they begin each burst together.
-    """
+def run_loop(workload: Workload) -> list[RankMeasurements]:
+    """Run the workload with one rank per model, and return the measurements of each rank."""
     num_ranks = len(workload.models)
-    barrier = torch.multiprocessing.get_context("forkserver").Barrier(num_ranks) if replicas else None
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
-        spawn_ranks(num_ranks, _rank_main, workload, folder, barrier, device=workload.device, replicas=replicas)
+        spawn_ranks(num_ranks, _rank_main, workload, folder, device=workload.device)
         return [
             TypeAdapter(RankMeasurements).validate_json(Path(folder, f"rank{rank}.json").read_bytes())
             for rank in range(num_ranks)
         ]
 
 
-def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str, barrier: Barrier | None) -> None:
+def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str) -> None:
     device = choose_device(workload.device, topology.local_rank)
     role = Role.of_rank(topology.rank)
-    # A replica has all components.
-    components = workload.components if barrier is None else ()
-    if components:
-        role = replace(role, components=components[topology.rank])
-    number = topology.local_rank
-    model = open_model(workload.models[number], role, device, dtype_for(workload.models[number], device))
+    if workload.components:
+        role = replace(role, components=workload.components[topology.rank])
+    resolved = workload.models[topology.rank]
+    model = open_model(resolved, role, device, dtype_for(resolved, device))
     workload = replace(workload, parameters=model.complete(workload.parameters))
-    bursts = [list(range(size)) for size in workload.bursts]
-    if barrier is not None:
-        bursts = [burst[number :: len(workload.models)] for burst in bursts]
-    source = _BurstSource(workload, bursts, barrier) if topology.first else None
+    source = _BurstSource(workload) if topology.first else None
     sink = _TimingSink() if topology.last else None
     monitor = _UsageMonitor()
     tracer = Tracer(on=True)
@@ -97,7 +87,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         sink=sink,
         device=device,
         on_lost=exit_when_lost,
-        components=components,
+        components=workload.components,
     )
     stage.warm_up(workload.parameters)
     stage.run()
@@ -110,22 +100,20 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         rss_mb=monitor.rss_mb,
         gpu_mb=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
     )
-    Path(folder, f"rank{number}.json").write_bytes(TypeAdapter(RankMeasurements).dump_json(log))
+    Path(folder, f"rank{topology.rank}.json").write_bytes(TypeAdapter(RankMeasurements).dump_json(log))
 
 
 class _BurstSource(Source):
     """Supplies bursts of videos."""
 
-    def __init__(self, workload: Workload, bursts: list[list[int]], barrier: Barrier | None) -> None:
+    def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._bursts = bursts[::-1]
+        self._bursts = list(workload.bursts[::-1])
         #: Seeds of the present burst that are left.
         self._seeds: list[int] = []
         #: Videos that were taken and have not ended; reports come from another thread.
         self._num_in_flight = 0
         self._changed = threading.Condition()
-        #: Where replicas wait for each other before a burst.
-        self._barrier = barrier
         self._photo = Image.effect_noise((workload.parameters.width, workload.parameters.height), 64).convert("RGB")
         self.failures: list[str] = []
 
@@ -151,10 +139,8 @@ class _BurstSource(Source):
         """Wait until the present burst has ended, and begin the next one."""
         with self._changed:
             self._changed.wait_for(lambda: self._num_in_flight == 0)
-        if self._barrier is not None:
-            self._barrier.wait()
         time.sleep(IDLE_S)
-        self._seeds = self._bursts.pop()[::-1]
+        self._seeds = list(range(self._bursts.pop()))[::-1]
 
     def ended(self, report: Report) -> None:
         if report.failure is not None:
@@ -203,13 +189,10 @@ class _UsageMonitor(Monitor):
         return 0.0 if self._cpu_before_s is None else time.process_time() - self._cpu_before_s
 
 
-def spawn_ranks(
-    num_ranks: int, main: Callable[..., None], *args: Any, device: str = "cpu", replicas: bool = False
-) -> None:
+def spawn_ranks(num_ranks: int, main: Callable[..., None], *args: Any, device: str = "cpu") -> None:
     """Run `main(topology, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
 
-    `main` is a module-level function, since the new processes look it up by name. With `replicas` each process is a
-    group of one, without links, and `local_rank` is its number.
+    `main` is a module-level function, since the new processes look it up by name.
 
     Raises:
         SvdqError: a rank raised one, or a subclass, which is raised here, or was ended by a signal.
@@ -222,7 +205,7 @@ def spawn_ranks(
         os.environ["PYTHONSAFEPATH"] = "1"
         context = torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
             _enter,
-            (num_ranks, Path(folder), device, replicas, main, args),
+            (num_ranks, Path(folder), device, main, args),
             nprocs=num_ranks,
             join=False,
             daemon=True,  # an interrupt of this process alone ends them
@@ -246,18 +229,10 @@ def spawn_ranks(
 
 
 def _enter(
-    rank: int,
-    num_ranks: int,
-    folder: Path,
-    device: str,
-    replicas: bool,
-    main: Callable[..., None],
-    args: tuple[Any, ...],
+    rank: int, num_ranks: int, folder: Path, device: str, main: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
     topology = Topology(rank=rank, num_ranks=num_ranks, local_rank=rank)
-    if replicas:
-        topology = replace(topology, rank=0, num_ranks=1)
     try:
         links = join(topology, choose_device(device, topology.local_rank), folder=folder)
         main(topology, links, *args)

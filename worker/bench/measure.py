@@ -134,9 +134,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
     if options.burst is None:
         runs = [make_run(logs, video, options.num_warmup)]
     else:
-        replicas = run(workload, replicas=True)
-        check_failures(replicas)
-        bursts = make_bursts(logs, replicas, video, workload.bursts)
+        bursts = make_bursts(logs, video, workload.bursts)
     return BenchReport(model=options.model, runs=runs, bursts=bursts, logs=logs)
 
 
