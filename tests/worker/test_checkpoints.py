@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
 from svdq.pipeline.errors import UnavailableError
@@ -126,18 +125,12 @@ def test_nothing_is_left_on_disk_when_a_job_has_ended_however_late_a_rank_is(tmp
     "damage",
     [
         lambda data: data[:-1],
-        lambda data: data[: len(data) // 2],
         lambda data: b"",
-        lambda data: b"\xff" * 100,
         lambda data: data.replace(b'"latents"', b'"patents"', 1),
         lambda data: data.replace(b'\\"step\\"', b'\\"stop\\"', 1),
         lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-        lambda data: (2**63).to_bytes(8, "little") + data[8:],
-        lambda data: with_header(data, {}),
         lambda data: with_header(data, []),
         lambda data: with_header(data, {"__metadata__": {"svdq": "[" * 100_000}}),
-        lambda data: with_header(data, {"__metadata__": {"svdq": 5}}),
-        lambda data: b"%b%b" % ((100_000).to_bytes(8, "little"), b"[" * 100_000),
     ],
 )
 def test_what_cannot_be_read_is_passed_over_with_a_line_in_the_log(
@@ -180,13 +173,6 @@ def test_a_checkpoint_of_an_earlier_format_is_refused() -> None:
     del metadata["made_with"]
     with pytest.raises(ValueError, match="not a checkpoint of this version"):
         CODEC.decode(with_metadata(data, metadata), "job", PARAMETERS)
-
-
-def test_what_is_written_is_what_safetensors_reads() -> None:
-    sample = sample_at(4)
-    read = safetensors.torch.load(CODEC.encode(sample))
-    assert read.keys() == sample.tensors.keys()
-    assert all(torch.equal(read[name], tensor) for name, tensor in sample.tensors.items())
 
 
 def test_resuming_counts_what_was_done_before_and_is_done_again() -> None:

@@ -24,7 +24,9 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.intake import source as intake_module
+from svdq.worker.intake.dispatcher import is_too_late
 from svdq.worker.intake.prefetcher import IntakeOptions
+from svdq.worker.intake.reporter import CircuitBreaker
 from svdq.worker.intake.source import Intake
 from svdq.worker.outages import connect
 from svdq.worker.queue.rq_worker import LEASE_S
@@ -279,9 +281,7 @@ def test_what_was_taken_and_not_ended_goes_back(house, open_intake: Open) -> Non
 
 BAD_PHOTOS = {
     "damaged": (lambda path: path.write_bytes(path.read_bytes()[:200]), "was damaged in the storage; submit it again"),
-    "replaced": (lambda path: path.write_text("not a photo"), "was damaged in the storage; submit it again"),
     "gone": (lambda path: path.unlink(), "submit it again"),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), "submit it again"),
 }
 
 
@@ -457,27 +457,6 @@ def test_a_job_that_another_group_had_in_between_goes_on_from_its_checkpoint(hou
     assert take(intake).resume is not None
 
 
-FIELDS = {
-    "result_ttl": "1" + "0" * 30,
-    "failure_ttl": "1" + "0" * 30,
-    "repeat_intervals": '["x"]',
-    "retry_intervals": '["x"]',
-    "dependency_ids": "7",
-    "created_at": "0001-01-01T00:00:00.000000Z",
-}
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_a_record_with_a_senseless_value_is_refused_and_the_next_job_is_taken(
-    house, open_intake: Open, until, field: str
-) -> None:
-    bad, good = house.submit(), house.submit()
-    house.connection.hset(f"rq:job:{bad}", field, FIELDS[field])
-    intake = open_intake()
-    assert take(intake).job_id == good
-    until(lambda: house.connection.hget(f"rq:job:{bad}", "status") == b"failed")
-
-
 def test_a_job_that_the_user_stops_is_neither_finished_nor_failed(house, open_intake: Open, until) -> None:
     job_id = house.submit()
     intake = open_intake()
@@ -492,10 +471,6 @@ def test_a_job_that_the_user_stops_is_neither_finished_nor_failed(house, open_in
 
 class EndLosingRedis(LossyRedis):
     lost = "'DEL', 'rq:execution:"
-
-
-class WatchedEndLosingRedis(EndLosingRedis):
-    error = redis.WatchError  # as redis-py has it for a transaction that watches something
 
 
 class Forgetter:
@@ -515,18 +490,12 @@ class Forgetter:
 
 
 @pytest.mark.parametrize("failure", [None, "It broke."])
-@pytest.mark.parametrize("kind", [EndLosingRedis, WatchedEndLosingRedis])
 def test_an_end_that_redis_has_written_and_could_not_say_so_counts(
-    house,
-    open_intake: Open,
-    until,
-    kind: type[LossyRedis],
-    failure: str | None,
-    caplog: pytest.LogCaptureFixture,
+    house, open_intake: Open, until, failure: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_id = house.submit()
     forgetter = Forgetter()
-    lossy = kind.from_url(server_url(house.settings))
+    lossy = EndLosingRedis.from_url(server_url(house.settings))
     intake = open_intake(lossy, forgetter)
     request = take(intake)
     intake.ended(finished(request) if failure is None else Report(job_id=job_id, body={}, result={}, failure=failure))
@@ -603,3 +572,36 @@ def test_a_group_tells_what_it_has_and_how_it_went(house, open_intake: Open) -> 
     assert not status.draining
     intake.drain()
     assert intake.status().draining
+
+
+def test_three_different_jobs_that_fail_alike_open_the_breaker() -> None:
+    breaker = CircuitBreaker()
+    assert not breaker.record_failure("a", "Out of GPU memory in step 3 of 25; 1.5 GiB.")
+    assert not breaker.record_failure("b", "Out of GPU memory in step 12 of 25; 2.25 GiB.")
+    assert not breaker.record_failure("b", "Out of GPU memory in step 12 of 25; 2.25 GiB.")
+    assert breaker.record_failure("c", "Out of GPU memory in step 1 of 9; 3 GiB.")
+    assert not breaker.record_failure("d", "Out of GPU memory in step 1 of 9; 3 GiB.")
+
+
+def test_a_success_or_another_reason_resets_the_breaker() -> None:
+    breaker = CircuitBreaker()
+    breaker.record_failure("a", "One.")
+    breaker.record_failure("b", "One.")
+    breaker.record_success()
+    assert not breaker.record_failure("c", "One.")
+    breaker.record_failure("d", "One.")
+    assert not breaker.record_failure("e", "Another.")
+
+
+def test_ids_in_reasons_do_not_make_them_different() -> None:
+    breaker = CircuitBreaker()
+    jobs = ("0123456789abcdef0123", "ffffffffff0123456789", "a0a0a0a0a0a0a0a0a0a0")
+    assert [breaker.record_failure(job, f"Job {job} failed.") for job in jobs] == [False, False, True]
+
+
+def test_another_video_is_begun_if_it_would_be_done_in_time() -> None:
+    assert not is_too_late(1000.0, None, [10.0])
+    assert not is_too_late(1000.0, 1011.0, [10.0, 10.0, 500.0])
+    assert is_too_late(1000.0, 1009.0, [10.0, 10.0, 500.0])
+    assert not is_too_late(1000.0, 1001.0, [])
+    assert is_too_late(1001.0, 1001.0, [])
