@@ -11,37 +11,10 @@ from PIL import Image
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.pipeline.models.svd.family import SvdParameters
-from svdq.pipeline.models.wan.family import WanParameters
 from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
 from svdq.producer.status.ranks import RankStatus
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def test_help_gives_the_limits_of_the_job(svdq: Cli) -> None:
-    """Every parameter is declared once: help, flags and jobs agree on limits and defaults."""
-    text = " ".join(svdq("submit", "--help").stdout.partition("\nOptions:\n")[2].split())
-    for name, field in SvdParameters.model_fields.items() | WanParameters.model_fields.items():
-        limits = [at for at in field.metadata if hasattr(at, "ge") or hasattr(at, "le")]
-        if name in ("width", "height", "seed", "steps") or not limits:
-            continue
-        ge, le = (next(getattr(at, side) for at in limits if hasattr(at, side)) for side in ("ge", "le"))
-        _, _, help_text = text.partition(f"--{name.replace('_', '-')} ")
-        assert f"[{ge:g} to {le:g};" in help_text[:150], name
-        if field.default is not None:
-            assert f": {field.default}" in help_text[:150], name
-    assert "[1 to 1000; default: 25; Wan: the model's own]" in text
-
-
-def test_help_has_a_section_for_each_family(svdq: Cli) -> None:
-    for command in ("submit", "watch"):
-        shared, svd, wan = svdq(command, "--help").stdout.replace("Examples:", "\n\n").split("Options for ")
-        assert {"--frames", "--family", "--json"} <= set(shared.split())
-        assert svd.startswith("Stable Video Diffusion:")
-        assert wan.startswith("Wan:")
-        assert "--motion-bucket-id" in svd.split()
-        assert {"--prompt", "--negative-prompt", "--guidance-scale", "--guidance-scale-2"} <= set(wan.split())
 
 
 @pytest.fixture
@@ -93,16 +66,6 @@ def test_bad_input_is_one_sentence(svdq: Cli, home: Path, bad_files: Path, photo
     assert "Traceback" not in done.stderr
     assert "secret" not in done.stderr
     assert not home.exists(), "nothing is enqueued or written, no server started"
-
-
-def test_bad_settings(svdq: Cli, home: Path, photo: Path) -> None:
-    done = svdq("submit", photo, SVDQ_MAX_PIXELS="many")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "SVDQ_MAX_PIXELS" in done.stderr
-    done = svdq("submit", photo, SVDQ_MAX_PIXELS="100")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "320x200" in done.stderr
-    assert not home.exists()
 
 
 def test_json(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
@@ -201,16 +164,6 @@ def test_the_source_of_a_photo_stays_with_its_job(
     ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
     jobs = {job["id"]: job for job in map(json.loads, svdq("list", "--json").stdout.splitlines())}
     assert [jobs[job_id]["source"] for job_id in ids] == sources
-
-
-def test_recursive_keeps_folders_as_watch_does(svdq: Cli, connection: redis.Redis, photo: Path, tmp_path: Path) -> None:
-    for folder in ("", "day 1", "day 1/am"):
-        (tmp_path / "trip" / folder).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "trip" / folder / "a.jpg").write_bytes(photo.read_bytes())
-    done = svdq("submit", "--recursive", tmp_path / "trip", "--output", "holiday", "--json")
-    ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
-    jobs = [read_job(fetch(connection, job_id)) for job_id in ids]
-    assert [job and job.folder for job in jobs] == ["holiday", "holiday/day 1", "holiday/day 1/am"]
 
 
 def finish(connection: redis.Redis, job_id: str, model: str) -> None:

@@ -94,17 +94,6 @@ def test_bad_photos_in_a_folder(svdq: Cli, home: Path, folder: Path) -> None:
     assert done.stderr.endswith("Bad photos left out: 25 of 45.\n")
 
 
-def test_variations_of_a_sweep(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
-    wanted = ("--variations", 2, "--sweep", "motion-bucket-id=60,127", "--sweep", "fps=7,8")
-    done = svdq("submit", photo, *wanted)
-    assert done.returncode == 0
-    jobs = [read_job(fetch(connection, job_id)) for job_id in queued(connection)]
-    made = [(job.motion_bucket_id, job.fps) for job in jobs if job]
-    assert made == [(60, 7), (60, 7), (60, 8), (60, 8), (127, 7), (127, 7), (127, 8), (127, 8)]
-    assert len({job.seed for job in jobs if job}) == 8
-    assert svdq("submit", photo, *wanted).stdout.count("exists already") == 8
-
-
 def test_paths_on_standard_input(home: Path, connection: redis.Redis, folder: Path) -> None:
     paths = "\n".join(map(str, sorted(folder.glob("*.png"))[:3]))
     done = subprocess.run(

@@ -93,14 +93,6 @@ def test_values_of_wan(options: dict[str, object], says: str) -> None:
         job_of(family="wan", **options)
 
 
-@pytest.mark.parametrize("size", [(832, 480), (1280, 720), (16, 4096)])
-def test_sizes_of_wan(size: tuple[int, int]) -> None:
-    job = job_of(family="wan", width=size[0], height=size[1], frames=81)
-    assert (job.width, job.height, job.frames) == (*size, 81)
-    with pytest.raises(InputError, match="multiples of 64"):
-        job_of(width=832, height=480)
-
-
 def test_prompts_make_other_jobs() -> None:
     ids = {
         job_of(**options).digest(seed_was_drawn=True)

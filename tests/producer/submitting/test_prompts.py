@@ -92,18 +92,6 @@ def test_a_photo_whose_name_has_no_room_for_a_suffix(
     assert prompt_of(connection, submission) == ("" if options is WAN else None)
 
 
-def test_photos_with_the_same_prompt(connection: redis.Redis, settings: Settings, photo: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.jpg"
-    Image.new("RGB", (8, 8)).save(other)
-    for path in (photo, other):
-        path.with_suffix(".txt").write_text("A wave breaks.")
-    # A program may give a list where svdq makes a tuple.
-    options = SubmitOptions(family="wan", formats=["gif"])  # type: ignore[arg-type]
-    found = submit(settings, [photo, other, photo], options)
-    assert [prompt_of(connection, each) for each in found] == ["A wave breaks."] * 3
-    assert found[0].id == found[2].id != found[1].id
-
-
 def test_a_family_without_prompts_ignores_them(connection: redis.Redis, settings: Settings, photo: Path) -> None:
     (before,) = submit(settings, [photo], SubmitOptions(seed=1))
     photo.with_suffix(".txt").write_bytes(b"\xff not even text")

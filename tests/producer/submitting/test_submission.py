@@ -156,15 +156,6 @@ def test_a_photo_that_changes_meanwhile(connection: redis.Redis, settings: Setti
     assert SvdqQueue("svdq-default", connection=connection).count == 0
 
 
-def test_dependencies_must_exist(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
-    (parent,) = submit(settings, photos[:1], SubmitOptions())
-    with pytest.raises(InputError, match="no job 'x'"):
-        list(submit_all(settings, [Request(path=photos[2], spec=JobSpec(depends_on=(parent.id, "x")))]))
-    assert len(list(Path(settings.storage, "inputs").iterdir())) == 1
-    (child,) = submit_all(settings, [Request(path=photos[2], spec=JobSpec(depends_on=(parent.id,)))])
-    assert child.status == "deferred"
-
-
 @pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: bytes([data[0] ^ 1]) + data[1:]])
 def test_a_photo_that_was_damaged_in_the_storage_is_stored_again(
     connection: redis.Redis, settings: Settings, photo: Path, damage: Callable[[bytes], bytes]

@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,22 +104,3 @@ def test_a_file_is_moved_to_another_disk_whole_and_once(root: Path, other_disk: 
     assert (files(root), files(other_disk)) == ({}, {"day/a.jpg": "new"})
     status = (other_disk / "day" / "a.jpg").stat()
     assert (status.st_mtime, status.st_mode & 0o7777) == (1_000, 0o640)
-
-
-def test_a_version_that_comes_during_a_copy_to_another_disk_is_kept(root: Path, other_disk: Path) -> None:
-    source = root / "day" / "a.jpg"
-    source.write_bytes(bytes(1 << 26))
-    newer = root / "newer"
-    newer.write_text("newer")
-
-    def replace_during_copy() -> None:
-        while not any(path.is_file() for path in other_disk.rglob("*")):
-            pass
-        newer.rename(source)
-
-    replacing = threading.Thread(target=replace_during_copy)
-    replacing.start()
-    move_after(f"move:{other_disk}", root)
-    replacing.join()
-    assert files(root) == {"day/a.jpg": "newer"}
-    assert [path.stat().st_size for path in other_disk.rglob("*.jpg")] == [1 << 26]

@@ -1,7 +1,6 @@
 """One file at a time, with a real Redis, storage and state, and with kills between any two steps."""
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,13 @@ from typing import Any
 import pytest
 import redis
 
-from svdq.producer.queue import SvdqQueue, read_arguments, read_job, session
+from svdq.producer.queue import SvdqQueue, read_arguments
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.watching.directory import signature
-from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, Selection, WatchOptions
-from svdq.producer.watching.processor import Processor
 from svdq.producer.watching.scanner import Debounce
-from svdq.producer.watching.state import Event, Record, Report, State
+from svdq.producer.watching.state import Event, Record, State
+from tests.producer.watching import bench as shared
 
 
 class Killed(BaseException):
@@ -47,48 +43,12 @@ class LethalState(State):
         raise Killed
 
 
-class Bench:
-    """A watched folder with one processor after another, each as after a restart."""
+class Bench(shared.Bench):
+    """Each call is as after a restart."""
 
-    def __init__(self, settings: Settings, root: Path) -> None:
-        self.settings = settings
-        self.root = root
-        self.on_success = "keep"
-        self.spec = JobSpec(options=(SubmitOptions(frames=2),))
-        self.events: list[Event] = []
-
-    def process(
-        self,
-        path: str,
-        *,
-        storage_class: type[Storage] = Storage,
-        state_class: type[State] = State,
-        report: Report | None = None,
-        times: int = 1,
-    ) -> Record | None:
-        """Process a file that has stopped growing; return what is remembered of it."""
-        with state_class(self.settings.home, self.root) as state, session(self.settings) as connection:
-            waiting = Debounce(0)
-            processor = Processor(
-                options=WatchOptions(selection=Selection(recursive=True), stable_for_s=0),
-                storage=storage_class(self.settings.storage),
-                max_pixels=self.settings.max_pixels,
-                state=state,
-                config=FolderConfig(self.root, self.spec),
-                post_submit=PostSubmit.parse(self.on_success, self.root),
-                waiting=waiting,
-                report=report or self.events.append,
-            )
-            version = signature(self.root, path)
-            assert version is not None
-            file = waiting.update(path, version, time.monotonic())
-            for _ in range(times):
-                processor.process(file, connection)
-            return state.get(path)
-
-    @property
-    def kinds(self) -> list[str]:
-        return [event.kind for event in self.events]
+    def process(self, path: str, **options: Any) -> Record | None:
+        self.waiting = Debounce(0)
+        return super().process(path, **options)
 
 
 @pytest.fixture
@@ -96,13 +56,12 @@ def bench(settings: Settings, connection: redis.Redis, photo: Path, tmp_path: Pa
     root = tmp_path / "inbox"
     (root / "day").mkdir(parents=True)
     photo.rename(root / "day" / "a.jpg")
-    return Bench(settings, root)
+    return Bench(settings, root, SubmitOptions(frames=2))
 
 
 def queued(connection: redis.Redis) -> list[int | None]:
     """The frames of the jobs in the queue."""
-    jobs = map(read_job, SvdqQueue(connection=connection).jobs)
-    return [job.frames for job in jobs if job is not None]
+    return [job.frames for job in shared.jobs(connection)]
 
 
 @pytest.mark.parametrize("on_success", ["keep", "move:done", "delete"])
@@ -131,8 +90,7 @@ def test_a_job_has_the_folder_and_the_path_of_its_photo(bench: Bench, connection
     (rq_job,) = SvdqQueue(connection=connection).jobs
     arguments = read_arguments(rq_job)
     assert (arguments.photo, arguments.source) == (str(bench.root / "day" / "a.jpg"), "inbox/day/a.jpg")
-    (job,) = map(read_job, SvdqQueue(connection=connection).jobs)
-    assert job is not None
+    (job,) = shared.jobs(connection)
     assert (job.name, job.folder) == ("a", "day")
     assert record is not None
     assert record[1:] == ("submitted", SvdqQueue(connection=connection).job_ids[0])
@@ -212,19 +170,4 @@ def test_a_file_that_cannot_be_moved_is_reported_once_and_submitted_once(bench: 
     (bench.root / "done").unlink()
     bench.process("day/a.jpg")
     assert (bench.root / "done" / "day" / "a.jpg").exists()
-    assert queued(connection) == [2]
-
-
-def test_a_photo_whose_job_has_an_unreadable_record_waits(bench: Bench, connection: redis.Redis) -> None:
-    """Its key holds something else; the photo is submitted when that is gone, and the watcher goes on meanwhile."""
-    record = bench.process("day/a.jpg")
-    assert record is not None
-    connection.flushall()
-    connection.set(f"rq:job:{record.job_id}", "x")
-    bench.root.joinpath("day/a.jpg").rename(bench.root / "day/b.jpg")
-    assert bench.process("day/b.jpg") is None
-    assert bench.kinds == ["submitted", "problem"]
-    assert "cannot be read: its key holds something else." in bench.events[-1].text
-    connection.delete(f"rq:job:{record.job_id}")
-    assert bench.process("day/b.jpg") is not None
     assert queued(connection) == [2]

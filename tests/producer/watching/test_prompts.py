@@ -2,76 +2,36 @@
 
 import os
 import re
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
-from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, read_job, session
 from svdq.producer.settings import Settings
-from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.watching.directory import signature
-from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, Selection, WatchOptions
-from svdq.producer.watching.processor import Processor
-from svdq.producer.watching.scanner import Debounce
-from svdq.producer.watching.state import Event, State
+from tests.producer.watching import bench as shared
 
 WAN = SubmitOptions(family="wan", seed=1)
 
 
-class Bench:
-    """A watched folder, and its processor after a restart."""
+class Bench(shared.Bench):
+    """Keeps the files that wait between two calls."""
 
-    def __init__(self, settings: Settings, root: Path, state: State, connection: redis.Redis) -> None:
-        self.settings, self.root, self.state, self.connection = settings, root, state, connection
-        self.events: list[Event] = []
-        self.stable_for_s = 0.0
-        self.start(WAN)
-
-    def start(self, options: SubmitOptions, on_success: str = "keep") -> None:
-        self.waiting = Debounce(0)
-        self.processor = Processor(
-            options=WatchOptions(selection=Selection(recursive=True), stable_for_s=self.stable_for_s),
-            storage=Storage(self.settings.storage),
-            max_pixels=self.settings.max_pixels,
-            state=self.state,
-            config=FolderConfig(self.root, JobSpec(options=(options,))),
-            post_submit=PostSubmit.parse(on_success, self.root),
-            waiting=self.waiting,
-            report=self.events.append,
-        )
-
-    def process(self, path: str, times: int = 2) -> None:
-        """Process a file that has stopped growing; by default once more after its prompt was seen."""
-        version = signature(self.root, path)
-        assert version is not None
-        self.waiting.update(path, version, time.monotonic())
-        for _ in range(times):
-            for file in self.waiting.due(time.monotonic()):
-                self.processor.process(file, self.connection)
-
-    @property
-    def jobs(self) -> list[Job]:
-        found = map(read_job, SvdqQueue(connection=self.connection).jobs)
-        return [job for job in found if job is not None]
+    connection: redis.Redis
 
     @property
     def prompts(self) -> list[str | None]:
-        return [job.model_dump().get("prompt") for job in self.jobs]
+        return [job.model_dump().get("prompt") for job in shared.jobs(self.connection)]
 
 
 @pytest.fixture
-def bench(settings: Settings, connection: redis.Redis, photo: Path, tmp_path: Path) -> Iterator[Bench]:
+def bench(settings: Settings, connection: redis.Redis, photo: Path, tmp_path: Path) -> Bench:
     root = tmp_path / "inbox"
     (root / "day").mkdir(parents=True)
     photo.rename(root / "day" / "a.jpg")
-    with State(settings.home, root) as state, session(settings) as connected:
-        yield Bench(settings, root, state, connected)
+    bench = Bench(settings, root, WAN)
+    bench.connection = connection
+    return bench
 
 
 @pytest.fixture
@@ -114,15 +74,15 @@ def test_the_command_wins_over_the_file_and_the_file_over_the_folder(bench: Benc
     text.write_text("of the photo")
     os.utime(text.with_suffix(".jpg"))
     bench.process("day/a.jpg")
-    bench.start(SubmitOptions(family="wan", seed=1, prompt="of the command"))
+    bench.options = SubmitOptions(family="wan", seed=1, prompt="of the command")
     os.utime(text.with_suffix(".jpg"))
     bench.process("day/a.jpg")
-    bench.start(WAN)
+    bench.options = WAN
     text.write_text("\n")  # none
     os.utime(text.with_suffix(".jpg"))
     bench.process("day/a.jpg")
     assert bench.prompts == ["of the folder", "of the photo", "of the command", ""]
-    assert {job.model_dump()["negative_prompt"] for job in bench.jobs} == {"blur"}
+    assert {job.model_dump()["negative_prompt"] for job in shared.jobs(bench.connection)} == {"blur"}
 
 
 @pytest.mark.parametrize(
@@ -164,14 +124,6 @@ def test_links_are_not_followed_and_folders_are_no_prompts(bench: Bench, text: P
     assert bench.prompts == [""]
 
 
-def test_a_photo_whose_name_ends_in_txt_is_not_its_own_prompt(bench: Bench, text: Path) -> None:
-    text.with_suffix(".jpg").rename(text)
-    bench.processor.options = WatchOptions(selection=Selection(recursive=True, globs=("*",)), stable_for_s=0)
-    bench.process("day/a.txt")
-    assert [event.kind for event in bench.events] == ["submitted"]
-    assert bench.prompts == [""]
-
-
 @pytest.mark.parametrize("on_success", ["move:done", "delete"])
 def test_a_prompt_goes_with_its_photo(bench: Bench, text: Path, on_success: str) -> None:
     done = bench.root / "done" / "day"
@@ -179,7 +131,7 @@ def test_a_prompt_goes_with_its_photo(bench: Bench, text: Path, on_success: str)
         done.mkdir(parents=True)
         (done / "a.jpg").write_text("another photo of that name")
         (done / "a.txt").write_text("its prompt")
-    bench.start(WAN, on_success)
+    bench.on_success = on_success
     text.write_text("A wave breaks.")
     bench.process("day/a.jpg")
     assert bench.prompts == ["A wave breaks."]
@@ -192,7 +144,7 @@ def test_a_prompt_goes_with_its_photo(bench: Bench, text: Path, on_success: str)
 def test_a_prompt_of_two_photos_stays_for_the_second(bench: Bench, text: Path) -> None:
     text.with_suffix(".JPG").write_bytes(text.with_suffix(".jpg").read_bytes() + b"another")
     text.write_text("of both")
-    bench.start(WAN, "move:done")
+    bench.on_success = "move:done"
     bench.process("day/a.jpg")
     assert text.exists()
     bench.process("day/a.JPG")
@@ -207,7 +159,7 @@ def test_text_files_are_reported_where_they_are_no_prompts(bench: Bench, text: P
     assert bench.events == []
     bench.process("day/b.txt")
     assert bench.events[-1].text == "day/b.txt is ignored: there is no photo beside it whose prompt it can be."
-    bench.start(SubmitOptions(seed=1, family="svd"))
+    bench.options = SubmitOptions(seed=1, family="svd")
     bench.process("day/a.txt")
     assert bench.events[-1].text == "day/a.txt is ignored: this family of models takes no prompts."
     bench.process("day/a.jpg")

@@ -28,16 +28,6 @@ def test_records_survive_a_restart(tmp_path: Path) -> None:
         assert state.get("gone.jpg") is None
 
 
-def test_a_file_of_the_far_future_is_remembered(tmp_path: Path) -> None:
-    photo = tmp_path / "a.jpg"
-    photo.touch()
-    os.utime(photo, (0, 10_413_792_000))  # the year 2300, as a damaged date in a photo gives
-    signature = Signature.of(photo.stat())
-    with State(tmp_path / "home", tmp_path) as state:
-        state.put("a.jpg", Record(signature, "submitted"))
-        assert state.get("a.jpg") == Record(signature, "submitted")
-
-
 def test_a_second_watcher_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with State(tmp_path, tmp_path):
