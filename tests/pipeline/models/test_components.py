@@ -1,16 +1,16 @@
-"""Wan's folders: a role opens only its files, and a wrong folder is one sentence before anything is loaded."""
+"""A role opens only its files; what fails while they are loaded is one sentence."""
 
 import importlib.util
 import json
-import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.components import ComponentLoader
+from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Role
@@ -66,13 +66,6 @@ def test_a_role_does_not_load_the_other_expert(tiny_wan, expert):
     assert (getattr(model.pipeline, other), model.pipeline.vae, model.pipeline.text_encoder) == (None, None, None)
 
 
-def test_broken_weights_of_any_expert_are_seen_before_a_rank_starts(tiny_wan, tmp_path):
-    shutil.copytree(tiny_wan, tmp_path / "model")
-    (tmp_path / "model/transformer_2/diffusion_pytorch_model.safetensors").write_bytes(b"broken")
-    with pytest.raises(InputError, match=r"transformer_2/diffusion\S+ of the model .* is cut off or no safetensors"):
-        resolve(str(tmp_path / "model"), on_gpus=False)
-
-
 def test_only_the_rank_that_encodes_needs_ftfy(tiny_wan, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ftfy" else find(name, *more))
@@ -91,52 +84,41 @@ def test_only_what_encodes_and_decodes_is_kept(tiny_wan):
     assert (decoder.vae.encoder, decoder.text_encoder, decoder.tokenizer) == (None, None, None)
 
 
-def configure(file, **values):
-    def change(folder):
-        path = folder / file
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return change
+def runs_out(*_) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
 
-def without(component):
-    def change(folder):
-        shutil.rmtree(folder / component)
-
-    return change
-
-
-def missing(file):
-    return lambda folder: (folder / file).unlink()
+def test_memory_that_runs_out_says_what_is_needed_and_what_to_do(tiny_model, monkeypatch) -> None:
+    monkeypatch.setattr(ComponentLoader, "load", runs_out)
+    weights = sum(file.stat().st_size for file in tiny_model.glob("unet/*.safetensors"))
+    for dtype, share in ((torch.float32, 1.0), (torch.float16, 0.5)):
+        with pytest.raises(
+            InputError, match=r"memory ran out, and this rank needs .* fewer ranks \(--ranks\)"
+        ) as caught:
+            open_model(resolve(str(tiny_model)), Role(), CPU, dtype)
+        # The headers are not weights.
+        needed = float(str(caught.value).partition("needs ")[2].partition(" MB")[0])
+        assert needed == pytest.approx(weights * share / 1e6, rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("error", "words"),
     [
-        (without("transformer_2"), "has no transformer_2; it must be a whole WanImageToVideoPipeline"),
-        (without("text_encoder"), "has no text_encoder; it must be"),
-        (configure("model_index.json", transformer_2=[None, None]), "must have both boundary_ratio and transformer_2"),
-        (configure("model_index.json", boundary_ratio=None), "must have both boundary_ratio and transformer_2"),
-        (configure("model_index.json", _class_name="WanPipeline"), "makes videos from text only (WanPipeline)"),
-        (
-            configure("scheduler/scheduler_config.json", stochastic_sampling=True),
-            "has stochastic_sampling",
-        ),
-        (configure("model_index.json", scheduler=["diffusers", "LCMScheduler"]), "is a LCMScheduler; svdq works with"),
-        (configure("model_index.json", vae=["diffusers", "AutoencoderKL"]), "is a AutoencoderKL; svdq works with"),
-        (configure("model_index.json", _class_name="FluxPipeline"), " or WanImageToVideoPipeline such as Wan-AI/"),
-        (missing("vae/diffusion_pytorch_model.safetensors"), "has no weights"),
-        (missing("tokenizer/tokenizer.json"), "has no readable tokenizer/tokenizer.json"),
-        (lambda folder: (folder / "tokenizer/tokenizer.json").write_text('{"model": '), "has no readable tokenizer/"),
-        (configure("vae/config.json", base_dim=16), "cannot be loaded (Cannot load"),
-        (configure("transformer/config.json", num_layers="x"), "The transformer of the model"),
+        (MemoryError(), "memory ran out"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), "memory ran out"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "memory ran out"),
+        (ZeroDivisionError("division by zero"), r"cannot be loaded \(division by zero\)"),
+        (KeyError("quick"), r"cannot be loaded \(KeyError 'quick'\)"),
+        (ValueError("first line:\n    second line."), r"cannot be loaded \(first line: second line\)"),
     ],
 )
-def test_a_wrong_folder_is_one_sentence(tiny_wan, tmp_path, change, words):
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_wan, folder)
-    change(folder)
-    with pytest.raises(InputError, match=re.escape(words)) as caught:
-        open_model(resolve(str(folder)), Role(encode=True, decode=True), CPU, torch.float32)
-    assert str(caught.value).endswith(".")
+def test_whatever_is_raised_becomes_one_sentence(error: Exception, words: str) -> None:
+    with pytest.raises(InputError, match=rf"^The model x .*{words}.*\.$") as caught, in_a_sentence("The model x", CPU):
+        raise error
     assert "\n" not in str(caught.value)
+    assert "StableVideo" not in str(caught.value)  # models of any family are loaded
+
+
+def test_our_own_errors_are_sentences_already() -> None:
+    with pytest.raises(UnavailableError, match=r"^As it is\.$"), in_a_sentence("The model x", CPU):
+        raise UnavailableError("As it is.")

@@ -1,17 +1,14 @@
 import json
 import shutil
-import socket
 from functools import cache
 from itertools import pairwise
 
-import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
 from gpu_checks.references import call_diffusers
-from safetensors.torch import load_file, save_file
 
-from svdq.pipeline.errors import InputError, SampleError
+from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.diffusers_model import to_uint8
 from svdq.pipeline.models.loader import open_model
@@ -221,139 +218,6 @@ def test_bfloat16_keeps_its_type_between_ranks(tiny_model, photo, guidance):
     tensors = model.encode(photo, values)
     changed = model.denoiser(tensors, values).step(tensors, 0)
     assert {tensor.dtype for tensor in [*tensors.values(), *changed.values()]} == {torch.bfloat16}
-
-
-def test_half_precision_weights_are_preferred_for_float16(tiny_model, tmp_path):
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
-    unet = folder / "unet"
-    name = "diffusion_pytorch_model"
-    (unet / f"{name}.safetensors").rename(unet / f"{name}.fp16.safetensors")
-    model = open_model(resolve(str(folder)), Role(), CPU, torch.float16)
-    assert model.pipeline.unet.dtype == torch.float16
-    with pytest.raises(InputError, match="half precision weights only"):
-        resolve(str(folder), on_gpus=False)
-
-
-def test_a_local_folder_needs_no_network(tiny_model, monkeypatch):
-    def refuse(*_):
-        raise AssertionError("a local folder must not cause network traffic")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert open_model(resolve(str(tiny_model)), Role.of_rank(0), CPU, torch.float32).complete(OPEN).frames == 14
-
-
-def edit_index(folder, component, value):
-    path = folder / "model_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {component: value}))
-
-
-def edit_weights(folder, change):
-    file = folder / "unet" / "diffusion_pytorch_model.safetensors"
-    weights = load_file(file)
-    change(weights)
-    save_file(weights, file)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: shutil.rmtree(folder / "unet"), "has no unet"),
-        (lambda folder: edit_index(folder, "unet", [None, None]), "has no unet"),
-        (lambda folder: edit_index(folder, "unet", ["diffusers", "UNet2DConditionModel"]), "is a UNet2DConditionModel"),
-        (lambda folder: edit_index(folder, "unet", "nonsense"), "has no unet"),
-        (lambda folder: edit_index(folder, "scheduler", ["diffusers", "DDIMScheduler"]), "EulerDiscreteScheduler only"),
-        (lambda folder: edit_index(folder, "_class_name", "StableDiffusionPipeline"), "is a StableDiffusionPipeline"),
-        (lambda folder: (folder / "model_index.json").write_text("[]"), "not a JSON object"),
-        (lambda folder: (folder / "model_index.json").unlink(), "no readable"),
-        (lambda folder: (folder / "unet" / "config.json").write_text("{"), "no readable unet/config.json"),
-        (lambda folder: next((folder / "unet").glob("*.safetensors")).write_bytes(b"x" * 99), "no safetensors file"),
-        (lambda folder: next((folder / "unet").glob("*.safetensors")).unlink(), "has no weights"),
-        (lambda folder: edit_weights(folder, lambda weights: weights.pop("conv_out.bias")), "lacks 1 of its weights"),
-        (lambda folder: edit_weights(folder, lambda weights: weights.update(more=torch.ones(1))), None),
-        (
-            lambda folder: edit_weights(folder, lambda weights: weights.update({"conv_out.bias": torch.ones(5)})),
-            "The unet of the model .* cannot be loaded .*get the model again",
-        ),
-        (lambda folder: shutil.rmtree(folder / "vae"), "has no vae"),
-    ],
-)
-def test_a_broken_folder_gives_one_sentence(tiny_model, tmp_path, damage, message):
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
-    damage(folder)
-    if message is None:  # nothing that matters
-        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
-        return
-    with pytest.raises(InputError, match=message) as caught:
-        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
-    assert "\n" not in str(caught.value)
-    assert str(folder) in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["no/such/folder", "/no/such/folder", "previw", "", "http://example.org/model"])
-def test_a_name_that_is_no_model(name):
-    with pytest.raises(InputError, match="There is no model folder"):
-        open_model(resolve(name), Role(), CPU, torch.float32)
-
-
-@pytest.fixture
-def hub_cache(tmp_path, monkeypatch):
-    """An empty cache of the hub; the network is refused."""
-
-    def refuse(*_):
-        raise AssertionError("opening a model must not cause network traffic")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
-
-
-def test_a_hub_id_that_is_not_here_is_not_fetched(hub_cache):
-    with pytest.raises(InputError, match=r"^The model someone/some-model is not on this machine; fetch it with `svdq"):
-        open_model(resolve("someone/some-model"), Role(), CPU, torch.float16)
-
-
-def test_a_hub_id_in_the_cache_is_opened_with_half_precision_weights_for_float16(tiny_model, hub_cache):
-    place = hub_cache / "models--someone--some-model"
-    folder = shutil.copytree(tiny_model, place / "snapshots" / ("5" * 40))
-    (place / "refs").mkdir()
-    (place / "refs" / "main").write_text("5" * 40)
-    full = folder / "unet" / "diffusion_pytorch_model.safetensors"
-    weights = {name: tensor.half() for name, tensor in load_file(full).items()}
-    weights["conv_out.bias"] = torch.full((4,), 7.0, dtype=torch.float16)
-    save_file(weights, full.with_suffix(".fp16.safetensors"))
-    for dtype, is_half in ((torch.float16, True), (torch.float32, False), (torch.bfloat16, False)):
-        model = open_model(resolve("someone/some-model"), Role(), CPU, dtype)
-        assert model.info.name == "someone/some-model"
-        assert model.pipeline.unet.dtype == dtype
-        assert bool((model.pipeline.unet.conv_out.bias == 7).all()) == is_half
-    assert (
-        open_model(resolve(f"someone/some-model@{'5' * 40}"), Role(), CPU, torch.float32)
-        .complete(parameters(frames=None))
-        .frames
-        == 14
-    )
-
-
-def test_several_files_of_one_component(tiny_model, tmp_path, open_parts):
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
-    file = folder / "unet" / "diffusion_pytorch_model.safetensors"
-    weights = load_file(file)
-    names = sorted(weights)
-    file.unlink()
-    index = {}
-    for number, part in enumerate((names[::2], names[1::2]), 1):
-        shard = f"diffusion_pytorch_model-0000{number}-of-00002.safetensors"
-        save_file({name: weights[name] for name in part}, file.with_name(shard))
-        index |= dict.fromkeys(part, shard)
-    (folder / "unet" / f"{file.name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    ours = open_model(resolve(str(folder)), Role(), CPU, torch.float32).pipeline.unet.state_dict()
-    expected = open_parts(Role()).pipeline.unet.state_dict()
-    assert all(torch.equal(ours[name], expected[name]) for name in expected)
-    next((folder / "unet").glob("*-00002-of*.safetensors")).unlink()
-    with pytest.raises(InputError, match=r"00002-of-00002\.safetensors of the model .* is missing"):
-        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
 
 
 def float_neighbors() -> torch.Tensor:
