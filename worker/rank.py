@@ -24,7 +24,7 @@ from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, plan_of
 from svdq.worker.intake.prefetcher import IntakeOptions
 from svdq.worker.intake.source import Intake
 from svdq.worker.outages import ConnectionHealth, connect, wait_for
-from svdq.worker.output.writer import Fence, ResultWriter
+from svdq.worker.output.writer import ResultWriter, is_held
 from svdq.worker.queue.crashes import MAX_WRITERS, CrashMarker, read_suspects
 from svdq.worker.startup import COMPILE_S, LoadedModel, RankProcess, exit_without_neighbor, start
 
@@ -66,9 +66,9 @@ def run_rank(process: RankProcess) -> None:
     ending.callback(monitor.close)
     result_writer = intake = None
     if topology.last:
-        fence = Fence(connect(url), stopping)
+        held = partial(is_held, connect(url), stopping)
         result_writer = ResultWriter(
-            storage, info, tracer, fence=fence, mark=partial(marker.during, "write"), num_writers=num_writers()
+            storage, info, tracer, is_held=held, mark=partial(marker.during, "write"), num_writers=num_writers()
         )
         ending.callback(result_writer.wait, FLUSH_S)
     if topology.first:

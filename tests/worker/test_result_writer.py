@@ -23,6 +23,7 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.trace import Tracer
 from svdq.producer.job import Job, SvdJob
+from svdq.producer.records import SOURCE_NOTE
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
 from svdq.worker.intake.prefetcher import find_result
@@ -35,7 +36,7 @@ FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
 
 
 def job_of(job: Job, source: str = "") -> dict[str, Any]:
-    return TakenJob(job=job, source=source, execution=("registry", "execution")).model_dump(mode="json")
+    return TakenJob(job=job, notes={SOURCE_NOTE: source}, execution=("registry", "execution")).model_dump(mode="json")
 
 
 def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png"), folder: str = "") -> Sample:
@@ -246,7 +247,7 @@ def test_a_refused_folder_fails_its_job_after_a_time(folder: Path, monkeypatch: 
 
 
 def test_a_job_that_was_taken_over_is_not_published(folder: Path) -> None:
-    writer, reports = open_writer(folder, fence=lambda sample: False), Reports()
+    writer, reports = open_writer(folder, is_held=lambda sample: False), Reports()
     writer.deliver(sample_of("one"), FRAMES, reports)
     writer.close()
     assert not (folder / "outputs").exists()

@@ -71,17 +71,12 @@ class MemoryPlan:
         Raises:
             DoesNotFitError: the video does not fit.
         """
-        if parameters.decode_chunk_size is not None:
-            asked_for = _with_chunks(parameters, chunk_of(parameters))
-            if self._fits(asked_for):
-                return asked_for
-            raise DoesNotFitError(self._sentence(asked_for))
-        chunk = parameters.num_frames
-        while not self._fits(_with_chunks(parameters, chunk)):
-            if chunk == 1:
-                raise DoesNotFitError(self._sentence(_with_chunks(parameters, 1)))
+        chunk = chunk_of(parameters)
+        while (rank := self._lacking(wanted := _with_chunks(parameters, chunk))) is not None:
+            if chunk == 1 or parameters.decode_chunk_size is not None:
+                raise DoesNotFitError(self._sentence(wanted, rank))
             chunk = parameters.smaller_chunk(chunk)
-        return _with_chunks(parameters, chunk)
+        return wanted
 
     def decoders(self, parameters: VideoParameters) -> tuple[int, ...]:
         """Return the ranks that have the VAE decoder and the memory to decode a video; the last one in any case."""
@@ -114,21 +109,17 @@ class MemoryPlan:
         shape = shape_for(activity, parameters)
         return self._workspace + self._family.memory(activity, shape, self._dtype, self._facts, has_decoder=has_decoder)
 
-    def _excess(self, parameters: VideoParameters) -> tuple[int, int]:
-        """Return the rank that lacks most memory, and how many bytes; negative if the video fits."""
-        excesses = [
-            (self.need(rank, parameters) - there.capacity, -rank)
+    def _lacking(self, parameters: VideoParameters) -> int | None:
+        """Return the rank that lacks most memory for a video; None if it fits."""
+        excesses = {
+            rank: self.need(rank, parameters) - there.capacity
             for rank, there in enumerate(self._ranks)
             if there.capacity is not None
-        ]
-        excess, rank = max(excesses, default=(-1, 0))
-        return -rank, excess
+        }
+        rank = max(excesses, key=lambda rank: excesses[rank], default=None)
+        return rank if rank is not None and excesses[rank] > 0 else None
 
-    def _fits(self, parameters: VideoParameters) -> bool:
-        return self._excess(parameters)[1] <= 0
-
-    def _sentence(self, parameters: VideoParameters) -> str:
-        rank, _ = self._excess(parameters)
+    def _sentence(self, parameters: VideoParameters, rank: int) -> str:
         there = self._ranks[rank].capacity or 0
         where = f"on rank {rank} of {len(self._ranks)}, which has {size_text(there)}"
         chunk, need = chunk_of(parameters), size_text(self.need(rank, parameters))

@@ -44,28 +44,20 @@ MAX_WAITING = 2
 VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")
 
 
-class Fence:
-    """Checks in Redis, in the threads that write videos, whether a video may be published."""
-
-    def __init__(self, connection: redis.Redis, stopping: threading.Event) -> None:
-        """Make a fence; once `stopping` is set, nothing may be published."""
-        self._connection = connection
-        self._stopping = stopping
-
-    def __call__(self, sample: Sample) -> bool:
-        """Return whether the files of a sample may be published; wait while Redis is unavailable."""
-        execution = TakenJob.model_validate(sample.job).execution
-        has_warned = False
-        while not self._stopping.is_set():
-            try:
-                is_canceled = self._connection.sismember(keys.CANCELED, sample.job_id)
-                return not is_canceled and self._connection.zscore(*execution) is not None
-            except redis.RedisError as error:
-                if not has_warned:
-                    logger.warning("Redis does not answer (%s); the video of %s waits.", error, sample.job_id)
-                    has_warned = True
-                self._stopping.wait(RETRY_S)
-        return False
+def is_held(connection: redis.Redis, stopping: threading.Event, sample: Sample) -> bool:
+    """Return whether the group still holds the job of a sample; wait while Redis is unavailable, until `stopping`."""
+    execution = TakenJob.model_validate(sample.job).execution
+    has_warned = False
+    while not stopping.is_set():
+        try:
+            is_canceled = connection.sismember(keys.CANCELED, sample.job_id)
+            return not is_canceled and connection.zscore(*execution) is not None
+        except redis.RedisError as error:
+            if not has_warned:
+                logger.warning("Redis does not answer (%s); the video of %s waits.", error, sample.job_id)
+                has_warned = True
+            stopping.wait(RETRY_S)
+    return False
 
 
 class ResultWriter(Sink):
@@ -77,19 +69,19 @@ class ResultWriter(Sink):
         model: ModelInfo,
         tracer: Tracer,
         *,
-        fence: Callable[[Sample], bool] = lambda _: True,
+        is_held: Callable[[Sample], bool] = lambda _: True,
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         num_writers: int = 1,
     ) -> None:
         """Start `num_writers` threads, each of which writes one video at a time.
 
-        They ask `fence` right before files are published, and while the storage refuses, whether the job is wanted.
+        They ask `is_held` whether the group still has the job before they publish files, and while the storage refuses.
         Work that may crash the process is done in the context that `mark` returns for the job's id.
         """
         self._storage = storage
         self._model = model
         self._tracer = tracer
-        self._fence = fence
+        self._is_held = is_held
         self._mark = mark
         self._versions = {name: version(name) for name in VERSIONS_OF}
         self._retry = StorageRetry("Videos wait to be written")
@@ -149,7 +141,7 @@ class ResultWriter(Sink):
                 with self._tracer.span("write", sample.job_id):
                     result = self._retry.call(
                         partial(self._attempt, sample, frames, FileRefusals()),
-                        partial(self._fence, sample),
+                        partial(self._is_held, sample),
                     )
             except RetryStoppedError:
                 return  # its job goes back to the queue, and its last checkpoint stays
@@ -184,7 +176,7 @@ class ResultWriter(Sink):
             raise
 
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
-        """Write the files, publish them unless the fence refuses the job, and then the sidecar."""
+        """Write the files, publish them if the group still holds the job, and then the sidecar."""
         started = time.perf_counter()
         taken = TakenJob.model_validate(sample.job)
         # The decode may have needed smaller chunks than were planned.
@@ -208,7 +200,7 @@ class ResultWriter(Sink):
                 sidecar = sidecar.model_copy(update={"shown": {"frames": len(shown), "fps": fps}})
             for kind, key in keys.items():
                 video.write_video(shown, paths[key], kind, fps, sidecar.comment)
-            if not self._fence(sample):
+            if not self._is_held(sample):
                 raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
             for key, path in paths.items():
                 self._storage.publish(path, key)

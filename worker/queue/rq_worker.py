@@ -11,7 +11,6 @@ from typing import Any
 
 import redis
 import rq
-from pydantic import BaseModel, ConfigDict
 from rq.command import parse_payload
 from rq.executions import Execution
 from rq.job import JobStatus
@@ -23,7 +22,7 @@ from rq.worker_registration import clean_worker_registry
 from svdq.producer import keys, processes
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, queues
-from svdq.producer.records import AnyJob, JobArguments
+from svdq.producer.records import JobArguments
 from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.queue import scripts
 
@@ -61,18 +60,12 @@ class ActiveJob:
     def taken(self, job: Job) -> "TakenJob":
         """Describe it for the ranks; `job` is the one above with all parameters."""
         execution = (self.queue.started_job_registry.key, self.execution.composite_key)
-        return TakenJob(job=job, source=self.arguments.source, execution=execution)
+        return TakenJob(job=job, notes=self.arguments.notes, execution=execution)
 
 
-class TakenJob(BaseModel):
-    """The JSON that a sample carries of its job; the ranks read it before they write about the job."""
+class TakenJob(JobArguments):
+    """The JSON that a sample carries of its job, with all parameters; ranks read it before they write about the job."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    #: With all parameters.
-    job: AnyJob
-    #: Where its photo was, from the submitted folder on.
-    source: str = ""
     #: The key of RQ's registry of executions, and the name of this one: the group holds the job while it is there.
     execution: tuple[str, str]
 
