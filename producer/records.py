@@ -33,7 +33,7 @@ def _is_empty(value: object) -> bool:
     return not value
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
     """Frozen record of finite numbers; unknown fields, of later versions, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -45,7 +45,7 @@ def reason_invalid(error: ValidationError) -> str:
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
-class JobArguments(_Record):
+class JobArguments(Record):
     """The keyword arguments of an RQ job."""
 
     job: AnyJob
@@ -70,7 +70,7 @@ class JobArguments(_Record):
         return {name: text for name, text in self.notes.items() if name not in (SOURCE_NOTE, REPLACED_NOTE)}
 
 
-class JobMeta(_Record):
+class JobMeta(Record):
     """The `meta` of an RQ job: its progress in a group, or why a worker has put it off."""
 
     #: Number of denoising steps done, and the rank that has the job.
@@ -88,7 +88,7 @@ class JobMeta(_Record):
     put_off: str = Field(default="", exclude_if=_is_empty)
 
 
-class JobResult(_Record):
+class JobResult(Record):
     """The result of a finished RQ job."""
 
     #: Paths or URLs of its files.
@@ -215,7 +215,7 @@ redis.call('hset', KEYS[1], ARGV[1], log)
 """
 
 
-class LogEntry(_Record):
+class LogEntry(Record):
     """One log entry of a worker about a job."""
 
     #: When.

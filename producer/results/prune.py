@@ -192,17 +192,11 @@ def _images_of(storage: Storage, entries: list[Entry]) -> set[str]:
 
 
 def _images_in(data: bytes) -> set[str]:
-    """Find the keys of photos in JSON of any shape."""
     return {image.decode() for image in _INPUT_KEY.findall(data)}
 
 
 def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[set[str], set[str]]:
-    """Read all jobs.
-
-    Returns:
-        The ids of unfinished jobs and of jobs that cannot be read, and the keys of the photos of all jobs, including
-        ended ones, which may be retried.
-    """
+    """Return the ids of unfinished and unreadable jobs, and the keys of the photos of all, which may be retried."""
     unfinished: set[str] = set()
     images: set[str] = set()
     for found in read_many(connection, scan_ids(connection)):
@@ -260,10 +254,9 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
                     return False
             continue
         job = read_job(rq_job)
-        sidecar = None if job is None else job.sidecar_key(job_id)
-        files = [] if job is None else _files_of(storage, job, job_id)
-        if sidecar is not None:
-            storage.remove(sidecar)  # first: its presence means that the files are complete
+        files = _files_of(storage, job, job_id) if job else []
+        if job:
+            storage.remove(job.sidecar_key(job_id))  # first: its presence means that the files are complete
         # The record before the files: a new job of the same id may write its own.
         if forget(connection, job_id):
             for key in files:
@@ -273,7 +266,7 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
 
 
 def _files_of(storage: Storage, job: Job, job_id: str) -> list[str]:
-    """Return the keys of what svdq has written for a job, which does not include files that others have added."""
+    """Return the keys of the files of a job, without those that others have added."""
     stem = job.output_stem(job_id)
     files = [f"{stem}.{kind}" for kind in job.formats if kind != "png"]
     if "png" in job.formats:

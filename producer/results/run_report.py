@@ -28,6 +28,7 @@ LEFT = ("queued", "started", "scheduled", "deferred")
 MAX_NAMES = 5
 
 End = Literal["finished", "failed", "stopped", "canceled"]
+ENDS: tuple[End, ...] = get_args(End)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +81,7 @@ class RunReport:
             "since": rfc3339(self.since),
             "until": rfc3339(self.until),
             "ending": self.ending or None,
-            "finished": self.count("finished"),
-            "failed": self.count("failed"),
-            "stopped": self.count("stopped"),
-            "canceled": self.count("canceled"),
+            **{status: self.count(status) for status in ENDS},
             "videos_per_hour": None if self.videos_per_hour is None else round(self.videos_per_hour, 2),
             "left": {state: self.left.get(state, 0) for state in LEFT},
             "jobs": [
@@ -95,8 +93,7 @@ class RunReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
-        statuses: tuple[End, ...] = ("finished", "failed", "stopped", "canceled")
-        ended = ", ".join(f"{self.count(status):,} {status}" for status in statuses)
+        ended = ", ".join(f"{self.count(status):,} {status}" for status in ENDS)
         lines = [f"{ended}, {self.period}."]
         lines += [] if self.videos_per_hour is None else [f"{pace(self.videos_per_hour)}."]
         lines += [self.ending] if self.ending else []
@@ -216,7 +213,7 @@ def _ended_in(
                 on_bad(f"{view.error} It is left out.")
                 continue
             # It may be queued again.
-            status = next((end for end in get_args(End) if end == view.status), None)
+            status = next((end for end in ENDS if end == view.status), None)
             if status is not None and view.ended_at is not None and since <= view.ended_at <= until:
                 error = view.error if status == "failed" else None
                 yield RunRecord(id=view.id, name=view.name, status=status, ended_at=view.ended_at, error=error or "")

@@ -21,9 +21,17 @@ from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import ENDED, SvdqQueue, fetch, newer_version_of, read_arguments, session, statuses
 from svdq.producer.records import JobMeta, JobResult
 from svdq.producer.settings import Settings
-from svdq.producer.text import MAX_SECONDS, as_utc, rfc3339
+from svdq.producer.text import MAX_SECONDS, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, read_many, read_results
 
+#: Seconds between two looks at the jobs that have not ended.
+POLL_S = 0.3
+#: Pauses are at least this many times as long as a look: with thousands of jobs a look takes a while.
+POLL_SHARE = 3
+#: Seconds of a Redis outage, such as a restart, after which waiting fails.
+MAX_OUTAGE_S = 30.0
+#: Waiting jobs that are read at a look; further ones are read when they have started.
+MAX_WAITING = 20
 #: The exception class before the sentence on a traceback's last line, such as `svdq.pipeline.errors.SampleError: `.
 _EXCEPTION_CLASS = re.compile(r"^(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)): ")
 
@@ -112,11 +120,7 @@ class JobView:
 
 
 def view(connection: redis.Redis, job_id: str) -> JobView:
-    """Read one job.
-
-    Raises:
-        InputError: the job does not exist.
-    """
+    """Read one job; raises InputError if it does not exist."""
     views = view_many(connection, [job_id])
     if not views:
         fetch(connection, job_id)  # raises
@@ -189,9 +193,9 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         source=arguments.source if arguments else "",
         notes=arguments.own_notes if arguments else {},
         queue=rq_job.origin,
-        created_at=as_utc(rq_job.created_at),
-        started_at=as_utc(rq_job.started_at) if rq_job.started_at else None,
-        ended_at=as_utc(rq_job.ended_at) if rq_job.ended_at else None,
+        created_at=rq_job.created_at,
+        started_at=rq_job.started_at,
+        ended_at=rq_job.ended_at,
         worker=rq_job.worker_name,
         **wait,
     )
@@ -207,10 +211,7 @@ def _parameters(job: Job, used: dict[str, Any]) -> dict[str, Any]:
 
 
 def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, Result | UnreadableJobError | None]:
-    """Read the newest result of each job that has ended, by job id.
-
-    Only an ended job has a valid result: that of a requeued job describes its previous attempt.
-    """
+    """Read the newest results by job id, only of jobs that have ended: others may have one of an earlier run."""
     ended = [job for job in rq_jobs if job.get_status(refresh=False).value in ENDED]
     return {job.id: result for job, result in zip(ended, read_results(connection, ended), strict=True)}
 
@@ -235,16 +236,6 @@ def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, 
         elif isinstance(answer, set):
             waits[job_id] = {"after": tuple(sorted(member.decode(errors="backslashreplace") for member in answer))}
     return waits
-
-
-#: Seconds between two looks at the jobs that have not ended.
-POLL_S = 0.3
-#: Pauses are at least this many times as long as a look: with thousands of jobs a look takes a while.
-POLL_SHARE = 3
-#: Seconds of a Redis outage, such as a restart, after which waiting fails.
-MAX_OUTAGE_S = 30.0
-#: Waiting jobs that are read at a look; further ones are read when they have started.
-MAX_WAITING = 20
 
 
 def job_status(settings: Settings, job_id: str) -> JobView:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import redis
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from svdq.pipeline.planning.costs import Seconds, ShapeCosts
 from svdq.producer import keys
+from svdq.producer.records import Record
 from svdq.producer.text import MAX_SECONDS, iso_of
 
 #: Seconds of silence, by the clock of Redis, after which a rank counts as silent; an idle one writes every five.
@@ -39,13 +40,7 @@ Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Activity = Literal["idle", "denoising", "decoding", "waiting"]
 
 
-class _Record(BaseModel):
-    """Frozen record of finite numbers; unknown fields from other versions are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Condition(_Record):
+class Condition(Record):
     """Something that is wrong and retried until it works, such as a full storage."""
 
     #: Its effect, as a sentence without its full stop: "Videos wait to be written".
@@ -64,7 +59,7 @@ class Condition(_Record):
         return self.model_dump(mode="json") | {"since": iso_of(self.since)}
 
 
-class IntakeStatus(_Record):
+class IntakeStatus(Record):
     """What rank 0 reports about its group."""
 
     #: Name of the group's RQ worker, as in `workers.WorkerView`.
@@ -84,7 +79,7 @@ class IntakeStatus(_Record):
     failed_gpus: Mapping[str, str] = {}
 
 
-class RankStatus(_Record):
+class RankStatus(Record):
     """The latest status of one rank."""
 
     #: Unique name of its group; does not change when the group restarts.

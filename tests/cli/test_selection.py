@@ -67,14 +67,6 @@ def test_a_name_as_a_mac_spells_it(svdq: Cli, connection: redis.Redis, settings:
     assert svdq("fetch", "--name", apart, "--output", "videos").stdout.startswith(video_id)
 
 
-def test_a_stopped_job_is_not_failed(svdq: Cli, connection: redis.Redis) -> None:
-    job = add(connection, 1)
-    fail(job)
-    job.set_status(JobStatus.STOPPED)
-    assert svdq("retry", "--failed").stderr == "No jobs match.\n"
-    assert svdq("retry", "--all").stdout == f"{job.id}  queued\n"
-
-
 def test_the_same_selection_everywhere(svdq: Cli, connection: redis.Redis, settings: Settings) -> None:
     cups = [named(connection, f"{number}" * 20, f"cup{number}") for number in (1, 2)]
     dog = named(connection, "d" * 20, "dog")

@@ -48,14 +48,6 @@ def test_the_example_submits_and_waits(
     assert lines == [f"{canceled[0]} queued", "queued step 0 of 25", "no video: canceled None"]
 
 
-def test_waiting_gives_up_after_the_timeout(settings: Settings, photo: Path) -> None:
-    (submission,) = submit(settings, [photo], SubmitOptions())
-    begin = time.monotonic()
-    (job,) = wait_for_jobs(settings, [submission.id], timeout_s=0.2)
-    assert 0.2 <= time.monotonic() - begin < 20
-    assert (job.id, job.status, job.ended) == (submission.id, "queued", False)
-
-
 @pytest.mark.usefixtures("own_server")
 def test_waiting_goes_on_while_redis_restarts(settings: Settings, photo: Path, home: Path) -> None:
     (submission,) = submit(settings, [photo], SubmitOptions())
@@ -113,13 +105,6 @@ def test_jobs_are_canceled_and_retried(settings: Settings, photo: Path) -> None:
     assert [job.status for job in retry(settings, [submission.id])] == ["queued"]
     with pytest.raises(InputError, match="only failed, stopped and canceled"):
         retry(settings, submission.id)
-
-
-def test_unknown_jobs_are_refused(settings: Settings) -> None:
-    with pytest.raises(InputError, match="'nothing'"):
-        job_status(settings, "nothing")
-    with pytest.raises(InputError, match="'nothing'"):
-        wait_for_jobs(settings, ["nothing"])
 
 
 def test_every_public_name_is_there_and_documented() -> None:

@@ -1,11 +1,15 @@
-"""What is logged about a job is kept with it: in order, capped, and no longer than the job itself."""
+"""Records of jobs: those of other versions are read, and a job's log is in order, limited, and expires with the job."""
 
+import json
+from datetime import timedelta
+
+import pytest
 import redis
 
 from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.job_control import cancel, retry
-from svdq.producer.records import MAX_TEXT, LogEntry, append_log, read_log
+from svdq.producer.records import MAX_TEXT, JobArguments, LogEntry, Sidecar, append_log, read_log
 from tests.queued import enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -50,3 +54,49 @@ def test_of_much_the_newest_is_kept(connection: redis.Redis) -> None:
     last = read_log(connection, "a")[-1].text
     assert len(last) <= MAX_TEXT + 10
     assert (last[:5], last[-3:]) == ("begin", "end")
+
+
+#: The first version's sidecar, and all keys of today's.
+EARLY = {"svdq": "0.1", "job_id": "a", "job": {"name": "cup", "seed": 1}, "outputs": ["/x/cup-a.mp4"]}
+LATER = {
+    "model": {"name": "preview", "notice": "preview (no diffusion model)", "compute": {"dtype": "float32"}},
+    "versions": {"svdq": "0.1"},
+    "source": "trip/cup.jpg",
+    "shown": {"frames": 3, "fps": 24},
+    "finished_at": "2026-11-23T20:00:00.123000Z",
+    "group": {"ranks": 2, "host": "here", "pid": 7},
+    "seconds": {"encode": 0.5, "denoise": 1.5},
+    "stages": [{"rank": 0, "steps": 4, "seconds": 1.5}],
+    "memory_bytes": {"peak": 2000000},
+    "resumed": [{"from_step": 2, "steps_done_again": 1}],
+}
+
+
+@pytest.mark.parametrize("document", [EARLY, EARLY | LATER, EARLY | {"added": {"by": ["a later version"]}}])
+def test_sidecars_of_all_versions_keep_their_keys(document: dict[str, object]) -> None:
+    sidecar = Sidecar.parse(json.dumps(document))
+    assert json.loads(sidecar.text) == document
+    assert sidecar.name == "cup"
+    assert sidecar.result.used == document["job"]
+    comment = json.loads(sidecar.comment)
+    assert comment == {key: value for key, value in document.items() if key not in ("outputs", "source")}
+
+
+def test_the_work_of_a_video_is_the_sum_of_its_seconds() -> None:
+    assert Sidecar.model_validate(EARLY | LATER).work == timedelta(seconds=2)
+    assert Sidecar.model_validate(EARLY).work is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"svdq": "1", "job": 3}', '{"svdq": "\\ud800", "job": {}}'])
+def test_what_is_no_sidecar_is_refused_with_a_reason(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w+"):
+        Sidecar.parse(text)
+
+
+def test_arguments_of_earlier_jobs_are_read_and_written_alike() -> None:
+    arguments = {"job": JOB.model_dump(mode="json")}
+    assert JobArguments.model_validate(arguments).model_dump(mode="json") == arguments
+    noted = arguments | {"photo": "/photos/x.jpg", "notes": {"source": "a/x.jpg", "replaced": "d1", "prompt": "A cat."}}
+    found = JobArguments.model_validate(noted)
+    assert found.model_dump(mode="json") == noted
+    assert (found.source, found.replaced, found.own_notes) == ("a/x.jpg", "d1", {"prompt": "A cat."})

@@ -1,4 +1,4 @@
-"""What a night's work came to: numbers that add up, each job once."""
+"""The report of a run counts each job once."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -60,7 +60,7 @@ def test_the_pace_of_a_period_is_that_of_the_time_worked() -> None:
     assert found.videos_per_hour == pytest.approx(3 * 3)
 
 
-def test_nothing_happened() -> None:
+def test_a_run_without_jobs_has_no_pace() -> None:
     found = report(ending="It ended because the queue was empty.")
     assert (found.videos_per_hour, found.jobs) == (None, ())
     assert found.lines() == [
@@ -70,7 +70,7 @@ def test_nothing_happened() -> None:
     ]
 
 
-def test_failures_are_told_by_reason_the_most_frequent_first() -> None:
+def test_failures_are_listed_by_reason_the_most_frequent_first() -> None:
     failures = [record(number, number, "failed", error="The frames are black.") for number in range(2, 9)]
     lines = report(record(1, 1, "failed", error="No memory."), *failures).lines()
     assert lines[-1] == f"Failed, 1 x: No memory. photo 1 ({1:020x})"

@@ -1,4 +1,4 @@
-"""The records of ranks: what is written is read, what is silent goes away, what is not ours does no harm."""
+"""Records of ranks expire, and a bad one hides no other."""
 
 import redis
 from hypothesis import given
@@ -81,7 +81,6 @@ def test_a_silent_rank_goes_away_by_itself_and_one_that_ends_at_once(connection:
 
 
 def test_a_wrong_clock_of_a_host_hides_no_rank(connection: redis.Redis) -> None:
-    """A rank whose host is in 1970, and one whose host is in 2200, forgot each other's records."""
     save(connection, rank(0, at=7e9), rank(1, at=1.0), rank(0, at=7e9))
     (group,) = read_groups(connection)
     assert [status.rank for status in group.ranks] == [0, 1]

@@ -61,12 +61,6 @@ def test_one_job_through_its_life(connection: redis.Redis) -> None:
     assert done.as_json()["decode_chunk_size"] == 5
 
 
-def test_failure_is_a_sentence(connection: redis.Redis) -> None:
-    job = add(connection, 1)
-    fail(job, "Traceback …\n  File x\nsvdq.pipeline.errors.SampleError: The frames are black.\n\n")
-    assert view(connection, job.id).error == "The frames are black."
-
-
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -114,17 +108,6 @@ def test_workers(connection: redis.Redis) -> None:
     other.register_birth()
     (seen,) = view_workers(connection)
     assert (seen.name, seen.queues) == ("group", ["svdq-default"])
-
-
-def test_pages_follow_each_other(connection: redis.Redis) -> None:
-    jobs = [add(connection, number, ("high", "default", "low")[number % 3]) for number in range(9)]
-    for job in jobs[:6]:
-        finish(job, {"outputs": [f"/{job.id}.mp4"]})
-    ids = [job.id for job in jobs][::-1]
-    pages = [list_jobs(connection, 4, offset=offset) for offset in (0, 4, 8, 12)]
-    assert [[seen.id for seen in page] for page in pages] == [ids[:4], ids[4:8], ids[8:], []]
-    assert [seen.id for seen in list_jobs(connection, 2, ["finished"], offset=1)] == ids[4:6]
-    assert pages[2][0].outputs == (f"/{ids[8]}.mp4",)
 
 
 def test_a_new_job_is_listed_wherever_it_is_in_its_queue(connection: redis.Redis) -> None:
