@@ -52,7 +52,6 @@ class JobSpec:
     model: ExpectedModel | None = None
     #: Number of videos for each set, each with its own seed.
     variations: int = 1
-    #: The priority, which selects the queue.
     priority: str = "default"
     #: Template for names; None means the stem of the photo's file name.
     name: str | None = None
@@ -87,12 +86,12 @@ class JobSpec:
 
     def with_prompt(self, prompt: str) -> "JobSpec":
         """Return it with a prompt for the videos that have none; itself if their families have no prompts."""
-        options = tuple(
-            replace(each, prompt=prompt)
-            if each.prompt is None and each.family_for(self.model) in WITH_PROMPTS
-            else each
-            for each in self.options
-        )
+
+        def add(each: SubmitOptions) -> SubmitOptions:
+            takes_one = each.prompt is None and each.family_for(self.model) in WITH_PROMPTS
+            return replace(each, prompt=prompt) if takes_one else each
+
+        options = tuple(map(add, self.options))
         return self if options == self.options else replace(self, options=options)
 
     def check(self, spell: Callable[[str], str] = as_flag) -> None:
@@ -215,19 +214,21 @@ def render_name(template: str, values: Mapping[str, Any]) -> str:
     if not template.strip():
         raise InputError("The name is empty; give one such as {stem}-{seed}, or leave it out.")
     for text, field, layout, conversion in parts:
-        shown = f"The name {template!r} has the field {{{field}}}"
         if "/" in text or "\\" in text:
             raise InputError(f"The name {template!r} names a folder; give the name alone, and the folder as output.")
-        if field is not None and field not in NAME_FIELDS:
-            raise InputError(f"{shown}, which is unknown; the fields are {', '.join(sorted(NAME_FIELDS))}.")
-        if conversion or (layout and not _LAYOUT.fullmatch(layout)):
-            raise InputError(
-                f"{shown} in a format that is not allowed; write it as {{{field}}} or, for a number, as {{{field}:04}}."
-            )
-        if field is not None and field not in values:
-            raise InputError(f"{shown}, which such videos do not have; leave it out.")
-        if field is not None and values[field] is None:
-            raise InputError(f"{shown}, which is left to the model; give {field} or leave the field out.")
+        if field is None:
+            continue
+        wrong = ""
+        if field not in NAME_FIELDS:
+            wrong = f", which is unknown; the fields are {', '.join(sorted(NAME_FIELDS))}"
+        elif conversion or (layout and not _LAYOUT.fullmatch(layout)):
+            wrong = f" in a format that is not allowed; write it as {{{field}}} or, for a number, as {{{field}:04}}"
+        elif field not in values:
+            wrong = ", which such videos do not have; leave it out"
+        elif values[field] is None:
+            wrong = f", which is left to the model; give {field} or leave the field out"
+        if wrong:
+            raise InputError(f"The name {template!r} has the field {{{field}}}{wrong}.")
     try:
         return safe_name(template.format_map(values))
     except (ValueError, OverflowError) as error:

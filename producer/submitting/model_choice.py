@@ -64,10 +64,7 @@ def why_default(settings: Settings, connection: redis.Redis) -> str:
 
 
 def current_models(connection: redis.Redis, settings: Settings) -> dict[str, str | None]:
-    """Return the models that render jobs now, none when that is unknown; with their families where they are known.
-
-    Only the last part of a folder or hub id: the same model in another folder is the same model.
-    """
+    """Return the last parts of the names of the models that render jobs now, with their families where known."""
     # Without workers, only an explicit model counts: the workers may use another default.
     asked_for = {settings.model: family_of_model(settings.model)} if "model" in settings.model_fields_set else {}
     models = running_models(connection) or asked_for

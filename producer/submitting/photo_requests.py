@@ -1,7 +1,6 @@
 """Photos and the videos to make of them: found photos, or rows of a list in csv or JSON lines.
 
-A row names a photo, by a path relative to the list, and may give parameters, a priority, a time, a name and an output
-folder. Missing and empty fields take the defaults of the whole list, or of a video.
+Missing and empty fields of a row take the defaults of the whole list, or of a video.
 """
 
 import csv
@@ -39,7 +38,7 @@ class Request:
 
     path: Path
     spec: JobSpec
-    #: Where the photo is, from the submitted folder on; "" means its own folder and name.
+    #: Where the photo is, from the submitted folder on; "" for its own folder and name.
     source: str = ""
     #: Prefix of errors: where the user asked for it, such as `list.csv, line 7: `.
     where: str = ""
@@ -73,12 +72,10 @@ def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> lis
     specs: dict[JobSpec, JobSpec] = {}
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise InputError(f"There is no file {str(path)!r}; check its path.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"The list {str(path)!r} is not UTF-8; save it as UTF-8 (in Excel: CSV UTF-8).") from error
     except OSError as error:
-        raise InputError(f"The list {str(path)!r} cannot be read ({error.strerror}); check its rights.") from error
+        raise InputError(f"The list {str(path)!r} cannot be read ({error.strerror}); check its path.") from error
     try:
         for line, row in read_rows(text):
             where = f"{path.name}, line {line}: "

@@ -28,13 +28,10 @@ ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 MAX_BYTES_PER_PIXEL = 16
 #: Bytes of UTF-8; leaves room for a suffix within a file system's 255.
 MAX_NAME_BYTES = 180
-
 #: Bytes of a photo that somebody else has sent or dropped.
 MAX_FOREIGN_BYTES = 1 << 28
-
 #: Share of a photo's width or height from which its removal by a crop is worth a warning.
 WORTH_A_WARNING = 0.2
-
 #: Bytes of files held in memory at a time, independent of the number of threads.
 _BYTES = Budget(1 << 25)
 
@@ -45,13 +42,11 @@ class Photo:
 
     #: The user's path; of an upload, only the name of the file.
     path: Path
-    #: Hex digest of its bytes.
     sha256: str
     #: Extension of its real format, without the dot, independent of the file's name.
     extension: str
     #: Stem of the file's name, sanitized for `Job.name`.
     name: str
-    #: Size in bytes.
     num_bytes: int
     #: Width and height in pixels, upright; None if they are not known.
     size: tuple[int, int] | None = None
@@ -84,7 +79,7 @@ class Photo:
 def check_photos(
     paths: Iterable[Path], max_pixels: int, on_checked: Callable[[], None] = lambda: None
 ) -> list[Photo | InputError]:
-    """Read photos in parallel; return each in order, or the error that `check_data` raises or why it cannot be read."""
+    """Read photos in parallel; return each in order, or why it is bad."""
 
     def check(path: Path) -> Photo | InputError:
         try:
@@ -104,8 +99,7 @@ def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
     """Decode the first frame of a photo that somebody else gives, in full; `path` is for its name and messages.
 
     Raises:
-        InputError: the file is not a photo, is damaged, has more than `max_pixels` pixels, or takes more than
-            `MAX_DECODED_BYTES` of memory to decode; the last two are checked before.
+        InputError: it is no photo, is damaged, or has too many pixels or takes too much memory: checked before.
     """
     with pillow_without_limits():
         return _decode(data, path, max_pixels, MAX_DECODED_BYTES)
@@ -135,8 +129,8 @@ def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | N
         width, height = image.size
         if width * height > max_pixels:
             raise InputError(
-                f"The photo {str(path)!r} has {width}x{height} pixels, more than the {max_pixels:,} "
-                "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
+                f"The photo {str(path)!r} has {width}x{height} pixels, more than the {max_pixels:,} that are allowed; "
+                "make it smaller or raise SVDQ_MAX_PIXELS."
             )
         # A JPEG is decoded at an eighth of its size: this reads every byte and saves most of the arithmetic.
         num_bytes = draft(image, data, (max(width // 8, 1), max(height // 8, 1)))
@@ -154,8 +148,7 @@ def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | N
         raise
     except UnidentifiedImageError as error:
         raise InputError(f"The file {str(path)!r} is not a photo that can be read; give {ACCEPTED}.") from error
-    except Exception as error:
-        # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError and more.
+    except Exception as error:  # OSError, SyntaxError, ValueError, struct.error, EOFError and more of Pillow's decoders
         raise InputError(
             f"The photo {str(path)!r} is damaged or cut short and cannot be decoded ({reason_of(error)}); "
             "give a whole copy of it."

@@ -164,8 +164,7 @@ class Processor:
                 return
             photo = check_data(data, self._root / file.path, self.max_pixels)
         except OSError as error:
-            reason = error.strerror or error
-            self._hold(file, f"{self._shown(file)} cannot be read ({reason}). It waits until this is corrected.")
+            self._hold(file, f"{self._shown(file)} cannot be read ({error.strerror or error}). It waits.")
             return
         except InputError as error:
             self._reject(file, str(error))
@@ -214,8 +213,8 @@ class Processor:
                 elif not post_submit.keep:
                     delete_file(self._root, file.path, file.signature)
         except OSError as error:
-            reason = error.strerror or error
-            self._hold(file, f"{self._shown(file)} was submitted and cannot be moved or deleted ({reason}).")
+            why = f"was submitted and cannot be moved or deleted ({error.strerror or error})."
+            self._hold(file, f"{self._shown(file)} {why}")
             return
         if not post_submit.keep:
             self._prompts.finish(file, moved_to)
@@ -243,22 +242,20 @@ class Processor:
         if file.signature.size == 0:  # some browsers put an empty file in the final place of a download
             self._hold(file, f"{self._shown(file)} is empty (0 bytes). Waiting for its content.")
             return
+        self.waiting.remove(file)
         moved_to = None
-        if self.post_submit.keep:
-            self.state.put(file.path, Record(file.signature, "rejected"))
-        else:
+        if not self.post_submit.keep:
             try:
                 moved_to = move_file(self._root, file.path, file.signature, self._root, REJECTED, reason)
             except OSError as error:
                 reason += f" It cannot be moved to {REJECTED}/ ({error.strerror or error}) and stays where it is."
-                self.state.put(file.path, Record(file.signature, "rejected"))
             else:
                 self.state.remove(file.path)
                 if moved_to is None:  # it was replaced
-                    self.waiting.remove(file)
                     return
                 reason += f" It was moved to {str(moved_to)!r}."
-        self.waiting.remove(file)
+        if moved_to is None:
+            self.state.put(file.path, Record(file.signature, "rejected"))
         self.report(Event(kind="rejected", path=file.path, text=reason, moved_to=str(moved_to) if moved_to else None))
 
     def _has_changed(self, file: WaitingFile) -> bool:

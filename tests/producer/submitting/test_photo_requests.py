@@ -174,7 +174,7 @@ def test_files_of_other_types(tmp_path: Path, name: str, data: bytes, says: str)
 
 
 def test_no_such_list(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no file"):
+    with pytest.raises(InputError, match="No such file"):
         read_batch(tmp_path / "list.csv", NOW)
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(InputError, match="cannot be read"):
