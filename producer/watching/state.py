@@ -20,7 +20,12 @@ from svdq.producer.files import make_home
 from svdq.producer.watching.directory import Signature
 from svdq.producer.watching.folder_config import Selection
 
+#: The exclusive lock lasts until the process ends, without shared memory, which network file systems lack. A power cut
+#: may undo the last changes: the files are then submitted again, which finds their jobs.
 _SCHEMA = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
 CREATE TABLE IF NOT EXISTS seen (
   folder BLOB NOT NULL, name BLOB NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
   outcome TEXT NOT NULL, job_id TEXT NOT NULL, PRIMARY KEY (folder, name)
@@ -86,19 +91,12 @@ class State:
             self._path.parent.mkdir(exist_ok=True)
             self._database = sqlite3.connect(self._path, isolation_level=None, timeout=0)
             try:
-                # Locks the file until the process ends, without shared memory, which network file systems lack.
-                self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
-                self._database.execute("PRAGMA journal_mode = WAL")
-                # A power cut may undo the last changes. The files are then submitted again, which finds their jobs.
-                self._database.execute("PRAGMA synchronous = NORMAL")
                 self._database.executescript(_SCHEMA)
             except sqlite3.Error as error:
                 self._database.close()
                 if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-                    raise InputError(
-                        f"The folder {str(root)!r} is already watched by another process; a folder can have only one "
-                        "watcher."
-                    ) from error
+                    taken = f"The folder {str(root)!r} is already watched by another process"
+                    raise InputError(f"{taken}; a folder can have only one watcher.") from error
                 raise
 
     def __enter__(self) -> Self:
@@ -112,54 +110,53 @@ class State:
     @property
     def selection(self) -> Selection | None:
         """The files that were watched in the last run, or None before the first."""
-        with self._plain_errors():
-            values = self._meta("selection")
-            return values and Selection(recursive=values["recursive"], globs=tuple(values["globs"]))
+        values = self._meta("selection")
+        return values and Selection(recursive=values["recursive"], globs=tuple(values["globs"]))
 
     @property
     def targets(self) -> frozenset[str]:
         """The folders that photos were moved to in any run, by their paths from the watched folder."""
-        with self._plain_errors():
-            return frozenset(self._meta("targets") or ())
-
-    def _meta(self, key: str) -> Any:
-        row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return json.loads(row[0]) if row else None
+        return frozenset(self._meta("targets") or ())
 
     def begin(
         self, selection: Selection, skipped: Iterable[tuple[str, Signature]], targets: frozenset[str] = frozenset()
     ) -> None:
         """Record in one transaction which files are watched from now on, the skipped ones, and the `targets`."""
         with self._plain_errors(), self._database:  # which commits or rolls back
-            self._database.execute("BEGIN")
+            self._execute("BEGIN")
             for path, signature in skipped:
                 self.put(path, Record(signature, "skipped"))
             for key, value in (("selection", asdict(selection)), ("targets", sorted(targets))):
-                self._database.execute("REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+                self._execute("REPLACE INTO meta VALUES (?, ?)", key, json.dumps(value))
 
     def get(self, path: str) -> Record | None:
         """Return the record of a file, by its path from the watched folder."""
         query = "SELECT size, mtime_ns, outcome, job_id FROM seen WHERE folder = ? AND name = ?"
-        with self._plain_errors():
-            row = self._database.execute(query, _key(path)).fetchone()
-            return Record(Signature(*row[:2]), *row[2:]) if row else None
+        row = self._execute(query, *_key(path)).fetchone()
+        return Record(Signature(*row[:2]), *row[2:]) if row else None
 
     def put(self, path: str, record: Record) -> None:
         """Remember a file, in place of its earlier record."""
         values = (*_key(path), *record.signature, record.outcome, record.job_id)
-        with self._plain_errors():
-            self._database.execute("REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", values)
+        self._execute("REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", *values)
 
     def remove(self, path: str) -> None:
         """Forget a file."""
+        self._execute("DELETE FROM seen WHERE folder = ? AND name = ?", *_key(path))
+
+    def _meta(self, key: str) -> Any:
+        row = self._execute("SELECT value FROM meta WHERE key = ?", key).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def _execute(self, sql: str, *values: object) -> sqlite3.Cursor:
         with self._plain_errors():
-            self._database.execute("DELETE FROM seen WHERE folder = ? AND name = ?", _key(path))
+            return self._database.execute(sql, values)
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError, ValueError, KeyError) as error:
+        except (sqlite3.Error, OSError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UnavailableError(
                 f"The watcher's state in {str(self._path)!r} cannot be read or written ({reason}); check its disk and "

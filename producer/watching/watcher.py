@@ -136,7 +136,7 @@ class _Watcher:
             time.sleep(min(TICK_S, self.pause_s))
 
     def run_once(self) -> None:
-        """Process the files in the folder; raises UnavailableError."""
+        """Process the files in the folder."""
         self._scan()
         while any(file.due_s < math.inf for file in self.waiting.files.values()) and not self.is_stopped():
             self._process_due()
