@@ -1,29 +1,23 @@
-"""`svdq wait`, and `--wait` of other commands: bars on a terminal, else a line for each job that ends."""
+"""`svdq wait`, and `--wait` of other commands: progress on a terminal, else a line for each job that ends."""
 
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import (
-    condition_sentence,
-    describe,
-    echo,
-    echo_json,
-    expected,
-    sentence_of_workers,
-    with_notice,
-)
+from svdq.cli.formatting import condition_sentence, describe, echo, echo_json, sentence_of_workers
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import json_option, redis_option
 from svdq.producer.text import printable
 
 if TYPE_CHECKING:
     import redis
+    from rich.live import Live
+    from rich.text import Text
 
     from svdq.producer.settings import Settings
     from svdq.producer.status.estimates import Estimate
@@ -32,8 +26,8 @@ if TYPE_CHECKING:
 
 #: Seconds without a worker before a notice is printed.
 NO_WORKER_S = 2.0
-#: Largest number of bars. Further jobs appear as they start.
-MAX_BARS = 20
+#: Largest number of jobs whose progress is shown.
+MAX_SHOWN = 20
 
 
 @click.command()
@@ -87,19 +81,19 @@ def wait_for(
     from svdq.producer.status.snapshot import estimate
 
     job_ids = list(dict.fromkeys(job_ids))
-    bars = _Bars(len(job_ids)) if sys.stderr.isatty() and not quiet else None
-    reasons = _Reasons(bars.log if bars else partial(echo, err=True))
+    live = _start_live() if sys.stderr.isatty() and not quiet else None
+    reasons = _Reasons(partial(live.console.print, markup=False, highlight=False) if live else partial(echo, err=True))
     ended: dict[str, JobView] = {}
 
     def show(connection: "redis.Redis", views: "list[JobView]") -> None:
         groups = reasons.log(connection, views)
-        if bars:
-            bars.show(views, estimate(connection, views, groups))
+        if live:
+            live.update(_progress(views, estimate(connection, views, groups)), refresh=True)
         for view in [view for view in views if view.ended]:
             ended[view.id] = view
             if on_end:
                 on_end(view)
-            if not bars and not quiet:
+            if not live and not quiet:
                 echo(describe(view))
                 sys.stdout.flush()
 
@@ -110,10 +104,10 @@ def wait_for(
             echo(_interrupted(left), err=True)
         raise
     finally:
-        if bars:
-            bars.clear()
-    # Printed after the bars are cleared: stdout may be the same terminal.
-    for view in ended.values() if bars else ():
+        if live:
+            live.stop()
+    # Printed after the progress is cleared: stdout may be the same terminal.
+    for view in ended.values() if live else ():
         echo(describe(view))
     return found, 0 if all(view.status == "finished" and view.is_readable for view in found) else EXIT_FAILED
 
@@ -123,6 +117,27 @@ def _interrupted(left: Sequence[str]) -> str:
     if len(left) > 1:
         return f"{len(left):,} jobs go on; follow them with `svdq status`, cancel them with `svdq cancel ID...`."
     return f"Job {left[0]} goes on; follow it with `svdq wait {left[0]}`, cancel it with `svdq cancel {left[0]}`."
+
+
+def _start_live() -> "Live":
+    # Imported here because only a terminal needs rich.
+    from rich.console import Console
+    from rich.live import Live
+
+    live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
+    live.start()
+    return live
+
+
+def _progress(views: "Sequence[JobView]", estimates: "dict[str, Estimate]") -> "Text":
+    """Describe the jobs that have not ended, and how many have."""
+    from rich.text import Text
+
+    left = [view for view in views if not view.ended]
+    lines = [printable(describe(view, estimates.get(view.id))) for view in left[:MAX_SHOWN]]
+    if len(views) > 1:
+        lines.append(f"{len(views) - len(left):,} of {len(views):,} jobs have ended.")
+    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
 
 class _Reasons:
@@ -151,41 +166,6 @@ class _Reasons:
         if now - self._no_worker_since > NO_WORKER_S and not all(view.ended for view in views):
             reasons["worker"] = sentence_of_workers("none")
         for key in reasons.keys() - self._logged:
-            self._log(reasons[key])
+            self._log(printable(reasons[key]))
         self._logged = set(reasons)
         return groups
-
-
-class _Bars:
-    """A bar on stderr for each job in flight and, if there are several jobs, one for all of them."""
-
-    def __init__(self, num_jobs: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-        self._tasks: dict[str, Any] = {}
-        self._all = self._progress.add_task("all", total=num_jobs, visible=num_jobs > 1)
-        self._progress.start()
-
-    def show(self, views: "Sequence[JobView]", estimates: "dict[str, Estimate]") -> None:
-        for view in views:
-            if view.ended:
-                self._progress.advance(self._all)
-                if (task := self._tasks.pop(view.id, None)) is not None:
-                    self._progress.remove_task(task)
-                continue
-            if view.id not in self._tasks and len(self._tasks) < MAX_BARS:
-                self._tasks[view.id] = self._progress.add_task("", total=None)
-            if (task := self._tasks.get(view.id)) is not None:
-                state = f"{view.status}{expected(estimates[view.id])}" if view.id in estimates else view.status
-                text = printable(f"{view.name}  {with_notice(state, view)}")
-                # A worker records the steps that its model has chosen when it begins.
-                self._progress.update(task, completed=view.step, total=view.steps or None, description=text)
-
-    def log(self, sentence: str) -> None:
-        self._progress.console.print(printable(sentence), markup=False, highlight=False)
-
-    def clear(self) -> None:
-        self._progress.stop()

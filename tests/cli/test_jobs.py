@@ -94,7 +94,7 @@ def test_wait_says_that_no_worker_runs(home: Path, connection: redis.Redis) -> N
     assert line == "No worker is running; start one with `svdq worker`.\n"
 
 
-def test_bars_on_a_terminal(home: Path, connection: redis.Redis) -> None:
+def test_progress_on_a_terminal(home: Path, connection: redis.Redis) -> None:
     job = add(connection, 1)
     job.meta = {"step": 2, "notice": NOTICE}
     job.save_meta()
@@ -107,13 +107,13 @@ def test_bars_on_a_terminal(home: Path, connection: redis.Redis) -> None:
     with subprocess.Popen(command, stderr=theirs, stdout=subprocess.PIPE, env=environment) as process:
         os.close(theirs)
         shown = ""
-        while "2/4" not in shown:
+        while "step 2 of 4" not in shown:
             shown += os.read(ours, 4096).decode()
         finish(job)
         assert process.stdout is not None
         assert process.stdout.read().decode().endswith(": /a b.mp4\n")
     os.close(ours)
-    assert f"photo  started, done in about 25 s, {NOTICE}" in shown
+    assert f"photo  started, step 2 of 4, done in about 25 s, {NOTICE}" in shown
     assert not re.search(r"\x1b\[[0-9;]*[34][0-7]m", shown), "colours, although NO_COLOR is set"
     assert process.returncode == 0
 
