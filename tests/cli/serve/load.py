@@ -4,28 +4,15 @@ Prints a JSON object at the end.
 """
 
 import asyncio
-import io
 import json
-import random
 import sys
 import time
 from typing import Any
 
-from PIL import Image
-
-from tests.cli.serve.multipart import TYPE, multipart
+from tests.cli.serve.servers import TYPE, jpeg, multipart
 
 #: Seconds that pages are open before the uploads begin and after they end.
 AROUND_S = 4
-
-
-def jpeg(number: int, megapixels: float = 2.0) -> bytes:
-    """A photo of its own: enlarged noise, some hundred kilobytes a megapixel."""
-    width = int((megapixels * 1e6 * 1.5) ** 0.5)
-    noise = Image.frombytes("RGB", (96, 64), random.Random(number).randbytes(96 * 64 * 3))
-    file = io.BytesIO()
-    noise.resize((width, int(width / 1.5)), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
-    return file.getvalue()
 
 
 async def put_load(port: int, token: str, num_uploads: int, num_pages: int) -> None:

@@ -1,16 +1,41 @@
 """A real `svdq serve` in a process of its own, and requests to it."""
 
 import http.client
+import io
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cli.serve.multipart import TYPE, multipart
+from PIL import Image
+
 from tests.forks import Fork
 
 TOKEN = "token-of-the-tests-0123456789"
+BOUNDARY = "svdq-test-boundary"
+TYPE = f"multipart/form-data; boundary={BOUNDARY}"
+
+
+def multipart(photo: bytes | None = None, file_name: str = "a photo.jpg", **fields: object) -> bytes:
+    """A form with a photo and fields; `__` in a name means a bracket."""
+    parts = []
+    for name, value in fields.items():
+        parts.append(f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode())
+    if photo is not None:
+        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="input_reference"; filename="{file_name}"\r\n'
+        parts.append(head.encode() + b"Content-Type: application/octet-stream\r\n\r\n" + photo + b"\r\n")
+    return b"".join([*parts, f"--{BOUNDARY}--\r\n".encode()])
+
+
+def jpeg(number: int, megapixels: float = 2.0) -> bytes:
+    """A photo of its own: enlarged noise, some hundred kilobytes a megapixel."""
+    width = int((megapixels * 1e6 * 1.5) ** 0.5)
+    noise = Image.frombytes("RGB", (96, 64), random.Random(number).randbytes(96 * 64 * 3))
+    file = io.BytesIO()
+    noise.resize((width, int(width / 1.5)), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 @dataclass

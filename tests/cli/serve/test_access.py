@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.cli.serve.multipart import TYPE, multipart
-from tests.cli.serve.servers import TOKEN, Serve, Server
+from tests.cli.serve.servers import TOKEN, TYPE, Serve, Server, multipart
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from svdq.cli.serve.fields import FIELDS
 from tests.cli.serve.servers import Serve
 
 PAGE = (Path(__file__).parents[3] / "docs/serve.md").read_text(encoding="utf-8")
@@ -45,9 +44,3 @@ def test_the_page_names_every_error_code() -> None:
     used = set(re.findall(r'code="([a-z_]+)"', code)) | {"redis_unavailable", "storage_unavailable"}
     table = PAGE.partition("## Errors")[2].partition("\n## ")[0]
     assert used - set(re.findall(r"`([a-z_]+)`", table)) <= {"internal_error"}
-
-
-def test_the_page_names_the_fields_of_the_api() -> None:
-    own = {"prompt", "model", "seconds", "guidance_scale", "priority", "at", "name", "output", "size", "num_frames"}
-    assert own <= set(FIELDS)
-    assert all(f"`{name}`" in PAGE for name in own)

@@ -166,11 +166,6 @@ def test_a_negative_prompt_that_is_null_leaves_it_to_the_model() -> None:
     assert options_of([("family", "wan"), ("negative_prompt", "")]).negative_prompt == ""
 
 
-def test_a_size_may_be_given_in_two_ways() -> None:
-    options = options_of([("size", "576x320"), ("width", "576"), ("height", 320)])
-    assert (options.width, options.height) == (576, 320)
-
-
 @pytest.mark.parametrize(("asked", "size"), [("1280x720", (1280, 704)), ("720x1280", (704, 1280))])
 def test_the_sizes_of_openai_become_the_nearest_that_can_be_rendered(asked: str, size: tuple[int, int]) -> None:
     found = read([("size", asked)])
@@ -187,10 +182,6 @@ def test_an_error_names_what_was_sent(scale: str) -> None:
     error = read([("guidance_scale", scale)])
     assert isinstance(error, ApiError)
     assert (error.param, "max_guidance" in str(error), "min_guidance" in str(error)) == ("guidance_scale", False, False)
-
-
-def test_an_unknown_parameter_is_answered_with_all_names() -> None:
-    assert all(name in str(read([("colour", "red")])) for name in ("input_reference", "num_frames", "prompt"))
 
 
 @pytest.mark.parametrize("family", ["svd", "wan"])

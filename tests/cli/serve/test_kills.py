@@ -17,9 +17,7 @@ from svdq.producer.embedded_redis import ensure_server
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
-from tests.cli.serve.load import jpeg
-from tests.cli.serve.multipart import TYPE, multipart
-from tests.cli.serve.servers import Answer, Serve, Server
+from tests.cli.serve.servers import TYPE, Answer, Serve, Server, jpeg, multipart
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow

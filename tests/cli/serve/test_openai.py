@@ -15,8 +15,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from tests.cli.serve.multipart import TYPE, multipart
-from tests.cli.serve.servers import TOKEN, Serve, Server
+from tests.cli.serve.servers import TOKEN, TYPE, Serve, Server, multipart
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,6 @@ import http.client
 import io
 import json
 import re
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +20,9 @@ from svdq.producer.job_control import pause, resume
 from svdq.producer.queue import fetch
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
-from svdq.producer.status.ranks import IntakeStatus, RankStatus
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import fail, finish
-from tests.cli.serve.multipart import TYPE, multipart
-from tests.cli.serve.servers import Answer, Serve, Server
+from tests.cli.serve.servers import TYPE, Answer, Serve, Server, multipart
 from tests.queued import enqueue
 from tests.waiting import wait_until
 
@@ -82,8 +79,8 @@ def test_a_video_and_its_repetition_know_the_folder_of_their_photo(
     (first,) = upload(server, photo, source="holiday/day 1/a photo.jpg").json["jobs"]
     again = server.ask("POST", "/page/repeat", {"id": first["id"], "changes": {}}).json
     assert [view(connection, each["id"]).source for each in (first, again)] == ["holiday/day 1/a photo.jpg"] * 2
-    (other,) = upload(server, photo, source="/etc/" + "x" * 100_000, steps="2").json["jobs"]
-    assert view(connection, other["id"]).source == ""
+    (other,) = upload(server, photo, source="x" * 100_000, steps="2").json["jobs"]
+    assert len(view(connection, other["id"]).source) == 1000
 
 
 def test_a_portrait_is_cropped_with_a_warning_or_gets_its_shape(
@@ -227,13 +224,7 @@ def test_actions_on_jobs(server: Server, connection: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"action": "fly"},
-        {"action": "cancel", "ids": ["a b:*"]},
-        {"action": "cancel", "ids": ["a"] * 10_001},
-    ],
+    "body", [{}, {"action": "fly"}, {"action": "cancel", "ids": ["a b:*"]}, {"action": "cancel", "ids": ["a"] * 10_001}]
 )
 def test_a_wrong_action_is_refused(server: Server, body: dict[str, object]) -> None:
     answer = server.ask("POST", "/page/actions", body)
@@ -342,14 +333,6 @@ def test_queue_counts_no_jobs_while_intake_is_paused(server: Server, connection:
     connection.hset(keys.PAUSES, keys.BURSTS, "3 jobs failed.")
     assert server.get("/queue").json == {"waiting": 0}
     assert server.ask("GET", "/queue", headers={}).status == 401
-
-
-def test_the_stream_says_that_a_gpu_has_failed(server: Server, connection: redis.Redis) -> None:
-    intake = IntakeStatus(worker="w", failed_gpus={"GPU 3": "it is lost"})
-    who = {"group": "g", "rank": 0, "num_ranks": 1, "host": "render1", "pid": 1, "device": "cuda:0", "model": "preview"}
-    RankStatus(**who, started_at=time.time(), at=time.time(), intake=intake).save(connection)
-    sentence = "GPU 3 of render1 has failed (it is lost); `svdq worker` tries it again at its next start."
-    assert sentence in next(states(server))["warnings"]
 
 
 def test_the_stream_goes_on_when_the_storage_cannot_be_used(serve: Serve, connection: redis.Redis) -> None:

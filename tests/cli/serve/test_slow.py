@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.serve.multipart import TYPE, multipart
-from tests.cli.serve.servers import TOKEN
+from tests.cli.serve.servers import TOKEN, TYPE, multipart
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow

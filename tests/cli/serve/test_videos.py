@@ -22,8 +22,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
-from tests.cli.serve.multipart import BOUNDARY, TYPE, multipart
-from tests.cli.serve.servers import Server
+from tests.cli.serve.servers import BOUNDARY, TYPE, Server, multipart
 from tests.producer.status.test_ranks import COSTS, rank, save
 from tests.waiting import wait_until
 
@@ -92,12 +91,6 @@ def test_a_family_with_prompts(server: Server, data: bytes, svdq: Cli, photo: Pa
     assert (again["prompt"], again["svdq"]["parameters"]["family"]) == ("a cat", "wan")
 
 
-def test_priority_and_time(server: Server, data: bytes) -> None:
-    later = server.create(data, at="+2h", priority="high").json
-    assert (later["status"], later["svdq"]["status"], later["svdq"]["priority"]) == ("queued", "scheduled", "high")
-    assert later["svdq"]["at"]
-
-
 def test_a_request_for_a_video_that_is_being_deleted_makes_it_anew(
     server: Server, data: bytes, connection: redis.Redis
 ) -> None:
@@ -117,12 +110,14 @@ def test_a_request_for_a_video_that_is_being_deleted_makes_it_anew(
 
 
 def test_a_plain_request_asks_for_a_scheduled_video_now(server: Server, data: bytes, connection: redis.Redis) -> None:
-    later = server.create(data, at="+2h").json
+    later = server.create(data, at="+2h", priority="high").json
+    assert (later["status"], later["svdq"]["status"], later["svdq"]["priority"]) == ("queued", "scheduled", "high")
+    assert later["svdq"]["at"]
     assert server.create(data, at="+3h").json["svdq"]["status"] == "scheduled"
     now = server.create(data).json
     assert (now["id"], now["svdq"]["status"], now["svdq"]["existing"]) == (later["id"], "queued", True)
-    assert connection.lrange("rq:queue:svdq-default", 0, -1) == [now["id"].encode()]
-    assert connection.zcard("rq:scheduled:svdq-default") == 0
+    assert connection.lrange("rq:queue:svdq-high", 0, -1) == [now["id"].encode()]
+    assert connection.zcard("rq:scheduled:svdq-high") == 0
 
 
 def test_the_same_request_again(server: Server, data: bytes) -> None:
@@ -275,22 +270,10 @@ def test_jobs_of_other_programs_are_left_alone(server: Server, connection: redis
     assert connection.exists(job.key)
 
 
-def test_the_same_upload_many_times_at_once(server: Server, data: bytes, connection: redis.Redis) -> None:
-    with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(server.create, [data] * 20))
-    assert {answer.status for answer in answers} == {200}
-    assert len({answer.json["id"] for answer in answers}) == connection.llen("rq:queue:svdq-default") == 1
-
-
 def test_pages(server: Server, data: bytes) -> None:
     made = [server.create(data, seed=seed).json["id"] for seed in range(5)]
-    assert server.get("/v1/videos").json == {
-        "object": "list",
-        "data": server.get("/v1/videos").json["data"],
-        "first_id": made[4],
-        "last_id": made[0],
-        "has_more": False,
-    }
+    whole = server.get("/v1/videos").json
+    assert (whole["first_id"], whole["last_id"], whole["has_more"]) == (made[4], made[0], False)
 
     def pages(query: str) -> list[list[str]]:
         found, after = [], ""
@@ -310,16 +293,6 @@ def test_pages(server: Server, data: bytes) -> None:
         assert server.ask("DELETE", f"/v1/videos/{video['id']}").status == 200
     rest = server.get(f"/v1/videos?limit=2&after={page['last_id']}").json
     assert [video["id"] for video in rest["data"]] == [made[2], made[1]]
-
-
-def test_a_bad_record_is_a_failed_video_beside_the_others(server: Server, data: bytes, connection: redis.Redis) -> None:
-    good, bad = (server.create(data, seed=seed).json["id"] for seed in (1, 2))
-    for spoiled in ({"step": 10**400}, {"notice": "\ud800"}):
-        connection.hset(f"rq:job:{bad}", "meta", json.dumps(spoiled))
-        listed = {video["id"]: video for video in server.get("/v1/videos").json["data"]}
-        assert (listed[good]["status"], listed[bad]["status"]) == ("queued", "failed")
-        assert "cannot be read" in server.get(f"/v1/videos/{bad}").json["error"]["message"]
-        assert server.get("/").status == 200
 
 
 def test_queries_of_lists(server: Server) -> None:
