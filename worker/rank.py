@@ -45,9 +45,7 @@ def run_rank(process: RankProcess) -> None:
     stopping = process.signals.stopping
     loaded, links, ranks = start(process)
     info = loaded.model.info
-    plan = None
-    if topology.first:
-        plan = plan_of(info, ranks, settings.memory_limit, must_fit=bool(config.failed_gpus))
+    plan = plan_of(info, ranks, settings.memory_limit, must_fit=bool(config.failed_gpus)) if topology.first else None
     storage = Storage(settings.storage)
 
     # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its jobs.
@@ -71,7 +69,7 @@ def run_rank(process: RankProcess) -> None:
             storage, info, tracer, is_held=held, mark=partial(marker.during, "write"), num_writers=num_writers()
         )
         ending.callback(result_writer.wait, FLUSH_S)
-    if topology.first:
+    if plan is not None:
         intake = _make_intake(process, loaded, storage, plan, checkpoints)
         ending.callback(lambda intake: intake.close(return_to_queue=stopping.is_set()), intake)
     if checkpoints is not None:
@@ -117,7 +115,7 @@ def _make_intake(
     process: RankProcess,
     loaded: LoadedModel,
     storage: Storage,
-    plan: MemoryPlan | None,
+    plan: MemoryPlan,
     checkpoints: Checkpoints | None,
 ) -> Intake:
     """Create the source of rank 0; waits until Redis answers."""

@@ -25,6 +25,7 @@ from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.intake import source as intake_module
 from svdq.worker.intake.dispatcher import is_too_late
+from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
 from svdq.worker.intake.prefetcher import IntakeOptions
 from svdq.worker.intake.reporter import CircuitBreaker
 from svdq.worker.intake.source import Intake
@@ -32,6 +33,7 @@ from svdq.worker.outages import connect
 from svdq.worker.queue.rq_worker import LEASE_S
 
 MODEL = ModelInfo(name="fake", notice="")
+UNLIMITED = MemoryPlan([RankInfo(capacity=None, weights=0, device="cpu")], "float32")
 
 
 def complete(parameters: VideoParameters) -> VideoParameters:
@@ -54,7 +56,7 @@ def open_intake(house) -> Iterator[Open]:
     ) -> Intake:
         link = link or connect(server_url(house.settings))
         storage = Storage(house.settings.storage)
-        asked = IntakeOptions(**{"complete": complete, **options})
+        asked = IntakeOptions(**{"memory": UNLIMITED, "complete": complete, **options})
         intake = Intake(link, storage, MODEL, asked, checkpoints)
         opened.append((intake, link))
         intake.start()

@@ -17,6 +17,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.job import Job, SvdJob, WanJob
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
+from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared
 from svdq.worker.outages import NoLongerWantedError, RetryStoppedError, StorageRetry
 
@@ -142,7 +143,8 @@ def complete(parameters: VideoParameters) -> VideoParameters:
 
 
 def open_prefetcher(storage: Storage, complete: Callable[[VideoParameters], VideoParameters] = complete) -> Prefetcher:
-    return Prefetcher(storage, MODEL, IntakeOptions(max_pixels=10**6, complete=complete), None)
+    memory = MemoryPlan([RankInfo(capacity=None, weights=0, device="cpu")], "float32")
+    return Prefetcher(storage, MODEL, IntakeOptions(memory=memory, max_pixels=10**6, complete=complete), None)
 
 
 def prepare(pool: ThreadPoolExecutor, prefetcher: Prefetcher, job: Job) -> "Future[Prepared]":

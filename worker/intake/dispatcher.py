@@ -205,7 +205,7 @@ class Dispatcher:
 
     def _request(self, active: ActiveJob, prepared: Prepared) -> Request:
         job_id, parameters = active.rq_job.id, prepared.job.parameters
-        resume, memory = prepared.resume, self._options.memory
+        resume = prepared.resume
         if resume is not None:
             resume = resumed(resume, JobMeta.model_validate(active.rq_job.meta).step)
             logger.info("Job %s continues from step %d of %d.", job_id, resume.step, parameters.steps)
@@ -216,7 +216,7 @@ class Dispatcher:
             photo=prepared.photo,
             resume=resume,
             num_waiting=self._num_waiting,
-            decoders=memory.decoders(parameters) if memory is not None else None,
+            decoders=self._options.memory.decoders(parameters),
             chunk_chosen=active.job.decode_chunk_size is None,
         )
 

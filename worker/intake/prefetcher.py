@@ -35,6 +35,8 @@ class RefusedError(SvdqError):
 class IntakeOptions:
     """How a group takes jobs."""
 
+    #: Decides which videos fit into memory.
+    memory: MemoryPlan
     #: End when the queue is empty.
     burst: bool = False
     #: Largest number of pixels of a photo.
@@ -43,8 +45,6 @@ class IntakeOptions:
     until_s: float | None = None
     #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
-    #: Decides which videos fit into memory; None admits all.
-    memory: MemoryPlan | None = None
     #: Number of crashes of a rank after which the job it computes is set aside.
     max_attempts: int = 2
     #: Most jobs in flight at once. Sockets limit the bytes that wait between ranks; without this limit a group with
@@ -156,10 +156,7 @@ class Prefetcher:
                 if resume is not None:
                     chunk = resume.parameters.decode_chunk_size
                     return Prepared(resume=resume, job=job.model_copy(update={"decode_chunk_size": chunk})), None
-            if self._options.memory is not None:
-                job = self._options.memory.admit(job)
-            elif job.decode_chunk_size is None:
-                job = job.model_copy(update={"decode_chunk_size": job.num_frames})
+            job = self._options.memory.admit(job)
             return Prepared(job=job), self._read(job.image, refusals)
 
     def _read(self, key: str, refusals: FileRefusals) -> bytes:
