@@ -89,11 +89,12 @@ def test_exif_orientation_is_honoured(orientation):
     assert np.array_equal(prepare_photo(encoded(stored, exif=exif), 96, 64), upright)
 
 
-def test_transparency_is_laid_on_black():
+@pytest.mark.parametrize("kind", ["PNG", "HEIC"])
+def test_transparency_is_laid_on_black(kind):
     photo = Image.new("RGBA", (64, 64), (200, 100, 50, 0))
     photo.paste((200, 100, 50, 255), (0, 0, 32, 64))
-    pixels = np.asarray(prepare_photo(encoded(photo), 64, 64))
-    assert tuple(pixels[0, 0]) == (200, 100, 50)
+    pixels = np.asarray(prepare_photo(heic(photo) if kind == "HEIC" else encoded(photo), 64, 64), int)
+    assert np.abs(pixels[0, 0] - (200, 100, 50)).max() <= 2
     assert tuple(pixels[0, 63]) == (0, 0, 0)
 
 
@@ -198,26 +199,10 @@ def test_an_animated_avif_gives_its_first_frame():
     assert blue < 15
 
 
-def test_transparency_of_a_heic_is_laid_on_black():
-    photo = Image.new("RGBA", (64, 64), (200, 100, 50, 0))
-    photo.paste((200, 100, 50, 255), (0, 0, 32, 64))
-    pixels = np.asarray(prepare_photo(heic(photo), 64, 64), int)
-    assert np.abs(pixels[0, 0] - (200, 100, 50)).max() <= 2
-    assert tuple(pixels[0, 63]) == (0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    "change", [lambda data: data[:-300], lambda data: data[: data.index(b"mdat") + 4] + bytes(300)]
-)
-def test_a_damaged_heic_fails_with_a_sentence(change):
-    data = heic(gradient(64, 64))
-    with pytest.raises(SampleError, match="cannot be decoded"):
-        load_photo(change(data))
-
-
+@pytest.mark.parametrize("kind", ["HEIC", "AVIF"])
 @pytest.mark.parametrize("change", [lambda data: data[: data.index(b"mdat") + 4] + bytes(300), lambda data: data[:300]])
-def test_a_damaged_avif_fails_with_a_sentence(change):
-    data = encoded(gradient(64, 64), "AVIF")
+def test_a_damaged_heic_or_avif_fails_with_a_sentence(kind, change):
+    data = heic(gradient(64, 64)) if kind == "HEIC" else encoded(gradient(64, 64), "AVIF")
     assert load_photo(data).size == (64, 64)
     with pytest.raises(SampleError, match="cannot be decoded"):
         load_photo(change(data))

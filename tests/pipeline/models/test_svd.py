@@ -155,16 +155,6 @@ def test_interleaved_samples_do_not_disturb_each_other(ranks, reference, photo_b
         assert np.array_equal(ours, reference(photos[number], values, 2))
 
 
-def test_a_step_can_be_done_again(ranks, photo):
-    values = parameters()
-    tensors = ranks[0].encode(photo, values)
-    denoiser = ranks[0].denoiser(tensors, values)
-    first = denoiser.step(tensors, 0)
-    second = denoiser.step(first, 1)
-    assert torch.equal(denoiser.step(tensors, 0)["latents"], first["latents"])
-    assert torch.equal(denoiser.step(first, 1)["latents"], second["latents"])
-
-
 def test_shapes_and_memory_of_each_part(ranks, open_parts, photo):
     encoder = open_parts(Role(encode=True, components=frozenset()))
     tensors = encoder.encode(photo, parameters())

@@ -12,7 +12,6 @@ import torch
 from gpu_checks.references import call_diffusers
 from safetensors.torch import load, save
 
-from svdq.pipeline.errors import SampleError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.work import Decoder
 from svdq.pipeline.media.image import prepare_photo
@@ -204,17 +203,6 @@ def test_the_state_after_each_step(opened, photo):
     assert opened("ti2v-5b").encode(photo, values)["condition"].shape == (1, 48, 1, 4, 4)
 
 
-def test_a_state_without_the_history_of_its_scheduler_is_an_error(opened, photo):
-    model = opened("i2v-a14b")
-    values = model.complete(parameters())
-    state = dict(model.encode(photo, values))
-    state |= model.denoiser(state, values).step(state, 0)
-    for name in ("last_sample", "model_output_1"):
-        partial = {other: tensor for other, tensor in state.items() if other != name}
-        with pytest.raises(KeyError, match=name):
-            model.denoiser(partial, values).step(partial, 1)
-
-
 def test_an_embedding_is_computed_once_for_each_text(opened, photo, monkeypatch):
     model = opened("i2v-a14b")
     calls = []
@@ -304,11 +292,3 @@ def test_no_call_of_the_vae_changes_the_next(opened, photo_bytes, kind):
     assert kept
     assert [each() for each in kept] == [None] * len(kept)
     assert all(map(torch.equal, before, all_calls()))
-
-
-def test_nan_is_a_failure_with_a_reason(opened, photo):
-    model = opened("i2v-a14b")
-    values = model.complete(parameters())
-    state = {**model.encode(photo, values), "latents": torch.full((1, 16, 2, 8, 8), torch.nan)}
-    with pytest.raises(SampleError, match=r"not numbers .*; try another seed\.$"):
-        model.decode(state, values, 5)

@@ -51,22 +51,8 @@ def test_frames_are_those_of_diffusers_on_ranks_bound_to_experts(tiny_wan, image
 def test_the_command_compares_each_family(tmp_path, capsys):
     folder = tmp_path / "ti2v"
     write_tiny_wan(folder, "ti2v-5b")
-    arguments = [
-        "--ranks",
-        "1",
-        "--videos",
-        "1",
-        "--size",
-        "64x64",
-        "--frames",
-        "5",
-        "--steps",
-        "2",
-        "--prompt",
-        "dog",
-        "--guidance-scale",
-        "3",
-    ]
+    video = "--size 64x64 --frames 5 --steps 2 --prompt dog --guidance-scale 3"
+    arguments = ["--ranks", "1", "--videos", "1", *video.split()]
     assert compare.main([*arguments, "--model", str(folder)]) == 0
     assert "largest pixel difference over 1 videos on 1 ranks (cpu): 0" in capsys.readouterr().out
     for more, words in (
