@@ -21,8 +21,13 @@ def check_device(wanted: str) -> None:
         InputError: torch cannot use a GPU; has torch's reason.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
+        reason = "it finds none"
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            reason = _first_line(error)
         raise InputError(
-            f"PyTorch cannot use a GPU here ({_why_no_gpu()}); install a PyTorch that is built for CUDA and a driver "
+            f"PyTorch cannot use a GPU here ({reason}); install a PyTorch that is built for CUDA and a driver "
             "that is new enough for it, or use --device cpu."
         )
 
@@ -143,14 +148,6 @@ def _mig_instances() -> list[str]:
     """Return the visible devices if some of them are MIG instances."""
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return names if any(name.startswith("MIG-") for name in names) else []
-
-
-def _why_no_gpu() -> str:
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        return _first_line(error)
-    return "it finds none"
 
 
 def _first_line(error: BaseException) -> str:

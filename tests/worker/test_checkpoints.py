@@ -90,7 +90,7 @@ def assert_same(found: Sample | None, expected: Sample) -> None:
     assert {**vars(found), "tensors": {}} == {**vars(expected), "tensors": {}}
 
 
-def test_the_furthest_checkpoint_comes_back_bit_by_bit_and_those_before_it_are_gone(
+def test_the_furthest_checkpoint_has_the_same_bits_and_earlier_ones_are_removed(
     store: CheckpointStore, reader: Checkpoints
 ) -> None:
     reader.open("job")
@@ -133,7 +133,7 @@ def test_nothing_is_left_on_disk_when_a_job_has_ended_however_late_a_rank_is(tmp
         lambda data: with_header(data, {"__metadata__": {"svdq": "[" * 100_000}}),
     ],
 )
-def test_what_cannot_be_read_is_passed_over_with_a_line_in_the_log(
+def test_a_damaged_checkpoint_is_ignored_and_logged(
     store: CheckpointStore, reader: Checkpoints, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     reader.open("job")
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_would_give_other_bits_is_refused(
         codec.decode(CODEC.encode(sample_at(4)), job_id, parameters)
 
 
-def test_what_memory_decided_at_the_beginning_stays() -> None:
+def test_a_resumed_video_keeps_its_chunk_size() -> None:
     now = PARAMETERS.model_copy(update={"decode_chunk_size": 1})
     assert PARAMETERS.decode_chunk_size is None
     assert_same(CODEC.decode(CODEC.encode(sample_at(4)), "job", now), sample_at(4))
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_an_earlier_format_is_refused() -> None:
         CODEC.decode(with_metadata(data, metadata), "job", PARAMETERS)
 
 
-def test_resuming_counts_what_was_done_before_and_is_done_again() -> None:
+def test_a_resumption_counts_the_steps_done_again() -> None:
     assert resumed(sample_at(4), 6).resumed[-1] == Resumption(from_step=4, steps_done_again=2)
     assert resumed(sample_at(4), 3).resumed[-1] == Resumption(from_step=4, steps_done_again=0)
     assert len(resumed(resumed(sample_at(4), 6), 6).resumed) == 3
@@ -197,9 +197,7 @@ class SlowStore(CheckpointStore):
         super().write(job_id, step, data)
 
 
-def test_a_slow_disk_never_stands_in_the_way_and_holds_no_more_than_so_many_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_disk_delays_no_step_and_limits_waiting_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     num_waiting = 3
     size = sum(tensor.nbytes for tensor in sample_at(1).tensors.values())
     monkeypatch.setattr(checkpoints_module, "MAX_WAITING_BYTES", (num_waiting + 1) * size - 1)
@@ -249,7 +247,7 @@ def test_a_job_that_is_retried_right_after_its_end_is_kept(tmp_path: Path) -> No
     assert store.steps("second") == [4]
 
 
-def test_what_is_broken_or_at_its_end_is_not_kept(tmp_path: Path) -> None:
+def test_a_state_with_nan_or_without_tensors_is_not_kept(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     writer = Checkpoints(store, CODEC)
     broken = {"latents": torch.full((1, 2, 4, 8, 8), torch.nan)}
@@ -260,7 +258,7 @@ def test_what_is_broken_or_at_its_end_is_not_kept(tmp_path: Path) -> None:
     assert store.steps("job") == []
 
 
-def test_a_sample_larger_than_what_may_wait_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_above_the_limit_of_waiting_bytes_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default preview has 98 MB, one of 1024x576 with 25 frames 177 MB."""
     monkeypatch.setattr(checkpoints_module, "MAX_WAITING_BYTES", 1)
     store = store_at(tmp_path)
@@ -272,7 +270,7 @@ def test_a_sample_larger_than_what_may_wait_is_kept(tmp_path: Path, monkeypatch:
         assert store.steps(f"job-{number}") == [3]
 
 
-def test_a_refusal_is_logged_once_and_is_over_when_it_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_logged_once_and_its_end_as_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class FullStore(CheckpointStore):
         is_full = True
 
@@ -297,7 +295,7 @@ def test_a_refusal_is_logged_once_and_is_over_when_it_is_over(tmp_path: Path, ca
     assert caplog.text.count("Checkpoints can be written again") == 1
 
 
-def test_a_sweep_removes_what_has_ended_and_what_nobody_has_known_for_a_day(tmp_path: Path) -> None:
+def test_a_sweep_removes_ended_jobs_and_those_unknown_for_a_day(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     for job_id in ("ended", "started", "unknown", "old"):
         store.open(job_id)
@@ -306,7 +304,7 @@ def test_a_sweep_removes_what_has_ended_and_what_nobody_has_known_for_a_day(tmp_
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["started", "unknown"]
 
 
-def test_where_checkpoints_lie(tmp_path: Path) -> None:
+def test_the_option_chooses_the_folder_of_checkpoints(tmp_path: Path) -> None:
     home, storage = tmp_path / "home", Storage(str(tmp_path / "storage"))
     for where, folder in (("local", home), ("storage", tmp_path / "storage")):
         store = open_checkpoint_store(where, home, storage)
@@ -341,7 +339,7 @@ def test_folders_of_earlier_versions_are_removed(tmp_path: Path) -> None:
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
-def test_what_is_no_regular_file_does_not_block(tmp_path: Path) -> None:
+def test_links_and_fifos_are_not_read(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     store.open("job")
     os.mkfifo(tmp_path / FOLDER / "job/4.safetensors")

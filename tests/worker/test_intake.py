@@ -125,7 +125,7 @@ def let_it_go_round(house, until) -> None:
     until(lambda: num_calls(house, "lmove", "lrange") >= before + 6)
 
 
-def test_no_more_is_taken_off_the_queue_than_the_stage_wants(house, open_intake: Open, until) -> None:
+def test_only_as_many_jobs_are_taken_as_the_stage_wants(house, open_intake: Open, until) -> None:
     """What is taken too early cannot be overtaken by an urgent job, nor rendered by another group."""
     job_ids = [house.submit() for _ in range(6)]
     intake = open_intake()
@@ -240,7 +240,7 @@ def test_photos_of_jobs_that_others_take_do_not_pile_up(house, open_intake: Open
     assert {*marked} == {first, slow, last}
 
 
-def test_an_urgent_job_overtakes_what_is_not_taken_yet(house, open_intake: Open) -> None:
+def test_an_urgent_job_overtakes_jobs_that_are_not_taken_yet(house, open_intake: Open) -> None:
     first, second = house.submit(), house.submit()
     intake = open_intake()
     assert take(intake).job_id == first
@@ -270,7 +270,7 @@ def test_draining_leaves_the_queue_alone(house, open_intake: Open) -> None:
     assert house.queued() == [second]
 
 
-def test_what_was_taken_and_not_ended_goes_back(house, open_intake: Open) -> None:
+def test_taken_jobs_go_back_when_the_group_stops(house, open_intake: Open) -> None:
     job_ids = [house.submit() for _ in range(4)]
     intake = open_intake()
     requests = [take(intake) for _ in range(3)]
@@ -554,7 +554,7 @@ def test_whether_another_video_can_be_done_is_judged_by_those_that_were(
     assert len(house.queued()) == 1
 
 
-def test_a_group_tells_what_it_has_and_how_it_went(house, open_intake: Open) -> None:
+def test_the_status_counts_jobs_in_flight_finished_and_failed(house, open_intake: Open) -> None:
     ids = [house.submit() for _ in range(3)]
     intake = open_intake()
     requests = [take(intake) for _ in range(3)]

@@ -53,7 +53,7 @@ def refusal(memory: MemoryPlan, parameters: SvdParameters) -> str:
     return str(caught.value)
 
 
-def test_what_fits_is_left_alone() -> None:
+def test_a_video_that_fits_is_not_changed() -> None:
     assert plan(48, 48, 48).admit(XT) == XT
     unlimited = [RankInfo(capacity=None, weights=9, device="cpu")] * 3
     assert MemoryPlan(unlimited, "float32").admit(XT) == XT
@@ -108,9 +108,7 @@ capacities = st.lists(st.floats(3, 60), min_size=1, max_size=3)
 
 @settings(max_examples=200)
 @given(parameters=shapes, capacities_gb=capacities)
-def test_what_is_admitted_differs_in_an_open_chunk_size_alone_and_is_always_the_same(
-    parameters: SvdParameters, capacities_gb: list[float]
-) -> None:
+def test_only_an_open_chunk_size_is_filled_in(parameters: SvdParameters, capacities_gb: list[float]) -> None:
     memory = plan(*capacities_gb)
     chunk = min(parameters.decode_chunk_size or parameters.num_frames, parameters.num_frames)
     try:
@@ -164,7 +162,7 @@ def test_gpus_that_are_left_must_hold_the_weights(tmp_path: Path) -> None:
         ("/models/svd-xt", FAMILY, None, ""),
     ],
 )
-def test_a_limit_that_does_nothing_is_said_to(
+def test_a_limit_without_effect_is_a_warning(
     model: str, family: Family | None, limit: int | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = RankInfo(capacity=limit, weights=0, device="cpu", decodes=True)

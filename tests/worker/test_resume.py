@@ -140,7 +140,7 @@ def test_a_video_whose_end_was_not_acknowledged_is_not_rendered_again(house) -> 
 
 
 @pytest.mark.long
-def test_until_ends_the_group_and_keeps_what_is_half_done(house, until) -> None:
+def test_until_ends_the_group_and_keeps_checkpoints(house, until) -> None:
     job_id = house.submit(steps=1000)
     moment = datetime.now() + timedelta(seconds=20)  # rank 0 is up by then
     group = house.start(1, "--until", moment.isoformat(timespec="seconds"), model="simulated:step_ms=50", wait=False)

@@ -61,7 +61,7 @@ def test_a_rank_with_room_at_the_boundary_loads_both(experts: Experts) -> None:
     assert assign(experts, [NO_ROOM] * 2 + [ROOM] + [NO_ROOM] * 4) == [HIGH] * 2 + [None] + [LOW] * 4
 
 
-def test_what_the_user_says_counts_more_than_memory(experts: Experts) -> None:
+def test_the_option_overrides_the_memory(experts: Experts) -> None:
     assert assign(experts, [None] * 3, "always") == [HIGH, LOW, LOW]
     assert assign(experts, [NO_ROOM] * 3, "never") == [None] * 3
     assert assign(experts, [NO_ROOM], "always") == [None], "a rank alone does all steps"
@@ -88,7 +88,7 @@ def test_all_experts_fit_with_the_largest_activations_of_a_rank(experts: Experts
 
 
 @pytest.mark.parametrize("components", [frozenset(), HIGH, None, HIGH | LOW])
-def test_what_a_rank_reports_arrives_unchanged(components) -> None:
+def test_the_report_of_a_rank_survives_json(components) -> None:
     info = RankInfo(capacity=None, weights=1, device="cpu", components=components, compute={"dtype": "float16"})
     assert RankInfo.model_validate_json(info.model_dump_json()) == info
 
