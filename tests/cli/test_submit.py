@@ -144,28 +144,6 @@ def job_id_of(done: "subprocess.CompletedProcess[str]") -> str:
     return str(json.loads(done.stdout)["id"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sources"),
-    [
-        (["trip"], ["trip/a b.png"]),
-        (["trip", "--recursive"], ["trip/a b.png", "trip/day 1/ü.png"]),
-        (["trip/day 1/ü.png"], ["day 1/ü.png"]),
-        (["trip/../trip/."], ["trip/a b.png"]),
-    ],
-)
-def test_the_source_of_a_photo_stays_with_its_job(
-    svdq: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sources: list[str]
-) -> None:
-    (tmp_path / "trip/day 1").mkdir(parents=True)
-    for number, name in enumerate(("a b.png", "day 1/ü.png")):
-        Image.new("RGB", (16, 9), (number, 0, 0)).save(tmp_path / "trip" / name)
-    monkeypatch.chdir(tmp_path)
-    done = svdq("submit", *arguments, "--json")
-    ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
-    jobs = {job["id"]: job for job in map(json.loads, svdq("list", "--json").stdout.splitlines())}
-    assert [jobs[job_id]["source"] for job_id in ids] == sources
-
-
 def finish(connection: redis.Redis, job_id: str, model: str) -> None:
     """End a queued job as a worker with that model does."""
     rq_job = fetch(connection, job_id)

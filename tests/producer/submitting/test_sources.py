@@ -56,6 +56,12 @@ def test_photos_in_subfolders_have_their_folder(tree: Path) -> None:
     assert [photo.folder for photo in sources.photos] == ["", "deep", "what_", ""]
 
 
+def test_the_source_of_a_photo_begins_with_the_given_folder(tree: Path) -> None:
+    for words in (["sub", "a.png"], ["sub/../sub/.", "./a.png"]):
+        sources = find_photos(words, recursive=True)
+        assert [photo.source for photo in sources.photos] == ["sub/c.webp", "sub/deep/d.jpeg", "tree/a.png"]
+
+
 def test_a_link_to_a_folder_above_ends(tree: Path) -> None:
     (tree / "sub" / "loop").symlink_to(tree)
     assert found("sub", recursive=True) == ["sub/c.webp", "sub/deep/d.jpeg"]

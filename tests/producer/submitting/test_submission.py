@@ -1,6 +1,5 @@
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -60,24 +59,6 @@ def test_like(settings: Settings) -> None:
     assert (options.frames, options.seed, options.formats) == (3, 5, ("gif",))
     with pytest.raises(InputError, match="sparkle"):
         SubmitOptions().with_defaults_from({"sparkle": 1})
-
-
-@pytest.mark.parametrize(
-    ("recorded", "says"),
-    [
-        ({"seed": "7"}, "seed '7' is not allowed"),
-        ({"seed": [7]}, r"seed \[7\] is not allowed"),
-        ({"width": "wide"}, "size widex576 is not allowed"),
-        ({"height": None, "width": [64]}, "size"),
-        ({"formats": "mp4"}, "formats 'mp4'"),
-        ({"fps": {"a": "x" * 1000}}, "fps .{,90} is not allowed"),
-    ],
-)
-def test_a_sidecar_with_values_of_wrong_types(
-    settings: Settings, photo: Path, recorded: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(InputError, match=says):
-        submit(settings, [photo], SubmitOptions().with_defaults_from(recorded))
 
 
 class Log(Observer):
