@@ -35,7 +35,7 @@ _OPEN_DEFAULTS = {
 }
 #: Default of a parameter that is left to the model.
 _MODELS_OWN = "the model's own"
-#: Larger limits are not shown: they do not help a reader.
+#: Limits from here on are not shown: they do not help a reader.
 _MAX_SHOWN = 1_000_000
 _TYPES = {"integer": int, "number": float, "string": str}
 

@@ -185,12 +185,9 @@ def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
                 allowed = " or ".join(NO_OPS[name])
                 raise _bad(name, f"{name} {text[:80]} is not supported: leave it out, or send {allowed}.")
         elif name not in FIELDS:
-            raise ApiError(
-                400,
-                f"There is no parameter {name[:80]!a}; the parameters are {', '.join((PHOTO, *FIELDS))}.",
-                param=name[:80] if name.isascii() else None,
-                code="unknown_parameter",
-            )
+            message = f"There is no parameter {name[:80]!a}; the parameters are {', '.join((PHOTO, *FIELDS))}."
+            param = name[:80] if name.isascii() else None
+            raise ApiError(400, message, param=param, code="unknown_parameter")
         elif name in ("format", "formats"):  # in a form, repeated for each item
             given[name] = [*given.get(name, ()), *(value if isinstance(value, list) else [value])]
         elif str(given.setdefault(name, value)) != str(value):

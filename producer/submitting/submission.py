@@ -44,11 +44,10 @@ class Submission:
     #: RQ's status.
     status: str
     name: str
-    #: Path of its photo.
     photo: str
-    #: Whether it was enqueued now; otherwise the job existed before.
+    #: Whether it was enqueued now.
     is_new: bool
-    #: When a new job will be queued, with a time zone; None means that it is queued.
+    #: When a new job will be queued, with a time zone; None: it is queued.
     at: datetime | None = None
     #: How a job had ended that is queued again: failed, stopped or canceled; "" for others.
     was: str = ""
@@ -65,13 +64,12 @@ class BadPhotosError(InputError):
         """Create the error; `skip_bad` is the name of the option that leaves photos out."""
         #: The reason for each photo, if the message does not contain it.
         self.reasons = tuple(reasons) if len(reasons) > 1 else ()
-        message = f"{reasons[0]} Nothing was submitted; {skip_bad} leaves it out."
-        if self.reasons:
-            message = (
-                f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted; correct or "
-                f"remove them, or leave them out with {skip_bad}."
-            )
-        super().__init__(message)
+        number = f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted"
+        super().__init__(
+            f"{number}; correct or remove them, or leave them out with {skip_bad}."
+            if self.reasons
+            else f"{reasons[0]} Nothing was submitted; {skip_bad} leaves it out."
+        )
 
 
 class Observer:
@@ -87,7 +85,7 @@ class Observer:
         """Record a bad photo that is left out."""
 
     def note(self, text: str) -> None:
-        """Show a sentence to the user."""
+        """Show a sentence."""
 
 
 def submit(
@@ -147,11 +145,11 @@ def submit_all(
     """Submit photos: check all, store all, then enqueue their jobs, yielding each job as it is enqueued.
 
     A `photo.txt` beside a photo is its prompt, unless the request has one. Errors among the requests stand for bad rows
-    of a list. After an interruption, submitting the same photos again continues: existing photos and jobs are
-    recognized. Memory holds a few hundred bytes per photo, never the contents of many photos.
+    of a list. Submitting again continues after an interruption: existing photos and jobs are recognized. Memory holds a
+    few hundred bytes per photo, never the contents of many photos.
 
-    `connection` and `storage` are those of the settings, if the caller has them, and handles errors of Redis; `spell`
-    returns the name of a parameter for errors.
+    `connection` and `storage` are those of the settings, where the caller has them; `spell` returns the name of a
+    parameter for errors.
 
     Raises:
         BadPhotosError: several photos are bad.
@@ -266,19 +264,18 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
     """Make the jobs of checked photos, each with what was asked for."""
     index = 1
     for photo, spec in checked:
+        notes = dict(spec.notes) | ({SOURCE_NOTE: photo.source} if photo.source else {})
         for job, job_id in spec.jobs(photo, index):
-            yield (
-                Entry(
-                    job=job,
-                    job_id=job_id,
-                    photo=photo.shown_path,
-                    priority=spec.priority,
-                    at=spec.at,
-                    notes=dict(spec.notes) | ({SOURCE_NOTE: photo.source} if photo.source else {}),
-                    warning=crop_warning(photo.size, job),
-                ),
-                spec,
+            entry = Entry(
+                job=job,
+                job_id=job_id,
+                photo=photo.shown_path,
+                priority=spec.priority,
+                at=spec.at,
+                notes=notes,
+                warning=crop_warning(photo.size, job),
             )
+            yield entry, spec
             index += 1
 
 
