@@ -27,11 +27,6 @@ def echo_json(value: object) -> None:
     echo(json.dumps(value))
 
 
-def with_notice(text: str, view: "JobView") -> str:
-    """Append a notice if no trained model made the video."""
-    return f"{text}, {view.notice}" if view.notice else text
-
-
 #: Characters of a prompt that are shown where it is not shown whole.
 PROMPT_LENGTH = 60
 
@@ -48,12 +43,14 @@ def describe(view: "JobView", estimate: "Estimate | None" = None, *, whole_promp
         state = f"deferred until {', '.join(view.after)} has ended"
     if estimate is not None:
         state += expected(estimate)
+    if view.notice:  # no trained model made the video
+        state += f", {view.notice}"
     details = "  ".join(view.outputs) if view.outputs else view.error or ""
     prompt = " ".join(view.prompt.split())
     if len(prompt) > PROMPT_LENGTH and not whole_prompt:
         prompt = f"{prompt[: PROMPT_LENGTH - 1]}…"
     name = f'{view.name}  "{prompt}"' if prompt else view.name
-    return f"{view.id}  {name}  {with_notice(state, view)}{': ' if details else ''}{details}"
+    return f"{view.id}  {name}  {state}{': ' if details else ''}{details}"
 
 
 def expected(estimate: "Estimate") -> str:

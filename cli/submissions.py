@@ -104,20 +104,14 @@ def submit_and_print(
         photos.setdefault(submission.id, []).append(os.path.basename(submission.photo))
     _print_reasons([f"One video of the same photo: {', '.join(of)}." for of in photos.values() if len(set(of)) > 1])
     if cropped := {submission.photo: submission for submission in made if submission.warning}:
-        echo(_crop_sentence(list(cropped.values())), err=True)
+        first = next(iter(cropped.values()))
+        others = f"Photos that lose much: {len(cropped):,}, such as " if len(cropped) > 1 else ""
+        echo(f"{others}{first.name}: {first.warning}; --size auto or --fit pad keeps more.", err=True)
     if bar.reasons:
         _print_reasons(bar.reasons)
         echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
     exit_code = EXIT_FAILED if bar.reasons else 0
     return max(exit_code, _wait(settings, made, as_json)) if do_wait else exit_code
-
-
-def _crop_sentence(cropped: Sequence[Submission]) -> str:
-    """Say how much of photos is lost, and what helps."""
-    first, remedy = cropped[0], "--size auto or --fit pad keeps more"
-    if len(cropped) == 1:
-        return f"{first.name}: {first.warning}; {remedy} of it."
-    return f"Photos that lose much: {len(cropped):,}, such as {first.name} ({first.warning}); {remedy}."
 
 
 def _print_reasons(reasons: Sequence[str]) -> None:

@@ -57,7 +57,6 @@ class Finding(NamedTuple):
 
 
 def _failure(subject: str, error: SvdqError) -> Finding:
-    """Return the finding for an error of ours, whose sentence includes the advice."""
     return Finding(subject, "fail", str(error).rstrip("."))
 
 
@@ -203,24 +202,22 @@ def check_machine() -> Iterator[Finding]:
 
 
 def _gib(mebibytes: str) -> str:
-    """Format a size from nvidia-smi, which is "[N/A]" for a GPU that uses the host's memory."""
+    # nvidia-smi says "[N/A]" of a GPU that uses the host's memory.
     return f"{int(mebibytes) / 1024:.0f} GiB" if mebibytes.isdigit() else "memory unknown"
 
 
 def check_packages() -> Iterator[Finding]:
     """List the installed versions."""
     yield Finding("versions", "ok", f"Python {platform.python_version()}, {_versions('svdq', 'redis', 'rq', 'fsspec')}")
-    extra = [line for line in importlib.metadata.requires("svdq") or [] if re.search("extra == .worker.", line)]
-    names = [re.split(r"[^\w.-]", line)[0] for line in extra]
+    names = ("torch", "diffusers", "transformers", "safetensors")
     if missing := [name for name in names if not _versions(name)]:
         text = f"not installed ({', '.join(missing)}): this machine can submit photos, not render them"
         yield Finding("worker extra", "warn", text, f"to render here, {how_to_install('worker')}")
     else:
-        yield Finding("worker extra", "ok", _versions("torch", "diffusers", "transformers", "safetensors"))
+        yield Finding("worker extra", "ok", _versions(*names))
 
 
 def _versions(*names: str) -> str:
-    """List the versions of those packages that are installed."""
     found = []
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -226,12 +226,6 @@ def test_a_model_of_the_hub_that_is_not_complete_is_to_be_pulled(
         resolve("someone/some-model")
 
 
-def test_a_model_under_the_home_that_is_whole_is_taken(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tiny_model.parent))
-    resolve(f"~/{tiny_model.name}")
-    assert [finding.level for finding in check_model(f"~/{tiny_model.name}")] == ["ok"]
-
-
 def test_doctor_and_worker_end_with_a_sentence(svdq: Cli, model: Path) -> None:
     cut(model)
     done = svdq("doctor", "--model", model)

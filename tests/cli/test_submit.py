@@ -118,13 +118,13 @@ def test_size_auto_and_the_warning_about_a_crop(svdq: Cli, connection: redis.Red
     many = svdq("submit", tmp_path, "--family", "svd")
     assert (many.returncode, many.stderr.strip()) == (
         0,
-        "Photos that lose much: 2, such as 0 (crop removes 58% of the photo's height); --size auto or --fit pad "
+        "Photos that lose much: 2, such as 0: crop removes 58% of the photo's height; --size auto or --fit pad "
         "keeps more.",
     )
     portrait = str(tmp_path / "0.png")
     one = svdq("submit", portrait, "--force", "--json", "--family", "svd")
     assert json.loads(one.stdout)["warning"] == "crop removes 58% of the photo's height"
-    assert one.stderr.strip() == "0: crop removes 58% of the photo's height; --size auto or --fit pad keeps more of it."
+    assert one.stderr.strip() == "0: crop removes 58% of the photo's height; --size auto or --fit pad keeps more."
     auto = svdq("submit", portrait, "--size", "auto", "--json", "--family", "svd")
     assert auto.stderr == ""
     job = read_job(fetch(connection, json.loads(auto.stdout)["id"]))
