@@ -258,18 +258,6 @@ def test_a_state_with_nan_or_without_tensors_is_not_kept(tmp_path: Path) -> None
     assert store.steps("job") == []
 
 
-def test_a_sample_above_the_limit_of_waiting_bytes_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A default preview has 98 MB, one of 1024x576 with 25 frames 177 MB."""
-    monkeypatch.setattr(checkpoints_module, "MAX_WAITING_BYTES", 1)
-    store = store_at(tmp_path)
-    writer = Checkpoints(store, CODEC)
-    for number in range(2):
-        store.open(f"job-{number}")
-        writer.save(sample_at(3, f"job-{number}"))
-        assert writer.flush(60)
-        assert store.steps(f"job-{number}") == [3]
-
-
 def test_a_full_disk_is_logged_once_and_its_end_as_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class FullStore(CheckpointStore):
         is_full = True

@@ -22,7 +22,7 @@ from svdq.producer.queue import fetch, read_job, server_url
 from svdq.producer.status.registries import view_workers
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
-from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
+from svdq.worker.checkpoint.store import CheckpointStore, Codec, open_checkpoint_store
 from svdq.worker.intake import source as intake_module
 from svdq.worker.intake.dispatcher import is_too_late
 from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
@@ -410,52 +410,45 @@ def test_checkpoints_that_are_written_after_their_jobs_end_are_removed(
     assert store.steps(waiting) == [5]
 
 
-def test_a_job_without_progress_goes_on_from_its_checkpoint(house, open_intake: Open, until) -> None:
-    codec = Codec(model="fake", device=torch.device("cpu"))
+CODEC = Codec(model="fake", device=torch.device("cpu"))
+
+
+def write_checkpoint(house, job_id: str) -> CheckpointStore:
+    """Write a checkpoint of a job, before its third step."""
+    parameters = read_job(fetch(house.connection, job_id)).parameters
+    tensors = {"latents": torch.zeros(1, 2, 4, 8, 8)}
+    sample = Sample(job_id=job_id, parameters=parameters, boundaries=(0, 4), step=2, tensors=tensors)
     store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
-    job_id = house.submit()
-    job = read_job(fetch(house.connection, job_id))
-    half_done = Sample(
-        job_id=job_id,
-        parameters=job.parameters,
-        boundaries=(0, 4),
-        step=2,
-        tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
-    )
     store.open(job_id)
-    store.write(job_id, 2, codec.encode(half_done))
+    store.write(job_id, 2, CODEC.encode(sample))
+    return store
+
+
+def test_a_job_without_progress_goes_on_from_its_checkpoint(house, open_intake: Open) -> None:
+    job_id = house.submit()
+    store = write_checkpoint(house, job_id)
     house.connection.hset(f"rq:job:{job_id}", "meta", "{}")
-    request = take(open_intake(checkpoints=Checkpoints(store, codec)))
+    request = take(open_intake(checkpoints=Checkpoints(store, CODEC)))
     assert request.resume is not None
     assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)
 
 
 def test_a_job_that_another_group_had_in_between_goes_on_from_its_checkpoint(house, open_intake: Open, until) -> None:
     """What was prepared in advance before that group took it was still used: the video began anew."""
-    codec = Codec(model="fake", device=torch.device("cpu"))
-    store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
     first, second = house.submit(), house.submit()
-    queue = "rq:queue:svdq-default"
 
     def let_it_look_ahead() -> None:
         before = num_calls(house, "lindex")
         until(lambda: num_calls(house, "lindex") >= before + 6)  # three queues a round
 
-    intake = open_intake(checkpoints=Checkpoints(store, codec))
+    store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
+    intake = open_intake(checkpoints=Checkpoints(store, CODEC))
     assert take(intake).job_id == first
     let_it_look_ahead()
-    house.connection.lrem(queue, 1, second)  # as the other group does
+    house.connection.lrem("rq:queue:svdq-default", 1, second)  # as the other group does
     let_it_look_ahead()
-    half_done = Sample(
-        job_id=second,
-        parameters=read_job(fetch(house.connection, second)).parameters,
-        boundaries=(0, 4),
-        step=2,
-        tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
-    )
-    store.open(second)
-    store.write(second, 2, codec.encode(half_done))
-    house.connection.lpush(queue, second)
+    write_checkpoint(house, second)
+    house.connection.lpush("rq:queue:svdq-default", second)
     assert take(intake).resume is not None
 
 
