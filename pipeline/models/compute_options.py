@@ -4,7 +4,7 @@ Launchers read the options, so torch is imported in the functions that use it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from svdq.pipeline.errors import InputError, how_to_install
@@ -45,12 +45,8 @@ class ComputeOptions:
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, by name, as in JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in values.items()
-            if value != getattr(type(self), name)
-        }
+        found = {name: value for name, value in asdict(self).items() if value != getattr(type(self), name)}
+        return found | ({"approximate": list(self.approximate)} if self.approximate else {})
 
 
 #: The defaults of diffusers.

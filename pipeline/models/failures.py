@@ -116,12 +116,12 @@ def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | N
 
 def _out_of_memory(what: str, device: torch.device, needed: int) -> str:
     """Describe needed and free memory, and what to do."""
-    weights = f", and this rank needs {size_text(needed)} for its weights" if needed else ""
-    if device.type != "cuda":
-        there, where, others = "", "", "end what else runs on this machine"
-    else:
+    there = ""
+    if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        loaded = size_text(torch.cuda.memory_allocated(device))
-        there = f" on {device} ({size_text(free)} of {size_text(total)} free, {loaded} loaded)"
-        where, others = " on this GPU", "end what else runs on it"
-    return f"{what} cannot be loaded: memory ran out{there}{weights}; start fewer ranks{where} (--ranks), or {others}."
+        there = f" on {device} ({size_text(free)} of {size_text(total)} free)"
+    weights = f", and this rank needs {size_text(needed)} for its weights" if needed else ""
+    return (
+        f"{what} cannot be loaded: memory ran out{there}{weights}; start fewer ranks (--ranks), or end what else runs "
+        "there."
+    )

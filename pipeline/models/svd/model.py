@@ -7,6 +7,7 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import PIL.Image
@@ -79,8 +80,8 @@ class SvdModel(DiffusersModel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Load the components that a role needs; see `DiffusersModel`."""
         super().__init__(*args, **kwargs)
-        #: A scheduler for each number of steps, as a template for those of samples.
-        self._schedulers: dict[int, Any] = {}
+        # A scheduler for each number of steps: setting timesteps reads every sigma back from the device.
+        self._schedule = cache(self._set_timesteps)
 
     def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros; see `_encode` for its tensors."""
@@ -173,7 +174,8 @@ class SvdModel(DiffusersModel):
         )
         return SvdDenoiser(
             unet=self.pipeline.unet,
-            scheduler=self._scheduler(parameters.steps),
+            # With its own counter; those with the same number of steps share their constant tables.
+            scheduler=copy.copy(self._schedule(parameters.steps)),
             image_embedding=image_embedding,
             image_latents=image_latents.unsqueeze(1).repeat(1, parameters.num_frames, 1, 1, 1),
             added_time_ids=added_time_ids.to(self._device),
@@ -182,17 +184,10 @@ class SvdModel(DiffusersModel):
             measured=measured,
         )
 
-    def _scheduler(self, steps: int) -> Any:
-        """Create a scheduler with its own counter; those with the same number of steps share their constant tables.
-
-        Setting timesteps reads every sigma back from the device, so it is done once.
-        """
-        scheduler = self._schedulers.get(steps)
-        if scheduler is None:
-            scheduler = type(self.pipeline.scheduler).from_config(self.pipeline.scheduler.config)
-            scheduler.set_timesteps(steps, device=self._device)
-            self._schedulers[steps] = scheduler
-        return copy.copy(scheduler)
+    def _set_timesteps(self, steps: int) -> Any:
+        scheduler = type(self.pipeline.scheduler).from_config(self.pipeline.scheduler.config)
+        scheduler.set_timesteps(steps, device=self._device)
+        return scheduler
 
     def _decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Decode final latents, `decode_chunk_size` frames at a time."""

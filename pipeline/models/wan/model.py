@@ -5,9 +5,9 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 """
 
 import importlib.util
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import PIL.Image
@@ -44,10 +44,9 @@ class WanModel(DiffusersModel):
         if role.encode and importlib.util.find_spec("ftfy") is None:  # diffusers raises a NameError for each prompt
             raise InputError(f"Models of Wan need ftfy, which is not installed; {how_to_install('worker')}.")
         super().__init__(model, role, *args, **kwargs)
-        #: By number of steps and shift.
-        self._schedules: dict[tuple[int, float], Schedule] = {}
-        #: The embeddings of prompts, the least recently used first.
-        self._embeddings: OrderedDict[str, Tensor] = OrderedDict()
+        # Setting timesteps waits for the device, and a long prompt takes seconds.
+        self._schedule = lru_cache(CACHED_SCHEDULES)(partial(Schedule, facts=self._facts, device=self._device))
+        self._embed = lru_cache(CACHED_TEXTS)(self._embed_text)
 
     def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros, with all that the scheduler may keep; see `_encode` for the others."""
@@ -101,16 +100,11 @@ class WanModel(DiffusersModel):
             )[:2]
         return {**state, "latents": latents, "condition": condition}
 
-    def _embed(self, text: str) -> Tensor:
+    def _embed_text(self, text: str) -> Tensor:
         """Return the embedding of a text (1, N, E) without padding, which is zeros."""
-        embedding = self._embeddings.pop(text, None)
-        if embedding is None:
-            padded = self.pipeline._get_t5_prompt_embeds(text, max_sequence_length=MAX_TOKENS, device=self._device)
-            is_text = padded[0].ne(0).any(dim=1).nonzero()
-            embedding = padded[:, : int(is_text.max()) + 1].to(self._dtype).clone()
-        self._embeddings[text] = embedding
-        if len(self._embeddings) > CACHED_TEXTS:
-            self._embeddings.popitem(last=False)
+        padded = self.pipeline._get_t5_prompt_embeds(text, max_sequence_length=MAX_TOKENS, device=self._device)
+        is_text = padded[0].ne(0).any(dim=1).nonzero()
+        embedding: Tensor = padded[:, : int(is_text.max()) + 1].to(self._dtype).clone()
         return embedding
 
     @torch.inference_mode()
@@ -120,10 +114,12 @@ class WanModel(DiffusersModel):
         measured = self._meter.begin("step", shape_for("step", parameters))
         scale, scale_2 = parameters.guidance_scale, parameters.guidance_scale_2
         assert scale is not None
+        assert parameters.steps is not None
+        assert parameters.flow_shift is not None
         image_embeds = state.get("image_embeds")
         return WanDenoiser(
             transformers=self._denoisers,
-            schedule=self._schedule(parameters),
+            schedule=self._schedule(parameters.steps, parameters.flow_shift),
             prompt_embeds=_padded(state["prompt_embeds"]),
             negative_prompt_embeds=_padded(state["negative_prompt_embeds"]) if parameters.guided else None,
             # Created here like all other inputs: the compiler treats received tensors as another kind.
@@ -134,18 +130,6 @@ class WanModel(DiffusersModel):
             dtype=self._dtype,
             measured=measured,
         )
-
-    def _schedule(self, parameters: VideoParameters) -> Schedule:
-        """Return the schedule for a number of steps and a shift; setting timesteps waits for the device."""
-        assert isinstance(parameters, WanParameters)
-        assert parameters.steps is not None
-        assert parameters.flow_shift is not None
-        key = (parameters.steps, parameters.flow_shift)
-        if key not in self._schedules:
-            if len(self._schedules) >= CACHED_SCHEDULES:
-                self._schedules.clear()
-            self._schedules[key] = Schedule(*key, self._facts, self._device)
-        return self._schedules[key]
 
     def _decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Decode; a `decode_chunk_size` below the number of frames decodes in tiles, which changes pixels."""
