@@ -134,7 +134,6 @@ def read_many(
 
 
 def _restored(connection: redis.Redis, job_id: bytes | str, answer: Any) -> UntrustedJob | UnreadableJobError:
-    """Restore a job from the fields of its record, or from the error of reading them."""
     name = job_id if isinstance(job_id, str) else job_id.decode(errors="backslashreplace")
     try:
         if isinstance(answer, redis.ResponseError) and str(answer).startswith("WRONGTYPE"):
@@ -172,7 +171,6 @@ def read_results(connection: redis.Redis, jobs: Iterable[rq.job.Job]) -> Iterato
 
 
 def _restored_result(job: rq.job.Job, answer: Any) -> Result:
-    """Restore the newest result of a stream; malformed fields raise any exception."""
     if isinstance(answer, Exception):
         raise answer  # the key is no stream
     ((result_id, payload),) = answer

@@ -62,7 +62,6 @@ def results_of(
 
 
 def _complete(storage: Storage, beginnings: Sequence[str]) -> list[str]:
-    """Complete prefixes of ids from the storage; a prefix without a match stays as it is."""
     if all(len(text) >= ID_LENGTH for text in beginnings):
         return list(beginnings)
     known = {found[1] for entry in storage.entries(OUTPUTS) if (found := _ID.search(entry.key))}
@@ -146,7 +145,6 @@ def _place(folder: Path, key: str) -> Path:
 
 
 def _why_missing(settings: Settings, storage: Storage, job_id: str) -> str:
-    """Explain why a job has no video."""
     with session(settings) as connection:
         [job_id] = complete_ids(connection, [job_id])
         job = view(connection, job_id)

@@ -158,7 +158,6 @@ def _video_card(links: Links, result: Result, differing: Mapping[str, list[str]]
 
 
 def _card(links: Links, job_id: str, parameters: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return what the cards of all jobs have."""
     name = str(parameters.get("name", "?"))
     rows = [
         ("job", job_id),
@@ -189,7 +188,6 @@ def _frame(links: Links, result: Result) -> dict[str, str] | None:
 
 
 def _photo(links: Links, image: str) -> dict[str, str] | None:
-    """Return the link to the photo of a video and its source on the page, if it still exists."""
     if not INPUT_KEY.fullmatch(image) or not links.storage.exists(image):
         return None
     is_shown_by_browsers = image.endswith(BROWSER_SUFFIXES)
@@ -198,7 +196,6 @@ def _photo(links: Links, image: str) -> dict[str, str] | None:
 
 
 def _still(storage: Storage, key: str) -> str:
-    """Return a small JPEG of the first frame of a picture as a data URL; "" if it is no picture or was removed."""
     for _, data in storage.read_many([key]):
         with contextlib.suppress(InputError):
             return _data_url(poster_of_picture(data), "image/jpeg")

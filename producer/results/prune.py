@@ -143,7 +143,6 @@ def _remove(connection: redis.Redis, removal: Removal) -> bool:
 
 
 def _videos(storage: Storage, entries: list[Entry], results: list[Result], cutoff: datetime) -> Iterator[Removal]:
-    """Find the videos whose files are all old."""
     num_files = Counter(
         str(folder) for entry in entries for folder in PurePosixPath(entry.key).parents if str(folder) != "."
     )

@@ -125,7 +125,7 @@ def summarize(
     The newest record of a job counts. With an `ending` the pace is that of the whole period, else that of the time from
     the start of the first video to the end of the last.
     """
-    jobs = _each_once(record for record in records if since <= record.ended_at <= until)
+    jobs = _newest_of_each_job(record for record in records if since <= record.ended_at <= until)
     finished = [job for job in jobs if job.status == "finished"]
     span = until - since
     if not ending:
@@ -141,8 +141,7 @@ def summarize(
     )
 
 
-def _each_once(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Keep the newest record of each job, completed from older records of the same end."""
+def _newest_of_each_job(records: Iterable[RunRecord]) -> list[RunRecord]:
     newest: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: record.ended_at):
         before = newest.pop(record.id, None)

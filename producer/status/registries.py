@@ -178,7 +178,6 @@ def _find_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | 
 
 
 def _between(queue: SvdqQueue) -> str:
-    """Return the list in which RQ keeps a job between taking it off the queue and registering it as started."""
     return IntermediateQueue.get_intermediate_queue_key(queue.key)
 
 

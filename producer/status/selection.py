@@ -159,11 +159,10 @@ def read_page(
 def _places(connection: redis.Redis, job_ids: Sequence[str]) -> list[Place]:
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
-            pipeline.exists(key_of(job_id))
             pipeline.hget(key_of(job_id), "created_at")
         answers = pipeline.execute(raise_on_error=False)
     return [
-        (moment if isinstance(moment, bytes) else b"", job_id)
-        for is_there, moment, job_id in zip(answers[::2], answers[1::2], job_ids, strict=True)
-        if is_there is True or is_there == 1
+        (moment if isinstance(moment, bytes) else b"", job_id)  # an error where the record is no hash
+        for moment, job_id in zip(answers, job_ids, strict=True)
+        if moment is not None
     ]
