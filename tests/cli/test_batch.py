@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_list(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
+def test_rows_of_a_list_are_submitted_with_their_parameters(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
     rows = "photo,fps,priority,at,name,output\n0.png,8,,,,\n1.png,9,high,,one,x\n2.png,,low,2099-01-31,,\n0.png,8,,,,\n"
     (folder / "list.csv").write_text(rows)
     done = svdq("batch", folder / "list.csv", "--json", "--family", "svd")

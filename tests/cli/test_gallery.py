@@ -220,7 +220,7 @@ def test_files_that_are_removed_meanwhile_spoil_no_page(storage: Storage, tmp_pa
     assert len(page.all("article")) == 3
 
 
-def test_only_some(svdq: Cli, connection: redis.Redis, storage: Storage, tmp_path: Path) -> None:
+def test_limit_and_since_select_videos(svdq: Cli, connection: redis.Redis, storage: Storage, tmp_path: Path) -> None:
     page = tmp_path / "some.html"
     for number in range(4):
         add_video(storage, number, finished_at=datetime.now(UTC) - timedelta(hours=3 * number))

@@ -187,7 +187,7 @@ def start(job: rq.job.Job, step: int) -> None:
 COSTS = ShapeCosts(frames=14, width=1024, height=576, guided=True, step_s=(10.0,), encode_s=1.0, decode_s=5.0)
 
 
-def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> None:
+def test_status_shows_estimates_and_conditions_of_a_worker(svdq: Cli, connection: redis.Redis) -> None:
     first, stuck, queued = (add(connection, number) for number in (1, 2, 3))
     start(first, 2)
     start(stuck, 4)
@@ -231,7 +231,7 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
     assert svdq("status", queued.id).stdout == f"{queued.id}  photo  queued, next (jobs are not taken)\n"
 
 
-def test_pages(svdq: Cli, connection: redis.Redis) -> None:
+def test_list_has_pages(svdq: Cli, connection: redis.Redis) -> None:
     jobs = [add(connection, number) for number in range(5)]
     shown = [line.split()[0] for line in svdq("list", "--limit", 2, "--offset", 1).stdout.splitlines()]
     assert shown == [jobs[3].id, jobs[2].id]
@@ -252,7 +252,7 @@ def test_waiting_says_once_what_keeps_jobs_waiting(svdq: Cli, connection: redis.
     assert lines[2].startswith("No worker is running")
 
 
-def test_nothing_yet(svdq: Cli) -> None:
+def test_an_empty_list_names_svdq_submit(svdq: Cli) -> None:
     done = svdq("list")
     assert (done.returncode, done.stdout) == (0, "")
     assert "svdq submit" in done.stderr

@@ -41,7 +41,7 @@ def objects(text: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_folder(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
+def test_a_folder_is_submitted_with_its_subfolders(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
     done = svdq(
         "submit",
         folder,
@@ -104,7 +104,7 @@ def test_paths_on_standard_input(home: Path, connection: redis.Redis, folder: Pa
     assert len(queued(connection)) == 3
 
 
-def test_at(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+def test_jobs_wait_until_a_set_time(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     before = datetime.now().astimezone()
     done = svdq("submit", photo, "--at", "+2h", "--json")
     (made,) = objects(done.stdout)
@@ -128,7 +128,7 @@ def test_photos_that_are_the_same_are_named(svdq: Cli, connection: redis.Redis, 
     assert done.stderr.count("same photo") == 1
 
 
-def test_after(svdq: Cli, home: Path, connection: redis.Redis, photo: Path) -> None:
+def test_a_job_waits_for_the_end_of_another(svdq: Cli, home: Path, connection: redis.Redis, photo: Path) -> None:
     done = svdq("submit", photo, "--depends-on", "nothing")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "no job 'nothing'" in done.stderr
@@ -140,7 +140,7 @@ def test_after(svdq: Cli, home: Path, connection: redis.Redis, photo: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+def test_a_submission_that_was_killed_can_be_repeated(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     wanted = ["submit", str(photo), "--variations", "900", "--json"]
     with subprocess.Popen([*SVDQ, *wanted], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -161,7 +161,7 @@ def test_a_kill_in_the_middle(svdq: Cli, connection: redis.Redis, photo: Path) -
         assert job["seed"] == recorded.seed
 
 
-def test_a_reader_that_leaves_early(connection: redis.Redis, photo: Path) -> None:
+def test_all_photos_are_submitted_though_nobody_reads_the_output(connection: redis.Redis, photo: Path) -> None:
     with subprocess.Popen([*SVDQ, "submit", photo, "--variations", "600", "-v"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -108,7 +108,7 @@ def at_work(connection: redis.Redis) -> None:
 
 
 @pytest.mark.usefixtures("at_work")
-def test_once_is_clean_in_a_pipe() -> None:
+def test_output_in_a_pipe_has_no_escapes() -> None:
     done = subprocess.run([*SVDQ, "top"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
