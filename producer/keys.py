@@ -43,7 +43,7 @@ PAUSES: Final = "svdq:pauses"
 BURSTS: Final = "bursts"
 #: String that lives as long as one group's turn to remove what has expired; the value is the group's name.
 MAINTAINED: Final = "svdq:maintained"
-#: Hash, job id -> `keep` or `reject`: what a person has decided about a finished video. It outlives the job.
+#: Hash, job id -> `keep` or `reject`, the verdict of a person about a finished video. It outlives the job.
 VERDICTS: Final = "svdq:verdicts"
 #: RQ's own: no worker takes jobs while it exists.
 SUSPENDED: Final = "rq:suspended"

@@ -51,12 +51,12 @@ class JobArguments(Record):
     job: AnyJob
     #: The path of its photo at submission, for display.
     photo: str = Field(default="", exclude_if=_is_empty)
-    #: What was recorded beside it: by the submitter, such as a prompt that its model ignores, and by svdq.
+    #: Notes of the submitter, such as a prompt that its model ignores, and of svdq.
     notes: dict[str, str] = Field(default={}, exclude_if=_is_empty)
 
     @property
     def source(self) -> str:
-        """Where its photo was, such as `holiday/day 1/cup.jpg`; "" if that is not known."""
+        """The path of its photo from the submitted folder on, such as `trip/day 1/cup.jpg`; "" if unknown."""
         return self.notes.get(SOURCE_NOTE, "")
 
     @property
@@ -132,7 +132,7 @@ class Sidecar(_Open):
     versions: dict[str, str] = {}
     #: Paths or URLs of the files when they were written; they stay beside the sidecar.
     outputs: tuple[str, ...] = ()
-    #: Where the photo was, from the submitted folder on.
+    #: The path of the photo, from the submitted folder on.
     source: str = Field(default="", exclude_if=_is_empty)
     #: Number of frames and frames a second of the files, where they differ from those of the model.
     shown: dict[str, int] = {}
@@ -141,7 +141,7 @@ class Sidecar(_Open):
     group: dict[str, Any] = {}
     #: Seconds of work by what was done: encode, denoise, decode, write.
     seconds: dict[str, float] = {}
-    #: What each rank did: rank, steps, seconds.
+    #: The work of each rank: rank, steps, seconds.
     stages: list[dict[str, Any]] = []
     #: Peaks of memory by what was done, in bytes.
     memory_bytes: dict[str, int] = {}

@@ -69,7 +69,7 @@ class JobView:
     photo: str = ""
     #: Where its photo was, from the submitted folder on, such as `holiday/day 1/cup.jpg`; "" if that is not known.
     source: str = ""
-    #: What was recorded beside it at submission, such as a prompt that its model ignores.
+    #: Notes of the submitter, such as a prompt that its model ignores.
     notes: dict[str, str] = field(default_factory=dict)
     #: Its queue, and when it was submitted.
     queue: str = ""

@@ -29,7 +29,7 @@ redis.call('zremrangebyscore', KEYS[2], '-inf', now_s - ARGV[3] - 1)
 redis.call('expire', KEYS[2], ARGV[3])
 """
 
-#: Ranks of one group at most: what is above is a mistake.
+#: Largest number of ranks of a group.
 MAX_RANKS = 4096
 #: A number of things: arithmetic with floats fails on larger ones.
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
@@ -60,7 +60,7 @@ class Condition(Record):
 
 
 class IntakeStatus(Record):
-    """What rank 0 reports about its group."""
+    """The report of rank 0 about its group."""
 
     #: Name of the group's RQ worker, as in `registries.WorkerView`.
     worker: str
@@ -121,7 +121,7 @@ class RankStatus(Record):
     #: GPU memory that PyTorch has reserved, and total GPU memory, in bytes; None on a CPU.
     gpu_bytes: Whole | None = None
     gpu_total_bytes: Whole | None = None
-    #: What it waits for.
+    #: The outages that it waits out.
     conditions: tuple[Condition, ...] = ()
     #: How often its group was restarted before this process was started.
     restart_count: Whole = 0
@@ -177,12 +177,12 @@ class GroupStatus:
 
     @property
     def intake(self) -> IntakeStatus | None:
-        """What rank 0 reports about the group; None without rank 0."""
+        """The report of rank 0; None without rank 0."""
         return self.ranks[0].intake
 
     @property
     def conditions(self) -> list[Condition]:
-        """What its ranks wait for."""
+        """The outages that its ranks wait out."""
         return [condition for _, condition in conditions_of([self])]
 
     @property

@@ -97,7 +97,7 @@ class Snapshot:
 
     @property
     def conditions(self) -> list[tuple[RankStatus, Condition]]:
-        """What ranks wait for, each with its rank."""
+        """The outages that ranks wait out, each with its rank."""
         return conditions_of(self.groups)
 
     @property
