@@ -25,18 +25,6 @@ def test_a_missing_folder_is_refused(name: str, tmp_path: Path, monkeypatch) -> 
         resolve(name)
 
 
-def test_a_file_is_no_model(tmp_path: Path) -> None:
-    file = tmp_path / "model.safetensors"
-    file.touch()
-    with pytest.raises(InputError, match="There is no model folder"):
-        resolve(str(file))
-
-
-@pytest.mark.parametrize("name", ["preview", "simulated", "simulated:step_ms=1"])
-def test_models_without_files(name: str) -> None:
-    resolve(name)
-
-
 @pytest.mark.parametrize(
     "file", ["vae/diffusion_pytorch_model.safetensors", "scheduler/scheduler_config.json", "model_index.json"]
 )
@@ -62,11 +50,6 @@ def test_weights_that_are_not_loaded_do_not_count(tiny_model: Path, tmp_path: Pa
     in_half = resolve(str(folder), on_gpus=True, dtype="auto").fingerprint
     assert in_half == resolve(str(folder), on_gpus=False, dtype="fp16").fingerprint
     assert in_half != resolve(str(folder), on_gpus=True, dtype="fp32").fingerprint
-
-
-def test_costs_that_cannot_be_simulated() -> None:
-    with pytest.raises(InputError, match="'simulated:step_ms=x' cannot be simulated"):
-        resolve("simulated:step_ms=x")
 
 
 def test_a_hub_id_that_is_not_here_and_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,26 +64,13 @@ def test_the_pace_leaves_idle_time_out() -> None:
     pace = Pace()
     assert pace.seconds is None
     for now_s in (100.0, 103.0, 108.0):
-        pace.finished(now_s, 10)
+        pace.finished(now_s)
     assert pace.seconds == 4.0
     pace.idle()
-    pace.finished(5000.0, 10)
+    pace.finished(5000.0)
     assert pace.seconds == 4.0
-    pace.finished(5007.0, 10)
+    pace.finished(5007.0)
     assert pace.seconds == 5.0
-
-
-def test_the_pace_is_not_that_of_other_sizes() -> None:
-    pace = Pace()
-    for now_s, size in ((1.0, 10), (2.0, 10), (3.0, 12)):
-        pace.finished(now_s, size)
-    assert pace.seconds == 1.0
-    pace.finished(33.0, 300)
-    assert pace.seconds is None
-    pace.finished(63.0, 300)
-    assert pace.seconds == 30.0
-    pace.finished(65.0, 11)  # both sizes, mixed
-    assert pace.seconds == 16.0
 
 
 def test_a_record_has_activity_and_conditions() -> None:

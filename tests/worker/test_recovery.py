@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import SvdqQueue, fetch
-from svdq.producer.status.registries import view_workers
 from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import CrashCount, CrashSuspect, Phase, must_run_alone, read_count
 from svdq.worker.queue.group_worker import GroupWorker
@@ -444,28 +442,6 @@ def test_a_model_that_is_away_after_a_restart_is_waited_for(house, until, tmp_pa
     until(lambda: "tries again in" in group.text, lambda: group.text)
     (tmp_path / "away").rename(tmp_path / "tiny")
     check_all_finished(house, [job])
-
-
-@pytest.mark.long
-def test_jobs_of_a_host_that_died_are_taken_over_by_another(house, until) -> None:
-    """The other host has a name, a home and processes of its own; only Redis and the storage are shared."""
-    if subprocess.run(["unshare", "--uts", "hostname", "elsewhere"], capture_output=True).returncode:
-        pytest.skip("no right to give a process a host name of its own")
-    doomed = house.start(
-        2,
-        model=SIMULATED,
-        under=("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$0" "$@"'),
-        SVDQ_HOME=str(house.folder / "elsewhere"),
-        SVDQ_REDIS_URL=house.settings.redis_url,
-        SVDQ_STORAGE=house.settings.storage,
-    )
-    jobs = [house.submit(steps=400) for _ in range(3)]
-    until(lambda: house.states(jobs).count("started") >= 2)
-    assert [worker.hostname for worker in view_workers(house.connection)] == ["elsewhere"]
-    here = house.start(2, model=SIMULATED)
-    doomed.kill_all()
-    until(lambda: "Took back" in here.text, lambda: here.text)
-    check_all_finished(house, jobs)
 
 
 @pytest.mark.long

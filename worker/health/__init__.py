@@ -1,1 +1,1 @@
-"""The state of a rank: its record, progress, logs, metrics and crash marker, and the watchdog."""
+"""The record, the progress and the log of a rank, and its watchdog."""

@@ -59,25 +59,17 @@ class BusyMeter:
 
 
 class Pace:
-    """The pace of a group: the average time between two finished videos, without times in which it was idle.
-
-    It begins anew with a video that is more than twice as large, or less than half, as all of the last ones.
-    """
+    """The average time between two finished videos of a group, without times in which it was idle."""
 
     def __init__(self) -> None:
         self._gaps_s: deque[float] = deque(maxlen=WINDOW)
-        #: The sizes of the last videos.
-        self._sizes: deque[int] = deque(maxlen=WINDOW)
         #: When the last video was finished; None if the group has been idle since.
         self._last_s: float | None = None
 
-    def finished(self, now_s: float, size: int) -> None:
-        """Record that a video was finished, by any clock in seconds; its size in pixels, times its steps."""
-        if not any(size <= 2 * other and other <= 2 * size for other in self._sizes):
-            self._gaps_s.clear()
-        elif self._last_s is not None:
+    def finished(self, now_s: float) -> None:
+        """Record that a video was finished, by any clock in seconds."""
+        if self._last_s is not None:
             self._gaps_s.append(now_s - self._last_s)
-        self._sizes.append(size)
         self._last_s = now_s
 
     def idle(self) -> None:

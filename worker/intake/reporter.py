@@ -1,7 +1,6 @@
 """Owns the active jobs of a group: renews their leases, and writes to RQ how they end. Bookkeeping thread only."""
 
 import logging
-import math
 import queue
 import re
 import threading
@@ -177,9 +176,7 @@ class Reporter:
         if report.job_id in self._started_at:
             self.latencies_s.append(time.monotonic() - self._started_at[report.job_id])
         if report.body:  # without one its files were there already
-            parameters = report.body["parameters"]
-            size = math.prod(parameters[name] for name in ("frames", "width", "height", "steps"))
-            self.pace.finished(time.monotonic(), size)
+            self.pace.finished(time.monotonic())
 
     def _failed(self, report: Report) -> None:
         self._stopped(report)

@@ -1,1 +1,1 @@
-"""`svdq worker` itself: groups of ranks as processes, and their end. Imports no torch."""
+"""Groups of ranks as processes: their start, their end, metrics and notifications. Does not import torch."""

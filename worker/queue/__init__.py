@@ -1,1 +1,1 @@
-"""RQ jobs in Redis: take, renew, end, schedule, recover. All contact with RQ's internals."""
+"""RQ jobs in Redis: take, renew, end, schedule, recover, set aside. All contact with RQ's internals."""

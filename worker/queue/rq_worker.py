@@ -1,7 +1,6 @@
-"""The part of the RQ worker that takes no jobs: name, registration, commands, maintenance, and the ends of jobs.
+"""The base of `group_worker`, which takes no jobs: registration, RQ's commands, maintenance, and the ends of jobs.
 
-The base of `group_worker`, written against rq 2.12. It ends jobs as RQ expects it; a kill at any point loses no job.
-It imports and calls nothing that a job names.
+It ends jobs as RQ expects it; a kill at any point loses no job.
 """
 
 import logging
@@ -85,8 +84,7 @@ class RqWorker(BaseWorker):
     ) -> None:
         """Make the worker; nothing is registered yet. The bookkeeping thread alone uses `connection`.
 
-        RQ's listening thread calls `on_stop` with the job id of RQ's stop command, and `on_shutdown`. Bursts pause
-        together.
+        RQ's listening thread calls `on_stop` with a job id, and `on_shutdown`. Bursts pause together.
         """
         super().__init__(
             queues(connection),
@@ -102,7 +100,7 @@ class RqWorker(BaseWorker):
         self._on_shutdown = on_shutdown
         #: The field of `keys.PAUSES` that concerns it.
         self.pause_field = keys.BURSTS if is_burst else self.name
-        #: Whether the last `pop` found intake paused: by RQ's suspend, or because too many jobs failed here.
+        #: Whether the last `pop` found intake paused.
         self.paused = False
         #: The job whose end is being written; None if it was not begun.
         self._ending: ActiveJob | None = None
@@ -222,9 +220,7 @@ class RqWorker(BaseWorker):
 
     def _check_lease(self, active: ActiveJob) -> None:
         if not self.holds_lease(active):
-            raise redis.ConnectionError(
-                "the job is no longer held, or the connection was lost while its end was written"
-            )
+            raise redis.ConnectionError("the job is no longer held, or its end was written without an answer")
 
     def increment_failed_job_count(self, pipeline: Any = None) -> None:
         """Count a failed job; RQ also counts one that the user stopped."""
@@ -232,11 +228,7 @@ class RqWorker(BaseWorker):
             super().increment_failed_job_count(pipeline)
 
     def confirm_end(self, active: ActiveJob) -> JobStatus | None:
-        """Complete the end of an execution if Redis has written it without confirming it.
-
-        Returns:
-            The state of the job; None if this execution has not ended it.
-        """
+        """Complete the end of an execution that Redis did not confirm; return the job's state, None if it goes on."""
         rq_job = UntrustedJob.find(active.rq_job.id, self.connection)
         result = rq_job.latest_result() if rq_job is not None else None
         if rq_job is None or result is None or result.execution_id != active.execution.id:
