@@ -1,4 +1,4 @@
-"""`python -m tests.faults --campaign all --seed 7`: run campaigns and show what came of them."""
+"""`python -m tests.faults --campaign all --seed 7`: run campaigns and print their results."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ from tests.faults.report import Outcome, as_table, write_report
     type=click.Choice(list(VIDEOS)),
     help="Family of the untrained model; only for bits.",
 )
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write what came of it as JSON.")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
 def main(
     names: tuple[str, ...],
     seed: int,

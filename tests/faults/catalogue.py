@@ -1,4 +1,4 @@
-"""Which campaigns there are, how large each is, and running one."""
+"""The campaigns with their sizes, and how one is run."""
 
 import time
 import traceback
@@ -76,7 +76,7 @@ def run_campaign(
     hold_s: float | None = None,
     family: str = "svd",
 ) -> Outcome:
-    """Run one campaign in an arena of its own and judge it; what failed is kept to be looked at.
+    """Run one campaign in an arena of its own and judge it; the files of a failed one are kept.
 
     Args:
         name: one of CAMPAIGNS.
@@ -105,7 +105,7 @@ def run_campaign(
 
 
 def judge(name: str, arena: Arena) -> Outcome:
-    """Hold what has become of an arena's jobs against what must."""
+    """Compare the ends of the jobs with those that are expected."""
     verdict, tally = verify(arena), arena.tally
     if tally.most_steps_again is not None and verdict.most_steps_again > tally.most_steps_again:
         tally.broken.append(f"{verdict.most_steps_again} steps were done again, more than {tally.most_steps_again}")

@@ -1,4 +1,4 @@
-"""How large a campaign is, what must become of its jobs, and what it has seen. Data only."""
+"""The size of a campaign, the expected ends of its jobs, and its counts."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What must become of a job."""
+    """The expected end of a job."""
 
     #: States in which it may end.
     states: Collection[str] = ("finished",)
@@ -33,7 +33,7 @@ FINISHED = Expected()
 
 @dataclass
 class Tally:
-    """What a campaign has done and seen while it ran."""
+    """The counts and findings of a running campaign."""
 
     num_faults: int = 0
     #: Seconds from a fault until its jobs were in work again.

@@ -1,4 +1,4 @@
-"""What came of campaigns, as a table for people and as JSON."""
+"""The results of campaigns, as a table and as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ HEADINGS = ("campaign", "jobs", "faults", "lost", "duplicated", "wrong bits", "l
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one campaign."""
+    """The result of one campaign."""
 
     campaign: str
     num_jobs: int = 0

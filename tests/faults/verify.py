@@ -1,4 +1,4 @@
-"""What became of a campaign's jobs, held against what must become of them."""
+"""Compares the ends of a campaign's jobs with the expected ones."""
 
 import json
 from collections import Counter
