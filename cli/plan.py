@@ -12,7 +12,7 @@ from svdq.cli.option_types import MILLISECONDS, STEP_MS, json_option, parse_expe
 from svdq.producer.text import count, duration
 
 if TYPE_CHECKING:
-    from svdq.pipeline.planning.capacity import Plan, VideoCosts
+    from svdq.pipeline.planning.capacity import CapacityPlan, VideoCosts
 
 
 @click.command()
@@ -57,7 +57,7 @@ def plan(
       svdq plan --videos 50 --step-ms 5000 --decode-ms 5000 --segments 15+25 --gpus 7
     """
     from svdq.pipeline.planning.binding import split_steps
-    from svdq.pipeline.planning.capacity import Question, VideoCosts, make_plan
+    from svdq.pipeline.planning.capacity import CapacityQuestion, VideoCosts, make_plan
     from svdq.pipeline.planning.costs import Costs
 
     now = datetime.now().astimezone()
@@ -65,7 +65,7 @@ def plan(
     video = VideoCosts(steps=steps or sum(segments or (25,)), costs=costs)
     if segments is not None:
         video = replace(video, segments=split_steps(video.steps, segments))
-    question = Question(
+    question = CapacityQuestion(
         videos=videos,
         deadline_s=_deadline_s(deadline, now) if deadline is not None else None,
         gpus=gpus,
@@ -98,7 +98,7 @@ def _deadline_s(text: str, now: datetime) -> float:
     return (parse_future(text, "--deadline", now) - now).total_seconds()
 
 
-def _rows(found: "Plan") -> list[list[str]]:
+def _rows(found: "CapacityPlan") -> list[list[str]]:
     question = found.question
     rows = [["layout", "GPUs", "a video", "videos/h", f"{question.videos:,} videos"]]
     rows[0] += ["in time"] * (question.deadline_s is not None)
@@ -125,7 +125,7 @@ def seconds(value: float) -> str:
     return f"{value:.4g} s" if value < 600 else duration(value)
 
 
-def _sentences(found: "Plan", now_s: float) -> Iterator[str]:
+def _sentences(found: "CapacityPlan", now_s: float) -> Iterator[str]:
     question = found.question
     if question.deadline_s is not None:
         available = duration(question.deadline_s)
@@ -137,8 +137,6 @@ def _sentences(found: "Plan", now_s: float) -> Iterator[str]:
             time_s = next(row.time_s for row in found.rows if row.gpus == found.fewest)
             end = clock(now_s + time_s)
             yield f"{enough} enough for {question.videos:,} videos in {available}: started now, they are done at {end}."
-    if found.gpus > found.largest_useful:
-        yield f"A group is useful with up to {found.largest_useful} ranks: beyond it rank 0 only encodes; use --groups."
     for change in found.changes:
         time = seconds(change.time_s)
         yield f"{change.what}: {change.factor:.2f} times as many videos; {question.videos:,} in {time}."

@@ -34,7 +34,7 @@ def pipeline_s(ranks: int, num_videos: int, *, one_holds_both: bool = False) -> 
         rooms = [[rank == roomy for rank in range(ranks)] for roomy in range(ranks)]
         bindings = [held for room in rooms if None in (held := bind(SEGMENTS, room, prior))] or bindings
     costs = Costs(step_s=(STEP_S,) * ranks, encode_s=ENCODE_S, decode_s=DECODE_S)
-    bounds = bounds_of(SEGMENTS, bindings[0])
+    bounds = bounds_of(SEGMENTS, bindings[0], range(ranks), range(ranks))
     videos = [Video(costs=costs, num_steps=STEPS, bounds=bounds) for _ in range(num_videos)]
     return Chain(Planner(ranks), ranks).run(videos)
 

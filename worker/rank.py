@@ -7,6 +7,7 @@ import threading
 from functools import partial
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.loop.protocols import Checkpointer, Surroundings
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.video_model import VideoModel
@@ -78,19 +79,16 @@ def run_rank(process: RankProcess) -> None:
 
     # The first step of a shape compiles.
     stall_s = settings.stall_s if config.compile == "off" else max(settings.stall_s, COMPILE_S)
-    stage = Stage(
-        topology=topology,
-        links=links,
-        model=loaded.model,
-        monitor=Watchdog(monitor, topology.rank, stall_s, on_stall=partial(_exit_after_stall, monitor, marker)),
-        tracer=tracer,
+    surroundings = Surroundings(
+        on_lost=partial(exit_without_neighbor, stopping=stopping, marker=marker),
         source=intake,
         sink=result_writer,
-        device=loaded.device,
-        on_lost=partial(exit_without_neighbor, stopping=stopping, marker=marker),
-        checkpointer=checkpoints,
-        components=[rank.components for rank in ranks],
+        monitor=Watchdog(monitor, topology.rank, stall_s, on_stall=partial(_exit_after_stall, monitor, marker)),
+        checkpointer=checkpoints or Checkpointer(),
+        tracer=tracer,
     )
+    components = [rank.components for rank in ranks]
+    stage = Stage(topology, links, loaded.model, surroundings, device=loaded.device, components=components)
     reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]
     if intake is not None:
         known = {"failed_gpus": config.failed_gpus}
@@ -131,6 +129,7 @@ def _make_intake(
         burst=run.rank.burst,
         max_pixels=run.settings.max_pixels,
         complete=loaded.model.complete,
+        embed=loaded.model.embed,
         memory=plan,
         max_attempts=run.settings.max_attempts,
         until_s=run.rank.until_s,

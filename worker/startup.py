@@ -151,9 +151,9 @@ def _load_model(process: RankProcess) -> LoadedModel:
         torch.set_num_threads(max(num_threads, (os.cpu_count() or 1) // topology.num_ranks))
     model = open_model(process.run.model, role, device, dtype, compute)
     granted = capacity(device, settings.memory_limit, sharing)
-    if granted is not None and model.info.weight_bytes > granted and not topology.last:
-        # There is no room for the decoder, which the last rank has in any case.
-        role = replace(role, decode=False)
+    if granted is not None and model.info.weight_bytes > granted and topology.num_ranks > 1:
+        # There is no room for the encoders, which rank 0 has in any case, or the decoder, which the last one has.
+        role = replace(role, encode=topology.first, decode=topology.last)
         del model
         model = open_model(process.run.model, role, device, dtype, compute)
     torch.set_num_threads(num_threads)
@@ -162,6 +162,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         weights=model.info.weight_bytes,
         device=name_of(device),
         ranks_per_gpu=sharing,
+        encodes=role.encode,
         decodes=role.decode,
         components=components,
         compute=model.info.compute,

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from gpu_checks.references import call_diffusers, open_diffusers
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
+from svdq.pipeline.loop.protocols import Report, Request, Sink, Source, Surroundings
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.media.image import prepare_photo
@@ -33,7 +33,6 @@ from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Frames, Role, VideoModel
 from svdq.pipeline.planning.binding import Components, bind
-from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.topology import Links, Topology
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.bench.loop_runs import exit_when_lost, spawn_ranks
@@ -56,8 +55,6 @@ class _ListSource(Source):
 
     def take(self) -> Request | None:
         return self._requests.pop(0) if self._requests else None
-
-    take_if_ready = take
 
     def ended(self, report: Report) -> None:
         if report.failure is not None:
@@ -127,17 +124,12 @@ def run_stage(
     topology: Topology, links: Links, model: VideoModel, requests: Sequence[Request], sink: Sink, **options: Any
 ) -> None:
     """Run one rank until all requests have ended; `options` are those of `Stage`."""
-    Stage(
-        topology=topology,
-        links=links,
-        model=model,
-        monitor=Monitor(),
-        tracer=Tracer(),
+    surroundings = Surroundings(
+        on_lost=exit_when_lost,
         source=_ListSource(requests) if topology.first else None,
         sink=sink if topology.last else None,
-        on_lost=exit_when_lost,
-        **options,
-    ).run()
+    )
+    Stage(topology, links, model, surroundings, **options).run()
 
 
 def render_with_diffusers(

@@ -115,7 +115,8 @@ def _role(case: Case) -> Role:
     """Return the role of a rank that does only this part."""
     if case.part == "step":
         return Role(components=None if case.component is None else frozenset({case.component}))
-    return Role(encode=case.part == "encode", components=frozenset(), decode=case.part == "decode")
+    encodes = case.part == "encode"
+    return Role(embed=encodes, encode=encodes, components=frozenset(), decode=case.part == "decode")
 
 
 def _torch_dtype(case: Case) -> torch.dtype:

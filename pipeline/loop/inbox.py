@@ -3,16 +3,16 @@
 import heapq
 import itertools
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import Tensor
 
-from svdq.pipeline.loop.protocols import Report, Sink
+from svdq.pipeline.loop.outlet import Outlet
+from svdq.pipeline.loop.protocols import Report
 from svdq.pipeline.loop.sample import Sample, sample_from
 from svdq.pipeline.models.families import parse_parameters
-from svdq.pipeline.transport.links import Arrival, Sender
+from svdq.pipeline.transport.links import Arrival
 from svdq.pipeline.transport.message import Kind
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -85,9 +85,10 @@ class Inbox:
                 self._changed.notify_all()
             return work
 
-    def __bool__(self) -> bool:
-        """Whether work waits."""
-        return bool(self._heap)
+    def has_before(self, index: int) -> bool:
+        """Whether work with a lower index waits."""
+        with self._changed:
+            return bool(self._heap) and self._heap[0][0] < index
 
     def close(self) -> None:
         """Have `take` return None when all is taken."""
@@ -110,12 +111,8 @@ class Router:
     rank: int
     #: Work for the stage loop.
     inbox: Inbox
-    #: To the next rank, or on the last rank to rank 0.
-    outgoing: Sender
-    #: Receives frames; on the last rank only.
-    sink: Sink | None
-    #: Reports the end of a sample; used on the last rank only.
-    report: Callable[[Report], None]
+    #: For what is not kept.
+    outlet: Outlet
 
     def handle(self, arrival: Arrival) -> None:
         """Keep a message, or pass it on.
@@ -123,20 +120,19 @@ class Router:
         Raises:
             ValueError, LookupError: it is not valid.
         """
-        message = arrival.message
+        message, is_last = arrival.message, self.outlet.downstream is None
         match message.kind:
             case Kind.SAMPLE:
                 self._handle_sample(arrival)
-            case Kind.FRAMES if self.sink is not None:
-                self._announce_work(arrival)
-                sample = sample_from(message.body, {})
-                self.sink.deliver(sample, arrival.receive()["frames"].numpy(), self.report)
+            case Kind.FRAMES if is_last:
+                self.outlet.note(*message.work)
+                self.outlet.deliver(sample_from(message.body, {}), arrival.receive()["frames"])
             case Kind.FRAMES | Kind.WORK:
-                arrival.relay(self.outgoing)
+                self.outlet.relay(arrival)
             case Kind.WARM:
-                if self.sink is None:
+                if not is_last:
                     # Passed on first, so that all ranks warm up at the same time.
-                    arrival.relay(self.outgoing)
+                    self.outlet.relay(arrival)
                 parameters = parse_parameters(message.body["parameters"])
                 self.inbox.put(
                     PendingWarmup(index=message.body["index"], job_id=message.body["job_id"], parameters=parameters)
@@ -148,21 +144,16 @@ class Router:
 
     def _handle_sample(self, arrival: Arrival) -> None:
         tensors: dict[str, Tensor] = {}
-        sample = sample_from(arrival.message.body, tensors)
+        sample = replace(sample_from(arrival.message.body, {}), tensors=tensors)
         if sample.has_work(self.rank):
-            self._announce_work(arrival)
+            self.outlet.note(*arrival.message.work)
             self.inbox.wait_for_room(arrival.num_bytes)
             tensors.update(arrival.receive())
             self.inbox.put(sample)
-        elif self.sink is None:
-            arrival.relay(self.outgoing)
+        elif self.outlet.downstream is not None:
+            self.outlet.relay(arrival)
         elif sample.ended:
-            self.outgoing.note(arrival.message.work)
-            self.report(Report.of(sample))
+            self.outlet.note(*arrival.message.work)
+            self.outlet.report(Report.of(sample))
         else:
             raise ValueError(f"no rank decodes the sample {sample.job_id}")
-
-    def _announce_work(self, arrival: Arrival) -> None:
-        """Send what a message that stays here carries along."""
-        self.outgoing.note(arrival.message.work)
-        self.outgoing.send_work()

@@ -12,6 +12,8 @@ from PIL.Image import Image
 
 from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.models.video_model import Frames
+from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.links import OnLost
 from svdq.pipeline.video_parameters import VideoParameters
 
 
@@ -31,7 +33,8 @@ class Request:
     chunk_chosen: bool = False
     #: The unfinished sample of an earlier attempt, on the device of rank 0; its parameters are those above.
     resume: Sample | None = None
-    #: The ranks that have enough memory to decode it, in order; None: all have.
+    #: The ranks that can encode and that can decode it, in order; None: all can.
+    encoders: tuple[int, ...] | None = None
     decoders: tuple[int, ...] | None = None
     #: Videos that waited behind it when it was taken.
     num_waiting: int = 0
@@ -66,14 +69,6 @@ class Source(Protocol):
     def take(self) -> Request | None:
         """Wait for the next video; return None when no more will come."""
         ...
-
-    def take_if_ready(self) -> Request | None:
-        """Return the next video if it is ready, without waiting."""
-        ...
-
-    def prefetch_next(self) -> None:
-        """Prepare the next request: a rank can begin it within about a step."""
-        return
 
     def ended(self, report: Report) -> None:
         """Handle the end of a sample. Called from another thread, in the order of the ends."""
@@ -128,3 +123,18 @@ class Checkpointer:
 
         Never blocks, and may drop a sample: a newer one will come.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a stage is connected to."""
+
+    #: Called from a thread when a neighbor is gone; it should end the process, since the group is broken.
+    on_lost: OnLost
+    #: On rank 0 only.
+    source: Source | None = None
+    #: On the last rank only.
+    sink: Sink | None = None
+    monitor: Monitor = field(default_factory=Monitor)
+    checkpointer: Checkpointer = field(default_factory=Checkpointer)
+    tracer: Tracer = field(default_factory=Tracer)

@@ -4,6 +4,7 @@ After admission, denoising draws no random numbers, so a sample at a step bounda
 anywhere with the same bits.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -36,13 +37,13 @@ class Sample:
     index: int = 0
     #: Its parameters, with the model's defaults filled in.
     parameters: AnyParameters
-    #: K+1 step indices: rank r does the steps from boundaries[r] up to, not including, boundaries[r+1].
+    #: K+1 indices of its T+2 units, which are the encode, T steps and the decode: rank r does the units from
+    #: boundaries[r] up to, not including, boundaries[r+1].
     boundaries: tuple[int, ...]
-    #: The rank that decodes it: the last rank that does steps, or one after it.
-    decoder: int = 0
-    #: The next denoising step; equals `parameters.steps` when denoising is done.
+    #: The next denoising step; -1 before it is encoded, `parameters.steps` when denoising is done.
     step: int
-    #: The state; empty for a sample that has failed or was canceled and travels on as a header alone.
+    #: The state; before the encode `photo` (H, W, 3), uint8, and embeddings of texts. Empty for a sample that has
+    #: failed or was canceled and travels on as a header alone.
     tensors: State = field(default_factory=dict)
     #: The job that it is made for, as JSON of the source, which the pipeline does not read.
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -69,8 +70,18 @@ class Sample:
         return self.canceled or self.failure is not None
 
     def has_work(self, rank: int) -> bool:
-        """Whether a rank has steps of it to do, or its decode."""
-        return not self.ended and (self.step < self.boundaries[rank + 1] or self.decoder == rank)
+        """Whether a rank has units of it to do."""
+        return not self.ended and self.step + 1 < self.boundaries[rank + 1]
+
+    @property
+    def decoder(self) -> int:
+        """The rank that decodes it."""
+        return bisect_left(self.boundaries, self.parameters.steps + 2) - 1
+
+    def steps_of(self, rank: int) -> tuple[int, int]:
+        """Return the first denoising step of a rank, and the one after its last."""
+        first, stop = (min(max(unit - 1, 0), self.parameters.steps) for unit in self.boundaries[rank : rank + 2])
+        return first, stop
 
     def taking(self, memory: Mapping[str, int]) -> Self:
         """Return the sample with a rank's measurements of its memory merged in."""

@@ -1,15 +1,16 @@
-"""What a rank does with a sample: its denoising steps, its decode, and the warm-up for its shape."""
+"""The units of samples that a rank does: encode, denoising steps and decode; and the warm-up for a shape."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import torch
+from PIL import Image
 from torch import Tensor
 
-from svdq.pipeline.loop.protocols import Checkpointer, Monitor, Request
+from svdq.pipeline.loop.protocols import Surroundings
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
 from svdq.pipeline.models.memory import ChunkLimits, chunk_of
@@ -17,7 +18,7 @@ from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_
 from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.links import Sender
-from svdq.pipeline.transport.message import Kind, Message
+from svdq.pipeline.transport.message import Kind, Message, Work
 from svdq.pipeline.video_parameters import VideoParameters
 
 #: Seconds of denoising after which a sample is saved between two steps, besides at every hand-over.
@@ -26,44 +27,83 @@ KEEP_EVERY_S = 30.0
 logger = logging.getLogger(__name__)
 
 
-class StepLoop:
-    """Does this rank's steps of samples."""
+class UnitLoop:
+    """Does this rank's units of samples."""
 
     def __init__(
         self,
-        *,
         rank: int,
         model: VideoModel,
-        monitor: Monitor,
-        tracer: Tracer,
-        checkpointer: Checkpointer,
-        stopping: threading.Event,
-        before_step: Callable[[bool], float],
+        device: torch.device,
+        surroundings: Surroundings,
+        *,
+        done: Callable[[Work], None],
+        is_interrupted: Callable[[Sample], bool],
         keep_every_s: float,
     ) -> None:
         """Connect it to its surroundings.
 
-        `stopping` is set when the rank stops after the current step. `before_step` is called before each step with
-        whether it is the last work here on the sample, and returns the seconds that it spent on other samples. After
-        `keep_every_s` seconds a sample is saved between two steps.
+        `done` gets each piece of work. `is_interrupted` is asked between two units whether to leave the rest of a
+        sample for later. After `keep_every_s` seconds a sample is saved between two steps.
         """
         self.rank = rank
         self._model = model
-        self._monitor = monitor
-        self._tracer = tracer
-        self._checkpointer = checkpointer
-        self._stopping = stopping
-        self._before_step = before_step
+        self._device = device
+        self._monitor = surroundings.monitor
+        self._tracer = surroundings.tracer
+        self._checkpointer = surroundings.checkpointer
+        self._decoder = Decoder(model)
+        self._done = done
+        self._is_interrupted = is_interrupted
         self._keep_every_s = keep_every_s
 
-    def run(self, sample: Sample) -> Sample:
-        """Do the steps, and save the sample after them; return it before the next step, failed, or canceled."""
-        stop = sample.boundaries[self.rank + 1]
-        if sample.step >= stop:
-            return sample
+    def run(self, sample: Sample) -> tuple[Sample, Tensor | None]:
+        """Do the units of a sample that are this rank's.
+
+        Returns:
+            The sample, done here, interrupted, failed or canceled; and its frames (F, H, W, 3) if it was decoded.
+        """
+        frames = None
+        if self._device.type != "cpu":
+            to_move = {name: tensor for name, tensor in sample.tensors.items() if name != "photo"}
+            moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in to_move.items()}
+            sample = replace(sample, tensors={**sample.tensors, **moved})
+        if sample.step < 0:
+            sample = self._encode(sample)
+        if self._goes_on(sample) and sample.step < sample.parameters.steps:
+            sample = self._denoise(sample)
+        if self._goes_on(sample):
+            sample, frames = self._decode(sample)
+        return sample.taking(self._model.memory(sample.parameters)), frames
+
+    def _goes_on(self, sample: Sample) -> bool:
+        return sample.has_work(self.rank) and not self._is_interrupted(sample)
+
+    def _encode(self, sample: Sample) -> Sample:
+        if self._monitor.canceled(sample.job_id):
+            return replace(sample, canceled=True, tensors={})
+        self._monitor.step(sample, 0)
+        started = time.perf_counter()
+        tensors = {**sample.tensors}
+        photo = tensors.pop("photo", None)
+        image = None if photo is None else Image.fromarray(photo.numpy())
+        try:
+            with self._tracer.span("encode", sample.job_id):
+                encode = partial(self._model.encode, image, sample.parameters)
+                tensors.update(with_second_try(encode, f"the encode of {sample.job_id}"))
+        except Exception as error:  # noqa: BLE001 - one bad job must not affect others
+            return sample.failed(describe_failure(error, "while its photo was encoded"))
+        seconds = time.perf_counter() - started
+        self._done(Work(self.rank, sample.index, 0, 1, seconds))
+        return replace(sample, step=0, tensors=tensors, seconds={"encode": seconds})
+
+    def _denoise(self, sample: Sample) -> Sample:
+        """Do steps and save the sample after them."""
+        steps = sample.parameters.steps
         started = time.perf_counter()
         keep_at = started + self._keep_every_s
         index = first = sample.step
+        _, stop = sample.steps_of(self.rank)
         try:
             with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
@@ -71,10 +111,9 @@ class StepLoop:
                 #: The latest of each tensor that steps here have changed.
                 changed: dict[str, Tensor] = {}
                 for index in range(first, stop):
-                    started += self._before_step(index == stop - 1 and sample.decoder != self.rank)
-                    if self._stopping.is_set():
-                        self._checkpointer.save(self._advanced(sample, index, state, time.perf_counter() - started))
-                        return sample
+                    if self._is_interrupted(sample):
+                        stop = index
+                        break
                     if self._monitor.canceled(sample.job_id):
                         return replace(sample, step=index, canceled=True, tensors={})
                     if time.perf_counter() >= keep_at:
@@ -84,15 +123,17 @@ class StepLoop:
                         copied = {name: tensor.clone() for name, tensor in changed.items()}
                         self._checkpointer.save(self._advanced(sample, index, state | copied, seconds))
                     self._monitor.step(sample, index)
-                    what = f"step {index + 1} of {sample.parameters.steps} of {sample.job_id}"
+                    what = f"step {index + 1} of {steps} of {sample.job_id}"
                     changed.update(with_second_try(partial(denoiser.step, state, index), what))
                     state.update(changed)
                 if not all_finite(changed.values()):
-                    which = f"by step {stop} of {sample.parameters.steps}"
+                    which = f"by step {stop} of {steps}"
                     return sample.failed(f"The latents became NaN or infinite {which}{nan_advice(self._model)}")
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
-            return sample.failed(describe_failure(error, f"in step {index + 1} of {sample.parameters.steps}"))
+            return sample.failed(describe_failure(error, f"in step {index + 1} of {steps}"))
         seconds = time.perf_counter() - started
+        if stop > first:
+            self._done(Work(self.rank, sample.index, first + 1, stop + 1, seconds))
         sample = self._advanced(sample, stop, state, seconds)
         self._checkpointer.save(sample)
         return sample
@@ -107,6 +148,17 @@ class StepLoop:
             tensors=state,
             stages=(*sample.stages, (self.rank, step - sample.step, seconds)),
         )
+
+    def _decode(self, sample: Sample) -> tuple[Sample, Tensor | None]:
+        if self._monitor.canceled(sample.job_id):
+            return replace(sample, canceled=True, tensors={}), None
+        steps = sample.parameters.steps
+        self._monitor.step(sample, steps)
+        with self._tracer.span("decode", sample.job_id):
+            sample, frames = self._decoder.decode(sample)
+        if frames is not None:
+            self._done(Work(self.rank, sample.index, steps + 1, steps + 2, sample.seconds["decode"]))
+        return sample, frames
 
 
 class Decoder:
@@ -191,9 +243,9 @@ class Warmup:
             body = {"job_id": job_id, "index": index, "parameters": parameters.model_dump(mode="json")}
             self._downstream.send(Message(kind=Kind.WARM, body=body))
 
-    def announce_new(self, request: Request, index: int) -> None:
-        """Make the following ranks warm up for a request of a new shape; on rank 0 its sample is the warm-up."""
-        shape = Shape.of(request.parameters)
+    def announce_new(self, sample: Sample) -> None:
+        """Make the following ranks warm up for a sample of a new shape; on rank 0 it is the warm-up."""
+        shape = Shape.of(sample.parameters)
         if shape not in self._warm:
-            self.announce(request.parameters, request.job_id, index)
+            self.announce(sample.parameters, sample.job_id, sample.index)
         self._warm.add(shape)

@@ -38,6 +38,8 @@ class ComponentLoader:
         def is_needed(component: str) -> bool:
             if component in self.layout.denoisers:
                 return role.has(component)
+            if component.startswith("text_encoder"):
+                return role.embed
             return role.encode or (component == "vae" and role.decode)
 
         return [each for each in self.layout.weighted if class_in(index, each) is not None and is_needed(each)]
@@ -85,9 +87,9 @@ class ComponentLoader:
             kind: Any = class_in(index, component)
             if component == "scheduler":
                 parts[component] = getattr(diffusers, kind).from_pretrained(self.path / component)
-            elif component == "tokenizer" and self.role.encode:
+            elif component == "tokenizer" and self.role.embed:
                 parts[component] = transformers.AutoTokenizer.from_pretrained(self.path / component)
-            elif kind is not None and self.role.encode:
+            elif component != "tokenizer" and kind is not None and self.role.encode:
                 # Old models name a class that is gone; a composite processor would want a tokenizer, too.
                 named = None if kind == "CLIPProcessor" else getattr(transformers, kind, None)
                 parts[component] = (named or transformers.CLIPImageProcessor).from_pretrained(self.path / component)

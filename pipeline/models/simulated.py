@@ -89,7 +89,7 @@ class SimulatedModel(VideoModel):
         self._clock_s = time.perf_counter()
         latents = self._plain_latents(parameters).clone()
         latents.view(-1)[0] = parameters.seed % _MODULUS
-        self._sleep(self._timings.encode_ms)
+        self._sleep(self._timings.encode_ms * self._timings.slowdown)
         return {"latents": latents.to(self._device)}
 
     def denoiser(self, state: State, parameters: VideoParameters) -> "SimulatedModel":
@@ -129,7 +129,7 @@ class SimulatedModel(VideoModel):
         # Compared as integers of 64 bits (they have 4 channels), which is many times faster than as float16.
         if not np.array_equal(latents.view(np.int64), plain.view(np.int64)):
             raise SampleError("The simulated latents are not what every step, once and in order, makes of them.")
-        self._sleep(self._timings.decode_ms)
+        self._sleep(self._timings.decode_ms * self._timings.slowdown)
         shape = (parameters.num_frames, parameters.height, parameters.width, 3)
         return torch.tensor(parameters.seed % 256, dtype=torch.uint8).expand(shape)
 

@@ -32,7 +32,9 @@ State = Mapping[str, Tensor]
 class Role:
     """What a rank does, and so which components of a model it loads."""
 
-    #: Whether it encodes photos: rank 0.
+    #: Whether it encodes prompts: rank 0.
+    embed: bool = False
+    #: Whether it has the encoders of photos: rank 0, and every other one that has room for them.
     encode: bool = False
     #: The denoising components that it has, such as `unet`; None: all of the model.
     components: frozenset[str] | None = None
@@ -42,7 +44,7 @@ class Role:
     @classmethod
     def of_rank(cls, rank: int) -> Self:
         """Return the role of a rank that has room for everything."""
-        return cls(encode=rank == 0, decode=True)
+        return cls(embed=rank == 0, encode=True, decode=True)
 
     def has(self, component: str) -> bool:
         """Whether it has a denoising component."""
@@ -114,9 +116,15 @@ class VideoModel(ABC):
         """Return the name of the first weight that is NaN or infinite, or ""; reads all weights."""
         return ""
 
+    def embed(self, parameters: VideoParameters) -> State:
+        """Encode the prompts, if it has any; only with `Role.embed`. May be called from any thread."""
+        return {}
+
     @abstractmethod
     def encode(self, photo: Image | None, parameters: VideoParameters) -> State:
         """Encode a photo of exactly width x height and draw the initial noise; only with `Role.encode`.
+
+        With `Role.embed` the prompts, too; else `embed` of another rank has the rest of the state.
 
         All random numbers of a video are drawn here, from one CPU generator seeded with `parameters.seed`, in the order
         of diffusers.

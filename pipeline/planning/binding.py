@@ -4,14 +4,14 @@ Samples go down the chain, so the ranks with the component of the first steps co
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from svdq.pipeline.planning.costs import CostPrior
 
 #: The denoising components that a rank holds; None: all of the model.
 Components = frozenset[str] | None
-#: The steps that a rank may do of a video: the first, and the one after the last.
+#: The units that a rank may do of a video: the first, and the one after the last.
 Bounds = tuple[int, int]
 
 
@@ -25,6 +25,8 @@ class Segment:
     start: int
     #: The step after its last.
     stop: int
+    #: What a step costs, relative to other segments.
+    cost: float = 1.0
 
 
 def bind(segments: Sequence[Segment], has_room: Sequence[bool], prior: CostPrior) -> list[Components]:
@@ -56,25 +58,36 @@ def bind(segments: Sequence[Segment], has_room: Sequence[bool], prior: CostPrior
     ]
 
 
-def bounds_of(segments: Sequence[Segment], components: Sequence[Components]) -> list[Bounds]:
-    """Return the steps of a video that each rank may do, nondecreasing down the chain; `components` are from `bind`.
+def bounds_of(
+    segments: Sequence[Segment],
+    components: Sequence[Components],
+    encoders: Collection[int],
+    decoders: Collection[int],
+) -> list[Bounds]:
+    """Return the units of a video that each rank may do, nondecreasing down the chain.
 
-    A rank whose component has no steps in the video has an empty range.
+    `components` are from `bind`, `encoders` and `decoders` the ranks that can encode and decode. A rank whose component
+    has no steps in the video, and that neither encodes nor decodes it, has an empty range.
     """
-    num_steps = segments[-1].stop
+    num_units = segments[-1].stop + 2
     bounds: list[Bounds] = []
     done = 0  # where a rank without steps comes in
-    for held in components:
+    for rank, held in enumerate(components):
         mine = [segment for segment in segments if held is None or segment.component in held]
-        bounds.append((mine[0].start, mine[-1].stop) if mine else (done, done))
-        done = max(done, bounds[-1][1])
+        first, stop = (mine[0].start + 1, mine[-1].stop + 1) if mine else (done, done)
+        if rank in encoders and first <= 1:
+            first, stop = 0, max(stop, 1)
+        if rank in decoders and stop == num_units - 1:
+            stop = num_units
+        bounds.append((first, stop))
+        done = max(done, stop)
     # A sample that has passed the last rank of a segment does not come back.
     for rank in range(1, len(bounds)):
         bounds[rank] = (max(bounds[rank][0], bounds[rank - 1][0]), bounds[rank][1])
     for rank in range(len(bounds) - 2, -1, -1):
         bounds[rank] = (bounds[rank][0], min(bounds[rank][1], bounds[rank + 1][1]))
-    assert bounds[0][0] == 0, "no rank has the component of the first step"
-    assert bounds[-1][1] == num_steps, "no rank has the component of the last step"
+    assert bounds[0][0] == 0, "rank 0 cannot encode"
+    assert bounds[-1][1] == num_units, "the last rank cannot decode"
     return bounds
 
 

@@ -1,166 +1,159 @@
-"""Divides a sample among blocks of ranks, each of which shares a fixed range of the steps. Pure code.
+"""Divides a video among blocks of ranks, each of which shares a fixed range of the units. Pure code.
 
-Where every rank may do every step, all ranks are one block. Ranks that are bound to a range of the steps may be unable
-to share evenly: some reach their last step before they have done as much as the ranks behind them. There the sample is
+Where every rank may do every unit, all ranks are one block. Ranks that are bound to a range of the units may be unable
+to share evenly: some reach their last unit before they have done as much as the ranks behind them. There the video is
 cut, and the ranks on either side of the cut are a block of their own.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Self
 
+from svdq.pipeline.planning.binding import Bounds
 from svdq.pipeline.planning.costs import Costs
 
-#: Rounding of floats, in steps and in seconds.
+#: Rounding of floats, in seconds.
 _TOLERANCE = 1e-9
+
+
+class Row:
+    """What the successive units of a video cost: its encode, its steps and its decode."""
+
+    def __init__(self, unit_s: Iterable[float], slowness: Sequence[float]) -> None:
+        """Take the seconds of each unit on a typical rank, and how many times as long each rank takes."""
+        #: The seconds before each unit, and of all, on a typical rank.
+        self.upto_s = [0.0, *accumulate(unit_s)]
+        self.slowness = slowness
+
+    @classmethod
+    def of(cls, costs: Costs, steps: Iterable[float]) -> Self:
+        """Return the row of a video with these relative costs of its steps."""
+        typical_s = median(costs.step_s)
+        unit_s = [costs.encode_s, *(typical_s * step for step in steps), costs.decode_s]
+        return cls(unit_s, [step_s / typical_s for step_s in costs.step_s])
+
+    @property
+    def num_units(self) -> int:
+        """The number of units."""
+        return len(self.upto_s) - 1
+
+    @property
+    def typical_s(self) -> float:
+        """The median of the units that take time."""
+        return median([later - earlier for earlier, later in pairwise(self.upto_s) if later > earlier] or [0.0])
+
+    def seconds(self, rank: int, start: int, stop: int) -> float:
+        """Return how long the units from `start` up to `stop` take on a rank."""
+        return (self.upto_s[stop] - self.upto_s[start]) * self.slowness[rank]
+
+    def part(self, marks: Sequence[int], ranks: range) -> "Row":
+        """Return the row between the first and last of `marks`, cut only at these, for some ranks."""
+        at_s = [self.upto_s[mark] for mark in marks]
+        part = Row((), self.slowness[ranks.start : ranks.stop])
+        part.upto_s = [each - at_s[0] for each in at_s]
+        return part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Successive ranks, and what they do of a sample; ranks and steps count from the first of the block."""
+    """Successive ranks, and what they do of a video; ranks and units count from the first of the block."""
 
-    #: The number of its first rank in the chain, and of its first step in the sample.
+    #: The number of its first rank in the chain, and of its first unit in the video.
     rank: int
-    step: int
-    #: Denoising steps.
-    num_steps: int
-    #: Of its ranks; in all blocks but the last, decoding is free.
-    costs: Costs
-    #: Ranks that can do its last step and, in the last block, decode; ascending. The ranks after the last of them do
-    #: nothing of this block.
-    enders: Sequence[int]
-    #: How many of the steps must be done before each rank.
+    unit: int
+    row: Row
+    #: How many units must be done before each rank, and how many may be done up to and with it; nondecreasing.
     least: Sequence[int]
-    #: How many may be done up to and with each rank; infinite for ranks that may do the last step.
-    most: Sequence[float]
+    most: Sequence[int]
 
     @property
     def ranks(self) -> range:
-        """The ranks that can do something."""
-        return range(self.enders[-1] + 1)
+        """Its ranks."""
+        return range(len(self.least))
 
     @property
     def starters(self) -> list[int]:
-        """The ranks that can do its first step, or end it if there is none."""
+        """The ranks that can do its first unit."""
         return [rank for rank in self.ranks if not self.least[rank] and self.most[rank]]
 
     @property
-    def num_steps_worth(self) -> float:
-        """The steps and the decode, in steps."""
-        costs = self.costs
-        decodes = [costs.decode_s * costs.slowness(rank) / costs.step_s[rank] for rank in self.enders]
-        return self.num_steps + sum(decodes) / len(decodes)
+    def enders(self) -> list[int]:
+        """The ranks that can do its last unit."""
+        return [rank for rank in self.ranks if self.least[rank] < self.most[rank] == self.row.num_units]
 
-    def share_s(self, encode_s: float) -> float:
-        """Return the seconds that each rank is busy when all are equally busy, the first one also with an encode."""
-        step_s = self.costs.step_s
-        return (self.num_steps_worth + encode_s / step_s[0]) / sum(1 / step_s[rank] for rank in self.ranks)
+    @property
+    def share_s(self) -> float:
+        """The seconds that each rank is busy when all are equally busy."""
+        return self.row.upto_s[-1] / sum(1 / slowness for slowness in self.row.slowness)
 
 
-def divide(
-    bounds: Sequence[tuple[int, int]],
-    first_step: int,
-    num_steps: int,
-    costs: Costs,
-    decoders: Sequence[int],
-    *,
-    encodes: bool,
-) -> list[Block]:
+def divide(row: Row, bounds: Sequence[Bounds]) -> list[Block]:
     """Divide ranks into blocks.
 
     Args:
-        bounds: the steps (first, stop) that each rank may do, nondecreasing; together all of 0 to T.
-        first_step: the first step that is left to do.
-        num_steps: T.
-        costs: of the sample.
-        decoders: the ranks that can decode it, ascending; the last one must be able to do the last step.
-        encodes: whether rank 0 encodes it.
+        row: the units to do.
+        bounds: the units (first, stop) that each rank may do, nondecreasing; together all of the row.
 
     Returns:
-        The blocks that have steps, down the chain, and the one that decodes.
+        The blocks that have units, down the chain.
     """
-    _check(bounds, num_steps)
-    assert bounds[decoders[-1]][1] == num_steps, "a rank that decodes may do the last step"
-    ranks = range(decoders[-1] + 1)
-    left = num_steps - first_step
-    least = [min(max(bounds[rank][0] - first_step, 0), left) for rank in ranks]
-    most = [
-        math.inf if bounds[rank][1] == num_steps else min(max(bounds[rank][1] - first_step, 0), left) for rank in ranks
-    ]
-    step_s = costs.step_s
-    if not least[-1] and most[0] == math.inf:
-        blocks = [(ranks, 0, left)]
-    else:
-        worth = left + costs.decode_s * len(step_s) / sum(step_s)
-        blocks = _cut(least, most, left, worth, step_s, costs.encode_s if encodes else 0.0)
+    firsts, stops = zip(*bounds, strict=True)
+    num_units = row.num_units
+    assert list(firsts) == sorted(firsts), bounds
+    assert list(stops) == sorted(stops), bounds
+    assert (firsts[0], stops[-1]) == (0, num_units), bounds
+    assert all(first <= stop for first, stop in zip(firsts[1:], stops, strict=False)), bounds
     return [
         Block(
-            rank=block.start,
-            step=first_step + start,
-            num_steps=stop - start,
-            costs=Costs(
-                step_s=step_s[block.start : block.stop],
-                encode_s=0.0 if block.start else costs.encode_s,
-                decode_s=costs.decode_s if block.stop == len(ranks) else 0.0,
-            ),
-            enders=[
-                rank - block.start
-                for rank in block
-                if most[rank] >= stop and (block.stop < len(ranks) or rank in decoders)
-            ],
-            least=[max(least[rank] - start, 0) for rank in block],
-            most=[math.inf if most[rank] >= stop else max(most[rank] - start, 0) for rank in block],
+            rank=ranks.start,
+            unit=start,
+            row=row.part(range(start, stop + 1), ranks),
+            least=[min(max(firsts[rank], start), stop) - start for rank in ranks],
+            most=[max(min(stops[rank], stop), start) - start for rank in ranks],
         )
-        for block, start, stop in blocks
+        for ranks, start, stop in _cut(row, firsts, stops)
     ]
 
 
-def _cut(
-    least: Sequence[int],
-    most: Sequence[float],
-    num_steps: int,
-    worth: float,
-    step_s: Sequence[float],
-    encode_s: float,
-) -> list[tuple[range, int, int]]:
-    """Cut the chain where ranks cannot share evenly; return the ranks, first step and end of each block."""
-    ranks = range(len(least))
-    free_s = [0.0] * len(ranks)
-    free_s[0] = encode_s
+def _cut(row: Row, least: Sequence[int], most: Sequence[int]) -> list[tuple[range, int, int]]:
+    """Cut the chain where ranks cannot share evenly; return the ranks, first unit and end of each block."""
+    ranks, upto_s, slowness = range(len(least)), row.upto_s, row.slowness
+    if not least[-1] and most[0] == row.num_units:
+        return [(ranks, 0, row.num_units)]
     # When each rank ends if all are as equally busy as the bounds allow.
-    busy_s = fill(free_s, step_s, [math.inf] * len(ranks), 0.0, ranks, worth, least=least, most=most)
-    blocks, rank, step, done = [], 0, 0, 0.0
+    idle_s, endless_s = [0.0] * len(ranks), [float("inf")] * len(ranks)
+    least_s, most_s = [upto_s[unit] for unit in least], [upto_s[unit] for unit in most]
+    busy_s = fill(idle_s, slowness, endless_s, 0.0, ranks, upto_s[-1], least_s=least_s, most_s=most_s)
+    blocks, rank, unit, done_s = [], 0, 0, 0.0
     for following in ranks[1:]:
         before = following - 1
-        done += max(0.0, busy_s[before] - free_s[before]) / step_s[before]
-        cut = min(least[following], most[before], key=lambda bound: abs(bound - done))
-        is_even = abs(cut - done) > _TOLERANCE or abs(busy_s[following] - busy_s[before]) < _TOLERANCE
+        done_s += busy_s[before] / slowness[before]
+        cut = min(least[following], most[before], key=lambda bound: abs(upto_s[bound] - done_s))
+        is_even = abs(upto_s[cut] - done_s) > _TOLERANCE or abs(busy_s[following] - busy_s[before]) < _TOLERANCE
         if least[following] == most[before] or not is_even:
-            if cut > step:
-                blocks.append((range(rank, following), step, int(cut)))
-            rank, step = following, int(cut)
-    return [*blocks, (range(rank, len(ranks)), step, num_steps)]
+            if cut > unit:
+                blocks.append((range(rank, following), unit, cut))
+            rank, unit = following, cut
+    return [*blocks, (range(rank, len(ranks)), unit, row.num_units)] if unit < row.num_units else blocks
 
 
-def narrow(bounds: Sequence[tuple[int, int]], num_steps: int, step_s: Sequence[float]) -> Sequence[tuple[int, int]]:
-    """Bind ranks that may do steps before and after a cut, where others may not, to one side of it.
+def narrow(row: Row, bounds: Sequence[Bounds]) -> Sequence[Bounds]:
+    """Bind ranks that may do units before and after a cut, where others may not, to one side of it.
 
     This lowers the throughput a little. In return, a few videos do not wait for each other at the ranks that could do
     both sides. The number of ranks on each side is chosen so that the slower side is as fast as possible.
-
-    Args:
-        bounds: as for `divide`, of the ranks up to the last that can decode.
-        num_steps: T.
-        step_s: seconds of a step on each rank.
     """
+    upto_s = row.upto_s
     cuts = {first for first, _ in bounds} & {stop for _, stop in bounds}
-    for cut in sorted(cuts - {0, num_steps}):
+    for cut in sorted(cuts - {0, row.num_units}):
         sides = []
         for at in range(1, len(bounds)):
             if bounds[at - 1][0] < cut < bounds[at][1]:
-                before = sum(1 / rank_s for rank_s in step_s[:at])
-                after = sum(1 / rank_s for rank_s in step_s[at : len(bounds)])
-                sides.append((max(cut / before, (num_steps - cut) / after), at))
+                before = sum(1 / slowness for slowness in row.slowness[:at])
+                after = sum(1 / slowness for slowness in row.slowness[at:])
+                sides.append((max(upto_s[cut] / before, (upto_s[-1] - upto_s[cut]) / after), at))
         if sides:
             at = min(sides)[1]
             before_cut = [(first, min(stop, cut)) for first, stop in bounds[:at]]
@@ -168,104 +161,96 @@ def narrow(bounds: Sequence[tuple[int, int]], num_steps: int, step_s: Sequence[f
     return bounds
 
 
-def _check(bounds: Sequence[tuple[int, int]], num_steps: int) -> None:
-    """Assert that ranks may do all steps of a sample in the order of the chain."""
-    firsts, stops = zip(*bounds, strict=True)
-    assert list(firsts) == sorted(firsts), bounds
-    assert list(stops) == sorted(stops), bounds
-    assert (firsts[0], stops[-1]) == (0, num_steps), bounds
-    assert all(first <= stop for first, stop in zip(firsts[1:], stops, strict=False)), bounds
-
-
-def common_end_s(free_s: Iterable[float], step_s: Iterable[float], num_steps: float) -> float:
-    """Return when ranks that are free from `free_s` on and end together have done `num_steps`."""
+def common_end_s(free_s: Iterable[float], slowness: Iterable[float], work_s: float) -> float:
+    """Return when ranks that are free from `free_s` on and end together have done `work_s` seconds of a typical one."""
     rate = offset = end_s = 0.0
-    for one_free_s, one_step_s in sorted(zip(free_s, step_s, strict=True)):
+    for one_free_s, one_slowness in sorted(zip(free_s, slowness, strict=True)):
         # The rate is 0 for the first rank: the end is not before it is free.
         if rate and end_s <= one_free_s:
             break
-        rate += 1 / one_step_s
-        offset += one_free_s / one_step_s
-        end_s = (num_steps + offset) / rate
+        rate += 1 / one_slowness
+        offset += one_free_s / one_slowness
+        end_s = (work_s + offset) / rate
     return end_s
 
 
 def fill(
     free_s: Sequence[float],
-    step_s: Sequence[float],
+    slowness: Sequence[float],
     until_s: Sequence[float],
     stair_s: float,
     ranks: range,
-    num_steps: float,
+    work_s: float,
     *,
-    least: Sequence[int],
-    most: Sequence[float],
-    done: float = 0.0,
+    least_s: Sequence[float],
+    most_s: Sequence[float],
+    done_s: float = 0.0,
 ) -> list[float]:
-    """Return up to when each of `ranks` is busy with `num_steps` more.
+    """Return up to when each of `ranks` is busy with `work_s` more.
 
     Where an even fill misses a bound most, the bound is the best division, and the ranks on either side of it are
-    filled on their own.
+    filled on their own. Work counts in seconds of a typical rank.
 
     Args:
         free_s: when each rank is free.
-        step_s: seconds of a step on each rank.
+        slowness: how many times as long each rank takes.
         until_s: beyond which time a rank is filled only when all are full.
         stair_s: how much further each rank should be ahead than the one before.
         ranks: the ranks to fill.
-        num_steps: how many steps they do.
-        least: how many steps must be done before each rank, nondecreasing.
-        most: how many may be done up to and with each rank, nondecreasing; infinite if it may do the last step.
-        done: steps done before the first of `ranks`.
+        work_s: the work that they do.
+        least_s: the work that must be done before each rank, nondecreasing.
+        most_s: the work that may be done up to and with each rank, nondecreasing.
+        done_s: the work done before the first of `ranks`.
     """
-    filled_s = _fill_evenly(free_s, step_s, until_s, stair_s, ranks, num_steps)
-    # Bounds are nondecreasing, so the last rank may do the first step and the first rank the last one.
-    if not least[-1] and most[0] == math.inf:
-        return filled_s
-    upto, worst, before, bound = done, _TOLERANCE, ranks.start, 0.0
+    filled_s = _fill_evenly(free_s, slowness, until_s, stair_s, ranks, work_s)
+    upto_s, worst_s, before, bound_s = done_s, _TOLERANCE, ranks.start, 0.0
     for rank, rank_s in zip(ranks[:-1], filled_s, strict=False):
-        upto += max(0.0, rank_s - free_s[rank]) / step_s[rank]
-        for limit, miss in ((least[rank + 1], least[rank + 1] - upto), (most[rank], upto - most[rank])):
-            if miss > worst:
-                worst, before, bound = miss, rank + 1, limit
+        upto_s += max(0.0, rank_s - free_s[rank]) / slowness[rank]
+        for limit_s, miss_s in (
+            (least_s[rank + 1], least_s[rank + 1] - upto_s),
+            (most_s[rank], upto_s - most_s[rank]),
+        ):
+            if miss_s > worst_s:
+                worst_s, before, bound_s = miss_s, rank + 1, limit_s
     if before == ranks.start:
         return filled_s
     first, second = range(ranks.start, before), range(before, ranks.stop)
-    left = done + num_steps - bound
+    left_s = done_s + work_s - bound_s
+    bounds = {"least_s": least_s, "most_s": most_s}
     return [
-        *fill(free_s, step_s, until_s, stair_s, first, bound - done, least=least, most=most, done=done),
-        *fill(free_s, step_s, until_s, stair_s, second, left, least=least, most=most, done=bound),
+        *fill(free_s, slowness, until_s, stair_s, first, bound_s - done_s, **bounds, done_s=done_s),
+        *fill(free_s, slowness, until_s, stair_s, second, left_s, **bounds, done_s=bound_s),
     ]
 
 
 def _fill_evenly(
     free_s: Sequence[float],
-    step_s: Sequence[float],
+    slowness: Sequence[float],
     until_s: Sequence[float],
     stair_s: float,
     ranks: range,
-    num_steps: float,
+    work_s: float,
 ) -> list[float]:
-    """Fill the ranks that are free first, each `stair_s` after the one before and none beyond `until_s`.
+    """Give work to the ranks that are free first, each up to `stair_s` later than the one before, at most `until_s`.
 
     What is left when all are full is spread evenly.
     """
     events = []
     for rank in ranks:
         if free_s[rank] < until_s[rank]:
-            events.append((free_s[rank] - rank * stair_s, 1 / step_s[rank]))
-            events.append((until_s[rank] - rank * stair_s, -1 / step_s[rank]))
+            events.append((free_s[rank] - rank * stair_s, 1 / slowness[rank]))
+            events.append((until_s[rank] - rank * stair_s, -1 / slowness[rank]))
     events.sort()
     level_s = rate = 0.0
-    left = num_steps
+    left_s = work_s
     for at_s, change in events:
-        risen = rate * (at_s - level_s)
-        if risen >= left:
-            level_s += left / rate if rate > 0 else 0.0
+        risen_s = rate * (at_s - level_s)
+        if risen_s >= left_s:
+            level_s += left_s / rate if rate > 0 else 0.0
             return [max(free_s[rank], min(level_s + rank * stair_s, until_s[rank])) for rank in ranks]
-        left -= risen
+        left_s -= risen_s
         level_s = at_s
         rate = max(0.0, rate + change)
     full_s = [max(free_s[rank], until_s[rank]) for rank in ranks]
-    common_s = common_end_s(full_s, step_s[ranks.start : ranks.stop], left)
+    common_s = common_end_s(full_s, slowness[ranks.start : ranks.stop], left_s)
     return [max(common_s, rank_s) for rank_s in full_s]

@@ -38,15 +38,12 @@ class VideoCosts:
         return self.steps * self.step_s(ranks) + self.costs.encode_s + self.costs.decode_s
 
     def pace_s(self, ranks: int) -> float:
-        """Return the seconds between two videos of a pipeline: W/K, but at least what a bound rank needs.
-
-        The encode is bound to rank 0, and each expert's steps to the ranks that hold it.
-        """
+        """Return the seconds between two videos of a pipeline: W/K, but at least what the ranks of an expert need."""
         if self.segments is None or ranks == 1:
-            return max(self.video_s(ranks) / ranks, self.costs.encode_s)
+            return self.video_s(ranks) / ranks
         first_s, second_s = self._experts_s(ranks)
         first, second = self.division(ranks)
-        return max(first_s / first, second_s / second, self.costs.encode_s)
+        return max(first_s / first, second_s / second)
 
     def division(self, ranks: int) -> tuple[int, int]:
         """Return K1 and K2, with which the slower experts are as fast as possible; at least two ranks."""
@@ -73,7 +70,6 @@ class VideoCosts:
         first, second = self.division(ranks)
         return max(
             first_s + second_s,
-            num_videos * self.costs.encode_s,
             num_videos * first_s / first + second_s,
             first_s + num_videos * second_s / second,
         )
@@ -82,20 +78,13 @@ class VideoCosts:
         """Return the seconds until `ranks` replicas, of whole videos each, have made `num_videos`."""
         return math.ceil(num_videos / ranks) * self.video_s(ranks)
 
-    @property
-    def largest_useful(self) -> int:
-        """The largest number of ranks that makes a pipeline faster: beyond it, rank 0 does nothing but encode."""
-        if not self.costs.encode_s:
-            return MOST_GPUS
-        return next((k for k in range(1, MOST_GPUS) if self.pace_s(k) <= self.costs.encode_s), MOST_GPUS)
-
     def scaled(self, **factors: float) -> Self:
         """Return the video with its costs as by `Costs.scaled`."""
         return replace(self, costs=self.costs.scaled(**factors))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class CapacityQuestion:
     """The work to be done, and the available resources."""
 
     #: Number of videos N.
@@ -109,7 +98,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CapacityRow:
     """The result of one layout; names of fields are those of the JSON."""
 
     #: "one GPU", "pipeline of 7", with experts "pipeline of 3 + 4", or "7 replicas".
@@ -139,29 +128,27 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """The answer."""
 
-    question: Question
+    question: CapacityQuestion
     #: Number of GPUs of the pipeline.
     gpus: int
     #: One GPU, the pipeline, replicas, and what the deadline needs, without duplicates.
-    rows: tuple[Row, ...]
+    rows: tuple[CapacityRow, ...]
     #: Fewest GPUs of a pipeline that meets the deadline; None without a deadline, or if no number does.
     fewest: int | None
-    #: Number of ranks beyond which rank 0 only encodes.
-    largest_useful: int
     #: What else would help, from `changes`.
     changes: tuple[Change, ...]
 
 
-def make_plan(video: VideoCosts, question: Question) -> Plan:
+def make_plan(video: VideoCosts, question: CapacityQuestion) -> CapacityPlan:
     """Answer a planning question."""
     num_videos = question.videos
     fewest = None
     if question.deadline_s is not None:
-        useful = range(1, video.largest_useful + 1)
-        fewest = next((ranks for ranks in useful if video.time_s(ranks, num_videos) <= question.deadline_s), None)
+        numbers = range(1, MOST_GPUS + 1)
+        fewest = next((ranks for ranks in numbers if video.time_s(ranks, num_videos) <= question.deadline_s), None)
     measured = len(video.costs.step_s) if len(video.costs.step_s) > 1 else None
     gpus = question.gpus or measured or fewest or 1
     layouts = {"one GPU": (1, video.video_s(), video.time_s(1, num_videos))}
@@ -172,12 +159,11 @@ def make_plan(video: VideoCosts, question: Question) -> Plan:
         }
     if fewest is not None and fewest > 1:
         layouts[_pipeline_of(video, fewest)] = (fewest, video.pace_s(fewest), video.time_s(fewest, num_videos))
-    return Plan(
+    return CapacityPlan(
         question=question,
         gpus=gpus,
         rows=tuple(_row(name, *layout, question) for name, layout in layouts.items()),
         fewest=fewest,
-        largest_useful=video.largest_useful,
         changes=changes(video, gpus, num_videos),
     )
 
@@ -206,10 +192,10 @@ def _pipeline_of(video: VideoCosts, gpus: int) -> str:
     return f"pipeline of {gpus if video.segments is None else ' + '.join(map(str, video.division(gpus)))}"
 
 
-def _row(layout: str, gpus: int, pace_s: float, time_s: float, question: Question) -> Row:
+def _row(layout: str, gpus: int, pace_s: float, time_s: float, question: CapacityQuestion) -> CapacityRow:
     price = question.gpu_hour_price
     cost = None if price is None else gpus * time_s / 3600 * price
-    return Row(
+    return CapacityRow(
         layout=layout,
         gpus=gpus,
         pace_s=pace_s,

@@ -35,15 +35,16 @@ class Kind(Enum):
 
 
 class Work(NamedTuple):
-    """A piece of work that a rank has finished, as rank 0's planner counts it; a tuple, which is JSON already."""
+    """Units that a rank has finished, as rank 0's planner counts them; a tuple, which is JSON already."""
 
-    #: Who did it.
+    #: Who did them.
     rank: int
     #: `Sample.index`.
     sample: int
-    #: `encode`, `steps` or `decode`.
-    kind: str
-    #: How long it took.
+    #: The units: the encode alone, steps alone, or the decode alone.
+    start: int
+    stop: int
+    #: How long they took.
     seconds: float
 
 

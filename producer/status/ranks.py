@@ -62,7 +62,7 @@ class Condition(Record):
 class IntakeStatus(Record):
     """The report of rank 0 about its group."""
 
-    #: Name of the group's RQ worker, as in `registries.WorkerView`.
+    #: Name of the group's RQ worker, as in `workers.WorkerView`.
     worker: str
     #: Jobs in flight in the group, the longest in flight first.
     in_flight: tuple[str, ...] = ()

@@ -1,6 +1,5 @@
 """Small real classes that stand in for the surroundings of a stage."""
 
-import math
 import queue
 import socket
 import threading
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 
-from svdq.pipeline.loop.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
+from svdq.pipeline.loop.protocols import Checkpointer, Monitor, Report, Request, Sink, Source, Surroundings
 from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.svd.family import SvdParameters
@@ -40,6 +39,7 @@ class CountingModel:
         self.decodable_frames = 1000
         self.out_of_memory: Exception = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
         self.chunk_sizes: list[int] = []
+        self.num_encodes = 0
         #: Bytes by what takes them.
         self.taken: dict[str, int] = {}
         self.warmed: list[SvdParameters] = []
@@ -63,7 +63,11 @@ class CountingModel:
         if (parameters.decode_chunk_size or parameters.num_frames) > self.decodable_frames:
             raise self.out_of_memory
 
+    def embed(self, parameters: SvdParameters) -> dict[str, torch.Tensor]:
+        return {}
+
     def encode(self, photo, parameters: SvdParameters) -> dict[str, torch.Tensor]:
+        self.num_encodes += 1
         if parameters.seed in self.fail_encode:
             raise self.fail_encode[parameters.seed]
         return {"latents": torch.zeros(1, parameters.num_frames, 4, 8, 8), "image_latents": torch.ones(1, 4, 8, 8)}
@@ -102,19 +106,12 @@ class ListSource(Source):
         #: Ids of jobs.
         self.taken: list[str] = []
         self.reports: dict[str, Report] = {}
-        self.num_prefetched = 0
 
     def take(self) -> Request | None:
         if not self._requests:
             return None
         self.taken.append(self._requests[0].job_id)
         return self._requests.pop(0)
-
-    def take_if_ready(self) -> Request | None:
-        return self.take()
-
-    def prefetch_next(self) -> None:
-        self.num_prefetched += 1
 
     def ended(self, report: Report) -> None:
         assert report.job_id not in self.reports, "every sample ends once"
@@ -177,18 +174,16 @@ class Alone:
         self.source = ListSource(requests)
         self.sink = ListSink()
         self.monitor = ListMonitor()
-        self.stage = Stage(
-            topology=Topology(rank=0, num_ranks=1, local_rank=0),
-            links=Links(),
+        surroundings = Surroundings(
             on_lost=print,
-            model=model,
-            monitor=self.monitor,
-            tracer=Tracer(on=True),
             source=self.source,
             sink=self.sink,
+            monitor=self.monitor,
             checkpointer=self.checkpointer,
-            keep_every_s=keep_every_s,
+            tracer=Tracer(on=True),
         )
+        alone = Topology(rank=0, num_ranks=1, local_rank=0)
+        self.stage = Stage(alone, Links(), model, surroundings, keep_every_s=keep_every_s)
 
 
 class ListPlanner(Planner):
@@ -197,20 +192,18 @@ class ListPlanner(Planner):
     def __init__(self, num_ranks: int, assignments: Sequence[Assignment]) -> None:
         super().__init__(num_ranks)
         self._assignments = assignments
-        #: (rank, index, kind) of finished work, and indices of ended samples.
-        self.work: list[tuple[int, int, str]] = []
+        #: (rank, index, unit) of finished work, and indices of ended samples.
+        self.work: list[tuple[int, int, int]] = []
         self.ended_samples: list[int] = []
-        #: Whether videos are admitted between two steps of rank 0.
-        self.always_wants_more = False
 
     def admit(self, index: int, *args: Any, **kwargs: Any) -> Assignment:
         return self._assignments[index]
 
-    def wait_for_others_s(self, now: float, *, decodes: bool = False) -> float:
-        return 0.0 if self.always_wants_more else math.inf
+    def wait_s(self, now: float) -> float:
+        return 0.0
 
-    def finished(self, index: int, rank: int, what: str, now: float) -> None:
-        self.work.append((rank, index, what))
+    def finished(self, index: int, rank: int, unit: int, now: float) -> None:
+        self.work.append((rank, index, unit))
 
     def ended(self, index: int) -> None:
         self.ended_samples.append(index)
@@ -248,19 +241,15 @@ class Chain:
         links = Links()
         if self.pairs:
             links = Links(incoming=Channel(self.pairs[rank - 1][1], CPU), outgoing=Channel(self.pairs[rank][0], CPU))
-        return Stage(
-            topology=Topology(rank=rank, num_ranks=self.num_ranks, local_rank=rank),
-            links=links,
+        surroundings = Surroundings(
             on_lost=self.lost.put,
-            model=model,
-            monitor=self.monitors[rank],
-            tracer=Tracer(),
             source=self.source if is_first else None,
             sink=self.sink if is_last else None,
+            monitor=self.monitors[rank],
             checkpointer=self.checkpointers[rank],
-            planner=self._stage_planner,
-            components=self._components,
         )
+        topology = Topology(rank=rank, num_ranks=self.num_ranks, local_rank=rank)
+        return Stage(topology, links, model, surroundings, planner=self._stage_planner, components=self._components)
 
     def start(self) -> None:
         for thread in self._threads:

@@ -89,11 +89,8 @@ class FullPlanner(Planner):
         self.num_ended = 0
         self.asked = threading.Event()
 
-    def wait_for_room_s(self, now: float) -> float:
+    def wait_s(self, now: float) -> float:
         self.asked.set()
-        return 1e6
-
-    def wait_for_others_s(self, now: float, *, decodes: bool = False) -> float:
         return 1e6
 
 
@@ -112,7 +109,7 @@ def test_rank_0_takes_no_video_while_later_ranks_have_no_room_and_stops_while_it
 
 def test_rank_0_takes_the_next_video_when_a_later_rank_reports_room() -> None:
     class Room(FullPlanner):
-        def wait_for_room_s(self, now: float) -> float:
+        def wait_s(self, now: float) -> float:
             return 1e6 if self.num_admitted > self.num_ended else 0.0
 
         num_admitted = 0

@@ -3,8 +3,9 @@
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ class GatedSink(ListSink):
 
 def whole(rank: int, num_ranks: int, steps: int = 5) -> Assignment:
     """Have one rank do all of a sample."""
-    return Assignment(boundaries=(0,) * (rank + 1) + (steps,) * (num_ranks - rank), decoder=rank)
+    return Assignment(boundaries=(0,) * (rank + 1) + (steps + 2,) * (num_ranks - rank))
 
 
 def wait_for(condition, seconds: float = WAIT_S) -> bool:
@@ -82,11 +83,10 @@ def wait_for(condition, seconds: float = WAIT_S) -> bool:
 
 
 @st.composite
-def plans(draw: st.DrawFn, num_ranks: int, steps: int, first_step: int = 0) -> Assignment:
-    inner = sorted(draw(st.lists(st.integers(first_step, steps), min_size=num_ranks - 1, max_size=num_ranks - 1)))
-    boundaries = (first_step, *inner, steps)
-    last = max((rank for rank in range(num_ranks) if boundaries[rank] < boundaries[rank + 1]), default=0)
-    return Assignment(boundaries=boundaries, decoder=draw(st.integers(last, num_ranks - 1)))
+def plans(draw: st.DrawFn, num_ranks: int, steps: int) -> Assignment:
+    """Draw boundaries over the encode, the steps and the decode."""
+    inner = sorted(draw(st.lists(st.integers(0, steps + 2), min_size=num_ranks - 1, max_size=num_ranks - 1)))
+    return Assignment(boundaries=(0, *inner, steps + 2))
 
 
 @st.composite
@@ -96,41 +96,53 @@ def chains(draw: st.DrawFn) -> tuple[int, list[int], list[Assignment]]:
     return num_ranks, steps, [draw(plans(num_ranks, number)) for number in steps]
 
 
-@given(chains(), st.booleans())
+@given(chains())
 @settings(max_examples=40, deadline=None)
-def test_any_plan_is_followed_and_all_its_work_is_reported(drawn, always_wants_more: bool) -> None:
+def test_any_plan_is_followed_and_all_its_work_is_reported(drawn) -> None:
     num_ranks, steps, assignments = drawn
     models = [CountingModel() for _ in range(num_ranks)]
     requests = [request(seed, steps=number) for seed, number in enumerate(steps)]
     chain = Chain(models, requests, assignments)
-    chain.planner.always_wants_more = always_wants_more
     chain.run()
     for seed, number in enumerate(steps):
         assert int(chain.sink.frames[f"job-{seed}"].max()) == number
         report = chain.source.reports[f"job-{seed}"]
-        assert (report.failure, report.body["index"], report.body["decoder"]) == (
-            None,
-            seed,
-            assignments[seed].decoder,
-        )
-    expected = Counter((0, index, "encode") for index in range(len(steps)))
+        assert (report.failure, report.body["index"]) == (None, seed)
+    last_units = defaultdict(list)
+    for rank, index, unit in chain.planner.work:
+        last_units[rank, index].append(unit)
     for index, plan in enumerate(assignments):
-        expected.update(
-            (rank, index, "steps") for rank in range(num_ranks) if plan.boundaries[rank] < plan.boundaries[rank + 1]
-        )
-        expected[plan.decoder, index, "decode"] += 1
-    assert Counter(chain.planner.work) == expected
+        pieces = [(rank, *piece) for rank, piece in enumerate(pairwise(plan.boundaries)) if piece[0] < piece[1]]
+        for rank, start, stop in pieces:
+            reported = last_units.pop((rank, index))
+            assert reported == sorted(reported)
+            assert reported[-1] == stop
+            assert start > 0 or reported[0] == 1, "the encode is reported alone"
+    assert not last_units
     assert sorted(chain.planner.ended_samples) == list(range(len(steps)))
-    decodes = Counter(plan.decoder for plan in assignments)
+    decodes = Counter(plan.boundaries.index(steps[index] + 2) - 1 for index, plan in enumerate(assignments))
     assert [len(model.chunk_sizes) for model in models] == [decodes[rank] for rank in range(num_ranks)]
 
 
-@given(st.sampled_from([1, 2, 3, 7]), st.lists(st.integers(1, 9), min_size=1, max_size=20), st.lists(st.integers(0, 6)))
+@given(
+    st.sampled_from([1, 2, 3, 7]),
+    st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    st.lists(st.integers(0, 6)),
+    st.lists(st.integers(0, 6)),
+)
 @settings(max_examples=25, deadline=None)
-def test_any_videos_are_made_as_the_planner_decides(num_ranks: int, steps: list[int], decoders: list[int]) -> None:
+def test_any_videos_are_made_as_the_planner_decides(
+    num_ranks: int, steps: list[int], encoders: list[int], decoders: list[int]
+) -> None:
     can_decode = tuple(sorted({num_ranks - 1, *(rank for rank in decoders if rank < num_ranks)}))
+    can_encode = tuple(sorted({0, *(rank for rank in encoders if rank < num_ranks)}))
     requests = [
-        replace(request(seed, steps=number), decoders=can_decode, num_waiting=len(steps) - 1 - seed)
+        replace(
+            request(seed, steps=number),
+            encoders=can_encode,
+            decoders=can_decode,
+            num_waiting=len(steps) - 1 - seed,
+        )
         for seed, number in enumerate(steps)
     ]
     models = [CountingModel() for _ in range(num_ranks)]
@@ -138,7 +150,9 @@ def test_any_videos_are_made_as_the_planner_decides(num_ranks: int, steps: list[
     chain.run()
     for seed, number in enumerate(steps):
         assert int(chain.sink.frames[f"job-{seed}"].max()) == number
-        assert chain.source.reports[f"job-{seed}"].body["decoder"] in can_decode
+    for rank, model in enumerate(models):
+        assert rank in can_decode or not model.chunk_sizes
+        assert rank in can_encode or not model.num_encodes
 
 
 VIDEOS = [
@@ -184,12 +198,12 @@ def test_a_rank_0_that_only_encodes_has_no_unet(tiny_model, svd, image, referenc
 @pytest.mark.parametrize("decoder", [0, 1, 2])
 def test_a_sample_whose_steps_are_done_is_decoded_by_any_rank(decoder: int) -> None:
     """As after a crash while it was decoded, or while its frames were on their way."""
-    before = Chain([CountingModel()] * 3, [request(1)], [Assignment(boundaries=(0, 2, 5, 5), decoder=1)])
+    before = Chain([CountingModel()] * 3, [request(1)], [Assignment(boundaries=(0, 3, 7, 7))])
     before.run()
     [kept] = [sample for sample in before.checkpointers[1].samples if sample.step == 5]
     models = [CountingModel() for _ in range(3)]
     resumed = replace(request(1), resume=kept)
-    after = Chain(models, [resumed], [Assignment(boundaries=(5, 5, 5, 5), decoder=decoder)])
+    after = Chain(models, [resumed], [Assignment(boundaries=(6,) * (decoder + 1) + (7,) * (3 - decoder))])
     after.run()
     np.testing.assert_array_equal(after.sink.frames["job-1"], before.sink.frames["job-1"])
     assert [len(model.chunk_sizes) for model in models] == [int(rank == decoder) for rank in range(3)]
@@ -200,42 +214,56 @@ def test_what_has_no_work_on_a_busy_rank_overtakes() -> None:
     busy = GatedModel(seed=1)
     models = [CountingModel(), busy, CountingModel()]
     failing, whole_last, whole_first = request(2), request(3), request(4)
-    models[0].fail_encode = {2: ValueError("no photo")}
-    assignments = [whole(1, 3), whole(1, 3), whole(2, 3), whole(0, 3)]
+    models[2].fail_encode = {2: ValueError("no photo")}
+    assignments = [whole(1, 3), whole(2, 3), whole(2, 3), whole(0, 3)]
     chain = Chain(models, [request(1), failing, whole_last, whole_first], assignments)
     chain.start()
     assert wait_for(lambda: len(chain.source.reports) == 3), "a failure, a sample and frames pass by"
     assert not busy.gate.is_set()
     assert set(chain.sink.frames) == {"job-3", "job-4"}
-    assert (1, 0, "steps") not in chain.planner.work
-    assert {(2, 2, "decode"), (0, 3, "decode")} <= set(chain.planner.work)
+    assert (1, 0, 6) not in chain.planner.work
+    assert {(2, 2, 7), (0, 3, 7)} <= set(chain.planner.work)
     busy.gate.set()
     chain.join()
     assert set(chain.sink.frames) == {"job-1", "job-3", "job-4"}
 
 
-def test_rank_0_admits_videos_for_others_between_its_own_steps() -> None:
-    models = [CountingModel(), CountingModel()]
-    chain = Chain(models, [request(1, steps=50), request(2), request(3)], [whole(0, 2, 50), whole(1, 2), whole(0, 2)])
-    chain.planner.always_wants_more = True
-    chain.run()
-    order = [job for job, _ in chain.monitors[0].steps]
-    assert order.index("job-2") < len(order) - 1 - order[::-1].index("job-1"), "begun before job 1 was done"
-    assert order.index("job-3") < len(order) - 1 - order[::-1].index("job-1"), "encoded before job 1 was done"
-    assert sorted(job for job, index in chain.monitors[0].steps if index == 1) == ["job-1", "job-3"]
-    assert set(chain.sink.frames) == {"job-1", "job-2", "job-3"}
+def test_rank_0_admits_videos_for_others_while_it_works() -> None:
+    busy = GatedModel(seed=1)
+    chain = Chain([busy, CountingModel()], [request(1), request(2)], [whole(0, 2), whole(1, 2)])
+    chain.start()
+    assert wait_for(lambda: "job-2" in chain.source.reports)
+    assert "job-1" not in chain.source.reports
+    busy.gate.set()
+    chain.join()
+    assert set(chain.sink.frames) == {"job-1", "job-2"}
+
+
+def test_a_sample_that_was_admitted_earlier_interrupts_a_later_one_between_two_steps() -> None:
+    first, second = GatedModel(seed=1), GatedModel(seed=2)
+    chain = Chain([first, second], [request(1), request(2)], [Assignment(boundaries=(0, 3, 7)), whole(1, 2)])
+    chain.start()
+    assert second.begun.wait(WAIT_S)
+    first.gate.set()
+    assert wait_for(lambda: chain.stages[1]._inbox.has_before(1))
+    second.gate.set()
+    chain.join()
+    order = [job for job, _ in chain.monitors[1].steps]
+    assert order.index("job-1") < len(order) - 1 - order[::-1].index("job-2")
+    assert [int(frames.max()) for frames in chain.sink.frames.values()] == [5, 5]
+    assert [*chain.sink.frames] == ["job-1", "job-2"]
 
 
 @pytest.mark.parametrize("decoder", [0, 1, 2])
 def test_a_sink_that_accepts_nothing_stops_the_intake(decoder: int) -> None:
     sink = GatedSink()
-    num_videos = 30
+    num_videos = 60
     requests = [request(seed, frames=8) for seed in range(num_videos)]
     # Frames of 8 x 256 x 256 pixels fill any socket.
     requests = [
         replace(each, parameters=each.parameters.model_copy(update={"width": 256, "height": 256})) for each in requests
     ]
-    plan = Assignment(boundaries=(0, 5, 5, 5), decoder=decoder)
+    plan = whole(0, 3) if decoder == 0 else Assignment(boundaries=(0,) + (6,) * decoder + (7,) * (3 - decoder))
     chain = Chain([LargeModel() for _ in range(3)], requests, [plan] * num_videos, sink)
     chain.start()
     assert sink.came.wait(WAIT_S)
@@ -263,7 +291,7 @@ def test_a_rank_that_stops_waits_for_no_sink_and_keeps_what_it_has() -> None:
 
 def test_a_sample_canceled_before_its_decode_on_an_inner_rank_is_reported() -> None:
     models = [CountingModel() for _ in range(3)]
-    chain = Chain(models, [request(1), request(2)], [Assignment(boundaries=(0, 5, 5, 5), decoder=1)] * 2)
+    chain = Chain(models, [request(1), request(2)], [Assignment(boundaries=(0, 6, 7, 7))] * 2)
     chain.monitors[1].cancel_at = {"job-1": 0}
     chain.run()
     assert chain.source.reports["job-1"].canceled
@@ -274,7 +302,7 @@ def test_a_sample_canceled_before_its_decode_on_an_inner_rank_is_reported() -> N
 def test_a_decode_that_fails_on_an_inner_rank_harms_no_other() -> None:
     models = [CountingModel() for _ in range(3)]
     models[1].fail_decode = {2: ValueError("an odd shape")}
-    chain = Chain(models, [request(seed) for seed in (1, 2, 3)], [Assignment(boundaries=(0, 2, 5, 5), decoder=1)] * 3)
+    chain = Chain(models, [request(seed) for seed in (1, 2, 3)], [Assignment(boundaries=(0, 3, 7, 7))] * 3)
     chain.run()
     assert set(chain.sink.frames) == {"job-1", "job-3"}
     assert "ValueError while its frames were decoded" in str(chain.source.reports["job-2"].failure)
@@ -304,22 +332,27 @@ def test_ranks_for_which_rank_0_encodes_too_slowly_are_named_once(
     caplog: pytest.LogCaptureFixture, model: type[SlowEncodeModel]
 ) -> None:
     """As with few steps without guidance."""
-    for models in ([model() for _ in range(3)], [model()]):
+    for models, encoders in (
+        ([model() for _ in range(3)], (0,)),
+        ([model() for _ in range(3)], (0, 1)),
+        ([model()], (0,)),
+    ):
+        requests = [replace(request(seed), encoders=encoders) for seed in (1, 2)]
         with caplog.at_level(logging.WARNING):
-            Chain(models, [request(seed) for seed in (1, 2)], [whole(0, len(models))] * 2).run()
+            Chain(models, requests, [whole(0, len(models))] * 2).run()
     assert len(caplog.records) == 1
-    assert "Videos of 5 steps are no faster on 3 ranks than on 2: rank 0 encodes each for 0." in caplog.text
+    assert "Videos of 5 steps are no faster on 3 ranks than on 2: only rank 0 has room to encode" in caplog.text
 
 
 def test_an_assignment_that_goes_up_the_chain_is_a_mistake() -> None:
     with pytest.raises(AssertionError):
-        Assignment(boundaries=(0, 2, 5), decoder=0)
-    with pytest.raises(AssertionError):
-        Assignment(boundaries=(0, 3, 2, 5), decoder=2)
+        Assignment(boundaries=(0, 3, 2, 7))
 
 
-def test_a_sample_has_work_where_it_has_steps_or_its_decode() -> None:
-    sample = Sample(job_id="id", parameters=request(1).parameters, boundaries=(0, 0, 3, 5, 5), decoder=3, step=0)
+def test_a_sample_has_work_where_it_has_units() -> None:
+    sample = Sample(job_id="id", parameters=request(1).parameters, boundaries=(0, 0, 4, 6, 7), step=-1)
     assert [sample.has_work(rank) for rank in range(4)] == [False, True, True, True]
     assert [replace(sample, step=5).has_work(rank) for rank in range(4)] == [False, False, False, True]
+    assert [sample.steps_of(rank) for rank in range(4)] == [(0, 0), (0, 3), (3, 5), (5, 5)]
+    assert sample.decoder == 3
     assert not any(sample.failed("why").has_work(rank) for rank in range(4))

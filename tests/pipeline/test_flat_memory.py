@@ -11,14 +11,13 @@ import psutil
 import pytest
 import torch
 
-from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
+from svdq.pipeline.loop.protocols import Report, Request, Sink, Source, Surroundings
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Frames, Role
-from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.topology import Links, Topology
 
@@ -44,10 +43,7 @@ class MeasuringSource(Source):
             with self._changed:
                 assert self._changed.wait_for(lambda: self._num_ended == self._num_taken, 120)
             self._measure()
-        return self.take_if_ready(goes_on=True)
-
-    def take_if_ready(self, *, goes_on: bool = False) -> Request | None:
-        if self._num_taken == ALL or (self._num_taken == SETTLED and not goes_on):
+        if self._num_taken == ALL:
             return None
         self._num_taken += 1
         parameters = SvdParameters(seed=self._num_taken, steps=6, frames=14, width=320, height=192)
@@ -80,15 +76,15 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
     for rank in range(RANKS):
         is_first, is_last = rank == 0, rank == RANKS - 1
         stage = Stage(
-            topology=Topology(rank=rank, num_ranks=RANKS, local_rank=rank),
-            links=Links(incoming=Channel(pairs[rank - 1][1], CPU), outgoing=Channel(pairs[rank][0], CPU)),
+            Topology(rank=rank, num_ranks=RANKS, local_rank=rank),
+            Links(incoming=Channel(pairs[rank - 1][1], CPU), outgoing=Channel(pairs[rank][0], CPU)),
             # A decode that is longer than the steps, so that every rank decodes and frames are passed on.
-            model=open_model(resolve("simulated:step_ms=0.5,decode_ms=4"), Role.of_rank(rank), CPU, torch.float32),
-            monitor=Monitor(),
-            tracer=Tracer(),
-            source=source if is_first else None,
-            sink=DiscardingSink() if is_last else None,
-            on_lost=lost.append,
+            open_model(resolve("simulated:step_ms=0.5,decode_ms=4"), Role.of_rank(rank), CPU, torch.float32),
+            Surroundings(
+                on_lost=lost.append,
+                source=source if is_first else None,
+                sink=DiscardingSink() if is_last else None,
+            ),
         )
         threads.append(threading.Thread(target=stage.run, daemon=True))
     tracemalloc.start()

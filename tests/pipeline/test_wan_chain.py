@@ -43,7 +43,7 @@ def opened(tiny_wan):
 
     @cache
     def open_for(rank: int, components: Components):
-        role = Role(encode=rank == 0, components=components, decode=True)
+        role = replace(Role.of_rank(rank), components=components)
         return open_model(resolve(str(tiny_wan)), role, CPU, torch.float32)
 
     return open_for
@@ -95,14 +95,13 @@ def bindings(draw: st.DrawFn) -> list[Components]:
 
 
 def plan(data: st.DataObject, bounds: list[tuple[int, int]]) -> Assignment:
-    """Draw boundaries within what each rank may do, and a rank that decodes."""
+    """Draw boundaries within the units that each rank may do."""
     boundaries = [0]
     for (_, stop), (first, _) in pairwise(bounds):
         least = max(boundaries[-1], first)
         boundaries.append(data.draw(st.integers(least, max(least, stop))))
     boundaries.append(bounds[-1][1])
-    last = max(rank for rank in range(len(bounds)) if boundaries[rank] < boundaries[rank + 1])
-    return Assignment(boundaries=tuple(boundaries), decoder=data.draw(st.integers(last, len(bounds) - 1)))
+    return Assignment(boundaries=tuple(boundaries))
 
 
 @given(st.data())
@@ -110,7 +109,9 @@ def plan(data: st.DataObject, bounds: list[tuple[int, int]]) -> Assignment:
 def test_frames_are_those_of_diffusers_for_any_plan(opened, requests, reference, data) -> None:
     components = data.draw(bindings())
     models = [opened(rank, held) for rank, held in enumerate(components)]
-    assignments = [plan(data, bounds_of(models[0].segments(each.parameters), components)) for each in requests]
+    every = range(len(components))
+    bounds = [bounds_of(models[0].segments(each.parameters), components, every, every) for each in requests]
+    assignments = [plan(data, each) for each in bounds]
     chain = Chain(models, requests, assignments)
     check(chain, requests, reference)
 

@@ -35,7 +35,7 @@ def sample_at(step: int, job_id: str = "job") -> Sample:
     return Sample(
         job_id=job_id,
         parameters=PARAMETERS,
-        boundaries=(0, 4, 9),
+        boundaries=(0, 5, 11),
         step=step,
         # As they are received: views into one payload, of several types, one of them not contiguous.
         tensors={

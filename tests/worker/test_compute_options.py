@@ -84,7 +84,7 @@ PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)
 SAMPLE = Sample(
     job_id="job",
     parameters=PARAMETERS,
-    boundaries=(0, 4, 9),
+    boundaries=(0, 5, 11),
     step=4,
     tensors={"latents": torch.ones(1, 2, 4, 8, 8)},
 )

@@ -45,7 +45,7 @@ def test_a_job_has_its_family_and_prompt_in_json() -> None:
     ],
 )
 def test_what_a_job_left_open_is_recorded_as_used(parameters: VideoParameters, used: dict[str, object]) -> None:
-    sample = Sample(job_id="an id", parameters=parameters, boundaries=(0, 4), step=1)
+    sample = Sample(job_id="an id", parameters=parameters, boundaries=(0, 6), step=1)
     recorded = meta_of(sample, 1, 0, "").used
     assert {name: value for name, value in recorded.items() if value is not None} == {
         name: value for name, value in used.items() if name != "seed"

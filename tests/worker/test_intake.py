@@ -1,5 +1,6 @@
 """Rank 0's intake against a real Redis and a real storage; the test takes the place of the stage loop."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -113,6 +114,13 @@ def test_a_group_that_refuses_all_videos_alike_pauses(house, open_intake: Open, 
     assert "The model fake makes videos of Wan." in job_control.pauses(house.connection)[0]
 
 
+def take_later(intake: Intake) -> "queue.SimpleQueue[Request]":
+    """Take the next request in a thread, as a group does while it computes."""
+    taken: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    threading.Thread(target=lambda: taken.put(intake.take()), daemon=True).start()
+    return taken
+
+
 def num_calls(house, *commands: str) -> int:
     """How often anyone has sent one of these commands."""
     statistics = house.connection.info("commandstats")
@@ -133,24 +141,6 @@ def test_only_as_many_jobs_are_taken_as_the_stage_wants(house, open_intake: Open
         assert take(intake).job_id == job_ids[number - 1]
         let_it_go_round(house, until)
         assert house.queued() == job_ids[number:]
-        intake.prefetch_next()  # the next one is got ready while this one is computed
-        until(lambda number=number: house.queued() == job_ids[number + 1 :])
-
-
-def test_a_request_that_is_ready_is_taken_without_waiting(house, open_intake: Open, until) -> None:
-    job_ids = [house.submit() for _ in range(3)]
-    intake = open_intake()
-    assert intake.take_if_ready() is None
-    intake.prefetch_next()
-    found: list[Request] = []
-    until(lambda: found.extend(filter(None, [intake.take_if_ready()])) or found)
-    assert (found[0].job_id, found[0].num_waiting) == (job_ids[0], 2)
-    assert intake.take_if_ready() is None
-    request = take(intake)
-    assert (request.job_id, request.num_waiting) == (job_ids[1], 1)
-    intake.stop()
-    until(lambda: not intake.take_if_ready())
-    assert intake.take() is None
 
 
 def test_an_end_that_cannot_be_written_holds_up_nothing_else(house, open_intake: Open, until) -> None:
@@ -171,7 +161,7 @@ def test_no_more_is_in_flight_than_the_group_can_hold(house, open_intake: Open, 
     job_ids = [house.submit() for _ in range(4)]
     intake = open_intake(max_in_flight=2)
     assert [take(intake).job_id for _ in range(2)] == job_ids[:2]
-    intake.prefetch_next()
+    take_later(intake)
     let_it_go_round(house, until)
     assert house.queued() == job_ids[2:]
 
@@ -182,21 +172,19 @@ def test_a_suspect_of_a_crash_runs_alone(house, open_intake: Open, until) -> Non
     first, bad, after = (house.submit() for _ in range(3))
     house.connection.hset(keys.CRASHES, bad, "{}")
     intake = open_intake(mark_prepare=lambda job_id: nullcontext(marked.append(job_id)))
-    request = take(intake)
-    intake.prefetch_next()
+    request, following = take(intake), take_later(intake)
     until(lambda: house.view(bad).status == "started")
     let_it_go_round(house, until)
     assert (request.job_id, {*marked}) == (first, {first})
 
     intake.ended(finished(request))
-    request = take(intake)
-    intake.prefetch_next()
+    request, following = following.get(timeout=60), take_later(intake)
     let_it_go_round(house, until)
     assert (request.job_id, {*marked}) == (bad, {first, bad})
     assert house.queued() == [after]
 
     intake.ended(finished(request))
-    assert take(intake).job_id == after
+    assert following.get(timeout=60).job_id == after
     assert not house.connection.exists(keys.CRASHES)
 
 
@@ -204,12 +192,11 @@ def test_a_suspect_that_still_waits_is_rendered_before_a_drained_group_ends(hous
     first, bad = house.submit(), house.submit()
     house.connection.hset(keys.CRASHES, bad, "{}")
     intake = open_intake()
-    request = take(intake)
-    intake.prefetch_next()
+    request, following = take(intake), take_later(intake)
     until(lambda: house.view(bad).status == "started")
     intake.drain()
     intake.ended(finished(request))
-    assert take(intake).job_id == bad
+    assert following.get(timeout=60).job_id == bad
     intake.ended(Report(job_id=bad, body={}, result={}, failure="It broke."))
     assert intake.take() is None
     assert [view.status for view in house.wait([first, bad])] == ["finished", "failed"]
@@ -417,7 +404,7 @@ def write_checkpoint(house, job_id: str) -> CheckpointStore:
     """Write a checkpoint of a job, before its third step."""
     parameters = read_job(fetch(house.connection, job_id)).parameters
     tensors = {"latents": torch.zeros(1, 2, 4, 8, 8)}
-    sample = Sample(job_id=job_id, parameters=parameters, boundaries=(0, 4), step=2, tensors=tensors)
+    sample = Sample(job_id=job_id, parameters=parameters, boundaries=(0, 6), step=2, tensors=tensors)
     store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
     store.open(job_id)
     store.write(job_id, 2, CODEC.encode(sample))

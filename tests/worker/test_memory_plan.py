@@ -63,14 +63,14 @@ def test_ranks_with_the_decoder_and_enough_memory_decode() -> None:
     video = SvdParameters(seed=1, frames=25, decode_chunk_size=8)
     there = [rank.model_copy(update={"decodes": number != 1}) for number, rank in enumerate(ranks(24, 24, 24, 12, 24))]
     memory = MemoryPlan(there, "float16")
-    assert memory.decoders(video) == (0, 2, 4)
-    assert memory.need(3, video, decodes=True) > 12 * GB > memory.need(3, video)
+    assert memory.able("decode", video) == (0, 2, 4)
+    assert memory.need(3, video, "decode") > 12 * GB > memory.need(3, video)
     small = SvdParameters(seed=1, frames=2, width=64, height=64, decode_chunk_size=1)
-    assert memory.decoders(small) == (0, 2, 3, 4)
+    assert memory.able("decode", small) == (0, 2, 3, 4)
 
 
 def test_the_last_rank_decodes_in_any_case() -> None:
-    assert plan(24, 24, 24).decoders(SvdParameters(seed=1, frames=25)) == (2,)
+    assert plan(24, 24, 24).able("decode", SvdParameters(seed=1, frames=25)) == (2,)
 
 
 def test_a_refusal_says_where_how_much_and_what_to_do() -> None:
@@ -231,7 +231,7 @@ def test_a_half_done_video_goes_on_as_it_was_admitted(tmp_path: Path) -> None:
     half_done = Sample(
         job_id="id",
         parameters=begun,
-        boundaries=(0, 4),
+        boundaries=(0, 6),
         step=2,
         tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
     )

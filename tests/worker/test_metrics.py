@@ -163,8 +163,8 @@ def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> N
     parameters = SvdParameters(seed=1, steps=8, frames=2)
     job = SvdJob(image=f"inputs/{'a' * 64}.png", name="photo", seed=1)
     taken = TakenJob(job=job, execution=("registry", "execution")).model_dump(mode="json")
-    bare = Sample(job_id="f" * 20, parameters=parameters, boundaries=(0, 3, 8), step=0, job=taken)
-    encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
+    bare = Sample(job_id="f" * 20, parameters=parameters, boundaries=(0, 4, 10), step=-1, job=taken)
+    encoded = replace(bare, step=0, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
 
     def counted() -> int:
         before = rank_reporter.steps_done[0]
@@ -181,9 +181,9 @@ def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> N
     monitor.step(encoded, 0)
     monitor.step(encoded, 1)
     assert counted() == 2, "the third was canceled"
-    monitor.step(replace(encoded, boundaries=(0, 0, 8)), 0)
+    monitor.step(replace(encoded, boundaries=(0, 0, 10)), 0)
     assert counted() == 0, "it goes on elsewhere"
-    alone = replace(encoded, boundaries=(0, 8, 8))
+    alone = replace(encoded, boundaries=(0, 10, 10))
     for index in range(8):
         monitor.step(alone, index)
     monitor.step(replace(alone, step=8), 8)

@@ -32,7 +32,7 @@ PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64, decod
 TAKEN = TakenJob(
     job=SvdJob(image=f"inputs/{'a' * 64}.png", name="photo", seed=1), execution=("registry", "execution")
 ).model_dump(mode="json")
-SAMPLE = Sample(job_id="0123456789abcdef0123", parameters=PARAMETERS, boundaries=(0, 3, 8), step=3, job=TAKEN)
+SAMPLE = Sample(job_id="0123456789abcdef0123", parameters=PARAMETERS, boundaries=(0, 4, 10), step=3, job=TAKEN)
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
 
 

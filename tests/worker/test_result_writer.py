@@ -44,7 +44,7 @@ def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png"), folder: str 
     return Sample(
         job_id=f"id-{name}",
         parameters=SvdParameters(**shape),
-        boundaries=(0, 4),
+        boundaries=(0, 6),
         step=4,
         job=job_of(SvdJob(**shape, image=IMAGE, name=name, formats=formats, folder=folder)),
         stages=((0, 4, 0.5),),

@@ -15,9 +15,9 @@ from svdq.worker.health.watchdog import Watchdog
 from tests.pipeline.fakes import ListMonitor
 
 PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64)
-NEW = Sample(job_id="a-job", parameters=PARAMETERS, boundaries=(0, 8), step=0)
+NEW = Sample(job_id="a-job", parameters=PARAMETERS, boundaries=(0, 10), step=-1)
 SHAPE = Shape.of(PARAMETERS)
-SAMPLE = replace(NEW, tensors={"latents": torch.zeros(1)})
+SAMPLE = replace(NEW, step=0, tensors={"latents": torch.zeros(1)})
 #: Seconds between wake-ups in these tests; every wait is for an event, so a busy machine only makes them slower.
 LOOK_S = 0.02
 #: A bound that no test reaches.

@@ -21,7 +21,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from svdq.pipeline import errors
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source
+from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source, Surroundings
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.loader import dtype_for, open_model
@@ -77,18 +77,8 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     sink = _TimingSink() if topology.last else None
     monitor = _UsageMonitor()
     tracer = Tracer(on=True)
-    stage = Stage(
-        topology=topology,
-        links=links,
-        model=model,
-        monitor=monitor,
-        tracer=tracer,
-        source=source,
-        sink=sink,
-        device=device,
-        on_lost=exit_when_lost,
-        components=workload.components,
-    )
+    surroundings = Surroundings(on_lost=exit_when_lost, source=source, sink=sink, monitor=monitor, tracer=tracer)
+    stage = Stage(topology, links, model, surroundings, device=device, components=workload.components)
     stage.warm_up(workload.parameters)
     stage.run()
     monitor.note()
@@ -120,9 +110,6 @@ class _BurstSource(Source):
     def take(self) -> Request | None:
         while not self._seeds and self._bursts:
             self._wait_for_next()
-        return self.take_if_ready()
-
-    def take_if_ready(self) -> Request | None:
         if not self._seeds:
             return None
         seed = self._seeds.pop()

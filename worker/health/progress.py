@@ -37,10 +37,11 @@ def meta_of(sample: Sample, index: int, rank: int, notice: str) -> JobMeta:
     """Return the `meta` of a job in flight: its progress, and the parameters that a job may leave open, as used."""
     parameters = sample.parameters
     fields = type(parameters).model_fields.items()
+    ranks = range(len(sample.boundaries) - 1)
     return JobMeta(
         step=index,
         rank=rank,
-        boundaries=tuple(sample.boundaries),
+        boundaries=(sample.steps_of(0)[0], *(sample.steps_of(each)[1] for each in ranks)),
         decoder=sample.decoder,
         notice=notice,
         used={name: getattr(parameters, name) for name, field in fields if field.default is None},
@@ -117,8 +118,8 @@ class ProgressMonitor(Monitor):
         note = self._note
         if note is not None:
             sample, index = note
-            # Not after an encode that failed, a decode, or a sample without steps on this rank.
-            if sample.tensors and index < sample.boundaries[self._rank_reporter.who.rank + 1]:
+            # Not after an encode or a decode.
+            if sample.step >= 0 and index < sample.steps_of(self._rank_reporter.who.rank)[1]:
                 self._count_steps(index + 1 - self._stage_from, time.perf_counter())
         self._note = None
         self._rank_reporter.meter.end()

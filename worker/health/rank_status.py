@@ -127,7 +127,7 @@ class RankReporter:
                 "job_id": sample.job_id if sample is not None else None,
                 "step": step,
                 "steps": sample.parameters.steps if sample is not None else None,
-                "step_range": (last.boundaries[rank], last.boundaries[rank + 1]) if last is not None else None,
+                "step_range": last.steps_of(rank) if last is not None else None,
                 "step_s": step_s,
                 "busy_share": self.meter.share(),
                 "conditions": conditions,

@@ -216,7 +216,8 @@ class Dispatcher:
             photo=prepared.photo,
             resume=resume,
             num_waiting=self._num_waiting,
-            decoders=self._options.memory.decoders(parameters),
+            encoders=self._options.memory.able("encode", parameters),
+            decoders=self._options.memory.able("decode", parameters),
             chunk_chosen=active.job.decode_chunk_size is None,
         )
 

@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.memory import WORKSPACE_BYTES, chunk_of, shape_for, size_text
+from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, chunk_of, shape_for, size_text
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.planning.binding import Components
@@ -34,7 +34,8 @@ class RankInfo(BaseModel):
     device: str
     #: Ranks that share the GPU, those of other groups included.
     ranks_per_gpu: int = 1
-    #: Whether it has the VAE decoder.
+    #: Whether it has the encoders of photos, and the VAE decoder.
+    encodes: bool = False
     decodes: bool = False
     #: The denoising components that it has; None: all of the model.
     components: Components = None
@@ -78,33 +79,33 @@ class MemoryPlan:
             chunk = parameters.smaller_chunk(chunk)
         return wanted
 
-    def decoders(self, parameters: VideoParameters) -> tuple[int, ...]:
-        """Return the ranks that have the VAE decoder and the memory to decode a video; the last one in any case."""
+    def able(self, activity: Literal["encode", "decode"], parameters: VideoParameters) -> tuple[int, ...]:
+        """Return the ranks that can encode or decode a video; in any case the first, which encodes, or the last."""
         return tuple(
             rank
             for rank, there in enumerate(self._ranks)
-            if rank == len(self._ranks) - 1
+            if activity in self._in_any_case(rank)
             or (
-                there.decodes
-                and (there.capacity is None or self.need(rank, parameters, decodes=True) <= there.capacity)
+                (there.encodes if activity == "encode" else there.decodes)
+                and (there.capacity is None or self.need(rank, parameters, activity) <= there.capacity)
             )
         )
 
-    def need(self, rank: int, parameters: VideoParameters, *, decodes: bool = False) -> int:
+    def _in_any_case(self, rank: int) -> list[Activity]:
+        encodes: list[Activity] = ["encode"] if rank == 0 else []
+        return [*encodes, "decode"] if rank == len(self._ranks) - 1 else encodes
+
+    def need(self, rank: int, parameters: VideoParameters, *also: Activity) -> int:
         """Return the bytes that a rank needs for a video: its weights, and the largest peak of what it computes.
 
-        The last rank must be able to decode it, also without `decodes`.
+        The first rank must be able to encode it and the last to decode it, without `also`.
         """
-        decodes = decodes or rank == len(self._ranks) - 1
         has_steps = self._ranks[rank].components is None or bool(self._ranks[rank].components)
-        peaks = [self._expected("step", parameters)] if has_steps else []
-        if rank == 0:
-            peaks.append(self._expected("encode", parameters))
-        if decodes:
-            peaks.append(self._expected("decode", parameters))
+        steps: list[Activity] = ["step"] if has_steps else []
+        peaks = [self._expected(each, parameters) for each in {*steps, *self._in_any_case(rank), *also}]
         return self._ranks[rank].weights + max(peaks)
 
-    def _expected(self, activity: Any, parameters: VideoParameters) -> int:
+    def _expected(self, activity: Activity, parameters: VideoParameters) -> int:
         has_decoder = self._ranks[0].decodes or len(self._ranks) == 1
         shape = shape_for(activity, parameters)
         return self._workspace + self._family.memory(activity, shape, self._dtype, self._facts, has_decoder=has_decoder)

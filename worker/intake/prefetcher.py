@@ -1,5 +1,6 @@
 """Finds the files of a finished job, else its checkpoint, else its photo, in a thread, before the stage takes it."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -45,6 +46,8 @@ class IntakeOptions:
     until_s: float | None = None
     #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
+    #: Encodes the prompts of a video ahead of time; the model keeps the result.
+    embed: Callable[[VideoParameters], object] = lambda parameters: None
     #: Number of crashes of a rank after which the job it computes is set aside.
     max_attempts: int = 2
     #: Most jobs in flight at once. Sockets limit the bytes that wait between ranks; without this limit a group with
@@ -114,7 +117,10 @@ class Prefetcher:
         with self._options.mark_prepare(job_id):
             note = partial(logger.warning, "Job %s: %s", job_id)
             size = found.job.width, found.job.height
-            return replace(found, photo=prepare_photo(photo, *size, job.fit, self._options.max_pixels, note))
+            prepared = prepare_photo(photo, *size, job.fit, self._options.max_pixels, note)
+            with contextlib.suppress(Exception):  # raised again when the video is admitted
+                self._options.embed(found.job.parameters)
+            return replace(found, photo=prepared)
 
     @property
     def condition(self) -> Condition | None:

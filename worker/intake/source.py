@@ -66,8 +66,8 @@ class Intake(Source):
         self._dispatcher = Dispatcher(
             self._worker, self._reporter, self._recovery, self._prefetcher, options, checkpoints, self._wake
         )
-        #: Number of requests that the stage has taken or waits for, and that it wants by now; it alone writes both.
-        self._num_taken = self._num_wanted = 0
+        #: Number of requests that the stage has taken or waits for; it alone writes it.
+        self._num_taken = 0
         #: Jobs named by RQ's stop commands.
         self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()
         #: Whether the group is registered in Redis and has taken back the jobs of its dead predecessors.
@@ -84,29 +84,13 @@ class Intake(Source):
         """Register in Redis, take back the jobs of dead groups, and begin to take jobs, in a thread."""
         self._thread.start()
 
-    # Called by the stage loop.
+    # Called by the thread that admits.
 
     def take(self) -> Request | None:
         """Wait for the next request; None when no more will come."""
         self._num_taken += 1
-        self._num_wanted = self._num_taken
         self._wake.set()
         return self._dispatcher.ready.get()
-
-    def take_if_ready(self) -> Request | None:
-        """Return the next video to make if it is ready, without waiting."""
-        with contextlib.suppress(queue.Empty):
-            request = self._dispatcher.ready.get_nowait()
-            if request is not None:
-                self._num_taken += 1
-                return request
-            self._dispatcher.ready.put(None)  # for `take`
-        return None
-
-    def prefetch_next(self) -> None:
-        """Get the next request ready: rank 0 can start it in about a step's time."""
-        self._num_wanted = self._num_taken + 1
-        self._wake.set()
 
     # Called from other threads.
 
@@ -193,7 +177,7 @@ class Intake(Source):
             self._busy_at = now
         if now >= self._due_at:
             return POLL_S  # more jobs are due
-        if not self._dispatcher.is_waiting(self._num_wanted):
+        if not self._dispatcher.is_waiting(self._num_taken):
             return SLOW_POLL_S
         return min(SLOW_POLL_S, POLL_S + (now - self._busy_at) / SLOW_AFTER_S)
 
@@ -214,7 +198,7 @@ class Intake(Source):
         if time.monotonic() >= self._due_at:
             more = self._worker.promote_due()
             self._due_at = time.monotonic() + (0.0 if more else DUE_S)
-        self._dispatcher.fill(self._num_wanted)
+        self._dispatcher.fill(self._num_taken)
         if time.monotonic() >= self._maintain_at:
             self._recovery.unknown(self._reporter.execution_ids)
             self._recovery.expired()

@@ -90,7 +90,7 @@ class CrashSuspect:
 
 def phase_of(sample: Sample, index: int) -> Literal["encode", "step", "decode"]:
     """Return what a rank does that reports a step; before its photo is encoded, a sample has no tensors."""
-    return "decode" if index == sample.parameters.steps else "step" if sample.tensors else "encode"
+    return "decode" if index == sample.parameters.steps else "encode" if sample.step < 0 else "step"
 
 
 class CrashMarker:

@@ -5,6 +5,7 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 """
 
 import importlib.util
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -41,12 +42,13 @@ class WanModel(DiffusersModel):
 
     def __init__(self, model: ResolvedModel, role: Role, *args: Any, **kwargs: Any) -> None:
         """Load the components that a role needs; see `DiffusersModel`."""
-        if role.encode and importlib.util.find_spec("ftfy") is None:  # diffusers raises a NameError for each prompt
+        if role.embed and importlib.util.find_spec("ftfy") is None:  # diffusers raises a NameError for each prompt
             raise InputError(f"Models of Wan need ftfy, which is not installed; {how_to_install('worker')}.")
         super().__init__(model, role, *args, **kwargs)
         # Setting timesteps waits for the device, and a long prompt takes seconds.
         self._schedule = lru_cache(CACHED_SCHEDULES)(partial(Schedule, facts=self._facts, device=self._device))
         self._embed = lru_cache(CACHED_TEXTS)(self._embed_text)
+        self._embedding = threading.Lock()
 
     def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros, with all that the scheduler may keep; see `_encode` for the others."""
@@ -65,23 +67,28 @@ class WanModel(DiffusersModel):
             state["image_embeds"] = text.new_zeros((1, IMAGE_TOKENS, config["image_dim"]))
         return state
 
-    def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Encode the prompts and a photo, and draw the initial noise.
+    @torch.inference_mode()
+    def embed(self, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Encode the prompts, those of the last texts from memory.
 
         Returns:
-            `latents` (1, C, F', H', W'), with F' frames after the VAE's compression; `condition` (1, 4 + C, F', H',
-            W'), mask and encoded photo, or (1, C, 1, H', W') of a TI2V model; `prompt_embeds` (1, N, E) and with
-            guidance `negative_prompt_embeds`, without the padding that the denoiser adds; of a 2.1 model
-            `image_embeds` (1, 257, I).
+            `prompt_embeds` (1, N, E) and with guidance `negative_prompt_embeds`, without the padding that the denoiser
+            adds.
         """
         assert isinstance(parameters, WanParameters)
+        with self._embedding:
+            # (3)
+            state = {"prompt_embeds": self._embed(parameters.prompt)}
+            if parameters.guided:
+                assert parameters.negative_prompt is not None
+                # A copy, because both texts may be the same, and safetensors refuses tensors that share memory.
+                state["negative_prompt_embeds"] = self._embed(parameters.negative_prompt).clone()
+            return state
+
+    def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Encode a photo, and the prompts if it can, and draw the initial noise; see `tensor_types`."""
         pipeline = self.pipeline
-        # (3)
-        state = {"prompt_embeds": self._embed(parameters.prompt)}
-        if parameters.guided:
-            assert parameters.negative_prompt is not None
-            # A copy, because both texts may be the same, and safetensors refuses tensors that share memory.
-            state["negative_prompt_embeds"] = self._embed(parameters.negative_prompt).clone()
+        state = self.embed(parameters) if self._role.embed else {}
         if self._facts["has_image_encoder"]:
             state["image_embeds"] = pipeline.encode_image(photo, self._device).to(self._dtype)
         # (5) The noise is the only random thing.

@@ -192,10 +192,13 @@ def _write_visits() -> int:
 
 def _decode_before_the_last_rank() -> None:
     """Have ranks decode that do not write."""
-    from svdq.worker.intake.memory_plan import MemoryPlan
+    from svdq.pipeline.loop import admission
 
-    ranks = tuple(range(int(os.environ["WORLD_SIZE"]) - 1))
-    MemoryPlan.decoders = lambda self, parameters: ranks  # type: ignore[method-assign]
+    def bounds_without_last(segments: Any, components: Any, *_: Any) -> list[tuple[int, int]]:
+        end = segments[-1].stop + 2
+        return [(0, end)] * (len(components) - 1) + [(end, end)]
+
+    admission.bounds_of = bounds_without_last  # type: ignore[assignment]
 
 
 def _kill_when_frames_arrive(kill: Callable[[], None]) -> None:

@@ -51,7 +51,8 @@ def test_a_role_opens_only_its_own_files(tiny_wan):
     roles = [
         ({"components": ["transformer"]}, ["transformer"]),
         ({"components": ["transformer_2"], "decode": True}, ["transformer_2", "vae"]),
-        ({"components": ["transformer"], "encode": True}, ["text_encoder", "transformer", "vae"]),
+        ({"components": ["transformer"], "encode": True}, ["transformer", "vae"]),
+        ({"components": ["transformer"], "embed": True, "encode": True}, ["text_encoder", "transformer", "vae"]),
         ({"components": None}, ["transformer", "transformer_2"]),
     ]
     command = [sys.executable, "-c", OPENS, str(tiny_wan), json.dumps([role for role, _ in roles])]
@@ -70,12 +71,14 @@ def test_only_the_rank_that_encodes_needs_ftfy(tiny_wan, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ftfy" else find(name, *more))
     with pytest.raises(InputError, match=r"need ftfy, which is not installed; run `pip install"):
-        open_model(resolve(str(tiny_wan)), Role(encode=True), CPU, torch.float32)
+        open_model(resolve(str(tiny_wan)), Role(embed=True, encode=True), CPU, torch.float32)
     assert open_model(resolve(str(tiny_wan)), Role(decode=True), CPU, torch.float32).pipeline.text_encoder is None
 
 
 def test_only_what_encodes_and_decodes_is_kept(tiny_wan):
-    encoder = open_model(resolve(str(tiny_wan)), Role(encode=True, components=frozenset()), CPU, torch.float32).pipeline
+    encoder = open_model(
+        resolve(str(tiny_wan)), Role(embed=True, encode=True, components=frozenset()), CPU, torch.float32
+    ).pipeline
     assert encoder.text_encoder is not None
     assert encoder.vae.encoder is not None
     assert (encoder.vae.decoder, encoder.transformer, encoder.transformer_2) == (None, None, None)

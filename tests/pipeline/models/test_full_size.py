@@ -63,8 +63,8 @@ def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: s
     image = Image.open(photo)
     # By its own plan, a group gives both steps of a single video to rank 1: nothing would be handed over.
     num_ranks = topology.num_ranks
-    boundaries = tuple(rank * SMALL.steps // num_ranks for rank in range(num_ranks + 1))
-    planner = ListPlanner(num_ranks, [Assignment(boundaries=boundaries, decoder=num_ranks - 1)])
+    boundaries = (0, *(1 + rank * SMALL.steps // num_ranks for rank in range(1, num_ranks)), SMALL.steps + 2)
+    planner = ListPlanner(num_ranks, [Assignment(boundaries=boundaries)])
     requests = [Request(job_id="video", parameters=SMALL, photo=image)]
     run_stage(topology, links, model, requests, StagesSink(Path(folder)), planner=planner)
 

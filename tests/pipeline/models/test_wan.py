@@ -24,9 +24,9 @@ from svdq.pipeline.models.wan.family import WanParameters
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-EVERYTHING = Role(encode=True, decode=True)
+EVERYTHING = Role(embed=True, encode=True, decode=True)
 #: What each rank has: the expert of the noisy steps and the encoder, then that of the others and the decoder.
-HIGH = Role(encode=True, components=frozenset({"transformer"}))
+HIGH = Role(embed=True, encode=True, components=frozenset({"transformer"}))
 LOW = Role(components=frozenset({"transformer_2"}), decode=True)
 
 

@@ -20,7 +20,7 @@ from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
 
 CPU = torch.device("cpu")
-EVERYTHING = Role(encode=True, decode=True)
+EVERYTHING = Role(embed=True, encode=True, decode=True)
 
 
 @pytest.fixture

@@ -43,7 +43,15 @@ def test_a_model_with_one_component_is_not_bound() -> None:
 
 
 def test_a_rank_that_may_do_all_steps_does_none_that_later_ranks_cannot_follow() -> None:
-    assert bounds_of(two(15, 40), [None, HIGH, LOW, None]) == [(0, 15), (0, 15), (15, 40), (15, 40)]
+    bounds = bounds_of(two(15, 40), [None, HIGH, LOW, None], range(4), range(4))
+    assert bounds == [(0, 16), (0, 16), (16, 42), (16, 42)]
+
+
+def test_ranks_without_room_for_an_encoder_or_a_decoder_do_not_encode_or_decode() -> None:
+    bounds = bounds_of(two(15, 40), [None] * 4, encoders=[0, 1, 3], decoders=[0, 2, 3])
+    assert bounds == [(0, 41), (0, 41), (1, 42), (1, 42)], "ranks before or after one that cannot do not either"
+    bounds = bounds_of(two(15, 40), [frozenset(), HIGH, LOW], encoders=[0], decoders=[1, 2])
+    assert bounds == [(0, 1), (1, 16), (16, 42)]
 
 
 @given(
@@ -59,13 +67,14 @@ def test_the_chain_can_do_every_step_of_every_video(room, typical, video, encode
     segments = two(video[0], sum(video))
     if typical[0] == 0:
         assert components == [None] * len(room)
-    bounds = bounds_of(segments, components)
-    assert (bounds[0][0], bounds[-1][1]) == (0, sum(video))
+    every = range(len(room))
+    bounds = bounds_of(segments, components, every, every)
+    assert (bounds[0][0], bounds[-1][1]) == (0, sum(video) + 2)
     assert all(a[0] <= b[0] and a[1] <= b[1] and b[0] <= a[1] for a, b in pairwise(bounds))
     for held, (start, stop) in zip(components, bounds, strict=True):
         assert start <= stop
         for segment in segments:
-            does = max(start, segment.start) < min(stop, segment.stop)
+            does = max(start, segment.start + 1) < min(stop, segment.stop + 1)
             assert not does or held is None or segment.component in held
     for rank, held in enumerate(components):
         assert held is not None or room[rank] or len(room) == 1 or typical[0] == 0

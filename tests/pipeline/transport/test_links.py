@@ -95,13 +95,13 @@ def test_a_message_is_passed_on_bit_by_bit(pair, second_pair) -> None:
     sender = Sender(Channel(pair[0], CPU), 1, print)
     onward = Sender(Channel(second_pair[0], CPU), 2, print)
     frames = torch.arange(5_000_000, dtype=torch.int32).view(torch.uint8)
-    onward.note([Work(1, 7, "steps", 0.5)])
+    onward.note([Work(1, 7, 1, 5, 0.5)])
     messages: list[Message] = []
     threads = [
         threading.Thread(target=lambda: messages.extend(collect(second_pair[1]))),
         threading.Thread(target=lambda: (sender.send(message), sender.close())),
     ]
-    message = Message(kind=Kind.FRAMES, body={"a": 1}, tensors={"frames": frames}, work=[Work(0, 8, "decode", 2.0)])
+    message = Message(kind=Kind.FRAMES, body={"a": 1}, tensors={"frames": frames}, work=[Work(0, 8, 26, 27, 2.0)])
     receiver = Receiver(Channel(pair[1], CPU), 0, print)
     receiver.start(lambda arrival: arrival.relay(onward))
     for thread in threads:
@@ -111,13 +111,13 @@ def test_a_message_is_passed_on_bit_by_bit(pair, second_pair) -> None:
     passed_on, close = messages
     assert (passed_on.kind, passed_on.body, close.kind) == (Kind.FRAMES, {"a": 1}, Kind.CLOSE)
     assert torch.equal(passed_on.tensors["frames"], frames)
-    assert list(passed_on.work) == [Work(0, 8, "decode", 2.0), Work(1, 7, "steps", 0.5)]
+    assert list(passed_on.work) == [Work(0, 8, 26, 27, 2.0), Work(1, 7, 1, 5, 0.5)]
 
 
 def test_finished_work_is_sent_at_once_and_then_with_the_next_message(pair) -> None:
     sender = Sender(Channel(pair[0], CPU), 1, print)
     for index in range(3):
-        sender.note([Work(0, index, "steps", 1.0)])
+        sender.note([Work(0, index, 1, 5, 1.0)])
         sender.send_work()
     sender.send(Message(kind=Kind.REPORT))
     sender.close()
