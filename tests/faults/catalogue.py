@@ -52,6 +52,7 @@ CAMPAIGNS = {
     "after-rename": Campaign(run=windows.after_rename, num_jobs=40, ranks=2),
     "before-acknowledgement": Campaign(run=windows.before_acknowledgement, num_jobs=40, ranks=2),
     "during-prepare": Campaign(run=windows.during_prepare, num_jobs=40, ranks=2),
+    "during-encode": Campaign(run=windows.during_encode, num_jobs=40),
     "during-decode": Campaign(run=windows.during_decode, num_jobs=40),
     "frames-in-transit": Campaign(run=windows.frames_in_transit, num_jobs=40),
     "during-write": Campaign(run=windows.during_write, num_jobs=40, ranks=2),

@@ -16,6 +16,7 @@ WINDOWS = (
     "after-rename",
     "before-acknowledgement",
     "during-prepare",
+    "during-encode",
     "during-decode",
     "frames-in-transit",
     "during-write",
@@ -43,6 +44,7 @@ after_admission = partial(_window, where="after-admission")
 after_rename = partial(_window, where="after-rename")
 before_acknowledgement = partial(_window, where="before-acknowledgement")
 during_prepare = partial(_window, where="during-prepare")
+during_encode = partial(_window, where="during-encode")
 during_decode = partial(_window, where="during-decode")
 frames_in_transit = partial(_window, where="frames-in-transit")
 during_write = partial(_window, where="during-write")

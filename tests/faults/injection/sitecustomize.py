@@ -242,6 +242,8 @@ def _install(where: str, folder: Path) -> None:
             _wrap(GroupWorker, "succeed", before=_killer(folder), after=None)
         case "during-prepare":
             _wrap(image, "load_photo", before=_killer(folder, PHASE_VISITS), after=None)
+        case "during-encode":
+            _wrap(SimulatedModel, "encode", before=_killer(folder, PHASE_VISITS), after=None)
         case "during-decode":
             _decode_before_the_last_rank()
             _wrap(SimulatedModel, "decode", before=_killer(folder, PHASE_VISITS), after=None)
