@@ -6,7 +6,7 @@ counters follow from the index of the step, so that a step can be done anywhere,
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,7 +95,10 @@ def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
     assert completed.steps is not None
     assert completed.flow_shift is not None
     be_quiet()  # ranks are bound before they load anything else of diffusers
-    return Schedule(completed.steps, completed.flow_shift, facts).segments
+    found = Schedule(completed.steps, completed.flow_shift, facts).segments
+    if not completed.guided or completed.guidance_scale_2 != 1:
+        return found
+    return tuple(replace(each, cost=0.5) if each.component == LOW_NOISE else each for each in found)
 
 
 @dataclass(kw_only=True)
@@ -150,7 +153,8 @@ class WanDenoiser:
             return noise
 
         noise_pred = predict(self.prompt_embeds)
-        if self.negative_prompt_embeds is not None:
+        # At a scale of 1 the prediction without the prompt would cancel out, but for rounding; diffusers computes it.
+        if self.negative_prompt_embeds is not None and self.guidance_scales[component] != 1:
             unconditional = predict(self.negative_prompt_embeds)
             noise_pred = unconditional + self.guidance_scales[component] * (noise_pred - unconditional)
         changed = self.schedule.step(noise_pred, index, state)
