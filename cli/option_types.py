@@ -4,6 +4,7 @@ Imports little, as each command imports it: settings, Redis and jobs only when a
 """
 
 import functools
+import math
 import os
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -110,9 +111,20 @@ class SectionedCommand(click.Command):
         return "Advanced" if option.name in ADVANCED else "Options"
 
 
+class NumberRange(click.FloatRange):
+    """A number in a range; `click.FloatRange` accepts nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check the number."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number; give one such as 50.", param, ctx)
+        return number
+
+
 #: Milliseconds, at most eleven days.
-MILLISECONDS = click.FloatRange(0, 1e9)
-STEP_MS = click.FloatRange(0, 1e9, min_open=True)
+MILLISECONDS = NumberRange(0, 1e9)
+STEP_MS = NumberRange(0, 1e9, min_open=True)
 
 
 def past_time(_context: click.Context, option: click.Parameter, value: str | None) -> datetime | None:

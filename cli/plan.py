@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.formatting import clock, echo, echo_json, table
-from svdq.cli.option_types import MILLISECONDS, STEP_MS, json_option, parse_experts
+from svdq.cli.option_types import MILLISECONDS, STEP_MS, NumberRange, json_option, parse_experts
 from svdq.producer.text import count, duration
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     metavar="STEPS+STEPS",
     help="Each GPU of a pipeline holds one of two experts, which do these shares of the steps: 15+25.",
 )
-@click.option("--gpu-hour-price", type=click.FloatRange(0), metavar="PRICE", help="Price of a GPU per hour.")
+@click.option("--gpu-hour-price", type=NumberRange(0), metavar="PRICE", help="Price of a GPU per hour.")
 @json_option()
 def plan(
     videos: int,

@@ -57,6 +57,8 @@ def test_two_experts() -> None:
         ("--videos 5", "--step-ms"),
         ("--videos 5 --step-ms 50 --deadline soon", "--deadline 'soon' is not a duration"),
         ("--videos 5 --step-ms 0", "0.0 is not in the range"),
+        ("--videos 5 --step-ms nan", "'--step-ms': 'nan' is not a number"),
+        ("--videos 5 --step-ms 50 --gpu-hour-price nan", "'--gpu-hour-price': 'nan' is not a number"),
         ("--videos 5 --step-ms 50 --segments 15", "written like 15+25"),
         ("--videos 5 --step-ms 50 --segments 0+40", "written like 15+25"),
     ],

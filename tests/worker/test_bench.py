@@ -100,6 +100,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["--model", "nothere"], "There is no model folder 'nothere'"),
         (["--model", "simulated:foo=1"], "cannot be simulated"),
         (["--step-ms", "0"], "--step-ms"),
+        (["--step-ms", "nan"], "'nan' is not a number"),
         (["--burst", "1,x"], "list of positive numbers"),
         (["--rank-speed", "inf"], "list of positive numbers"),
         (["--rank-speed", "1,2"], "one number for each"),
