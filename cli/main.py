@@ -19,7 +19,7 @@ from typing import Any, Self
 import click
 from click.shell_completion import CompletionItem
 
-from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.errors import InputError, SvdqError
 
 #: Headings of `svdq --help` with their commands: name -> (module:attribute, one-line help).
 SECTIONS = {
@@ -147,6 +147,10 @@ def cli() -> None:
     svdq worker                  render the photos in the queue
     svdq wait ID                 wait for a video and print its path
     """
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise InputError("The working folder has been removed; change to one that exists, such as `cd ~`.") from error
 
 
 def run(arguments: Sequence[str]) -> int:

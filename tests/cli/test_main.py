@@ -125,6 +125,19 @@ def test_exit_codes(
     assert capsys.readouterr().err.strip() == said
 
 
+@pytest.mark.parametrize("arguments", [["status"], ["submit", "photo.jpg"], ["config"]])
+def test_a_removed_working_folder_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]
+) -> None:
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
+    assert main.run(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error: The working folder has been removed")
+    assert error.count("\n") == 1
+
+
 def test_a_reader_that_goes_away(home: Path) -> None:
     command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
