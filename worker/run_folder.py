@@ -59,8 +59,7 @@ class RankConfig(BaseModel):
         default="auto", description="Type to compute in; auto: fp16 on GPUs (Wan: bf16), fp32 on processors."
     )
     compile: Literal["off", "blocks", "whole"] = Field(
-        default="off",
-        description="What of the denoising is compiled, for each shape of video when it is first made.",
+        default="off", description="What of the denoising is compiled, for each shape of video when it is first made."
     )
     approximate: tuple[Literal["int8"], ...] = Field(
         default=(),

@@ -156,10 +156,7 @@ def serve_metrics(address: str, port: int, redis_url: str, groups: Sequence["Gro
         InputError: it cannot listen there.
     """
     connection = redis.Redis.from_url(
-        redis_url,
-        retry=Retry(NoBackoff(), 0),
-        socket_connect_timeout=ANSWER_TIMEOUT_S,
-        socket_timeout=ANSWER_TIMEOUT_S,
+        redis_url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=ANSWER_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S
     )
     registry = CollectorRegistry()
     registry.register(LauncherCollector(connection, groups))

@@ -140,8 +140,7 @@ class ResultWriter(Sink):
             try:
                 with self._tracer.span("write", sample.job_id):
                     result = self._retry.call(
-                        partial(self._attempt, sample, frames, FileRefusals()),
-                        partial(self._is_held, sample),
+                        partial(self._attempt, sample, frames, FileRefusals()), partial(self._is_held, sample)
                     )
             except RetryStoppedError:
                 return  # its job goes back to the queue, and its last checkpoint stays
