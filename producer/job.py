@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from svdq.pipeline.models.families import PARAMETERS, class_for
 from svdq.pipeline.models.svd.family import SvdParameters
@@ -21,8 +21,6 @@ from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, VideoParameters
 MAX_FOLDER_NAME_BYTES = 255
 #: Largest length of a folder path in characters.
 MAX_FOLDER_LENGTH = 1000
-#: Fields that a sentence names, and characters of each.
-MAX_NAMED, MAX_NAMED_LENGTH = 3, 60
 
 INPUT_KEY = re.compile(r"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
 
@@ -142,21 +140,6 @@ def parse_job(document: object) -> Job:
         ValueError: it is not valid (pydantic's ValidationError is one).
     """
     return class_for(document, JOBS).model_validate(document)
-
-
-def newer_parts(document: object) -> str:
-    """Name what only a newer version of svdq can know of a job's JSON, its family or its fields; "" if nothing."""
-    try:
-        parse_job(document)
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False, include_input=False)
-        if {each["type"] for each in errors} == {"extra_forbidden"}:
-            return ", ".join(repr(str(each["loc"][-1]))[:MAX_NAMED_LENGTH] for each in errors[:MAX_NAMED])
-    except ValueError:
-        family = document.get("family") if isinstance(document, dict) else None
-        if isinstance(family, str):
-            return f"family {family!r}"[:MAX_NAMED_LENGTH]
-    return ""
 
 
 def is_folder_name(name: str) -> bool:

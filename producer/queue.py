@@ -18,7 +18,7 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason
 from svdq.producer import keys
 from svdq.producer.embedded_redis import ensure_server, full_disk
 from svdq.producer.files import close_home
-from svdq.producer.job import Job, newer_parts
+from svdq.producer.job import Job
 from svdq.producer.records import JobArguments
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of, read_many
@@ -245,15 +245,6 @@ def read_job(rq_job: rq.job.Job) -> Job | None:
     """Return our job in an RQ job, or None if it is not ours."""
     arguments = read_arguments(rq_job)
     return arguments.job if arguments else None
-
-
-def newer_version_of(rq_job: rq.job.Job) -> str:
-    """Return the sentence about a job that a newer version of svdq submitted; "" for all other jobs."""
-    try:
-        parts = newer_parts(rq_job.kwargs["job"]) if rq_job.func_name == RENDER else ""
-    except Exception:  # noqa: BLE001 - as above
-        return ""
-    return f"A newer version of svdq submitted it ({parts}); it waits for a worker of that version." if parts else ""
 
 
 def is_ours(rq_job: rq.job.Job) -> bool:

@@ -71,7 +71,7 @@ class JobArguments(Record):
 
 
 class JobMeta(Record):
-    """The `meta` of an RQ job: its progress in a group, or why a worker has put it off."""
+    """The `meta` of an RQ job: its progress in a group."""
 
     #: Number of denoising steps done, and the rank that has the job.
     step: Count = 0
@@ -84,8 +84,6 @@ class JobMeta(Record):
     notice: str = ""
     #: The parameters that a job may leave open, as used.
     used: dict[str, Any] = {}
-    #: Why a worker has put the job off, as a sentence.
-    put_off: str = Field(default="", exclude_if=_is_empty)
 
 
 class JobResult(Record):

@@ -18,7 +18,7 @@ from rq.results import Result
 
 from svdq.producer import job_control
 from svdq.producer.job import Job, parse_job
-from svdq.producer.queue import ENDED, SvdqQueue, fetch, newer_version_of, read_arguments, session, statuses
+from svdq.producer.queue import ENDED, SvdqQueue, fetch, read_arguments, session, statuses
 from svdq.producer.records import JobMeta, JobResult
 from svdq.producer.settings import Settings
 from svdq.producer.text import MAX_SECONDS, rfc3339
@@ -57,7 +57,7 @@ class JobView:
     decoder: int | None = None
     #: Paths or URLs of its files, once it is finished.
     outputs: tuple[str, ...] = ()
-    #: Why it failed, or was put off by a worker, as a sentence.
+    #: Why it failed, as a sentence.
     error: str | None = None
     #: Notice if no trained model made the video, such as "preview (no diffusion model)".
     notice: str = ""
@@ -167,13 +167,8 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
     error = None
     if status == JobStatus.FAILED.value:
         error = last_sentence(result.exc_string if result else None)
-    elif status == JobStatus.SCHEDULED.value and meta.put_off:
-        error = meta.put_off
     elif arguments is None:
-        error = (
-            newer_version_of(rq_job)
-            or "This is not a job of svdq, or another version submitted it; submit its photo again."
-        )
+        error = "This is not a job of svdq, or another version submitted it; submit its photo again."
     elif status == JobStatus.STOPPED.value:
         error = "The user stopped it; `svdq retry` queues it again."
     return JobView(

@@ -27,7 +27,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from rq.job import JobStatus
 
-from svdq.producer import job_control, keys
+from svdq.producer import job_control
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.job_view import view
@@ -498,7 +498,7 @@ FOREIGN = {
     "photo behind a photo": (lambda trap: with_values(image=f"{JOB.image}/../../../secrets.jpg"), "parameters"),
     "photo elsewhere": (lambda trap: with_values(image="/etc/passwd"), "parameters"),
     "photo by URL": (lambda trap: with_values(image=trap.url), "parameters"),
-    "no parameters": (lambda trap: {"kwargs": {}}, "Its parameters are not those of a svdq job"),
+    "no parameters": (lambda trap: {"kwargs": {}}, "Its parameters are not those of a job of this version"),
     "pickle": (lambda trap: {"data": zlib.compress(trap.pickle)}, "It is not stored as JSON"),
     "plain pickle": (lambda trap: {"data": trap.pickle}, "It is not stored as JSON"),
     "other JSON": (lambda trap: {"data": b'{"a": 1}'}, "It is not stored as JSON"),
@@ -540,33 +540,22 @@ def test_a_job_is_refused_whose_id_no_crash_marker_can_name(connection: redis.Re
 
 
 @pytest.mark.parametrize("newer", [{"loop": True}, {"family": "ltx", "sound": True}])
-def test_a_job_of_a_newer_version_waits_for_a_newer_worker(
+def test_a_job_of_a_newer_version_fails_and_can_be_retried(
     connection: redis.Redis, worker: GroupWorker, newer: dict[str, object]
 ) -> None:
     put_raw(connection, **with_values(**newer))
     put(connection, "good")
-    assert "A newer version of svdq submitted it" in str(view(connection, "bad").error)
     assert [active.rq_job.id for active in take(worker)] == ["good"]
-    assert worker.pop() is None
-    waits = view(connection, "bad")
-    assert waits.status == "scheduled"
-    assert "waits for a worker of that version" in str(waits.error)
-    assert worker.num_scheduled() == (0, 1)
-
-    # Offered again, and put off again until it is canceled.
-    scheduled = SvdqQueue("svdq-default", connection=connection).scheduled_job_registry
-    connection.zadd(scheduled.key, {"bad": 1})
-    worker.promote_due()
+    failed = view(connection, "bad")
+    assert failed.status == "failed"
+    assert "if a newer one submitted it, `svdq retry` it" in str(failed.error)
+    before = connection.hget("rq:job:bad", "data")
+    job_control.retry(connection, "bad")
     assert waiting(connection) == ["bad"]
-    assert worker.pop() is None
-    assert view(connection, "bad").status == "scheduled"
-    assert job_control.cancel(connection, "bad") == "canceled"
-    assert not connection.exists(keys.POPPED, scheduled.key)
+    assert connection.hget("rq:job:bad", "data") == before
 
 
-def test_many_jobs_of_a_newer_version_do_not_keep_leases_from_being_renewed(
-    connection: redis.Redis, worker: GroupWorker
-) -> None:
+def test_many_refused_jobs_do_not_keep_leases_from_being_renewed(connection: redis.Redis, worker: GroupWorker) -> None:
     queue = SvdqQueue("svdq-default", connection=connection)
     for _ in range(group_worker.LOOKED_AT_ONCE + 1):
         queue.enqueue_call(RENDER, **with_values(loop=True))

@@ -20,8 +20,7 @@ from rq.worker import WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register
 
 from svdq.producer import keys
-from svdq.producer.queue import RENDER, newer_version_of, read_arguments
-from svdq.producer.records import JobMeta
+from svdq.producer.queue import RENDER, read_arguments
 from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.queue import scripts
@@ -32,10 +31,13 @@ logger = logging.getLogger(__name__)
 
 #: Largest number of due jobs that are queued between two renewals of leases.
 PROMOTED_AT_ONCE = 1000
-#: Jobs that are refused or put off between two renewals of leases.
+#: Jobs that are refused between two renewals of leases.
 LOOKED_AT_ONCE = 100
-#: Seconds until a job of a newer version is offered again.
-PUT_OFF_S = 300
+#: Why a job is refused whose arguments are not valid.
+UNREADABLE = (
+    "Its parameters are not those of a job of this version of svdq; if a newer one submitted it, `svdq retry` it when "
+    "the workers are upgraded."
+)
 
 
 class GroupWorker(RqWorker):
@@ -144,7 +146,7 @@ class GroupWorker(RqWorker):
     def pop(self) -> ActiveJob | None:
         """Take the next job off the queues, most urgent queue first, and start its execution.
 
-        Jobs that are not valid are failed or dropped, those of a newer version are put off, and the next one is taken.
+        Jobs that are not valid are failed or dropped, and the next one is taken.
         """
         for _ in range(LOOKED_AT_ONCE):
             popped = scripts.pop(self.connection, self.queues, self.name, self.pause_field)
@@ -183,11 +185,8 @@ class GroupWorker(RqWorker):
         self.connection.persist(rq_job.key)
         refusal = refusal_of(rq_job)
         arguments = None if refusal else read_arguments(rq_job)
-        if arguments is None and not refusal and (reason := newer_version_of(rq_job)):
-            self._put_off(rq_job, queue, reason)
-            return None
         if arguments is None:
-            reason = refusal or "Its parameters are not those of a svdq job."
+            reason = refusal or UNREADABLE
             logger.error("Job %s was refused: %s", rq_job.id, reason)
             self.fail_popped(rq_job, queue, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
             return None
@@ -196,18 +195,9 @@ class GroupWorker(RqWorker):
             self.fail_popped(rq_job, queue, STOPPED)
             return None
         execution = self._begin(rq_job, queue)
-        return (
-            None
-            if execution is None
-            else ActiveJob(rq_job=rq_job, queue=queue, execution=execution, arguments=arguments)
-        )
-
-    def _put_off(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
-        """Schedule a popped job for later, when a worker of another version may take it."""
-        logger.warning("Job %s is put off: %s", rq_job.id, reason)
-        due_s = int(scripts.server_time(self.connection)) + PUT_OFF_S
-        meta = JobMeta.model_validate(rq_job.meta).model_copy(update={"put_off": reason})
-        scripts.put_off(self.connection, queue, rq_job.id, self.name, due_s, meta.model_dump_json().encode())
+        if execution is None:
+            return None
+        return ActiveJob(rq_job=rq_job, queue=queue, execution=execution, arguments=arguments)
 
     def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
         """Start the execution of a popped job; None if it was canceled, deleted or returned since it was popped."""

@@ -121,23 +121,6 @@ redis.call(in_front and 'lpush' or 'rpush', KEYS[2], ARGV[1])
 return 1
 """
 
-#: Schedules a popped job.
-#: KEYS: svdq:popped, intermediate queue, rq:scheduled:<queue>, job. ARGV: job id, the worker's name, when it is due,
-#: its new `meta`. Returns 0 if the worker does not own it, -1 if it owns it and the job is not queued.
-_PUT_OFF = """
-if redis.call('hget', KEYS[1], ARGV[1]) ~= ARGV[2] then
-  return 0
-end
-if redis.call('hget', KEYS[4], 'status') ~= 'queued' then
-  return -1
-end
-redis.call('hset', KEYS[4], 'status', 'scheduled', 'meta', ARGV[4])
-redis.call('zadd', KEYS[3], ARGV[3], ARGV[1])
-redis.call('lrem', KEYS[2], 1, ARGV[1])
-redis.call('hdel', KEYS[1], ARGV[1])
-return 1
-"""
-
 #: Writes a field of a job. KEYS: job. ARGV: field, value.
 _SET_FIELD = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], ARGV[1], ARGV[2]) end"
 
@@ -226,13 +209,6 @@ def return_popped_to_queue(connection: redis.Redis, queue: rq.Queue, job_id: byt
     """Put a job that its owner (b"": another program) popped and did not begin back to the front of its queue."""
     names = (keys.POPPED, queue.intermediate_queue_key, queue.key, key_of(job_id))
     return bool(_eval(connection, _RETURN_POPPED_TO_QUEUE, names, job_id, owner) == 1)
-
-
-def put_off(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: str, due_s: int, meta: bytes) -> None:
-    """Schedule a job that a worker has popped, unless it was canceled or taken back meanwhile."""
-    names = (keys.POPPED, queue.intermediate_queue_key, queue.scheduled_job_registry.key, key_of(job_id))
-    if _eval(connection, _PUT_OFF, names, job_id, worker_name, due_s, meta) == -1:
-        drop_popped(connection, queue, job_id)
 
 
 def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float) -> None:
