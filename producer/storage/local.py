@@ -20,7 +20,6 @@ from svdq.producer.files import open_regular, temporary_name
 TEMPORARY = "tmp"
 #: Bytes that videos, photos and checkpoints leave free on a disk; less on small disks.
 RESERVE_BYTES = 32 * 2**20
-#: Share of a small disk that stays free.
 _SMALL_DISK_SHARE = 1 / 32
 
 
@@ -28,9 +27,8 @@ _SMALL_DISK_SHARE = 1 / 32
 class Entry:
     """One file of a storage."""
 
-    #: Key, such as `outputs/photo-1f.mp4`.
     key: str
-    #: Size in bytes.
+    #: Bytes.
     size: int
     #: Time of the last write, with a time zone.
     modified_at: datetime
@@ -127,11 +125,7 @@ class LocalFiles:
                 path.unlink()
 
     def temporary_path(self) -> Path:
-        """Return an unused name; files of mkstemp and mkdtemp would be closed to other users.
-
-        Raises:
-            OSError: the folder cannot be created, or the disk is full.
-        """
+        """Return an unused name; raises OSError. Files of mkstemp and mkdtemp would be closed to other users."""
         folder = self.folder / TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
         check_room(folder)
@@ -148,11 +142,7 @@ def reserve_bytes(folder: Path) -> int:
 
 
 def check_room(folder: Path) -> None:
-    """Check that a file may be written in a folder.
-
-    Raises:
-        OSError: ENOSPC, only the reserve is left.
-    """
+    """Raise OSError (ENOSPC) if only the reserve is left on the disk of a folder."""
     free = shutil.disk_usage(folder).free
     if free < reserve_bytes(folder):
         reason = f"{os.strerror(errno.ENOSPC)}: the last {free / 2**20:.1f} MiB of the disk are kept for the queue"
@@ -188,7 +178,6 @@ def publish(source: Path, target: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Flush a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

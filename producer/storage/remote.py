@@ -1,7 +1,7 @@
 """Storage behind a URL through fsspec: an object store (S3, Google, Azure) or a file server (SFTP).
 
 An object store shows an object only when it is complete. On a file server, files are written under a temporary name and
-renamed. Only this module imports fsspec and its plugins.
+renamed.
 """
 
 import contextlib
@@ -32,9 +32,7 @@ EXTRAS = {
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 #: Number of files read or removed in parallel, to hide latency.
 AT_ONCE = 64
-#: Bytes that are transferred at a time of an opened file.
 PART_BYTES = 1 << 20
-#: Longest object name in bytes that object stores accept.
 MAX_KEY_BYTES = 1024
 
 
@@ -193,11 +191,7 @@ class RemoteFiles:
         return Entry(key=self._key(info["name"]), size=int(info["size"] or 0), modified_at=_modified_at(info))
 
     def _check_bucket(self) -> None:
-        """Distinguish an empty bucket from a missing one.
-
-        Raises:
-            FileNotFoundError: the bucket does not exist.
-        """
+        """Raise FileNotFoundError if the bucket does not exist."""
         if self._protocol in OBJECT_STORES - {"memory"}:
             bucket = self._root.partition("/")[0]
             try:

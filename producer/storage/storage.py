@@ -29,7 +29,7 @@ MARKER = ".svdq-storage"
 _MARKER_TEXT = b"svdq keeps photos, videos and checkpoints here. `svdq prune` removes them only where this file is.\n"
 #: The line of the marker with the id of the Redis database that has the jobs of the storage.
 _DATABASE = re.compile(rb"^redis: (\w+)$", re.MULTILINE)
-#: Key of the file that a worker writes to test whether a storage is writable.
+#: Key of the file of `Storage.check_writable`.
 PROBE = "outputs/.svdq-probe"
 #: A resubmitted photo counts as younger than this; `svdq prune` keeps photos up to twice this age.
 INPUT_AGE = timedelta(days=1)
@@ -63,7 +63,6 @@ class Storage:
         self._secrets: list[str] = []
         #: Whether the marker was there before the first write, or was written then; None until then.
         self._had_marker: bool | None = None
-        #: Whether `claim` has been called.
         self._is_claimed = False
         scheme, colon, rest = url.partition("://")
         if not colon or scheme in ("file", "local"):
@@ -100,11 +99,7 @@ class Storage:
                 return False
 
     def read_input(self, key: str) -> bytes:
-        """Read a photo; if its content does not match its hash, remove it so that it can be stored again.
-
-        Raises:
-            InputError: the photo is damaged.
-        """
+        """Read a photo; if it is damaged, remove it so that it can be stored again, and raise InputError."""
         for _ in range(2):  # another process may be storing it again
             data = self.read(key)
             if is_input(key, data):
@@ -186,11 +181,7 @@ class Storage:
             self._files.remove(key)
 
     def check_writable(self) -> None:
-        """Write and remove a small file in `outputs`, to distinguish one bad file from an unavailable storage.
-
-        Raises:
-            UnavailableError: the storage is not writable at present.
-        """
+        """Write and remove a small file in `outputs`; raises UnavailableError if the storage is not writable."""
         self.write_bytes(PROBE, b"")
         self.remove(PROBE)
 
@@ -237,7 +228,7 @@ class Storage:
 
     @property
     def shown(self) -> str:
-        """The storage for messages: a folder or a URL without secrets."""
+        """The folder, or the URL without secrets."""
         return str(self.folder or self._url)
 
     def location(self, key: str) -> str:
@@ -264,8 +255,7 @@ class Storage:
     def _mark(self) -> None:
         """Write the marker before the first file; continue without it if only subfolders are writable.
 
-        Raises:
-            FileNotFoundError: it is gone from a local folder, whose disk may have been unmounted.
+        Raises FileNotFoundError if it is gone from a local folder, whose disk may have been unmounted.
         """
         if self._had_marker is None:
             try:

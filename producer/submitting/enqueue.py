@@ -20,7 +20,7 @@ from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of
 from svdq.producer.records import JobArguments
 from svdq.producer.untrusted_job import key_of
 
-#: Number of jobs sent to Redis in one round trip and held in memory at a time.
+#: Number of jobs sent to Redis in one round trip.
 CHUNK = 500
 
 #: RQ's own script for unique jobs takes one job at a time and returns nothing about an existing job.
@@ -49,12 +49,10 @@ class Entry:
     job_id: str
     #: The path of its photo, for display.
     photo: str = ""
-    #: What the submitter should know about it, such as how much a crop removes; "" for nothing.
     warning: str = ""
     priority: str = "default"
     #: When to queue it, with a time zone; None means at once.
     at: datetime | None = None
-    #: Recorded with the job, as in `JobSpec`.
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,8 +83,8 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
             rq_job = new_rq_job(queue, entry)
             if entry.at is None:
                 rq_job.enqueued_at = now()
-            place, due = queue.key, ""
-            if entry.at is not None:
+                place, due = queue.key, ""
+            else:
                 place, due = queue.scheduled_job_registry.key, str(in_seconds(entry.at))
             mapping = [part for pair in rq_job.to_dict().items() for part in pair]
             script([rq_job.key, queue.redis_queues_keys, place], [rq_job.id, queue.key, due, *mapping], pipeline)
@@ -104,7 +102,6 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
 
 
 def _queue_again(connection: redis.Redis, entry: Entry, existing: rq.job.Job, after: Sequence[str] = ()) -> Enqueued:
-    """Queue an existing job again, with its seed, if it was canceled or has failed."""
     status = existing.get_status(refresh=False)
     if status.value in keys.UNRENDERED:
         with contextlib.suppress(InputError):  # another process has just changed it
@@ -116,7 +113,6 @@ def _queue_again(connection: redis.Redis, entry: Entry, existing: rq.job.Job, af
 def new_rq_job(queue: SvdqQueue, entry: Entry, *, after: Sequence[str] = ()) -> rq.job.Job:
     """Create an RQ job, without writing it; it is queued when the jobs in `after` have finished or failed."""
     job = entry.job
-    # A size that is left to the model is not known here.
     size = f" {job.width}x{job.height}" if job.width and job.height else ""
     arguments = JobArguments(job=job, photo=entry.photo, notes=dict(entry.notes))
     return queue.create_job(

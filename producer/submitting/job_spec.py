@@ -38,7 +38,6 @@ _OPEN_AREA = 832 * 480
 _AUTO_MULTIPLE = 32
 #: Allowed format specifications, such as `04` or `.2f`: no nested fields, and no width that exhausts memory.
 _LAYOUT = re.compile(r"[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?")
-#: A placeholder photo, to check values before the photo is known.
 _ANY_PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 
 
@@ -61,12 +60,10 @@ class JobSpec:
     at: datetime | None = None
     #: Ids of jobs, or prefixes of them, that are to have finished or failed first.
     depends_on: tuple[str, ...] = ()
-    #: Make new jobs although the same ones exist.
     force: bool = False
-    #: Makes jobs of their own: part of the ids, like a name, unless it is "".
+    #: Part of the ids unless it is "", so that a request gets jobs of its own.
     request_key: str = ""
-    #: Names and values that are recorded with the jobs but change neither the videos nor the ids, such as the prompt of
-    #: a request to a model that takes none.
+    #: Recorded with the jobs; they change neither the videos nor the ids.
     notes: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -148,8 +145,8 @@ def make_job(
 ) -> Job:
     """Create a job; the seed is random if none is given, and variation n adds n to a given seed.
 
-    `photo_size`, width and height of the photo if they are known, is for `auto_size`; `others` are the fields that are
-    not in `options`. Raises InputError with parameters as `spell` writes them.
+    `photo_size`, width and height in pixels, is for `auto_size`; `others` are the fields that are not in `options`.
+    Raises InputError.
     """
     family = options.family_for(model, spell) or DEFAULT_FAMILY
     values = options.given() | others | {"family": family}
@@ -171,7 +168,6 @@ def make_job(
 
 
 def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], spell: Callable[[str], str]) -> str:
-    """Describe the first error."""
     first = error.errors(include_url=False)[0]
     field = str(first["loc"][0]) if first["loc"] else ""
     if field in ("width", "height"):

@@ -91,8 +91,8 @@ def replace_videos(
 def make_anew(connection: redis.Redis, job_id: str, family: str) -> str:
     """Queue the photo and the prompt of a job anew for another family, and cancel the job if it is queued.
 
-    A recorded prompt counts, too. The parameters stay that both families have and that were not left at their defaults.
-    A job of that family is only retried. Returns the id of the job that is queued.
+    A recorded prompt counts, too. Parameters that both families have and that are not the defaults stay. A job of that
+    family is only retried. Returns the id of the queued job.
 
     Raises:
         InputError: the other family cannot make such a video, or the job is not one of svdq or has another status.

@@ -1,7 +1,6 @@
 """The parameters that a user requests for a video: reads them from a mapping of names to texts or values.
 
-Every front builds such a mapping and says how it spells names in errors. The parameters, with their types, limits and
-defaults, are the fields of the `Job` of each family.
+Their types, limits and defaults are those of the fields of each family's `Job`.
 """
 
 import itertools
@@ -26,9 +25,7 @@ MAX_VIDEOS = 10_000
 FIELD_OF: Mapping[str, FieldInfo] = {
     name: field for job in reversed(tuple(JOBS.values())) for name, field in job.model_fields.items()
 }
-#: All names that users give.
 FIELDS = (*VIDEO_FIELDS, "size", "format")
-#: The families that have prompts.
 WITH_PROMPTS = frozenset(name for name, job in JOBS.items() if "prompt" in job.model_fields)
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -83,7 +80,7 @@ class SubmitOptions:
     min_guidance_scale: float | None = None
     max_guidance_scale: float | None = None
     decode_chunk_size: int | None = None
-    #: Random for each video when None.
+    #: None: random for each video.
     seed: int | None = None
     formats: tuple[str, ...] | None = None
     fit: str | None = None
@@ -245,7 +242,7 @@ def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions,
             raise InputError(f"--sweep {text} gives values to {flags}, which has others; give them in one place.")
         taken |= names
         columns.append(column)
-    # Generating one more than allowed is enough to refuse them.
+    # One more than allowed is enough to refuse them.
     combinations = itertools.islice(itertools.product(*columns), MAX_VIDEOS + 1)
     return tuple(replace(options, **{k: v for values in chosen for k, v in values.items()}) for chosen in combinations)
 

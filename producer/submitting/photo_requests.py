@@ -20,7 +20,6 @@ from svdq.producer.submitting.photos import source_path
 from svdq.producer.submitting.sources import Sources
 from svdq.producer.text import parse_future
 
-#: Columns that are not parameters of a video.
 OWN_COLUMNS = ("photo", "priority", "at", "name", "output")
 COLUMNS = (*OWN_COLUMNS, *FIELDS)
 NO_OPTIONS = JobSpec()
@@ -38,11 +37,11 @@ class Request:
 
     path: Path
     spec: JobSpec
-    #: Where the photo is, from the submitted folder on; "" for its own folder and name.
+    #: As in `Photo`; "" for its own folder and name.
     source: str = ""
     #: Prefix of errors: where the user asked for it, such as `list.csv, line 7: `.
     where: str = ""
-    #: The bytes of an upload, whose path is only a name; None: they are in the file.
+    #: As in `Photo`.
     data: bytes | None = None
 
     @property

@@ -62,7 +62,7 @@ class Photo:
 
     @property
     def key(self) -> str:
-        """Its storage key."""
+        """The storage key."""
         return f"inputs/{self.sha256}.{self.extension}"
 
     def read(self) -> bytes:

@@ -16,7 +16,6 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.submitting.photos import safe_name, source_path
 
-#: Suffixes of photos in folders.
 SUFFIXES = frozenset(
     f".{ending}"
     for ending in (
@@ -28,9 +27,6 @@ SUFFIXES = frozenset(
 SYSTEM_FOLDERS = frozenset(
     {"@eadir", "#recycle", "$recycle.bin", "__macosx", "lost+found", "system volume information"}
 )
-#: Argument for paths on standard input.
-STDIN = "-"
-#: Suffix of prompts.
 SUFFIX = ".txt"
 #: Bytes; the longest prompt has less.
 MAX_BYTES = 1 << 16
@@ -92,7 +88,7 @@ def find_photos(
     for word in words:
         if not word:
             raise InputError("An empty path was given; check the variable that it comes from.")
-        if word == STDIN and stdin is not None:
+        if word == "-" and stdin is not None:
             photos += [photo for line in _lines(stdin) for photo in walk.file_or_folder(Path(line))]
         elif glob.has_magic(word) and not os.path.lexists(word):
             photos += walk.pattern(word)
@@ -111,12 +107,9 @@ def _lines(stdin: BinaryIO) -> list[str]:
 
 @dataclass
 class _Walk:
-    """Searches folders."""
-
     recursive: bool
     storage: Path | None
-    #: Name of the option that includes subfolders.
-    option: str
+    recursive_flag: str
     num_others: int = 0
 
     def file_or_folder(self, path: Path) -> list[Source]:
@@ -126,7 +119,7 @@ class _Walk:
         root = os.path.basename(os.path.abspath(path))
         found = [Source(path / name, "/".join(map(safe_name, name.parent.parts)), root) for name in names]
         if not found:
-            hint = "" if self.recursive else f"; {self.option} includes subfolders"
+            hint = "" if self.recursive else f"; {self.recursive_flag} includes subfolders"
             raise InputError(f"There are no photos in the folder {str(path)!r}{hint}.")
         return found
 

@@ -49,11 +49,11 @@ class Submission:
     is_new: bool
     #: When a new job will be queued, with a time zone; None: it is queued.
     at: datetime | None = None
-    #: How a job had ended that is queued again: failed, stopped or canceled; "" for others.
+    #: As in `Enqueued`.
     was: str = ""
     #: The model whose video the new job replaces; "" for none.
     replaced_model: str = ""
-    #: How much a crop removes of the photo, such as `crop removes 54% of the photo's height`; "" if that is little.
+    #: As of `crop_warning`.
     warning: str = ""
 
 
@@ -113,9 +113,7 @@ def submit(
         at: when to queue the jobs; without a time zone it is local time.
         output: folder for the files, below outputs/ of the storage.
 
-    Raises:
-        InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
-        UnavailableError: storage or Redis cannot be reached.
+    Raises InputError and UnavailableError as `submit_all`.
     """
     words = [str(photo) for photo in ([photos] if isinstance(photos, str | Path) else photos)]
     if not words:
@@ -145,11 +143,8 @@ def submit_all(
     """Submit photos: check all, store all, then enqueue their jobs, yielding each job as it is enqueued.
 
     A `photo.txt` beside a photo is its prompt, unless the request has one. Errors among the requests stand for bad rows
-    of a list. Submitting again continues after an interruption: existing photos and jobs are recognized. Memory holds a
-    few hundred bytes per photo, never the contents of many photos.
-
-    `connection` and `storage` are those of the settings, where the caller has them; `spell` returns the name of a
-    parameter for errors.
+    of a list. Submitting again continues after an interruption. Memory holds a few hundred bytes per photo.
+    `connection` and `storage` are those of the settings; `spell` returns the name of a parameter for errors.
 
     Raises:
         BadPhotosError: several photos are bad.
@@ -220,7 +215,6 @@ def _check(
     observer: Observer,
     spell: Callable[[str], str],
 ) -> list[tuple[Photo, JobSpec]]:
-    """Check all photos and their prompts."""
     paths = [request.path for request in requests if isinstance(request, Request) and request.data is None]
     observer.begin("checking", len(paths))
     results = iter(check_photos(paths, max_pixels, observer.advance))

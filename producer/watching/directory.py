@@ -29,7 +29,6 @@ class Signature(NamedTuple):
 
     #: Bytes.
     size: int
-    #: Time of the last write, in nanoseconds.
     mtime_ns: int
 
     @property
@@ -48,8 +47,7 @@ class Signature(NamedTuple):
 def open_folder(root: Path, folder: str = "", *, create: bool = False) -> Iterator[int]:
     """Open a folder by its path from `root`, with slashes, and yield its descriptor; `create` makes missing folders.
 
-    Raises:
-        OSError: it cannot be opened, or a part of `folder` is a symbolic link; `root` may be reached through links.
+    Raises OSError also if a part of `folder` is a symbolic link; `root` may be reached through links.
     """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -118,11 +116,8 @@ def move_file(
     `subfolder` is created, and reached without following links. The file gets `name` or its own, or the first free name
     of `a-2.jpg`, `a-3.jpg` and so on. A `note` is written beside it, to `<name>.txt` if there is no such file.
 
-    Returns:
-        the new path, or None if the file was replaced by another version, which stays.
-
-    Raises:
-        OSError: it cannot be moved and is still where it was.
+    Returns the new path, or None if the file was replaced by another version, which stays. Raises OSError if it cannot
+    be moved; it is still where it was.
     """
     folder, old_name = os.path.split(path)
     with open_folder(root, folder) as here, open_folder(target, f"{subfolder}/{folder}", create=True) as there:
@@ -138,7 +133,6 @@ def move_file(
                 _copy(original, there, placed)
             delete_file(root, path, version)
         if note is not None:
-            # A file of that name may be there, or the disk full.
             with contextlib.suppress(OSError), _create(f"{placed}.txt", there) as file:
                 file.write(f"{note}\n".encode(errors="backslashreplace"))
         return target / subfolder / folder / placed
@@ -151,13 +145,11 @@ def _free_name(name: str, folder: int) -> str:
 
 
 def _create(name: str, folder: int) -> BinaryIO:
-    """Create a file that does not exist yet."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     return os.fdopen(os.open(name, flags, 0o666, dir_fd=folder), "wb")
 
 
 def _copy(file: BufferedReader, folder: int, name: str) -> None:
-    """Copy a file whole, with its rights and times, to another file system."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(COPYING, dir_fd=folder)  # of a killed copy
     status = os.fstat(file.fileno())

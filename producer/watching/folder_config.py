@@ -1,7 +1,4 @@
-"""How a folder is watched: which files are photos, their parameters, and what happens to them afterwards.
-
-The parameters are the command's flags, overridden by the nearest `svdq.toml`.
-"""
+"""How a folder is watched: which files are photos, their parameters, and what happens to them afterwards."""
 
 import errno
 import fnmatch
@@ -21,7 +18,6 @@ from svdq.producer.submitting.photos import safe_name
 from svdq.producer.submitting.sources import SUFFIXES, is_photo_folder
 from svdq.producer.watching.directory import open_file, open_folder
 
-#: Patterns of photos, unless others are given.
 PHOTO_GLOBS = tuple(f"*{suffix}" for suffix in sorted(SUFFIXES))
 #: Temporary files of browsers, copy programs, editors and synchronizers, besides those that start with a dot.
 TEMPORARY_GLOBS = (
@@ -34,7 +30,6 @@ TEMPORARY_GLOBS = (
 class Selection:
     """Which files are submitted. Patterns ignore case, because cameras write `IMG_1.JPG`."""
 
-    #: Whether those in subfolders are.
     recursive: bool = False
     #: Patterns of names; those with a slash are for the path from the watched folder.
     globs: tuple[str, ...] = PHOTO_GLOBS
@@ -76,7 +71,7 @@ class PostSubmit:
 
     #: The watched folder, resolved.
     root: Path
-    #: Whether photos stay where they are, and no file is ever changed.
+    #: Whether photos stay where they are.
     keep: bool
     #: Folder that they are moved to, or None; `subfolder` below it is reached without following links.
     target: Path | None = None
@@ -121,17 +116,19 @@ class PostSubmit:
 
 
 class FolderConfig:
-    """The parameters of one command, and the files in one watched folder."""
+    """The parameters of photos in `root`, a resolved folder: `spec`, overridden by the nearest `svdq.toml`.
+
+    Raises InputError if a parameter is not allowed.
+    """
 
     def __init__(self, root: Path, spec: JobSpec) -> None:
-        """Initialize with the resolved folder, and the command's parameters of one video; InputError if one is bad."""
         spec.check()
         self._root = root
         self._spec = spec
 
     @property
     def prompt(self) -> str | None:
-        """The prompt of the command, which is that of all photos, or None."""
+        """The command's prompt, for all photos, or None."""
         return self._spec.options[0].prompt
 
     @property

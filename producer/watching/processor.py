@@ -32,7 +32,7 @@ from svdq.producer.watching.state import Event, Kind, Record, Report, State
 REJECTED = "rejected"
 #: A file that is no photo must be unchanged for this many times `--stable-for`: it may be half copied.
 BAD_FACTOR = 4
-#: Seconds until a file on hold is tried again: its svdq.toml is invalid, or it cannot be read or moved.
+#: Seconds until a file on hold is tried again.
 HOLD_S = 2.0
 #: Seconds without a file on hold for a reason after which the reason is reported again.
 REPORT_AGAIN_S = 60.0
@@ -125,7 +125,6 @@ class Processor:
     state: State
     config: FolderConfig
     post_submit: PostSubmit
-    #: Files that were processed are removed from it.
     waiting: Debounce
     report: Report
     #: The model that the videos are for if the parameters do not decide.
@@ -222,7 +221,6 @@ class Processor:
         self.waiting.remove(file)
 
     def _ignore(self, file: WaitingFile) -> None:
-        """Report a file that is neither submitted nor a prompt, once."""
         self.state.put(file.path, Record(file.signature, "ignored"))
         self.waiting.remove(file)
         reason = "its name is not that of a photo. If it is one, convert it to JPEG."
@@ -270,7 +268,6 @@ class Processor:
         return True
 
     def _hold(self, file: WaitingFile, reason: str) -> None:
-        """Try a file again later, or in the next run; each reason is reported once."""
         now_s = time.monotonic()
         file.due_s = math.inf if self.options.once else now_s + HOLD_S
         if now_s - self.held_s.get(reason, -math.inf) > REPORT_AGAIN_S:

@@ -37,7 +37,6 @@ class Debounce:
     """Files that wait until they have not changed for a while. Has no clock: times are seconds of any one."""
 
     stable_for_s: float
-    #: By path.
     files: dict[str, WaitingFile] = field(default_factory=dict)
 
     def update(self, path: str, signature: Signature, now_s: float) -> WaitingFile:
@@ -113,7 +112,6 @@ class Scanner:
                 folders += reversed(inner)
 
     def _list(self, folder: str) -> tuple[list[tuple[str, Signature]], list[str]]:
-        """Return the files of interest in one folder, and its folders, both by name."""
         files, folders = [], []
         with open_folder(self.root, folder) as descriptor, os.scandir(descriptor) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):

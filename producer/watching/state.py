@@ -1,7 +1,7 @@
 """The outcome of each file of a watched folder: reported as events, and remembered in SQLite under SVDQ_HOME.
 
-Not in the watched folder, where `rsync --delete` or a read-only card would get in the way. Without the memory, a photo
-is submitted again and finds its job.
+Not in the watched folder, which may be read-only or a target of `rsync --delete`. Without the memory, a photo is
+submitted again and finds its job.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Event:
     kind: Kind
     #: A sentence, or the line of a job.
     text: str
-    #: The file, by its path from the watched folder.
+    #: From the watched folder.
     path: str | None = None
     job_id: str | None = None
     #: Where the file is now, if it was rejected and moved.
@@ -80,10 +80,12 @@ class Record(NamedTuple):
 
 
 class State:
-    """The memory of one watched folder; every method raises UnavailableError when it cannot be read or written."""
+    """The memory of `root`, a resolved folder; every method raises UnavailableError if it cannot be read or written.
+
+    Raises InputError if another watcher has it open.
+    """
 
     def __init__(self, home: Path, root: Path) -> None:
-        """Open or create the memory of `root`, a resolved folder; raises InputError if another watcher has it open."""
         stem = hashlib.sha256(os.fsencode(root)).hexdigest()[:20]
         self._path = home / "watch" / f"{stem}.sqlite"
         with self._plain_errors():
@@ -100,11 +102,9 @@ class State:
                 raise
 
     def __enter__(self) -> Self:
-        """Return self."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it and release the lock."""
         self._database.close()
 
     @property

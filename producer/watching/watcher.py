@@ -37,13 +37,10 @@ def watch(
     report: Report,
     is_stopped: Callable[[], bool],
 ) -> Counter[str]:
-    """Watch a folder until a stop is requested, or once.
+    """Watch a folder until a stop is requested, or once; scan it, because network shares send no notifications.
 
-    It is scanned, because network shares send no notifications. `spec` has the parameters of photos without an
-    svdq.toml. After `is_stopped` returns True, the current file is the last.
-
-    Returns:
-        the number of events by kind, and as `waiting` the number of files that are left to the next run.
+    `spec` has the parameters of photos without an svdq.toml. After `is_stopped` returns True, the current file is the
+    last. Returns the number of events by kind, and as `waiting` the number of files left to the next run.
 
     Raises:
         InputError: the folder or an option is not valid, or the folder is already watched; nothing was done.
@@ -103,8 +100,6 @@ def watch(
 
 @dataclass
 class _Watcher:
-    """The loop: scan, process what is due, pause."""
-
     settings: Settings
     scanner: Scanner
     processor: Processor
@@ -118,7 +113,6 @@ class _Watcher:
 
     def __post_init__(self) -> None:
         self.waiting = self.processor.waiting
-        #: Seconds between two scans of a small folder.
         self.pause_s = min(SCAN_S, self.processor.options.stable_for_s)
 
     def run(self, unavailable: UnavailableError | None) -> None:
@@ -184,7 +178,6 @@ class _Watcher:
 
 
 def _root(folder: Path, storage: Path | None) -> Path:
-    """Resolve the folder to watch and check it."""
     if not os.path.isdir(folder):
         raise InputError(f"There is no folder {str(folder)!r} to watch; create it, or check its path.")
     root = folder.resolve()
