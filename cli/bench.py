@@ -11,9 +11,6 @@ import click
 from svdq.cli.formatting import echo, table
 from svdq.cli.option_types import MILLISECONDS, STEP_MS, OutputFile, parse_experts
 
-#: Largest number of ranks in a run: as many GPUs as `svdq plan` supports.
-MAX_RANKS = 512
-
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
     if value is None:
@@ -30,7 +27,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 
 @click.command()
 @click.option("--model", default="simulated", show_default=True, help="simulated, preview, or a model folder.")
-@click.option("--ranks", type=click.IntRange(1, MAX_RANKS), default=7, show_default=True, help="Ranks of the group.")
+@click.option("--ranks", type=click.IntRange(1, 512), default=7, show_default=True, help="Ranks of the group.")
 @click.option("--steps", type=click.IntRange(1, 1000), default=25, show_default=True, help="Denoising steps.")
 @click.option("--step-ms", type=STEP_MS, default=50.0, show_default=True, help="Simulated step.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated encode.")
@@ -82,8 +79,7 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
       svdq bench --burst 1,2,7,8,10,14,20,50      a few videos at a time
       svdq bench --steps 40 --segments 15+25      ranks that hold one of two experts each
     """
-    # Treated like Ctrl-C, so that ranks, workers and their Redis server end and temporary folders of gigabytes are
-    # removed.
+    # Like Ctrl-C, so that ranks, workers and their Redis server end and temporary folders are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     from svdq.pipeline.errors import require_torch
 
@@ -99,7 +95,6 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
 
 
-#: Columns of the tables by their heads, of a `Run` and a `Burst`.
 RUN_COLUMNS: dict[str, Callable[[Any], object]] = {
     "efficiency": lambda run: f"{run.efficiency:.4f}",
     "s/video": lambda run: f"{run.per_sample_s:.4f}",

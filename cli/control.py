@@ -46,7 +46,6 @@ def _each(act: Callable[[str], str], job_ids: Iterable[str]) -> "Iterator[tuple[
 
 
 def _print(outcomes: "Iterable[tuple[str, str | InputError]]") -> int:
-    """Print the outcome of each job, and return the exit code."""
     exit_code = 0
     for job_id, outcome in outcomes:
         if isinstance(outcome, InputError):

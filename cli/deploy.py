@@ -18,8 +18,6 @@ from svdq.pipeline.errors import InputError
 
 SYSTEM_HOME = Path("/var/lib/svdq")
 REDIS, WATCH, SERVE = "svdq-redis.service", "svdq-watch.service", "svdq-serve.service"
-#: Drop-ins with this prefix are for the machine's systemd only.
-SYSTEM_PREFIX = "system"
 #: The drop-in of all services with the values of this installation.
 LOCAL = Path("svdq-.service.d/local.conf")
 
@@ -108,11 +106,7 @@ def systemd(
 
 
 def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
-    """Collect the variables of the units, and the names of those that are secret and left out.
-
-    Raises:
-        InputError: a setting is not allowed, or cannot work under systemd.
-    """
+    """Collect the variables of the units, and the names of those that are secret and left out."""
     from svdq.producer.embedded_redis import MAX_SOCKET_PATH
     from svdq.producer.settings import ENV_PREFIX, SECRETS, without_secrets
     from svdq.producer.settings_loader import FILE_NAME, absolute_model, load_settings, origins
@@ -159,7 +153,7 @@ def _program() -> Path:
 def _units(is_system: bool) -> Iterator[tuple[Path, str]]:
     folder = Path(__file__).parent / "systemd"
     for path in sorted(folder.rglob("*.*")):
-        if path.is_file() and (is_system or not path.name.startswith(SYSTEM_PREFIX)):
+        if path.is_file() and (is_system or not path.name.startswith("system")):
             yield path.relative_to(folder), path.read_text(encoding="utf-8")
 
 
@@ -175,7 +169,6 @@ def _drop_in(paths: Sequence[Path], user: str | None) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a value for an environment file or a unit."""
     if text and not set(text) & set(" \t\n\"'\\;#$`"):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -183,11 +176,7 @@ def _quoted(text: str) -> str:
 
 
 def _install(contents: dict[Path, str], *, force: bool) -> None:
-    """Write files: all of them, or none if one would overwrite a different file.
-
-    Raises:
-        InputError: an existing file differs, or a file cannot be written.
-    """
+    """Write all files, or none and raise InputError if one would overwrite a different file."""
     from svdq.producer.files import write_file
 
     try:

@@ -27,7 +27,7 @@ def echo_json(value: object) -> None:
     echo(json.dumps(value))
 
 
-#: Characters of a prompt that are shown where it is not shown whole.
+#: Characters of a prompt where it is not shown whole.
 PROMPT_LENGTH = 60
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Seconds between polls for new log entries.
 POLL_S = 0.5
+#: Seconds between two refreshes of `svdq top`; ranks report about once a second.
+INTERVAL_S = 1.0
 #: Seconds after the end of a job in which its last log entries may still arrive.
 LAST_ENTRIES_S = 3.0
 
@@ -165,10 +167,6 @@ def _lines(entry: "LogEntry") -> list[str]:
     return [head, *(f"    {line}" for line in more)]
 
 
-#: Seconds between two refreshes; ranks report about once a second.
-INTERVAL_S = 1.0
-
-
 @click.command()
 @json_option()
 @with_connection
@@ -191,12 +189,11 @@ def top(connection: "redis.Redis", as_json: bool) -> None:
 
 
 def _show(connection: "redis.Redis", console: "Console") -> None:
-    """Draw on the terminal until the user quits."""
     from rich.live import Live
 
     from svdq.cli.view import draw
 
-    # Treated like Ctrl-C, so that the terminal is restored.
+    # Like Ctrl-C, so that the terminal is restored.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Suspending would leave the shell on our screen.
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)

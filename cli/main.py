@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 
 from svdq.pipeline.errors import InputError, SvdqError
 
-#: Headings of `svdq --help` with their commands: name -> (module:attribute, one-line help).
+#: Headings of `svdq --help` -> name of a command -> (module:attribute, one-line help).
 SECTIONS = {
     "Make videos": {
         "submit": ("svdq.cli.submit:submit", "Submit photos to be made into videos."),
@@ -184,8 +184,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the console script."""
-    # The shell's `>&-` closes a stream. The next file to be opened, such as a socket, would take its number, also in
-    # the ranks of a worker.
+    # The shell's `>&-` closes a stream; the next file to be opened would take its number, also in ranks.
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the end
@@ -195,7 +194,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
-    # Else Python searches all that was imported for garbage when it ends: a twelfth of the time of a short command.
+    # The last garbage collection takes a twelfth of the time of a short command.
     gc.disable()
     sys.exit(code)
 
@@ -215,7 +214,6 @@ def _complain(sentence: str, exit_code: int) -> int:
 
 
 def _hint(error: click.ClickException) -> str | None:
-    """Return the sentence for a usual guess; None for any other error."""
     # Releases of click before 8.4 do not tell the command.
     guess = getattr(error, "command_name", None) or getattr(error, "option_name", None)
     context = getattr(error, "ctx", None)

@@ -1,6 +1,6 @@
 """Options of several commands, and types that click lacks: past times, steps of experts, paths.
 
-Imports little, as each command imports it: settings, Redis and jobs only when a command runs.
+Settings, Redis and jobs are imported only when a command runs, because each command imports this module.
 """
 
 import functools
@@ -26,16 +26,10 @@ ADVANCED = {
     *("memory_limit", "metrics_address", "metrics_port", "no_lock", "redis_url", "storage", "trace", "warmup"),
 }
 
-
-#: Options that override settings, by the name of the setting.
-_SETTINGS = {
-    "storage": click.option(
-        "--storage", metavar="URL", help="Folder or URL [default: under the home, or SVDQ_STORAGE]."
-    ),
-    "redis_url": click.option(
-        "--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL]."
-    ),
-}
+_storage_option = click.option(
+    "--storage", metavar="URL", help="Folder or URL [default: under the home, or SVDQ_STORAGE]."
+)
+redis_option = click.option("--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL].")
 
 
 def with_options(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
@@ -45,14 +39,9 @@ def with_options(command: Command, options: Sequence[Callable[[Command], Command
     return command
 
 
-def redis_option(command: Command) -> Command:
-    """Add `--redis-url`."""
-    return _SETTINGS["redis_url"](command)
-
-
 def storage_options(command: Command) -> Command:
     """Add `--storage` and `--redis-url`."""
-    return with_options(command, list(_SETTINGS.values()))
+    return _storage_option(redis_option(command))
 
 
 def with_settings(command: Command) -> Command:
@@ -137,14 +126,13 @@ def past_time(_context: click.Context, option: click.Parameter, value: str | Non
 def since_option(what: str, default: str | None = None) -> Callable[[Command], Command]:
     """Return the decorator that adds `--since`."""
     help_text = f"{what} since then: 22:00, 2027-01-31, 12h."
-    shown = bool(default)
     return click.option(
-        "--since", metavar="TIME", callback=past_time, default=default, show_default=shown, help=help_text
+        "--since", metavar="TIME", callback=past_time, default=default, show_default=bool(default), help=help_text
     )
 
 
 def _composed(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    """Compose accents with their letters, as in the names of jobs; file names of macOS have them apart."""
+    # File names of macOS have accents and letters apart, names of jobs do not.
     return None if value is None else unicodedata.normalize("NFC", value)
 
 
@@ -153,10 +141,7 @@ _FLAGS = {"all": "All jobs that allow it.", "queued": "All queued jobs.", "faile
 
 
 def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[Command], Command]:
-    """Return the decorator that adds the options which select jobs, and hands them over as `selection`.
-
-    They are IDs, the given ones of the flags `all`, `queued` and `failed`, status, name and age.
-    """
+    """Return the decorator that adds IDs, `flags` (of `_FLAGS`), status, name and age, and hands over a `selection`."""
 
     def add(command: Command) -> Command:
         @functools.wraps(command)

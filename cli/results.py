@@ -83,12 +83,7 @@ def report(settings: "Settings", since: datetime, until: datetime | None, as_jso
 @click.option("--embed", is_flag=True, help="Embed the videos in the page, to send it as one file.")
 @with_settings
 def gallery(
-    settings: "Settings",
-    folder: Path | None,
-    page: Path,
-    since: datetime | None,
-    limit: int | None,
-    embed: bool,
+    settings: "Settings", folder: Path | None, page: Path, since: datetime | None, limit: int | None, embed: bool
 ) -> None:
     """Write an HTML page of the finished videos and of failed jobs with their reasons.
 
@@ -130,13 +125,7 @@ def gallery(
 @verbose_option("videos")
 @json_option("video")
 @with_settings
-def fetch(
-    settings: "Settings",
-    selection: "Selection",
-    folder: Path,
-    verbose: bool,
-    as_json: bool,
-) -> None:
+def fetch(settings: "Settings", selection: "Selection", folder: Path, verbose: bool, as_json: bool) -> None:
     """Copy finished videos, and the JSON beside them, from the storage into a folder.
 
     Existing files are not copied again, so the same command can run every morning. A file gets its name only when it

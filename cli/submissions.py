@@ -115,7 +115,6 @@ def submit_and_print(
 
 
 def _print_reasons(reasons: Sequence[str]) -> None:
-    """Print sentences about photos, a line each, up to a limit."""
     for reason in reasons[:MAX_REASONS]:
         echo(reason, err=True)
     if len(reasons) > MAX_REASONS:

@@ -33,7 +33,6 @@ _OPEN_DEFAULTS = {
     "interpolate": "none",
     "prompt": "that of a .txt beside the photo, or none",
 }
-#: Default of a parameter that is left to the model.
 _MODELS_OWN = "the model's own"
 #: Limits from here on are not shown: they do not help a reader.
 _MAX_SHOWN = 1_000_000
@@ -41,7 +40,7 @@ _TYPES = {"integer": int, "number": float, "string": str}
 
 
 def _option(name: str) -> Callable[[Command], Command]:
-    """Build the option of a parameter; the job checks the range, with one sentence for every source of parameters."""
+    """Build the option of a parameter, whose range the job checks."""
     families = [family for family in JOBS if name in rules_of(family)]
     rules = rules_of(families[0])[name]
     if rules["type"] == "boolean":

@@ -30,7 +30,7 @@ _ID_WIDTH = 110
 _COLORS = ("cyan", "green", "magenta", "blue", "yellow")
 #: Smallest and largest width of a rank's part of a track; narrower tracks are left out.
 _MIN_SEGMENT, _MAX_SEGMENT = 2, 8
-#: Width that a track leaves to the other columns, and largest width of a name.
+#: Width of the other columns beside a track, and largest width of a name.
 _BESIDE_TRACK, _MAX_NAME = 50, 40
 _MAIN_STATUSES = ("queued", "started", "finished", "failed")
 
@@ -99,7 +99,7 @@ def _forecast(snapshot: "Snapshot") -> str:
 
 
 def _queue_table(queues: Mapping[str, Mapping[str, int]]) -> Table:
-    """Draw the number of jobs by queue and status; most queues have no job with a status other than the main ones."""
+    # Most queues have no jobs of other statuses than the main ones.
     used = {status for counts in queues.values() for status in counts if counts[status]}
     statuses = [status for status in STATUSES if status in used or status in _MAIN_STATUSES]
     rows: list[list[Cell]] = [
@@ -126,7 +126,6 @@ def _group_title(group: "GroupStatus", num_jobs: int) -> Text:
 
 
 def _rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:
-    """Draw a row for each rank of a group, including ranks without a recent report."""
     ranks = {rank.rank: rank for rank in group.ranks}
     rows: list[list[Cell]] = []
     for number in range(group.ranks[0].num_ranks):
@@ -219,7 +218,6 @@ def _steps_of(rank: "RankStatus") -> str:
 
 
 def _memory(rank: "RankStatus") -> str:
-    """Format the memory of a rank: of its GPU if it has one, else of its process."""
     if rank.gpu_bytes is not None and rank.gpu_total_bytes:
         return f"{rank.gpu_bytes / 2**30:.1f} of {rank.gpu_total_bytes / 2**30:.0f} GiB"
     return f"{rank.rss_bytes / 2**20:,.0f} MiB"

@@ -113,14 +113,12 @@ def wait_for(
 
 
 def _interrupted(left: Sequence[str]) -> str:
-    """Say that jobs go on without the command, and how to follow and cancel them."""
     if len(left) > 1:
         return f"{len(left):,} jobs go on; follow them with `svdq status`, cancel them with `svdq cancel ID...`."
     return f"Job {left[0]} goes on; follow it with `svdq wait {left[0]}`, cancel it with `svdq cancel {left[0]}`."
 
 
 def _start_live() -> "Live":
-    # Imported here because only a terminal needs rich.
     from rich.console import Console
     from rich.live import Live
 
@@ -130,7 +128,6 @@ def _start_live() -> "Live":
 
 
 def _progress(views: "Sequence[JobView]", estimates: "dict[str, Estimate]") -> "Text":
-    """Describe the jobs that have not ended, and how many have."""
     from rich.text import Text
 
     left = [view for view in views if not view.ended]
@@ -146,7 +143,6 @@ class _Reasons:
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
         self._no_worker_since = math.inf
-        #: Keys of the reasons that have been logged and still hold.
         self._logged: set[str] = set()
 
     def log(self, connection: "redis.Redis", views: "Sequence[JobView]") -> "list[GroupStatus]":

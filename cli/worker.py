@@ -26,9 +26,7 @@ COUNT = click.IntRange(1, 1000)
 
 @click.command(cls=SectionedCommand)
 @click.option(
-    "--ranks",
-    type=COUNT,
-    help="Ranks of the group [default: one per GPU; without GPUs one per core, at most 7].",
+    "--ranks", type=COUNT, help="Ranks of the group [default: one per GPU; without GPUs one per core, at most 7]."
 )
 @click.option("--groups", type=COUNT, default=1, show_default=True, help="Groups that share the queue.")
 @click.option("--no-lock", is_flag=True, help="Start a burst although another one uses the same devices.")
@@ -105,7 +103,6 @@ def worker(
 
 @contextlib.contextmanager
 def _logging(log_format: str) -> Iterator[None]:
-    """Configure what this process logs to stderr within a block."""
     from svdq.pipeline.errors import SvdqError
     from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
 
@@ -123,7 +120,7 @@ def _logging(log_format: str) -> Iterator[None]:
 
 
 def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, *, no_lock: bool) -> int:
-    """Check everything that can be checked before any rank starts, then run unless another burst does."""
+    """Check all that can be checked before any rank starts, then run unless another burst does."""
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.pipeline.models.model_names import resolve
     from svdq.producer.files import check_target
@@ -154,7 +151,7 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
 
 
 def _run(settings: "Settings", model: "ResolvedModel", options: "LaunchOptions", report: Path | None) -> int:
-    """Run until the end, print the summary of a burst, and return the exit code: 1 for a burst in which all failed."""
+    """Run until the end, print the summary of a burst, and return the exit code."""
     from svdq.pipeline.errors import UnavailableError
     from svdq.producer.files import write_file
     from svdq.worker.launcher.launcher import launch
