@@ -5,7 +5,8 @@ export const contentOf = (result) => `/page/content/${result.id}?format=${result
 /** The address of its first frame or, before it is finished, of its photo. */
 export const pictureOf = (id) => `/page/picture/${id}`;
 
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
+/** Whether the reader prefers less motion. */
+export const isCalm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /** An element for a result that loads nothing yet; `load`, `play` and `stop` do. */
 export function mediaOf(result) {
@@ -34,10 +35,4 @@ export function mediaOf(result) {
     play: () => { if (moves) image.src = contentOf(result); },
     stop: still,
   };
-}
-
-/** Play on hover and focus, unless the reader prefers less motion. */
-export function playOn(target, media) {
-  for (const name of ["mouseenter", "focus"]) target.addEventListener(name, () => { if (!calm.matches) media.play(); });
-  for (const name of ["mouseleave", "blur"]) target.addEventListener(name, () => { if (document.activeElement !== target || name === "blur") media.stop(); });
 }

@@ -2,7 +2,7 @@
 import { compare } from "./compare.js";
 import { act, byId, copy, request, run, setText } from "./dom.js";
 import { clock, count } from "./format.js";
-import { mediaOf, playOn } from "./media.js";
+import { isCalm, mediaOf } from "./media.js";
 import { againWithNewSeed, open } from "./viewer.js";
 
 const MAX_COMPARED = 4;
@@ -15,6 +15,12 @@ let next = null;
 let isLoading = false;
 let generation = 0;
 let latest = null;
+//: The card that plays and takes the keys: the one that was pointed at or focused last.
+let current = null;
+//: Whether the pointer counts: after a step of the keyboard, cards that scroll below a resting pointer do not.
+let isPointing = false;
+//: Whether newer results wait behind the button until the reader is done.
+let isBehind = false;
 
 const picked = () => inOrder().filter((card) => card.parts.pick.checked);
 const inOrder = () => [...list.querySelectorAll(".card")].map((root) => cards.get(root.dataset.id));
@@ -31,6 +37,11 @@ const near = new IntersectionObserver((entries) => {
 export function start() {
   byId("show").addEventListener("change", reload);
   byId("by-photo").addEventListener("change", arrange);
+  byId("new-results").addEventListener("click", async () => {
+    await update(true);
+    byId("results").scrollIntoView();
+    list.querySelector(".frame")?.focus({ preventScroll: true });
+  });
   byId("pick-results").addEventListener("change", (event) => {
     cards.forEach((card) => { card.parts.pick.checked = event.target.checked; });
     showPicked();
@@ -42,7 +53,8 @@ export function start() {
     byId("zip-ids").value = finished(picked()).map((card) => card.result.id).join(",");
     byId("zip-form").submit();
   });
-  list.addEventListener("keydown", onKey);
+  document.addEventListener("keydown", onKey);
+  followReader();
   new IntersectionObserver((entries) => {
     if (entries.some((entry) => entry.isIntersecting)) more();
   }, { rootMargin: "800px" }).observe(byId("results-end"));
@@ -57,9 +69,10 @@ export async function reload() {
   generation += 1;
   isLoading = false;
   next = "";
-  cards.forEach((card) => card.root.remove());
+  choose(null);
   cards = new Map();
   list.replaceChildren();
+  showBehind(0);
   await more();
 }
 
@@ -86,18 +99,36 @@ async function more() {
   if (next && end.getBoundingClientRect().top < innerHeight + 800) setTimeout(more, 0);
 }
 
-/** Add what has ended since; `token` changes when a job ends. */
+/** Whether the reader works in the grid, or is scrolled down: nothing may move then. */
+function isWorking() {
+  return list.matches(":hover") || list.contains(document.activeElement) || picked().length > 0
+    || Boolean(document.querySelector("dialog[open]")) || (cards.size > 0 && list.getBoundingClientRect().top < 0);
+}
+
+function showBehind(number) {
+  isBehind = number > 0;
+  byId("new-results").hidden = !isBehind;
+  setText(byId("new-results"), `${number.toLocaleString()} new`);
+}
+
+/** Add what has ended since, as soon as the reader is not busy; `token` changes when a job ends. */
 export async function refresh(token) {
   const isFirst = latest === null;
   const isSame = latest === token;
   latest = token;
-  if (isFirst || isSame) return;
+  if (!isFirst && (!isSame || (isBehind && !isWorking()))) await update(false);
+}
+
+/** Ask for the newest results, and show them; while the reader works, and did not ask, show only how many they are. */
+async function update(isAsked) {
   const mine = generation;
   try {
     const page = await pageOf("");
     if (mine !== generation) return;
     const fresh = page.results.filter((result) => cards.get(result.id)?.result.ended_at !== result.ended_at);
-    if (!fresh.length) return;
+    const isHeld = !isAsked && isWorking();
+    showBehind(isHeld ? fresh.length : 0);
+    if (!fresh.length || isHeld) return;
     const isWhole = page.next?.startsWith("older:") ?? true;
     if (fresh.length === page.results.length && !isWhole && cards.size) { // there may be more between
       await reload();
@@ -106,6 +137,7 @@ export async function refresh(token) {
     const before = cards;
     cards = new Map();
     for (const result of fresh) {
+      if (current && before.get(result.id) === current) choose(null);
       before.get(result.id)?.root.remove();
       before.delete(result.id);
       cards.set(result.id, newCard(result));
@@ -139,7 +171,6 @@ function newCard(result) {
     card.media = mediaOf(result);
     parts.open.append(card.media.element);
     parts.open.setAttribute("aria-label", `Open ${result.name}, seed ${result.seed}`);
-    playOn(parts.open, card.media);
     near.observe(root);
   } else {
     parts.open.textContent = result.status === "finished" ? "Its files were removed" : "Failed";
@@ -200,6 +231,7 @@ function neighbor(id, step) {
 
 function remove(card) {
   const other = neighbor(card.result.id, 1) ?? neighbor(card.result.id, -1) ?? byId("show");
+  if (card === current) choose(null);
   card.root.remove();
   cards.delete(card.result.id);
   other.focus();
@@ -245,20 +277,54 @@ function showPicked() {
   byId("compare-results").disabled = playable.length !== some.length || playable.length < 2 || playable.length > MAX_COMPARED;
 }
 
-/** K, R and arrows on a card. */
+const cardOf = (element) => cards.get(element?.closest?.("#cards .card")?.dataset.id) ?? null;
+
+/** Keep `current` at the card that was pointed at or focused last. */
+function followReader() {
+  const point = (event) => { if (isPointing) choose(cardOf(event.target) ?? cardOf(document.activeElement)); };
+  for (const name of ["mousemove", "wheel", "mousedown"]) {
+    addEventListener(name, (event) => { isPointing = true; if (name !== "wheel") point(event); }, { passive: true });
+  }
+  addEventListener("mouseover", point);
+  document.documentElement.addEventListener("mouseleave", () => choose(cardOf(document.activeElement)));
+  list.addEventListener("focusin", (event) => choose(cardOf(event.target)));
+  list.addEventListener("focusout", (event) => { if (cardOf(event.target) === current && !cardOf(event.relatedTarget)) choose(pointed()); });
+}
+
+const pointed = () => (isPointing ? cardOf(list.querySelector(".card:hover")) : null);
+
+/** Play this card and no other, unless the reader prefers less motion. */
+function choose(card) {
+  if (card === current) return;
+  current?.root.classList.remove("is-current");
+  current?.media?.stop();
+  current = card;
+  card?.root.classList.add("is-current");
+  if (!isCalm()) card?.media?.play();
+}
+
+const TYPING = "textarea, input:not([type=checkbox])";
+
+/** K and R on the current card, arrows on the focused one. */
 function onKey(event) {
-  const card = cards.get(event.target.closest(".card")?.dataset.id);
-  if (!card || event.ctrlKey || event.metaKey || event.altKey) return;
+  const { target } = event;
+  if (event.key === "Tab") isPointing = false;
+  if (!current || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  // A list takes letters, too, but not while the reader points at a video.
+  if (target.matches(TYPING) || (target.matches("select") && current !== pointed())) return;
   const verdict = { k: "keep", r: "reject" }[event.key.toLowerCase()];
   if (verdict) {
+    const card = current;
     run(null, problem, () => mark([card], verdict));
     event.preventDefault();
   }
-  if (event.target !== card.parts.open) return;
+  const card = cardOf(target);
+  if (target !== card?.parts.open) return;
   const columns = getComputedStyle(list).gridTemplateColumns.split(" ").length;
   const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
   const other = step && neighbor(card.result.id, step);
   if (other) {
+    isPointing = false;
     other.focus();
     event.preventDefault();
   }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from svdq.producer.embedded_redis import stop_server
-from tests.cli.serve.browser import Site, Watched, find_browser, watched_page
+from tests.cli.serve.browser import Site, Watched, watched_page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
 expect = sync_api.expect
@@ -28,15 +28,6 @@ DROP = """(files) => {
     document.body.dispatchEvent(new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true }));
   }
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = find_browser()
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +256,7 @@ def test_review_compare_download_and_repeat(desk: Watched, site: Site) -> None:
     expect(page.locator("#viewer-status")).to_contain_text("Motion 2000 is not allowed")
     desk.forgive("400")
     page.keyboard.press("Escape")
+    page.click("#new-results")
     expect(cards).to_have_count(4)
 
 

@@ -1,0 +1,145 @@
+"""Reviewing results in a real browser: keys go to the video that plays, and nothing moves while the reader works."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from svdq.producer import keys
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+from tests.cli.serve.browser import Watched, watched_page
+from tests.cli.serve.ended import finish
+from tests.cli.serve.servers import Server
+from tests.waiting import wait_until
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
+expect = sync_api.expect
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+#: When the first of the videos ended, in seconds since the epoch.
+BEGIN = 1_700_000_000
+
+
+@pytest.fixture
+def storage(settings: Settings) -> Storage:
+    return Storage(settings.storage)
+
+
+def make(connection: redis.Redis, storage: Storage, *numbers: int, formats: tuple[str, ...] = ("gif",)) -> list[str]:
+    """Put finished videos `Video N` where a worker leaves them, a second apart; return their ids."""
+    return [
+        finish(connection, storage, number, name=f"Video {number}", at=BEGIN + number, formats=formats)
+        for number in numbers
+    ]
+
+
+@pytest.fixture
+def desk(browser: Any, server: Server, connection: redis.Redis, storage: Storage) -> Iterator[Watched]:
+    """The page on a desk, with twelve videos: 12 comes first."""
+    make(connection, storage, *range(1, 13))
+    expect.set_options(timeout=60_000)
+    with watched_page(browser, server.url, viewport={"width": 1280, "height": 900}) as watched:
+        expect(watched.page.locator(".card")).to_have_count(12)
+        yield watched
+
+
+def card(page: Any, number: int) -> Any:
+    return page.locator(".card", has=page.get_by_role("heading", name=f"Video {number}", exact=True))
+
+
+def frame(page: Any, number: int) -> Any:
+    return card(page, number).locator(".frame")
+
+
+def marks(connection: redis.Redis, ids: list[str]) -> dict[int, bytes]:
+    """The verdicts about videos by their number."""
+    found: Any = connection.hmget(keys.VERDICTS, ids)
+    return {number: mark for number, mark in enumerate(found, 1) if mark}
+
+
+def test_the_keys_go_to_the_video_that_plays(desk: Watched) -> None:
+    page = desk.page
+    current = page.locator(".card.is-current h3")
+    frame(page, 12).focus()
+    expect(current).to_have_text("Video 12")
+    frame(page, 11).hover()
+    expect(current).to_have_text("Video 11")
+    expect(frame(page, 11).locator("img")).to_have_attribute("src", re.compile("content"))
+    expect(frame(page, 12).locator("img")).to_have_attribute("src", re.compile("picture"))
+    page.keyboard.press("r")
+    expect(card(page, 11)).to_have_class(re.compile("is-reject"))
+    expect(card(page, 12)).not_to_have_class(re.compile("is-reject"))
+
+    page.keyboard.press("ArrowRight")  # from the focus, and the resting pointer does not count
+    expect(current).to_have_text("Video 11")
+    page.keyboard.press("ArrowRight")
+    expect(current).to_have_text("Video 10")
+    page.keyboard.press("k")
+    expect(card(page, 10)).to_have_class(re.compile("is-keep"))
+    expect(card(page, 11)).to_have_class(re.compile("is-reject"))
+
+    page.locator("#show").focus()
+    frame(page, 9).hover()
+    page.keyboard.press("k")
+    expect(card(page, 9)).to_have_class(re.compile("is-keep"))
+    expect(page.locator("#show")).to_have_value("open")
+    page.mouse.move(5, 5)
+    expect(page.locator(".is-current")).to_have_count(0)
+
+
+def test_new_results_wait_while_the_reader_works(desk: Watched, connection: redis.Redis, storage: Storage) -> None:
+    page = desk.page
+    first, behind = page.locator(".card h3").first, page.locator("#new-results")
+    frame(page, 12).hover()
+    make(connection, storage, 13, 14)
+    expect(behind).to_have_text("2 new")
+    page.keyboard.press("r")
+    expect(card(page, 12)).to_have_class(re.compile("is-reject"))
+    expect(first).to_have_text("Video 12")
+    make(connection, storage, 15)
+    expect(behind).to_have_text("3 new")
+    behind.click()
+    expect(first).to_have_text("Video 15")
+    expect(behind).to_be_hidden()
+    expect(page.locator(".card")).to_have_count(15)
+
+    make(connection, storage, 16)  # the focus is in the grid
+    expect(behind).to_have_text("1 new")
+    page.mouse.move(5, 5)
+    page.locator("#pause").focus()
+    expect(first).to_have_text("Video 16")
+    expect(behind).to_be_hidden()
+
+    page.mouse.wheel(0, 2000)
+    page.wait_for_function("() => document.querySelector('#cards').getBoundingClientRect().top < 0")
+    make(connection, storage, 17)
+    expect(behind).to_have_text("1 new")
+    expect(behind).to_be_in_viewport()
+    page.mouse.wheel(0, -2000)
+    expect(first).to_have_text("Video 17")
+
+
+def test_thirty_results_are_culled_while_new_ones_arrive(
+    browser: Any, server: Server, connection: redis.Redis, storage: Storage
+) -> None:
+    ids = make(connection, storage, *range(1, 31))
+    with watched_page(browser, server.url, viewport={"width": 1280, "height": 900}) as watched:
+        page = watched.page
+        expect(page.locator(".card")).to_have_count(30)
+        frame(page, 30).focus()
+        for number in range(30, 0, -1):
+            if number % 10 == 5:
+                make(connection, storage, 100 + number)
+                expect(page.locator("#new-results")).to_have_text(re.compile(r"\d new"))
+            expect(page.locator(".is-current h3")).to_have_text(f"Video {number}")
+            page.keyboard.press("k" if number % 3 == 0 else "r")
+            expect(card(page, number).locator(".mark")).to_have_text("Kept" if number % 3 == 0 else "Rejected")
+            if number > 1:
+                page.keyboard.press("ArrowRight")
+    expected = {number: b"reject" if number % 3 else b"keep" for number in range(1, 31)}
+    wait_until(lambda: marks(connection, ids) == expected)
+    assert connection.hlen(keys.VERDICTS) == 30
