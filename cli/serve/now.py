@@ -32,6 +32,8 @@ from svdq.producer.text import rfc3339
 
 #: Number of videos in flight that are shown, and of waiting ones; number of groups.
 MAX_ROWS, MAX_GROUPS = 100, 50
+#: The statuses whose newest job says whether the list of results has changed.
+ENDINGS = ("finished", "failed", "canceled")
 #: Bytes free on the disk below which the page warns.
 LOW_DISK_BYTES = 2_000_000_000
 #: Seconds after which the send to a page that does not read any more is given up.
@@ -52,7 +54,8 @@ def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot) ->
         if job.status in ("queued", "scheduled", "deferred")
     ]
     num_waiting = counts["queued"] + counts["scheduled"] + counts["deferred"]
-    newest = ended_before(connection, ("finished", "failed"), 1)
+    newest = ended_before(connection, ENDINGS, 1)
+    num_ended = [counts[status] for status in (*ENDINGS, "stopped")]
     disk, problem = _disk(storage)
     warnings = _warnings(snapshot, num_waiting, disk) + ([problem] if problem else [])
     state = {
@@ -68,7 +71,7 @@ def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot) ->
         "groups": [_group(group, snapshot) for group in snapshot.groups[:MAX_GROUPS]],
         "rows": rows,
         "num_more": max(0, num_waiting + counts["started"] - len(rows)),
-        "latest": f"{newest[0][0]}:{newest[0][1]}:{counts['finished']}:{counts['failed']}" if newest else "",
+        "latest": f"{newest[0]}:{num_ended}" if newest else "",
     }
     return json.dumps(state, separators=(",", ":"))
 

@@ -179,14 +179,24 @@ async def act(request: Request) -> Response:
     """Do the action of a button."""
     backend = request.app.state.backend
     asked = await _read(request, _Action)
-    problems = await backend.write(lambda connection: _act(connection, asked))
+    problems = await backend.write(lambda connection: _named(connection, _act(connection, asked)))
     await request.app.state.snapshots.forget()
     await request.app.state.page_states.forget()
     return Json({"problems": problems})
 
 
-def _act(connection: redis.Redis, asked: _Action) -> list[str]:
-    """Do an action; return a sentence for each job that it does not apply to."""
+def _named(connection: redis.Redis, problems: dict[str, InputError]) -> dict[str, str]:
+    """Return the sentences about jobs, by id, with their names instead of the ids, which the page does not show."""
+    names = {job.id: f'"{job.name}"' for job in view_many(connection, problems)}
+    return {
+        job_id: str(error).replace(f"Job {job_id!r}", names[job_id]) if job_id in names else "The video was removed."
+        for job_id, error in problems.items()
+    }
+
+
+def _act(connection: redis.Redis, asked: _Action) -> dict[str, InputError]:
+    """Do an action; return the jobs that it does not apply to, by id, and why."""
+    problems: dict[str, InputError] = {}
     match asked.action:
         case "pause":
             job_control.pause(connection)
@@ -194,7 +204,7 @@ def _act(connection: redis.Redis, asked: _Action) -> list[str]:
             job_control.resume(connection)
         case "cancel":
             outcomes = job_control.cancel_many(connection, asked.ids)
-            return [str(outcome) for _, outcome in outcomes if isinstance(outcome, InputError)]
+            problems = {job_id: outcome for job_id, outcome in outcomes if isinstance(outcome, InputError)}
         case "cancel-waiting":  # errors are of jobs that have just begun or ended
             list(job_control.cancel_many(connection, newest_ids(connection, statuses=job_control.WAITING)))
         case "keep" | "reject":
@@ -202,7 +212,6 @@ def _act(connection: redis.Redis, asked: _Action) -> list[str]:
         case "unmark":
             job_control.give(connection, asked.ids, None)
         case "front" | "retry":
-            problems = []
             for job_id in asked.ids:
                 try:
                     if asked.action == "retry":
@@ -211,9 +220,8 @@ def _act(connection: redis.Redis, asked: _Action) -> list[str]:
                         priorities = [queue.name.removeprefix("svdq-") for queue in queues(connection) if queue.count]
                         job_control.move(connection, job_id, front=True, priority=next(iter(priorities), None))
                 except InputError as error:
-                    problems.append(str(error))
-            return problems
-    return []
+                    problems[job_id] = error
+    return problems
 
 
 async def repeat(request: Request) -> Response:

@@ -35,6 +35,7 @@ FILTERS: dict[str, tuple[tuple[str, ...], tuple[job_control.Verdict | None, ...]
     "keep": (("finished",), ("keep",)),
     "reject": (("finished",), ("reject",)),
     "failed": (("failed",), (None, "keep", "reject")),
+    "canceled": (("canceled", "stopped"), (None, "keep", "reject")),
 }
 #: A cursor: when a video ended, in seconds since the epoch, and its id.
 Cursor = tuple[int, str]
@@ -116,6 +117,7 @@ def read_page(connection: redis.Redis, storage: Storage, older: StoredVideos, sh
     if show not in FILTERS:
         raise InputError(f"There is no filter {show[:80]!r}; choose one of {', '.join(FILTERS)}.")
     shown, fitting_marks = FILTERS[show]
+    registered = ["failed" if status == "stopped" else status for status in shown]
     begin = _parse_cursor(before.removeprefix(_OLDER))
     found: list[dict[str, Any]] = []
 
@@ -155,12 +157,12 @@ def read_page(connection: redis.Redis, storage: Storage, older: StoredVideos, sh
         kind, end = (
             "",
             collect(
-                lambda cursor, limit: ended_before(connection, shown, limit, cursor),
+                lambda cursor, limit: ended_before(connection, registered, limit, cursor),
                 lambda job_ids: view_many(connection, job_ids),
                 begin,
             ),
         )
-        if end is None and show != "failed":  # the storage is listed only for a reader who scrolls to the end
+        if end is None and "finished" in shown:  # the storage is listed only for a reader who scrolls to the end
             kind, end = _OLDER, _BEGIN
     else:
         kind, end = _OLDER, collect(older.before, read_forgotten, begin)
@@ -195,7 +197,7 @@ def _reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) 
         "size": f"{width}x{height}" if width and height else "",
         "notice": job.notice,
         "model": model_stem(job.model),
-        "error": job.error or None,
+        "error": job.error if job.status not in FILTERS["canceled"][0] else None,
         "ended_at": rfc3339(job.ended_at) if job.ended_at else None,
         "duration_s": job.duration_s,
         "photo": str(parameters.get("image", "")),

@@ -121,9 +121,9 @@ def ended_before(
     """Return the jobs that ended last, the newest first: when, in seconds since the epoch, and their ids.
 
     The cost depends on the limit, not on the number of kept jobs. Stopped jobs count as failed, as in RQ. Only jobs
-    after `before`, an entry of the result, are returned.
+    after `before`, an entry of the result, are returned. The statuses are of finished, failed and canceled.
     """
-    ttls_s = {"finished": keys.RESULT_TTL_S, "failed": keys.FAILURE_TTL_S}
+    ttls_s = {"finished": keys.RESULT_TTL_S, "failed": keys.FAILURE_TTL_S, "canceled": 0}
     found: list[tuple[int, str]] = []
     for status in statuses:
         ttl_s = ttls_s[status]

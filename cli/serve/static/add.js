@@ -1,5 +1,5 @@
 // The section Add: photos, their settings, and the upload, three photos at a time.
-import { act, byId, copy, run, sentenceOf, setText, UNREACHABLE } from "./dom.js";
+import { byId, copy, run, sentenceOf, setText, sumOf, tryOn, UNREACHABLE } from "./dom.js";
 import { ofDrop, ofFolder } from "./files.js";
 import { bytes, count } from "./format.js";
 import * as form from "./form.js";
@@ -47,10 +47,14 @@ export function start() {
   byId("undo-uploads").addEventListener("click", (event) => {
     const ids = ofState("done").flatMap((photo) => photo.newIds);
     run(event.target, byId("add-problem"), async () => {
-      const problem = await act("cancel", ids);
-      ofState("done").forEach((photo) => { photo.newIds = []; set(photo, "done", { reason: "canceled" }); });
+      const problems = await tryOn("cancel", ids);
+      ofState("done").filter((photo) => photo.newIds.length).forEach((photo) => {
+        const numLeft = photo.newIds.filter((id) => problems[id]).length;
+        const reason = numLeft === 0 ? "canceled" : numLeft === photo.newIds.length ? "not canceled" : `${photo.newIds.length - numLeft} canceled`;
+        set(photo, "done", { reason, newIds: [] });
+      });
       show();
-      return problem;
+      return sumOf(problems);
     });
   });
   byId("clear-uploads").addEventListener("click", () => {

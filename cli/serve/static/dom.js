@@ -49,13 +49,27 @@ export async function request(method, url, body, options = {}) {
   return response.json();
 }
 
-/** Do an action on jobs; returns a sentence about those it could not be done on, or "". */
-export async function act(action, ids = []) {
-  const answer = await request("POST", "/page/actions", { action, ids });
-  const [first, ...others] = answer.problems;
+//: Jobs in one request.
+const AT_ONCE = 5000;
+
+/** Do an action on jobs; returns sentences about those it could not be done on, by id. */
+export async function tryOn(action, ids) {
+  const problems = {};
+  for (let begin = 0; begin === 0 || begin < ids.length; begin += AT_ONCE) {
+    Object.assign(problems, (await request("POST", "/page/actions", { action, ids: ids.slice(begin, begin + AT_ONCE) })).problems);
+  }
+  return problems;
+}
+
+/** The first of such sentences and the number of others; "" for none. */
+export function sumOf(problems) {
+  const [first, ...others] = Object.values(problems);
   if (!first) return "";
   return others.length ? `${first} (and ${others.length.toLocaleString()} more)` : first;
 }
+
+/** Do an action on jobs; returns a sentence about those it could not be done on, or "". */
+export const act = async (action, ids = []) => sumOf(await tryOn(action, ids));
 
 /** Run an action of a button, once at a time, and show what went wrong. A disabled button would lose the focus. */
 export async function run(button, problem, work) {

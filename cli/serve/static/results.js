@@ -1,6 +1,6 @@
 // The section Results: a grid that loads as it is scrolled, plays on hover and focus, and takes the verdicts.
 import { compare } from "./compare.js";
-import { act, byId, copy, request, run, setText } from "./dom.js";
+import { act, byId, copy, request, run, setText, sumOf, tryOn } from "./dom.js";
 import { clock, count } from "./format.js";
 import { isCalm, mediaOf } from "./media.js";
 import { againWithNewSeed, open } from "./viewer.js";
@@ -19,6 +19,8 @@ let latest = null;
 let current = null;
 //: Whether the pointer counts: after a step of the keyboard, cards that scroll below a resting pointer do not.
 let isPointing = false;
+//: What the reader has pointed at, focused or typed into last.
+let place = null;
 //: Whether newer results wait behind the button until the reader is done.
 let isBehind = false;
 
@@ -49,6 +51,7 @@ export function start() {
   byId("keep-results").addEventListener("click", (event) => run(event.target, problem, () => mark(picked(), "keep")));
   byId("reject-results").addEventListener("click", (event) => run(event.target, problem, () => mark(picked(), "reject")));
   byId("compare-results").addEventListener("click", () => compare(picked().map((card) => card.result)));
+  byId("retry-results").addEventListener("click", (event) => run(event.target, problem, () => retry(unfinished(picked()))));
   byId("zip-results").addEventListener("click", () => {
     byId("zip-ids").value = finished(picked()).map((card) => card.result.id).join(",");
     byId("zip-form").submit();
@@ -62,6 +65,7 @@ export function start() {
 }
 
 const finished = (some) => some.filter((card) => card.result.status === "finished");
+const unfinished = (some) => some.filter((card) => card.result.status !== "finished");
 const pageOf = (before) => request("GET", `/page/results?${new URLSearchParams({ show: byId("show").value, ...(before ? { before } : {}) })}`);
 
 /** Load the first page again. */
@@ -102,7 +106,7 @@ async function more() {
 /** Whether the reader works in the grid, or is scrolled down: nothing may move then. */
 function isWorking() {
   return list.matches(":hover") || list.contains(document.activeElement) || picked().length > 0
-    || Boolean(document.querySelector("dialog[open]")) || (cards.size > 0 && list.getBoundingClientRect().top < 0);
+    || Boolean(document.querySelector("dialog[open]")) || (cards.size > 0 && list.getBoundingClientRect().top < 0 && !place?.closest?.("#add, #now"));
 }
 
 function showBehind(number) {
@@ -173,7 +177,7 @@ function newCard(result) {
     parts.open.setAttribute("aria-label", `Open ${result.name}, seed ${result.seed}`);
     near.observe(root);
   } else {
-    parts.open.textContent = result.status === "finished" ? "Its files were removed" : "Failed";
+    parts.open.textContent = { finished: "Its files were removed", failed: "Failed" }[result.status] ?? "Canceled";
     parts.open.setAttribute("aria-label", `Open ${result.name}: ${parts.open.textContent}`);
   }
   if (result.error) {
@@ -184,14 +188,11 @@ function newCard(result) {
   parts.keep.addEventListener("click", (event) => run(event.target, problem, () => mark([card], "keep")));
   parts.reject.addEventListener("click", (event) => run(event.target, problem, () => mark([card], "reject")));
   parts.keep.hidden = parts.reject.hidden = result.status !== "finished";
-  if (result.status === "failed") setText(parts.again, "Try again");
-  parts.again.setAttribute("aria-label", result.status === "failed" ? `Try ${result.name} again` : `Make ${result.name} again with another seed`);
+  const isFinished = result.status === "finished";
+  if (!isFinished) setText(parts.again, "Try again");
+  parts.again.setAttribute("aria-label", isFinished ? `Make ${result.name} again with another seed` : `Try ${result.name} again`);
   parts.again.addEventListener("click", (event) => run(event.target, problem, async () => {
-    if (result.status === "failed") {
-      const sentence = await act("retry", [result.id]);
-      if (!sentence) remove(card);
-      return sentence;
-    }
+    if (!isFinished) return retry([card]);
     setText(parts.mark, await againWithNewSeed(result));
     return "";
   }));
@@ -221,6 +222,13 @@ async function mark(some, verdict) {
     showMark(card);
   });
   return sentence;
+}
+
+/** Queue failed and canceled videos again. */
+async function retry(some) {
+  const problems = await tryOn("retry", some.map((card) => card.result.id));
+  some.filter((card) => !problems[card.result.id]).forEach(remove);
+  return sumOf(problems);
 }
 
 function neighbor(id, step) {
@@ -273,6 +281,7 @@ function showPicked() {
   all.indeterminate = some.length > 0 && some.length < cards.size;
   setText(byId("num-picked-results"), some.length ? `${some.length.toLocaleString()} selected` : "Select all");
   for (const id of ["keep-results", "reject-results", "zip-results"]) byId(id).disabled = !done.length;
+  byId("retry-results").hidden = !unfinished(some).length;
   const playable = done.filter((card) => card.media);
   byId("compare-results").disabled = playable.length !== some.length || playable.length < 2 || playable.length > MAX_COMPARED;
 }
@@ -281,6 +290,9 @@ const cardOf = (element) => cards.get(element?.closest?.("#cards .card")?.datase
 
 /** Keep `current` at the card that was pointed at or focused last. */
 function followReader() {
+  for (const name of ["pointerdown", "mousemove", "wheel", "focusin", "keydown"]) {
+    addEventListener(name, (event) => { place = event.target; }, { passive: true, capture: true });
+  }
   const point = (event) => { if (isPointing) choose(cardOf(event.target) ?? cardOf(document.activeElement)); };
   for (const name of ["mousemove", "wheel", "mousedown"]) {
     addEventListener(name, (event) => { isPointing = true; if (name !== "wheel") point(event); }, { passive: true });

@@ -48,7 +48,7 @@ export function open(result, doing) {
   showStage(result);
   const isFinished = result.status === "finished";
   setText(byId("viewer-about"), [
-    result.ended_at && `${isFinished ? "finished" : "failed"} ${clock(new Date(result.ended_at))}`,
+    result.ended_at && `${result.status === "stopped" ? "canceled" : result.status} ${clock(new Date(result.ended_at))}`,
     result.duration_s !== null && `made in ${duration(result.duration_s)}`, result.size, result.notice, result.error,
   ].filter(Boolean).join(" · "));
   const download = byId("viewer-download");

@@ -38,7 +38,7 @@ def job(number: int, **more: object) -> SvdJob:
     return SvdJob(image=f"inputs/{'0' * 64}.jpg", name=f"photo {number}", seed=number, steps=4, **more)
 
 
-def act(server: Server, action: str, *ids: str) -> list[str]:
+def act(server: Server, action: str, *ids: str) -> dict[str, str]:
     answer = server.ask("POST", "/page/actions", {"action": action, "ids": list(ids)})
     assert answer.status == 200, answer.body
     return answer.json["problems"]
@@ -173,8 +173,8 @@ def test_videos_outlive_the_records_of_their_jobs(server: Server, connection: re
 def test_results_by_verdict(server: Server, connection: redis.Redis, storage: Storage) -> None:
     ids = [finish(connection, storage, number, name=f"Café {number}") for number in range(3)]
     fail(connection, job(9), "f" * 20, at=1_800_000_000)
-    assert act(server, "keep", ids[0]) == []
-    assert act(server, "reject", ids[1]) == []
+    assert act(server, "keep", ids[0]) == {}
+    assert act(server, "reject", ids[1]) == {}
 
     def shown(show: str) -> list[str]:
         return [each["name"] for each in server.get(f"/page/results?show={show}").json["results"]]
@@ -186,7 +186,7 @@ def test_results_by_verdict(server: Server, connection: redis.Redis, storage: St
         ["Café 1"],
         ["photo 9"],
     ]
-    assert act(server, "unmark", ids[0]) == []
+    assert act(server, "unmark", ids[0]) == {}
     assert shown("keep") == []
     assert server.get("/page/results?show=odd").status == 400
     assert server.get("/page/results?before=odd").status == 400
@@ -207,19 +207,18 @@ def test_actions_on_jobs(server: Server, connection: redis.Redis) -> None:
     for number in range(3):
         enqueue(connection, job(number), f"{number}" * 20)
     enqueue(connection, job(3), "3" * 20, "low")
-    assert act(server, "front", "3" * 20) == []
+    assert act(server, "front", "3" * 20) == {}
     assert connection.lrange("rq:queue:svdq-default", 0, 0) == [b"3" * 20]
-    assert act(server, "cancel", "1" * 20, "nobody") == [
-        "There is no job 'nobody'; `svdq list` shows all jobs (finished ones for 7 days)."
-    ]
+    assert act(server, "cancel", "1" * 20, "nobody") == {"nobody": "The video was removed."}
+    assert act(server, "cancel", "1" * 20) == {"1" * 20: '"photo 1" is canceled: it has ended already.'}
     assert view(connection, "1" * 20).status == "canceled"
-    assert act(server, "pause") == []
+    assert act(server, "pause") == {}
     assert connection.exists("rq:suspended")
-    assert act(server, "resume") == []
+    assert act(server, "resume") == {}
     assert not connection.exists("rq:suspended")
-    assert act(server, "cancel-waiting") == []
+    assert act(server, "cancel-waiting") == {}
     assert [view(connection, f"{number}" * 20).status for number in range(4)] == ["canceled"] * 4
-    assert act(server, "retry", "0" * 20) == []
+    assert act(server, "retry", "0" * 20) == {}
     assert view(connection, "0" * 20).status == "queued"
 
 
@@ -316,9 +315,9 @@ def test_the_stream_says_that_a_group_has_paused_itself(server: Server, connecti
     state = next(states(server))
     assert state["warnings"] == ["Paused: svdq-a-1-x: 3 jobs failed. Fix the cause, then press Resume."]
     assert state["paused"] is True  # else the button says Pause
-    assert act(server, "resume") == []
+    assert act(server, "resume") == {}
     assert next(states(server))["paused"] is False
-    assert act(server, "pause") == []
+    assert act(server, "pause") == {}
     state = next(states(server))
     assert (state["paused"], len(state["warnings"])) == (True, 1)
 

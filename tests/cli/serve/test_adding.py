@@ -1,0 +1,86 @@
+"""Adding photos in a real browser, without a worker: uploads that fail, jobs that were canceled, and crops."""
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from PIL import Image
+from rq.job import JobStatus
+
+from svdq.producer.queue import fetch
+from tests.cli.serve.browser import Watched, watched_page
+from tests.cli.serve.servers import Server
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
+expect = sync_api.expect
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def desk(browser: Any, server: Server) -> Iterator[Watched]:
+    expect.set_options(timeout=60_000)
+    with watched_page(browser, server.url, viewport={"width": 1280, "height": 900}) as watched:
+        yield watched
+
+
+def choose(page: Any, *names: str, size: tuple[int, int] = (96, 64)) -> None:
+    """Choose photos, each of a color of its own."""
+    files = []
+    for number, name in enumerate(names):
+        data = io.BytesIO()
+        Image.new("RGB", size, (number % 256, sum(map(ord, name)) % 256, 9)).save(data, "png")
+        files.append({"name": name, "mimeType": "image/png", "buffer": data.getvalue()})
+    page.set_input_files("#photos", files)
+
+
+def queued_names(page: Any) -> list[str]:
+    return sorted(page.locator("#rows strong").all_inner_texts())
+
+
+def test_canceled_videos_can_be_made_again(desk: Watched) -> None:
+    page = desk.page
+    rows = page.locator("#rows .row")
+    choose(page, "Lake.png", "Sky.png")
+    page.click("#make")
+    expect(rows).to_have_count(2)
+    page.click("#undo-uploads")
+    expect(rows).to_have_count(0)
+    choose(page, "Lake.png")
+    page.click("#make")
+    expect(page.locator("#upload-list .is-done").last).to_contain_text("queued")
+    expect(rows).to_have_count(1)
+
+    page.select_option("#show", "canceled")
+    expect(page.locator(".card h3")).to_have_text(["Sky"])
+    expect(page.locator(".card .frame")).to_have_text("Canceled")
+    page.click("[aria-label='Try Sky again']")
+    expect(page.locator(".card")).to_have_count(0)
+    expect(rows).to_have_count(2)
+    page.click("#pick-rows")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click("#cancel-rows")
+    expect(page.locator(".card")).to_have_count(2)
+    page.click("#pick-results")
+    page.click("#retry-results")
+    expect(rows).to_have_count(2)
+    expect(page.locator(".card")).to_have_count(0)
+
+
+def test_taking_an_upload_back_tells_what_was_too_late(desk: Watched, connection: redis.Redis) -> None:
+    page = desk.page
+    choose(page, "Lake.png", "Sky.png")
+    page.click("#make")
+    expect(page.locator("#undo-uploads")).to_have_text("Cancel these 2 videos")
+    expect(page.locator("#rows .row")).to_have_count(2)
+    for job_id in connection.lrange("rq:queue:svdq-default", 0, -1):
+        if fetch(connection, job_id.decode()).kwargs["job"]["name"] == "Lake":
+            connection.lrem("rq:queue:svdq-default", 1, job_id)
+            fetch(connection, job_id.decode()).set_status(JobStatus.FINISHED)
+    page.click("#undo-uploads")
+    photos = page.locator("#upload-list")
+    expect(photos.locator("li", has_text="Sky.png")).to_contain_text("canceled")
+    expect(photos.locator("li", has_text="Lake.png")).to_contain_text("not canceled")
+    expect(page.locator("#add-problem")).to_have_text('"Lake" is finished: it has ended already.')
