@@ -15,11 +15,7 @@ from svdq.pipeline.models.memory import RESERVE_BYTES
 
 
 def check_device(wanted: str) -> None:
-    """Check that torch can use a GPU if one is requested.
-
-    Raises:
-        InputError: torch cannot use a GPU; has torch's reason.
-    """
+    """Raise an InputError with torch's reason if a GPU is requested and torch cannot use it."""
     if wanted == "cuda" and not torch.cuda.is_available():
         reason = "it finds none"
         try:
@@ -33,7 +29,7 @@ def check_device(wanted: str) -> None:
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """Convert auto, cpu or cuda to a rank's device; ranks share GPUs in rotation if there are more ranks.
+    """Convert auto, cpu or cuda to a rank's device; ranks use the GPUs in rotation.
 
     Raises:
         InputError: a GPU is requested, and torch cannot use it.
@@ -52,7 +48,7 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def check_computes(device: torch.device, dtype: torch.dtype, options: ComputeOptions) -> None:
-    """Try the layers of a model on a GPU, which may be able to copy only; and the requested dtype and compiler.
+    """Try the layers of a model on a GPU, and the requested dtype and compiler.
 
     Raises:
         InputError: one of them does not work on this device; has torch's reason.
@@ -75,7 +71,6 @@ def check_computes(device: torch.device, dtype: torch.dtype, options: ComputeOpt
 
 
 def _failure(attempt: Callable[[], None]) -> str:
-    """Return the first line of torch's error if an attempt fails, or ""."""
     try:
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")
@@ -112,8 +107,8 @@ def _compile(device: torch.device, dtype: torch.dtype) -> None:
 def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int | None:
     """Return the bytes that a rank may use, weights included, after it has loaded its model; None: no limit.
 
-    `limit` is the bytes that the user allows each rank, instead of its share of the GPU; `ranks_per_gpu` counts the
-    ranks of other groups, too. On a shared GPU, also limits this process's allocator, so that cached blocks are freed.
+    `limit` is what the user allows each rank; `ranks_per_gpu` counts the ranks of all groups. On a shared GPU, also
+    limits this process's allocator, so that cached blocks are freed.
     """
     if device.type != "cuda":
         return limit  # host memory is shared, swapped and mapped, so its capacity is unknown
@@ -126,10 +121,7 @@ def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int
 
 
 def share_of_gpu(free: int, total: int, held: int, ranks_per_gpu: int) -> int:
-    """Divide a GPU's memory equally among its ranks; the shares fit together in whatever order the ranks load.
-
-    `held` are the bytes of this rank's allocator.
-    """
+    """Divide a GPU's bytes equally among its ranks, in whatever order they load; `held` are those of this rank."""
     # While the others load, free memory is too high; after that it excludes what other programs hold.
     return min(total // ranks_per_gpu, held + free // ranks_per_gpu)
 
@@ -140,12 +132,11 @@ def name_of(device: torch.device) -> str:
 
 
 def num_gpus() -> int:
-    """Count the GPUs, or MIG instances, at which ranks take turns; call it before `choose_device`, which hides some."""
+    """Count the GPUs, or MIG instances; call it before `choose_device`, which hides some."""
     return len(_mig_instances()) or torch.cuda.device_count()
 
 
 def _mig_instances() -> list[str]:
-    """Return the visible devices if some of them are MIG instances."""
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return names if any(name.startswith("MIG-") for name in names) else []
 

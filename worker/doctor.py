@@ -1,8 +1,7 @@
 """Checks Redis, storage, model, GPUs, ffmpeg and the installation, and describes how to correct problems.
 
-It needs only the base install. Its only change is a small file in the storage, which is written, read and removed.
-`python -m svdq.worker.doctor DEVICE PARENT` multiplies matrices on a GPU; exit code 1 and the reason if that fails. In
-a process of its own, since a broken GPU may crash its process, or hang it beyond any signal.
+It needs only the base install. `python -m svdq.worker.doctor DEVICE PARENT` multiplies matrices on a GPU, which may
+crash or hang the process; exit code 1 and the reason if that fails.
 """
 
 import contextlib
@@ -34,9 +33,9 @@ from svdq.worker.launcher.gpus import CommandOutput, ask
 
 #: Oldest server version that supports the commands we use.
 OLDEST_REDIS = (6, 2)
-#: Free bytes of a local storage below which the videos of a night may not fit.
+#: Free bytes of a local storage that are reported as little.
 LITTLE_SPACE = 2 * 1024**3
-#: Largest number of seconds that the query of GPUs may take.
+#: Seconds that the query of GPUs may take.
 QUERY_S = 20.0
 _QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 #: Side of the matrices, 64 MiB each; sums of so many ones are exact.
@@ -50,7 +49,6 @@ class Finding(NamedTuple):
     subject: str
     #: `warn` works with restrictions; `fail` does not work.
     level: Literal["ok", "warn", "fail"]
-    #: The result.
     text: str
     #: What to do, as a clause; "" if there is nothing to do.
     advice: str = ""
@@ -156,7 +154,7 @@ def _check_folder(name: str) -> Iterator[Finding]:
 
 
 def _memory(name: str) -> str:
-    """Describe how much GPU memory the default video needs, as a worker estimates it, on a rank with all components."""
+    """Describe the estimated GPU memory of the default video on a rank with all components."""
     folder = find_folder(name)
     (family, layout), facts = family_of(folder, name), resolve(name).facts
     dtype = DTYPES[family.half]

@@ -26,10 +26,9 @@ T = TypeVar("T")
 ANSWER_TIMEOUT_S = 5.0
 #: Seconds between two attempts while Redis is unavailable.
 RETRY_S = 1.0
-#: Seconds until the second attempt of the storage; the delay doubles with each further one, up to the second number.
+#: Seconds until the second attempt of the storage; the delay doubles up to the second number.
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0
-#: Seconds that a storage which works otherwise may refuse one file before its job fails: an object store has recovered
-#: by then, and one file that nobody may read or write does not delay the other jobs all night.
+#: Seconds that a storage which works otherwise may refuse one file before its job fails.
 FILE_TIMEOUT_S = 300.0
 #: Errors of the name or content of one file, which no further attempt changes.
 _HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
@@ -54,7 +53,6 @@ class ConnectionHealth:
     """Logs once that Redis is unavailable and once that it is back; restarts the embedded server if it died."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        """Create it; without settings it restarts nothing."""
         self._settings = settings
         self._is_unavailable = False
 
@@ -92,11 +90,7 @@ def wait_for(connection: redis.Redis, connection_health: ConnectionHealth) -> No
 
 
 def check_storage(url: str) -> None:
-    """Check that this user may write to the storage; ranks wait for a storage that is unavailable or full.
-
-    Raises:
-        UnavailableError: it is read-only.
-    """
+    """Raise an UnavailableError if the storage is read-only; ranks wait for one that is unavailable or full."""
     try:
         Storage(url).check_writable()
     except UnavailableError as error:
@@ -116,11 +110,9 @@ class StorageRetry:
     """Repeats calls to the storage until they succeed; several threads may call at the same time."""
 
     def __init__(self, effect: str) -> None:
-        """Create it; `effect` is that of a refusal as a clause, such as "Videos wait to be written"."""
+        """Make it; `effect` is that of a refusal, such as "Videos wait to be written"."""
         self._effect = effect
-        #: Whether `stop` was called.
         self.stopped = False
-        #: Ends the present delays.
         self._wake = threading.Event()
         self._lock = threading.Lock()
         #: Why the storage refuses each call at present, in the order of their first refusals.
@@ -149,7 +141,7 @@ class StorageRetry:
         Raises:
             RetryStoppedError: `stop` was called.
             NoLongerWantedError: `is_wanted` returned False.
-            Exception: whatever else `attempt` raises, and storage errors that a retry cannot fix.
+            Exception: any other of `attempt`, and storage errors that a retry cannot fix.
         """
         delay_s = FIRST_DELAY_S
         call = object()
@@ -194,7 +186,7 @@ class FileRefusals:
         self._since: float | None = None
 
     def check(self, error: Exception, what: str) -> None:
-        """Record a refusal of a file, such as "Its photo inputs/1f.jpg", by a storage that was found to work otherwise.
+        """Record a refusal of a file, such as "Its photo inputs/1f.jpg"; the storage works otherwise.
 
         Raises:
             SvdqError: no further attempt helps, or the first refusal was `FILE_TIMEOUT_S` ago.

@@ -1,8 +1,4 @@
-"""Decides at the start of a group which of a model's experts each rank loads.
-
-The ranks report to rank 0 how much memory they have, and rank 0 decides for all, before any weights are read. No rank
-opens the weights of an expert that it does not load.
-"""
+"""Decides on rank 0, before weights are read, which of a model's experts each rank loads."""
 
 import logging
 import math
@@ -38,7 +34,6 @@ class Experts:
     """The experts of a model that has several."""
 
     def __init__(self, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype) -> None:
-        """Compute what a typical video takes."""
         self._model = model
         self._compute = compute
         self._dtype = dtype
@@ -50,7 +45,6 @@ class Experts:
         self._family = family_named(model.family)
         parameters = self._family.parameters.model_validate({"seed": 0})
         self._typical = self._family.complete(parameters, model.facts)
-        #: Of a video with the model's defaults.
         self.segments = self._family.segments(self._typical, model.facts)
         self._prior = self._family.prior(model.facts)
 
@@ -68,10 +62,7 @@ class Experts:
     def assign(
         self, capacities: Sequence[int | None], binding: Binding, *, encoder_rank: bool = False
     ) -> list[Components]:
-        """Return the components of each rank of so many bytes (None: no limit).
-
-        With `encoder_rank`, rank 0 only encodes.
-        """
+        """Return the components of each rank of so many bytes (None: no limit); an `encoder_rank` only encodes."""
         alone: list[Components] = [frozenset()] if encoder_rank else []
         ranks = range(len(alone), len(capacities))
         if binding == "never":
@@ -125,7 +116,7 @@ class Experts:
 
 
 def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:
-    """Describe which rank loads what, such as "ranks 0 to 2: transformer (steps 1 to 15 of 40)"."""
+    """Return text such as "ranks 0 to 2: transformer (steps 1 to 15 of 40)"."""
     texts = []
     for held, group in groupby(range(len(components)), lambda rank: components[rank]):
         first, *others = group

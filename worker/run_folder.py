@@ -28,14 +28,12 @@ from svdq.producer.settings import SECRETS, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-#: Folder under SVDQ_HOME. Its files are never removed: a second run could then lock a new file of the same name.
+#: Folder under SVDQ_HOME; its files stay, since a second run could lock a new file of the same name.
 LOCKS = "locks"
 #: Folder under SVDQ_HOME with a folder for each running launcher.
 RUN = "run"
 #: Bytes that a home must have room for, about those of a run folder; a full disk still takes empty files.
 PROBE_BYTES = 2**14
-#: Seconds between two looks for the answer of the launcher.
-POLL_S = 0.1
 
 
 class RankConfig(BaseModel):
@@ -146,15 +144,12 @@ def check_home(home: Path) -> None:
 
 @contextlib.contextmanager
 def burst_lock(home: Path, devices: Sequence[str]) -> Iterator[str | None]:
-    """Hold a lock for each device during a block; yield a sentence if another run holds one of them, else None.
-
-    Cron starts a burst again and again. The kernel frees a lock however its holder ends.
-    """
+    """Hold a lock for each device during a block; yield a sentence if another run holds one of them, else None."""
     folder = home / LOCKS
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
         for device in sorted(devices):
-            # Ranks do not inherit it: those that outlive a killed launcher end by themselves within seconds.
+            # Ranks do not inherit it.
             path = folder / f"burst-{re.sub(r'[^A-Za-z0-9-]', '-', device)}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             held.callback(os.close, descriptor)
@@ -174,7 +169,7 @@ def burst_lock(home: Path, devices: Sequence[str]) -> Iterator[str | None]:
 
 @contextlib.contextmanager
 def parent_folder(home: Path) -> Iterator[Path]:
-    """Make a private folder for the groups of one launcher during a block; remove those of killed launchers."""
+    """Make a private folder for the groups of a launcher during a block; remove those of killed launchers."""
     parent = home / RUN
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent.iterdir(), abandoned_s=math.inf)
@@ -225,7 +220,7 @@ def await_permission(folder: Path, restart_count: int) -> None:
     """Ask the launcher whether a group that was restarted may use its GPUs, and wait until it may."""
     _write(folder / "restarted", str(restart_count))
     while _number(folder / "permitted") < restart_count:
-        time.sleep(POLL_S)
+        time.sleep(0.1)
 
 
 def restarts(folder: Path) -> int:

@@ -30,9 +30,6 @@ from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.bench.figures import RankMeasurements
 from svdq.worker.bench.loop_runs import IDLE_S, Workload
 
-#: Seconds between two checks whether all videos have ended.
-POLL_S = 0.2
-
 
 def run_daemon(workload: Workload) -> list[RankMeasurements]:
     """Queue the workload's videos, render them with `svdq worker` and return the measurements of each rank.
@@ -94,7 +91,6 @@ def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankMeasu
 def _worker(
     workload: Workload, settings: Settings, log_path: Path, trace_path: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `svdq worker` within a block; raise an error with the end of its log if it fails."""
     shape, num_ranks = workload.parameters, len(workload.models)
     command = [sys.executable, "-m", "svdq.cli", "worker", "--device", workload.device]
     command += ["--ranks", str(num_ranks), "--trace", str(trace_path)]
@@ -124,15 +120,14 @@ def _worker(
 
 
 def _wait(connection: redis.Redis, num_videos: int, worker: subprocess.Popen[bytes]) -> None:
-    """Wait until so many videos are finished, or one has failed, or the worker has ended."""
+    """Wait until so many videos are finished, one has failed, or the worker has ended."""
     queue = queue_of(connection, "default")
     finished, failed = queue.finished_job_registry.key, queue.failed_job_registry.key
     while connection.zcard(finished) < num_videos and not connection.zcard(failed) and worker.poll() is None:
-        time.sleep(POLL_S)
+        time.sleep(0.2)
 
 
 def _spans(events: list[dict[str, Any]], rank: int) -> list[Span]:
-    """Return the spans of a rank among trace events."""
     return [
         Span(event["name"], event["args"]["job"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6, event["tid"])
         for event in events

@@ -15,7 +15,6 @@ from svdq.pipeline.trace import Span
 class RankMeasurements:
     """The measurements of one rank; times in seconds since the epoch."""
 
-    #: Each piece of work.
     spans: list[Span]
     #: When each video was finished, in order; on the last rank only.
     finished_s: list[float]
@@ -39,7 +38,6 @@ class Run:
     step_ms: float
     encode_ms: float
     decode_ms: float
-    #: Number of videos.
     samples: int
     #: Seconds from taking the first video to its end, and divided by W = T*t + E + D.
     first_sample_s: float
@@ -108,11 +106,7 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
 
 
 def check_failures(logs: Sequence[RankMeasurements]) -> None:
-    """Raise an error if a video of the run failed.
-
-    Raises:
-        SvdqError: one did.
-    """
+    """Raise an SvdqError if a video of the run failed."""
     failures = [failure for log in logs for failure in log.failures]
     if failures:
         raise SvdqError(f"{len(failures)} of the videos failed; the first one: {failures[0]}")
@@ -121,8 +115,8 @@ def check_failures(logs: Sequence[RankMeasurements]) -> None:
 def work_rate(logs: Sequence[RankMeasurements], costs: Costs, start_s: float) -> float:
     """Return the seconds of work that a group does per second, from `start_s` until its last video is admitted.
 
-    Videos cannot be counted for this: they finish late at the start of a run and together at its end. A step counts as
-    in `VideoCosts.video_s`, an encode as E and a decode as D, however long they took.
+    Videos cannot be counted for this: they finish late at the start of a run and together at its end. Work counts as
+    in `VideoCosts.video_s`, however long it took.
     """
     spans = [span for log in logs for span in log.spans]
     end_s = max((span.start_s for span in spans if span.kind == "encode"), default=start_s)
@@ -171,7 +165,6 @@ def _percentile_95(values: Sequence[float]) -> float:
 class Burst:
     """The figures of N videos that an idle group gets at once; field names are those of the JSON."""
 
-    #: N.
     videos: int
     #: Whether it is the first burst of a fresh group, which has measured no costs yet.
     is_first: bool

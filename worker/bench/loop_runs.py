@@ -48,14 +48,14 @@ class Workload:
     parameters: VideoParameters
     #: The components of each rank, if ranks are bound to some.
     components: tuple[Components, ...] = ()
-    #: Numbers of videos that are supplied at once, each after all videos before it have ended.
+    #: Numbers of videos that are supplied at once, each after all before it have ended.
     bursts: tuple[int, ...]
     #: cpu, cuda or auto.
     device: str = "cpu"
 
 
 def run_loop(workload: Workload) -> list[RankMeasurements]:
-    """Run the workload with one rank per model, and return the measurements of each rank."""
+    """Run the workload with one rank per model; return the measurements of each."""
     num_ranks = len(workload.models)
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
         spawn_ranks(num_ranks, _rank_main, workload, folder, device=workload.device)
@@ -94,14 +94,12 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
 
 
 class _BurstSource(Source):
-    """Supplies bursts of videos."""
-
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._bursts = list(workload.bursts[::-1])
-        #: Seeds of the present burst that are left.
+        #: Those left of the present burst.
         self._seeds: list[int] = []
-        #: Videos that were taken and have not ended; reports come from another thread.
+        # Reports come from another thread.
         self._num_in_flight = 0
         self._changed = threading.Condition()
         self._photo = Image.effect_noise((workload.parameters.width, workload.parameters.height), 64).convert("RGB")
@@ -109,7 +107,10 @@ class _BurstSource(Source):
 
     def take(self) -> Request | None:
         while not self._seeds and self._bursts:
-            self._wait_for_next()
+            with self._changed:
+                self._changed.wait_for(lambda: self._num_in_flight == 0)
+            time.sleep(IDLE_S)
+            self._seeds = list(range(self._bursts.pop()))[::-1]
         if not self._seeds:
             return None
         seed = self._seeds.pop()
@@ -122,13 +123,6 @@ class _BurstSource(Source):
             num_waiting=len(self._seeds),
         )
 
-    def _wait_for_next(self) -> None:
-        """Wait until the present burst has ended, and begin the next one."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_in_flight == 0)
-        time.sleep(IDLE_S)
-        self._seeds = list(range(self._bursts.pop()))[::-1]
-
     def ended(self, report: Report) -> None:
         if report.failure is not None:
             self.failures.append(report.failure)
@@ -138,8 +132,6 @@ class _BurstSource(Source):
 
 
 class _TimingSink(Sink):
-    """Records the time and drops the frames."""
-
     def __init__(self) -> None:
         self.finished_s: list[float] = []
 
@@ -172,17 +164,14 @@ class _UsageMonitor(Monitor):
 
     @property
     def cpu_s(self) -> float:
-        """Processor time of this process since the first sample."""
         return 0.0 if self._cpu_before_s is None else time.process_time() - self._cpu_before_s
 
 
 def spawn_ranks(num_ranks: int, main: Callable[..., None], *args: Any, device: str = "cpu") -> None:
-    """Run `main(topology, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
-
-    `main` is a module-level function, since the new processes look it up by name.
+    """Run `main(topology, links, *args)`, a module-level function, in `num_ranks` processes with one torch thread each.
 
     Raises:
-        SvdqError: a rank raised one, or a subclass, which is raised here, or was ended by a signal.
+        SvdqError: a rank raised one, which is raised here, or was ended by a signal.
         torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text has its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:

@@ -41,7 +41,7 @@ DEFAULT_FRAMES = 14
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """The options of `svdq bench`; units are in the names."""
+    """The options of `svdq bench`."""
 
     model: str
     ranks: int
@@ -76,11 +76,7 @@ class BenchOptions:
         return 2 * self.ranks if self.warmup_samples is None else self.warmup_samples
 
     def check(self) -> None:
-        """Check that the options go together.
-
-        Raises:
-            InputError: they do not.
-        """
+        """Raise an InputError if the options do not go together."""
         if self.rank_speed is not None and (not self.is_simulated or len(self.rank_speed) != self.ranks):
             raise InputError(
                 f"--rank-speed {','.join(map(str, self.rank_speed))} needs the simulated model and one number for each "
@@ -106,7 +102,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """The figures of a run, or of bursts in order; and the logs of its ranks."""
+    """The figures of a run, or of bursts in order, and the logs of its ranks."""
 
     model: str
     runs: list[Run]
@@ -118,23 +114,17 @@ def run_bench(options: BenchOptions) -> BenchReport:
     """Do the run or the bursts.
 
     Raises:
-        InputError: the options do not go together.
-        SvdqError: a video failed.
+        SvdqError: the options do not go together (InputError), or a video failed.
     """
     options.check()
     workload = _workload(options)
-    run = run_daemon if options.through == "daemon" else run_loop
-    logs = run(workload)
+    logs = (run_daemon if options.through == "daemon" else run_loop)(workload)
     check_failures(logs)
     segments = None if options.segments is None else split_steps(options.steps, options.segments)
     costs = _costs(options) if options.is_simulated else measured_costs(logs)
     video = VideoCosts(steps=options.steps, costs=costs, segments=segments)
-    runs: list[Run] = []
-    bursts: list[Burst] = []
-    if options.burst is None:
-        runs = [make_run(logs, video, options.num_warmup)]
-    else:
-        bursts = make_bursts(logs, video, workload.bursts)
+    runs = [make_run(logs, video, options.num_warmup)] if options.burst is None else []
+    bursts = make_bursts(logs, video, workload.bursts) if options.burst is not None else []
     return BenchReport(model=options.model, runs=runs, bursts=bursts, logs=logs)
 
 
@@ -158,7 +148,6 @@ def _workload(options: BenchOptions) -> Workload:
 
 
 def _models(options: BenchOptions) -> tuple[ResolvedModel, ...]:
-    """Resolve the model of each rank."""
     if not options.is_simulated:
         on_gpus = options.device != "cpu" and torch.cuda.is_available()
         return (resolve(options.model, on_gpus=on_gpus),) * options.ranks
@@ -170,7 +159,6 @@ def _models(options: BenchOptions) -> tuple[ResolvedModel, ...]:
 
 
 def _costs(options: BenchOptions) -> Costs:
-    """Return the configured costs of a simulated video."""
     return Costs(
         step_s=tuple(options.step_ms / 1000 * speed for speed in options.rank_speed or (1.0,) * options.ranks),
         encode_s=options.encode_ms / 1000,
@@ -181,11 +169,7 @@ def _costs(options: BenchOptions) -> Costs:
 def write_results(
     report: BenchReport, *, json_path: Path | None, plot_path: Path | None, trace_path: Path | None
 ) -> None:
-    """Write the files that were asked for.
-
-    Raises:
-        InputError: one cannot be written, or matplotlib is not installed.
-    """
+    """Write the files that were asked for; raise an InputError if one cannot be, or matplotlib is not installed."""
     if json_path is not None:
         document = {"runs": [asdict(run) for run in report.runs], "bursts": [asdict(burst) for burst in report.bursts]}
         write_file(json_path, [json.dumps(document, indent=2), "\n"])
@@ -227,11 +211,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 def headless_pyplot() -> ModuleType:
-    """Return matplotlib's pyplot, configured to write files without a display.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
+    """Return matplotlib's pyplot, which writes files without a display; raise an InputError if it is not installed."""
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -243,7 +223,6 @@ def headless_pyplot() -> ModuleType:
 
 
 def _plot_timeline(logs: Sequence[RankMeasurements], path: Path, title: str, *, start_s: float, end_s: float) -> None:
-    """Write the timeline of a run as PNG, from `start_s` to `end_s`, in seconds since the epoch."""
     pyplot = headless_pyplot()
     tab20 = pyplot.get_cmap("tab20").colors
     colors = tab20[::2] + tab20[1::2]  # so that videos in a row differ in hue

@@ -19,8 +19,8 @@ from svdq.worker.checkpoint.store import CheckpointStore, Codec
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of samples that may wait to be written, on the rank's device. Beyond it the oldest is dropped, since the rank
-#: that has that sample now writes one as well; the newest always waits.
+#: Bytes of samples that may wait to be written, on the rank's device; beyond it the oldest is dropped, since the rank
+#: that has that sample now writes one as well.
 MAX_WAITING_BYTES = 256 * 2**20
 #: Seconds of rest for each second of writing, since videos need the disk and the cores, too.
 REST = 4.0
@@ -42,11 +42,11 @@ class Checkpoints(Checkpointer):
         """Start the thread."""
         self._store = store
         self._codec = codec
-        #: Guards the four below.
+        # It guards the four below.
         self._changed = threading.Condition()
         #: Samples to write by job, the oldest first.
         self._waiting: dict[str, _Pending] = {}
-        #: Jobs whose checkpoints are to be removed.
+        #: Checkpoints of these jobs are removed.
         self._ended: list[str] = []
         self._is_working = False
         #: Whether the rank ends, so that the thread does not rest.
@@ -54,8 +54,6 @@ class Checkpoints(Checkpointer):
         #: Why checkpoints cannot be written at present; videos continue without.
         self.condition: Condition | None = None
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
-
-    # On rank 0.
 
     def furthest(self, job_id: str, parameters: VideoParameters) -> Sample | None:
         """Read a job's furthest checkpoint; one that cannot be used is logged and ignored."""
@@ -73,15 +71,15 @@ class Checkpoints(Checkpointer):
     def open(self, job_id: str) -> None:
         """Make a folder for the checkpoints of a job that is taken."""
         with self._changed:
-            # A job that is retried right after its end keeps its folder: ranks write only into one that exists.
+            # A job that is retried right after its end keeps its folder.
             self._ended = [ended for ended in self._ended if ended != job_id]
         with contextlib.suppress(SvdqError):  # the writer reports it
             self._store.open(job_id)
 
     def sweep(self, states: Callable[[list[str]], Mapping[str, bool]]) -> None:
-        """Remove the checkpoints of jobs that have ended; `states` says by id which have, and leaves out unknown jobs.
+        """Remove the checkpoints of jobs that have ended, as `states` says by id.
 
-        Those may be another server's, so their checkpoints are removed only when they are old.
+        Those of jobs that it leaves out, which may be another server's, are removed only when they are old.
         """
         try:
             self._store.sweep()
@@ -94,13 +92,11 @@ class Checkpoints(Checkpointer):
             logger.warning("Old checkpoints cannot be removed (%s).", error)
 
     def forget(self, job_id: str) -> None:
-        """Queue the removal of the checkpoints of a job that has ended."""
+        """Queue the removal of a job's checkpoints."""
         with self._changed:
             self._waiting.pop(job_id, None)
             self._ended.append(job_id)
             self._changed.notify_all()
-
-    # In the stage loop.
 
     def save(self, sample: Sample) -> None:
         """Queue a sample, in place of an older one of the same job."""
@@ -120,7 +116,7 @@ class Checkpoints(Checkpointer):
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is written and removed, from now on without rests; return whether it is."""
+        """Wait, from now on without rests, until everything is written and removed; return whether it is."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
@@ -128,7 +124,7 @@ class Checkpoints(Checkpointer):
 
     def _run(self) -> None:
         if self._codec.device.type == "cuda":
-            # A thread begins on the first GPU, and would open a context there.
+            # Otherwise the thread would open a context on the first GPU.
             torch.cuda.set_device(self._codec.device)
         while True:
             with self._changed:
@@ -149,7 +145,7 @@ class Checkpoints(Checkpointer):
                     logger.info("Checkpoints can be written again.")
             except Exception as error:  # noqa: BLE001 - no video fails because of a checkpoint
                 self._note(error)
-            pending = None  # frees its tensors while this thread waits
+            pending = None  # frees its tensors
             rest_s = REST * (time.monotonic() - started)
             with self._changed:
                 self._changed.wait_for(lambda: self._hurried, rest_s)

@@ -1,12 +1,8 @@
-"""Checkpoints as bytes, and where they are kept.
+"""Stores checkpoints: a folder for each job that is in work, a safetensors file for each step.
 
-Rank 0 makes a job's folder when it takes the job and removes it when the job has ended. Ranks write only into an
-existing folder, so a slow rank leaves nothing behind after the end of a job.
-Every method of a store raises UnavailableError when the disk or the storage cannot be used.
-
-A checkpoint is a sample in a safetensors file. The tensors are stored unchanged. The metadata is JSON: the sample
-without its tensors, a checksum of the tensors, and the model, the kind of device and the compute options, all of which
-decide the bits.
+Rank 0 makes a job's folder when it takes the job and removes it when the job has ended; ranks write only into an
+existing one. A file has a sample: its tensors, and as JSON the rest, a checksum, and the model, the kind of device and
+the compute options, which decide the bits.
 """
 
 import json
@@ -28,14 +24,14 @@ from svdq.pipeline.transport.message import byte_views
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder
 
-#: Suffix of a checkpoint's file name; the stem is the step.
+#: Of a file name whose stem is the step.
 SUFFIX = ".safetensors"
 #: Folder under SVDQ_HOME or in the storage.
 FOLDER = "checkpoints"
 
 
 class CheckpointStore:
-    """Checkpoints in a storage: a folder for each job that is in work, a file for each step."""
+    """Checkpoints in a storage; each method raises an UnavailableError when it cannot be used."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -98,7 +94,6 @@ FORMAT = 2
 class Codec:
     """Writes samples as bytes and reads them back."""
 
-    #: The model's name.
     model: str
     #: Where decoded tensors go.
     device: torch.device
@@ -138,12 +133,10 @@ class Codec:
 
     @property
     def _made_with(self) -> dict[str, Any]:
-        """The model, and how it computes, which decide the bits."""
         return {"format": FORMAT, "model": self.model, "device": self.device.type} | self.compute
 
 
 def _checksum(tensors: State) -> int:
-    """Return the CRC-32 of host tensors, with their names."""
     checksum = 0
     for name in sorted(tensors):
         checksum = zlib.crc32(name.encode(), checksum)

@@ -27,7 +27,7 @@ class TextFormatter(logging.Formatter):
     """Formats records as text whose characters cannot control a terminal; tracebacks keep their lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record."""
+        """Escape control characters."""
         return "\n".join(map(printable, super().format(record).split("\n")))
 
 
@@ -41,10 +41,7 @@ class JsonFormatter(BaseJsonFormatter):
         group: str | None = None,
         job_ids: Callable[[logging.LogRecord], Sequence[str]] = lambda _: (),
     ) -> None:
-        """Make the formatter of one process; `rank` and `group` are None in the launcher.
-
-        `job_ids` returns the jobs that a record is about.
-        """
+        """Make the formatter of one process; `job_ids` returns the jobs that a record is about."""
         names = {"levelname": "level", "name": "logger", "exc_info": "exception"}
         who = {"host": socket.gethostname(), "rank": rank, "group": group}
         super().__init__(["levelname", "name", "message"], rename_fields=names, static_fields=who, timestamp="time")
@@ -64,10 +61,7 @@ class JsonFormatter(BaseJsonFormatter):
 
 
 class JobLogHandler(logging.Handler):
-    """Keeps a rank's lines about jobs until `take`.
-
-    A record belongs to the jobs that it names. If it names none and comes from the step loop, to the job there.
-    """
+    """Keeps lines about jobs until `take`: those that name one, and those of the step loop during a job."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(logging.INFO)
@@ -77,7 +71,6 @@ class JobLogHandler(logging.Handler):
         self._waiting: deque[tuple[str, LogEntry]] = deque(maxlen=MAX_WAITING)
         #: Returns the job of the step loop, which is the main thread.
         self.current_job: Callable[[], str | None] = lambda: None
-        #: Called after each line.
         self.on_line: Callable[[], object] = lambda: None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -104,7 +97,7 @@ class JobLogHandler(logging.Handler):
         return taken
 
     def restore(self, taken: Mapping[str, list[LogEntry]]) -> None:
-        """Put lines that could not be written back, before those that came since."""
+        """Put back lines that could not be written, before those that came since."""
         lines = [(job_id, entry) for job_id, entries in taken.items() for entry in entries]
         too_many = max(0, len(lines) + len(self._waiting) - MAX_WAITING)
         self._waiting.extendleft(reversed(lines[too_many:]))

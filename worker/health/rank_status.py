@@ -1,7 +1,4 @@
-"""The record of a rank: its activity, memory and conditions; and the pace of its group.
-
-The step loop only updates `BusyMeter` and counts its steps; the thread that publishes the record reads the rest.
-"""
+"""The record of a rank: its activity, memory and conditions; and the pace of its group."""
 
 import os
 import socket
@@ -31,7 +28,7 @@ class BusyMeter:
     def __init__(self) -> None:
         #: Seconds computed before, and the start of the present computation; replaced as a whole by the step loop.
         self._state: tuple[float, float | None] = (0.0, None)
-        #: Readings of the meter: the time, and the seconds computed by then.
+        #: Readings: the time, and the seconds computed by then.
         self._readings: deque[tuple[float, float]] = deque([(time.perf_counter(), 0.0)])
 
     def begin(self) -> None:
@@ -96,22 +93,21 @@ class RankReporter:
 
     def __init__(self, who: RankStatus, device: torch.device) -> None:
         """Make a reporter; `who` is the record with all fields that never change."""
-        #: The record with all fields that never change.
         self.who = who
         self._device = device
         self._process = psutil.Process()
         self.meter = BusyMeter()
         #: Denoising steps so far, and their seconds; replaced as a whole by the step loop.
         self.steps_done: tuple[int, float] = (0, 0.0)
-        #: The parts that may wait for the storage, and on rank 0 a function for `intake`; set when they exist.
         self.waiting: Sequence[Waiting] = ()
+        #: On rank 0.
         self.group: Callable[[], IntakeStatus] | None = None
 
     def gather(self, note: tuple[Sample, int] | None, last: Sample | None, step_s: float | None) -> RankStatus:
-        """Return the present record; `step_s` is how long the last step took.
+        """Return the present record.
 
-        `note` is the sample that is computed and its step, where the number of its steps means the decode; `last` is
-        the sample that is computed or was computed last.
+        `note` is the sample that is computed and its step (the number of its steps: the decode); `last` the sample that
+        was computed last, with its last step in `step_s`.
         """
         conditions = tuple(condition for part in self.waiting if (condition := part.condition) is not None)
         activity: Activity = "waiting" if any(condition.job_ids for condition in conditions) else "idle"

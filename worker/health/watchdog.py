@@ -22,14 +22,11 @@ LOOK_S: Final = 5.0
 FACTOR: Final = 20.0
 SHORTEST_BOUND_S: Final = 60.0
 
-#: A kind of work: the shape of the video, and the phase.
 Kind = tuple[Shape, Phase]
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A step that is watched."""
-
     sample: Sample
     index: int
     kind: Kind
@@ -49,10 +46,9 @@ class Watchdog(Monitor):
         look_s: float = LOOK_S,
         shortest_bound_s: float = SHORTEST_BOUND_S,
     ) -> None:
-        """Watch the thread that calls this; `on_stall` is called after the report and ends the process.
+        """Watch the thread that calls this; `on_stall` ends the process.
 
-        The first step of a kind, which may have to choose kernels and reserve memory, may take `first_bound_s`; any
-        step may take `shortest_bound_s`.
+        The first step of a kind may take `first_bound_s`, since it chooses kernels; any step `shortest_bound_s`.
         """
         self._monitor = monitor
         self._rank = rank
@@ -71,8 +67,6 @@ class Watchdog(Monitor):
         """Return how long work of a kind may take, in seconds."""
         slowest_s = self.slowest_s.get(kind)
         return self._first_s if slowest_s is None else max(self._shortest_s, FACTOR * slowest_s)
-
-    # The monitor, in the step loop.
 
     def step(self, sample: Sample, index: int) -> None:
         """Record the end of the step before and the beginning of another."""
@@ -107,8 +101,6 @@ class Watchdog(Monitor):
         work = self._work
         if work is not None:
             self.slowest_s[work.kind] = max(time.monotonic() - work.began_at, self.slowest_s.get(work.kind, 0.0))
-
-    # The watchdog's thread.
 
     def _run(self) -> None:
         while True:

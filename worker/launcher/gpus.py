@@ -17,7 +17,7 @@ from typing import Final
 TIMEOUT_S: Final = 120.0
 #: Seconds that a killed program gets to close its pipes; one that hangs in a driver never does.
 KILL_S: Final = 2.0
-#: Seconds that a test computation may take, with the import of torch beside other processes.
+#: Seconds that a test computation may take, with the import of torch.
 PROBE_S: Final = 90.0
 #: Device files of machines with GPUs: NVIDIA's, WSL's, AMD's.
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
@@ -33,9 +33,8 @@ _DEVICE: Final = re.compile(r"\d|GPU-|MIG-")
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOutput:
-    """The output of a program."""
+    """The standard output and error of a program."""
 
-    #: Its standard output and error, up to a failure.
     text: str
     #: Why the output may be incomplete, a clause; "" when the program ended with 0.
     failure: str = ""
@@ -123,7 +122,7 @@ def probe(device: str, timeout_s: float = PROBE_S) -> str:
 
 
 def share_out(gpus: Sequence[str], num_groups: int, num_ranks: int) -> list[list[str]]:
-    """Return the GPUs of each group; the ranks of all groups use `gpus`, at least one, in rotation."""
+    """Return the GPUs of each group; all ranks use `gpus`, at least one, in rotation."""
     turns = [[gpus[(group * num_ranks + rank) % len(gpus)] for rank in range(num_ranks)] for group in range(num_groups)]
     # CUDA hides all GPUs if one is named twice; `choose_device` rotates over the rest.
     return [list(dict.fromkeys(turn)) for turn in turns]
@@ -135,10 +134,7 @@ def ranks_per_gpu(num_gpus: int, num_ranks: int) -> int:
 
 
 def ask(*command: str, timeout_s: float = TIMEOUT_S) -> CommandOutput | None:
-    """Run a command and return its output, also when it fails; None if it is not installed.
-
-    A command that hangs is killed together with its children.
-    """
+    """Run a command and return its output, also when it fails; None if it is not installed. Kills one that hangs."""
     try:
         process = subprocess.Popen(
             command,
@@ -163,7 +159,5 @@ def ask(*command: str, timeout_s: float = TIMEOUT_S) -> CommandOutput | None:
     if process.returncode == 0:
         return CommandOutput(text=text)
     errors = (line.strip() for line in text.splitlines() if line.strip() and not _LISTING.match(line))
-    said = next(errors, "")
-    return CommandOutput(
-        text=text, failure=f"{program} ended with exit code {process.returncode}{said and f': {said[:200]}'}"
-    )
+    said = f": {error[:200]}" if (error := next(errors, "")) else ""
+    return CommandOutput(text=text, failure=f"{program} ended with exit code {process.returncode}{said}")

@@ -37,13 +37,12 @@ from svdq.worker.run_folder import RankConfig, RunConfig
 
 logger = logging.getLogger(__name__)
 
-#: Most ranks of a group on a machine without GPUs, if their number is not given: as on the reference machine.
+#: Default number of ranks of a group on a machine without GPUs, at most.
 MAX_DEFAULT_CPU_RANKS = 7
-#: Seconds between two checks of the groups.
 POLL_S = 0.1
 #: Seconds that groups get to stop before they are killed; systemd and Kubernetes grant more.
 STOP_S = 20.0
-#: The same after a second Ctrl-C, since a person waits.
+#: The same after a second Ctrl-C.
 STOP_NOW_S = 5.0
 
 
@@ -53,7 +52,6 @@ class LaunchOptions:
 
     #: Number of ranks of a group; None: one for each visible GPU, or one for each core up to MAX_DEFAULT_CPU_RANKS.
     ranks: int | None = None
-    #: Number of groups that share the queue.
     groups: int = 1
     #: When to stop, such as 06:00; None: never.
     until: str | None = None
@@ -72,9 +70,8 @@ class Ending:
 
     #: The first exit code of a group that is not 0, else 0.
     code: int
-    #: The reason; "" when the groups ended by themselves.
+    #: "" when the groups ended by themselves.
     ended_by: Literal["signal", "until", ""]
-    #: Whether an empty queue ends them.
     burst: bool
     #: The time of --until, in seconds since the epoch.
     until_s: float | None = None
@@ -115,7 +112,6 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
         _endpoint(settings, options, groups),
         starting_record(settings, model, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
-        # Loading torch and a model takes 10 s and more.
         named, each = (f"{options.groups} groups of ", " each") if options.groups > 1 else ("", "")
         where = count(len(gpus), "GPU") if gpus else "the processors"
         logger.info(
@@ -140,7 +136,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
 
 
 def default_ranks(num_gpus: int, num_groups: int) -> int:
-    """Return the number of ranks of each group: GPUs are shared among groups, and so are cores, up to a limit."""
+    """Return the number of ranks of each group; groups share the GPUs, or the cores."""
     cores = os.cpu_count() or 1
     return max(1, (num_gpus or min(cores, MAX_DEFAULT_CPU_RANKS * num_groups)) // num_groups)
 
@@ -148,7 +144,6 @@ def default_ranks(num_gpus: int, num_groups: int) -> int:
 def _endpoint(
     settings: Settings, options: LaunchOptions, groups: Sequence[GroupProcess]
 ) -> contextlib.AbstractContextManager[object]:
-    """Serve the metrics of the groups if a port is given."""
     if options.metrics_port is None:
         return contextlib.nullcontext()
     from svdq.worker.launcher.metrics import serve_metrics
@@ -157,13 +152,9 @@ def _endpoint(
 
 
 class _Supervisor:
-    """Waits until groups end and passes signals on to them."""
-
     def __init__(self, groups: list[GroupProcess], until_s: float | None) -> None:
         self._groups = groups
-        #: Seconds since the epoch at which the groups are stopped.
         self._until_s = until_s
-        #: The first reason to end them.
         self.ended_by: Literal["signal", "until", ""] = ""
         #: The signal to send to all ranks, also to those that do not listen yet.
         self._signal: signal.Signals | None = None
@@ -220,8 +211,6 @@ class _Supervisor:
 
 #: Seconds between two renewals of the record of a starting launcher, less than half of `keys.STARTING_TTL_S`.
 RENEW_S: Final = 4.0
-#: Seconds that the end of a launcher waits for its record to be removed; it expires anyway.
-END_S: Final = 1.0
 
 
 @contextlib.contextmanager
@@ -249,4 +238,4 @@ def starting_record(settings: Settings, model: ResolvedModel, is_ready: Callable
         yield
     finally:
         ended.set()
-        thread.join(END_S)
+        thread.join(1.0)  # the record expires anyway

@@ -1,7 +1,6 @@
-"""Serves metrics to Prometheus from a thread of the launcher: its groups, and the queues and ranks in Redis.
+"""Serves metrics to Prometheus from a thread of the launcher: the queues, and its own groups and ranks.
 
-Ranks do no work for a scrape. Each launcher reports only its own ranks, so that several launchers count none twice;
-queues are shared, and every launcher reports the same. While Redis is unavailable, the launcher reports its processes.
+All are read from Redis at each scrape; while it is unavailable, the launcher reports its processes.
 """
 
 import contextlib
@@ -33,12 +32,11 @@ ANSWER_TIMEOUT_S = 2.0
 class MetricSpec(NamedTuple):
     """A metric."""
 
-    #: Its name in Prometheus; of a summary without _sum and _count.
+    #: In Prometheus; of a summary without _sum and _count.
     name: str
     kind: Literal["gauge", "counter", "summary"]
-    #: Its meaning, as a sentence without a full stop.
     help: str
-    #: Names of its labels, which have few values: none is a job.
+    #: None is a job: each has few values.
     labels: tuple[str, ...] = ()
 
 
@@ -47,22 +45,18 @@ _GROUP = ("group",)
 _RANK = ("group", "rank")
 #: Each is used by an alert or the dashboard in deploy/.
 FAMILIES = (
-    # The launcher and its processes.
     MetricSpec("svdq_redis_up", "gauge", "Whether Redis answered this scrape"),
     MetricSpec("svdq_group_ranks", "gauge", "Number of ranks that a group was started with", _GROUP),
     MetricSpec("svdq_group_ranks_up", "gauge", "Number of ranks of a group whose process runs", _GROUP),
     MetricSpec("svdq_group_failed_gpus", "gauge", "Number of GPUs that a group leaves out because they failed", _GROUP),
-    # Queues.
     MetricSpec("svdq_redis_memory_ratio", "gauge", "Memory that Redis uses, as a share of its maxmemory"),
     MetricSpec("svdq_jobs", "gauge", "Number of jobs by queue and state", ("queue", "state")),
     MetricSpec("svdq_queue_eta_seconds", "gauge", "Time until all jobs that wait or are in flight will be done"),
     MetricSpec("svdq_pauses", "gauge", "Number of reasons for which no jobs are taken"),
-    # Groups.
     MetricSpec("svdq_group_restarts_total", "counter", "Restarts of the ranks of a group because one died", _GROUP),
     MetricSpec("svdq_samples_in_flight", "gauge", "Number of jobs that a group has taken and not ended", _GROUP),
     MetricSpec("svdq_videos_finished_total", "counter", "Videos finished", _GROUP),
     MetricSpec("svdq_videos_failed_total", "counter", "Jobs failed", _GROUP),
-    # Ranks.
     MetricSpec("svdq_rank_busy_ratio", "gauge", "Share of the last ten seconds in which a rank computed", _RANK),
     MetricSpec("svdq_rank_storage_wait_seconds", "gauge", "How long a rank has waited for the storage", _RANK),
     MetricSpec("svdq_step_seconds", "summary", "Seconds of a denoising step", _RANK),
@@ -103,7 +97,6 @@ class LauncherCollector(Collector):
         return metrics.values()
 
     def _own_ranks(self, snapshot: Snapshot) -> list[tuple[str, RankStatus]]:
-        """Return the ranks that are processes of this launcher, each with the label of its group."""
         host = socket.gethostname()
         labels = {
             process: str(index) for index, group in enumerate(self._groups) for process in group.running_pids().items()

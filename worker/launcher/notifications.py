@@ -1,7 +1,4 @@
-"""Reports a run, and sends notifications about it by apprise: a pause after failures, a full disk, the summary.
-
-A thread sends them, so that a run never waits for it or fails by it. URLs hold secrets and are never logged.
-"""
+"""Reports a run, and sends notifications about it by apprise, in a thread. URLs hold secrets and are never logged."""
 
 import logging
 import math
@@ -30,11 +27,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks for problems.
+#: Seconds between two searches for problems.
 POLL_S = 10.0
 #: Seconds without a problem after which it is sent again: a storage may come and go every few seconds.
 AGAIN_S = 600.0
-#: Seconds that the end of a run waits for services that are slow.
+#: Seconds that the end of a run waits for slow services.
 CLOSE_S = 20.0
 #: How a burst ends that leaves jobs in the queue because of a pause.
 NOT_TAKEN = "It ended because no jobs are taken."
@@ -44,11 +41,7 @@ class Notifications:
     """The notifications of one run, as a context manager; without URLs it does nothing."""
 
     def __init__(self, settings: Settings, *, poll_s: float = POLL_S, close_s: float = CLOSE_S) -> None:
-        """Read the URLs.
-
-        Raises:
-            InputError: apprise cannot use one of them.
-        """
+        """Read the URLs; raise an InputError if apprise cannot use one of them."""
         self._settings = settings
         self._poll_s, self._close_s = poll_s, close_s
         self._services = _services(settings.notify)
@@ -71,7 +64,7 @@ class Notifications:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Send why the run failed, if it did, and wait for a limited time until everything is sent."""
+        """Send why the run failed, if it did; wait at most `close_s` until everything is sent."""
         if not self._services:
             return
         if isinstance(error, SvdqError):
@@ -108,7 +101,6 @@ class Notifications:
                         logger.warning("The notification to %s was not accepted.", service.service_name)
 
     def _look(self) -> None:
-        """Send each problem once as long as it lasts."""
         try:
             with session(self._settings) as connection:
                 problems = dict(_problems(connection, socket.gethostname()))
@@ -126,7 +118,7 @@ class Notifications:
 
 
 def _problems(connection: redis.Redis, host: str) -> Iterator[tuple[str, str]]:
-    """Yield title and text of problems of the ranks of a host, and of groups that paused after failures."""
+    """Yield title and text of problems of a host's ranks, and of pauses after failures."""
     for sentence in pauses(connection):
         if sentence.startswith("PAUSED "):  # and not by a person
             yield f"svdq on {host} takes no more jobs", sentence
@@ -161,11 +153,7 @@ def _services(urls: Sequence[str]) -> "list[NotifyBase]":
 
 
 def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> RunReport:
-    """Report the jobs that ended during a run that started at a time with a zone.
-
-    Raises:
-        UnavailableError: Redis cannot be reached.
-    """
+    """Report the jobs that ended since a time with a zone; raise an UnavailableError if Redis cannot be reached."""
     now = datetime.now().astimezone()
     with session(settings) as connection:
         records = list(records_from_redis(connection, started_at, now, logger.warning))
@@ -186,11 +174,7 @@ def exit_code(ending: Ending, report: RunReport) -> int:
 
 
 def why_ended(ending: Ending, started_at: datetime, *, left: Mapping[str, int], pauses: Sequence[str]) -> str:
-    """Say why a run ended.
-
-    `started_at` has a zone, `left` counts the unfinished jobs by state, and `pauses` are sentences that say why no jobs
-    are taken.
-    """
+    """Return why a run ended, as a sentence; `left` counts the unfinished jobs by state, `pauses` are sentences."""
     if ending.ended_by == "signal":
         return "It was stopped by a signal."
     if ending.code:

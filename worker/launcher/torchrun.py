@@ -1,8 +1,7 @@
 """One group of ranks as a process: starts a torchrun, signals its ranks and ends it. Does not import torch.
 
-torchrun runs in a session of its own, so that Ctrl-C in the terminal reaches only the launcher, and restarts the group
-when a rank dies. The ranks then wait until the launcher has tried out their GPUs; without one that has failed, a new
-torchrun starts fewer ranks.
+torchrun restarts the group when a rank dies. The ranks then wait until the launcher has tested their GPUs; if one has
+failed, a new torchrun starts fewer ranks.
 """
 
 import contextlib
@@ -35,29 +34,22 @@ TORCHRUN = (
 )
 #: How often torchrun restarts a group before it gives up: about twelve hours of waiting for a model or a disk.
 MAX_RESTARTS = 3000
-#: Seconds for which a rank must wait in its kernel, as for a driver that hangs, until GPUs are tested; and seconds
-#: between two looks at that.
+#: Seconds for which a rank must wait in its kernel until GPUs are tested, and between two looks at that.
 STUCK_S, LOOK_S = 60.0, 5.0
 #: Seconds that killed processes get to disappear.
 KILL_S = 5.0
-#: Seconds between two checks of what is being killed.
-POLL_S = 0.1
 
 
 class GroupProcess:
     """A running torchrun."""
 
     def __init__(self, num_ranks: int, folder: Path, config: RunConfig, devices: Sequence[str] | None) -> None:
-        """Start it, with run folders in `folder`, which is made, and tell its ranks `config`.
-
-        `devices` is as in CUDA_VISIBLE_DEVICES; None: the GPUs of this process.
-        """
+        """Start it, with run folders in a new `folder`; `devices` is as in CUDA_VISIBLE_DEVICES, or None: inherited."""
         self._folder = folder
         self._config = config
-        #: K.
         self.num_ranks = num_ranks
         self._devices = None if devices is None else list(devices)
-        #: The restart for which GPUs were tried out last; of one that waits for that, why each GPU failed, or "".
+        #: The restart for which GPUs were tested last; during a test, why each GPU failed, or "".
         self._tested = 0
         self._results: dict[str, str] | None = None
         #: Process ids of ranks that wait in the kernel, and since when; and when to look again.
@@ -107,8 +99,7 @@ class GroupProcess:
         """Return the exit code, or None while the group runs.
 
         Raises:
-            SvdqError: a rank has recorded why the group cannot run; the group is killed, since no restart helps.
-            UnavailableError: all GPUs have failed.
+            SvdqError: a rank has recorded why the group cannot run, or all GPUs have failed; the group is killed.
         """
         error = run_folder.read_error(self.run_dir)
         if error is not None:
@@ -120,7 +111,7 @@ class GroupProcess:
         return code
 
     def _test_gpus(self) -> None:
-        """Try out the GPUs of a group that was restarted or hangs, beside each other; go on without those that fail."""
+        """Test the GPUs of a group that was restarted or hangs, in parallel; go on without those that fail."""
         restart_count = run_folder.restarts(self.run_dir)
         devices = self._devices or []
         if self._results is None:
@@ -148,7 +139,6 @@ class GroupProcess:
         return any(now - since >= STUCK_S for since in self._waiting.values())
 
     def _leave_out(self, failed: dict[str, str]) -> None:
-        """Start the group again with the GPUs that have not failed."""
         self.kill()
         devices = self._devices or []
         used = [devices[rank % len(devices)] for rank in range(self.num_ranks)]
@@ -160,16 +150,12 @@ class GroupProcess:
         self._config = self._config.model_copy(update={"rank": rank})
         if not self._devices:
             raise UnavailableError(f"No GPU is left. {self._failures()}")
-        logger.error(
-            "%s The group goes on with %s. The next `svdq worker` tries to use all again.",
-            self._failures(),
-            count(self.num_ranks, "rank"),
-        )
+        left = count(self.num_ranks, "rank")
+        logger.error("%s The group goes on with %s; the next worker tries all again.", self._failures(), left)
         self._tested = 0
         self._start()
 
     def _failures(self) -> str:
-        """Return a sentence for each GPU that has failed."""
         return " ".join(f"{name} has failed ({reason})." for name, reason in self._config.rank.failed_gpus.items())
 
     @property
@@ -201,11 +187,10 @@ class GroupProcess:
             for process in left:
                 _signal(process.pid, signal.SIGKILL)
             self._process.poll()
-            time.sleep(POLL_S)
+            time.sleep(0.1)
         self._process.wait()
 
     def _left(self) -> list[psutil.Process]:
-        """Find torchrun and its ranks by the run folder in their command lines."""
         run_dir = str(self.run_dir)
         return [process for process in psutil.process_iter(["cmdline"]) if run_dir in (process.info["cmdline"] or ())]
 

@@ -1,7 +1,6 @@
 """The last rank's sink: writes the files of finished videos in threads, and blocks the loop when too many wait.
 
-A video's files are made in a staging folder and renamed into storage. The JSON sidecar comes last, so that a sidecar
-under its final name means that the files beside it are complete. When the storage cannot be used, videos wait for it.
+Files are made in a staging folder and renamed into storage, the JSON sidecar last: where it is, the files are complete.
 """
 
 import logging
@@ -38,7 +37,7 @@ from svdq.worker.queue.rq_worker import TakenJob
 
 logger = logging.getLogger(__name__)
 
-#: Videos that may wait besides those that are being written; with one more the loop waits, which limits memory.
+#: Videos that may wait besides those that are being written; then the loop waits, which limits memory.
 MAX_WAITING = 2
 #: Distributions whose versions can change a video's bits.
 VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")
@@ -73,10 +72,10 @@ class ResultWriter(Sink):
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         num_writers: int = 1,
     ) -> None:
-        """Start `num_writers` threads, each of which writes one video at a time.
+        """Start `num_writers` threads.
 
-        They ask `is_held` whether the group still has the job before they publish files, and while the storage refuses.
-        Work that may crash the process is done in the context that `mark` returns for the job's id.
+        They publish nothing once `is_held` says that the group has lost the job. Work that may crash the process is
+        done in the context that `mark` returns for the job's id.
         """
         self._storage = storage
         self._model = model
@@ -88,9 +87,7 @@ class ResultWriter(Sink):
         self._waiting: queue.SimpleQueue[tuple[Sample, Frames, Callable[[Report], None]] | None] = queue.SimpleQueue()
         #: Jobs whose videos wait or are being written, in order; append and remove are atomic.
         self._here: list[str] = []
-        #: How many more may wait.
         self._room = threading.Semaphore(MAX_WAITING)
-        #: Reports are made one at a time.
         self._reporting = threading.Lock()
         self._threads = [threading.Thread(target=self._run, name="write", daemon=True) for _ in range(num_writers)]
         for thread in self._threads:
@@ -115,7 +112,7 @@ class ResultWriter(Sink):
         self._end()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the writes in progress have ended; after `release` or `close`."""
+        """Wait until the writes in progress have ended, after `release` or `close`."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -157,14 +154,14 @@ class ResultWriter(Sink):
             report = Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure)
             with self._reporting:
                 send(report)
-            del delivery, frames  # so that no frames stay in memory while this thread waits
+            del delivery, frames  # frees the frames while this thread waits
 
     def _attempt(self, sample: Sample, frames: Frames, refusals: FileRefusals) -> dict[str, Any]:
         """Write a video's files once.
 
         Raises:
             OSError, UnavailableError: the storage cannot be used at present.
-            SvdqError: the storage can be used, and these files cannot be written to it.
+            SvdqError: only these files cannot be written.
         """
         try:
             with self._mark(sample.job_id):
@@ -175,7 +172,6 @@ class ResultWriter(Sink):
             raise
 
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
-        """Write the files, publish them if the group still holds the job, and then the sidecar."""
         started = time.perf_counter()
         taken = TakenJob.model_validate(sample.job)
         # The decode may have needed smaller chunks than were planned.
@@ -209,7 +205,7 @@ class ResultWriter(Sink):
 
 
 def notice_for(model: ModelInfo, job: Job) -> str:
-    """Return the notice of a model with the prompt that it ignored: models without weights ignore all prompts."""
+    """Return the notice of a model; those without weights ignore prompts, and name them."""
     prompt = getattr(job, "prompt", "")
     return model.notice if model.family is not None or not prompt else f"{model.notice}, ignored the prompt: {prompt}"
 

@@ -1,21 +1,15 @@
 """Finds out which job made a rank die, and counts in Redis how often, to set it aside.
 
-Each rank records in a small file that outlives its process what its threads work on: the stage loop (encode, warm-up,
-step, decode), the thread that prepares photos and those that write files. Each has its own slot. A rank that ends
-normally, is stopped by a signal or loses a neighbor marks its exit as clean; a rank that is killed or crashes cannot.
-So after a restart the slots of ranks without that mark name the suspects. A rank that ends itself because a step makes
-no progress marks that, and then only its stage loop's job is a suspect.
-
-Several ranks may die at once, and only one of the suspects is the cause. The rule that blames only that job:
+Each rank records in a small file, in a slot for each thread, the jobs that its stage loop, its preparing thread and its
+writing threads work on. A rank that ends normally, is stopped by a signal or loses a neighbor marks its exit as clean.
+After a restart the slots of ranks without that mark name the suspects; those of a rank that ended itself because a step
+made no progress name only the job of its stage loop.
 
 1. Each suspect is counted once for each crash, with its place (phase and step).
 2. A job that has been counted runs alone: its group begins it when nothing else is in flight, and begins nothing else,
    not even a photo, until it has ended. So if it is the cause, it is the only suspect of the next crash.
 3. A job is set aside when it was the only suspect at its last crash and has been counted `max_attempts` times in a row
    at the same place, or five times as often at different places.
-
-A job that always kills its rank at one place is set aside after `max_attempts` restarts, or two if that is more. The
-other suspects finish alone, and their counts are deleted.
 """
 
 import contextlib
@@ -38,7 +32,6 @@ from svdq.producer.untrusted_job import key_of
 
 logger = logging.getLogger(__name__)
 
-#: The phases of a job, in order.
 Phase = Literal["prepare", "encode", "warm-up", "step", "decode", "write"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -55,10 +48,9 @@ _SLOTS_OF = {"prepare": range(1, 2), "write": range(2, 2 + MAX_WRITERS)}
 _CLEAN = b"c"
 _STALLED = b"s"
 
-#: A job may end its rank this many times `max_attempts` at different places.
+#: A job may end its rank this many times as often at different places.
 MAX_CRASHES_FACTOR = 5
 
-#: How a sentence names the place of a crash.
 _PLACES: dict[Phase, str] = {
     "prepare": "while it prepared the photo",
     "encode": "while it encoded the photo",
@@ -77,7 +69,6 @@ class CrashSuspect:
     phase: Phase
     #: The index of the denoising step; 0 in all phases before, the number of steps in a decode.
     step: int = 0
-    #: The rank that died.
     rank: int
     #: Whether the rank ended itself because this made no progress.
     stalled: bool = False
@@ -94,7 +85,7 @@ def phase_of(sample: Sample, index: int) -> Literal["encode", "step", "decode"]:
 
 
 class CrashMarker:
-    """The file of one rank, for one start of its group."""
+    """The record of one rank, for one start of its group."""
 
     def __init__(self, folder: Path, restart_count: int, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,10 +94,8 @@ class CrashMarker:
         path = folder / f"restart{restart_count}.rank{rank}"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         os.pwrite(self._file, b" " * RECORD_BYTES, 0)
-        #: The slots that are free.
-        self._free: dict[str, queue.SimpleQueue[int]] = {}
+        self._free: dict[str, queue.SimpleQueue[int]] = {phase: queue.SimpleQueue() for phase in _SLOTS_OF}
         for phase, slots in _SLOTS_OF.items():
-            self._free[phase] = queue.SimpleQueue()
             for slot in slots:
                 self._free[phase].put(slot)
 
@@ -151,10 +140,9 @@ class CrashMarker:
 
 
 def read_suspects(folder: Path, restart_count: int) -> tuple[CrashSuspect, ...]:
-    """Return the jobs that ranks of this host worked on when they died, and delete their files.
+    """Return the jobs that ranks worked on when they died, each once, in its first phase; delete their files.
 
-    Files of `restart_count` are those of the present processes, and stay. A job is returned once, with its first phase,
-    even if several ranks died while they warmed up for it.
+    Files of `restart_count` are those of the present processes, and stay.
     """
     suspects: dict[str, CrashSuspect] = {}
     for path in sorted(folder.glob("restart*.rank*")):
@@ -181,10 +169,7 @@ def _suspects_in(record: bytes, rank: int) -> Iterator[CrashSuspect]:
 
 
 def folder_without_launcher(home: Path) -> Path:
-    """Return the folder of a group that plain torchrun, the parent of its ranks, has started; remove those of others.
-
-    Only those of torchruns that have ended.
-    """
+    """Return the folder of a group that plain torchrun, its parent, has started; remove those of ended torchruns."""
     folder = home / "runs"
     for old in folder.glob("*"):
         if is_gone(old.name):
@@ -196,7 +181,6 @@ def folder_without_launcher(home: Path) -> Path:
 class CrashCount:
     """How often a rank died while it worked on a job: a record in Redis."""
 
-    #: Its part in the last crash.
     last: CrashSuspect
     #: Number of crashes in a row at that place, and at any place.
     here: int

@@ -1,8 +1,4 @@
-"""An RQ worker that holds several executions at once, unlike RQ's own.
-
-Written against rq 2.12, like the other modules of this folder. Functions and callbacks that a job names are compared as
-strings, never imported or called.
-"""
+"""An RQ worker that holds several executions at once, written against rq 2.12; runs nothing that a job names."""
 
 import logging
 from collections import deque
@@ -44,9 +40,7 @@ class GroupWorker(RqWorker):
     """The RQ worker of a group of ranks."""
 
     def __init__(self, connection: redis.Redis, **handlers: Any) -> None:
-        """Make the worker; nothing is registered yet. The arguments are those of `RqWorker`."""
         super().__init__(connection, **handlers)
-        #: Due jobs that are not queued yet.
         self._due: deque[tuple[rq.Queue, bytes]] = deque()
 
     def renew_leases(self, active_jobs: Iterable[ActiveJob]) -> list[ActiveJob]:
@@ -88,7 +82,7 @@ class GroupWorker(RqWorker):
             pipeline.execute(raise_on_error=False)  # a key may have the wrong type
 
     def peek(self) -> bytes | None:
-        """Return the id of the job that `pop` would take next, without taking it."""
+        """Return the id of the job that `pop` would take next."""
         with self.connection.pipeline(transaction=False) as pipeline:
             for queue in self.queues:
                 pipeline.lindex(queue.key, 0)
@@ -114,7 +108,7 @@ class GroupWorker(RqWorker):
     def promote_due(self) -> bool:
         """Queue some of the due jobs, the earliest first and then by age; return whether more are due.
 
-        Every group does this; jobs that another group queues meanwhile, or that are canceled, are skipped.
+        Jobs that another group queues meanwhile, or that are canceled, are skipped.
         """
         now_s = scripts.server_time(self.connection)
         if not self._due:
@@ -130,7 +124,7 @@ class GroupWorker(RqWorker):
         return bool(self._due)
 
     def _list_due(self, queue: rq.Queue, now_s: float) -> list[bytes]:
-        """Return the due jobs; RQ's times are whole seconds, so jobs of one second are ordered by their creation."""
+        """Return the due jobs; those of one second, RQ's unit, by their creation."""
         key = queue.scheduled_job_registry.key
         if self.connection.type(key) != b"zset":
             return []  # nothing is scheduled, or RQ did not write it
@@ -200,7 +194,7 @@ class GroupWorker(RqWorker):
         return ActiveJob(rq_job=rq_job, queue=queue, execution=execution, arguments=arguments)
 
     def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
-        """Start the execution of a popped job; None if it was canceled, deleted or returned since it was popped."""
+        """Start the execution of a popped job; None if it was canceled, deleted or returned meanwhile."""
         rq_job.origin = queue.name  # RQ chooses registries by it
         # RQ's `prepare_execution` and `prepare_job_execution` in one step.
         pipeline = self.connection.pipeline()
@@ -239,7 +233,7 @@ class GroupWorker(RqWorker):
 
 
 def refusal_of(rq_job: rq.job.Job) -> str | None:
-    """Return why a job must not run; None if it may. Compares strings and imports nothing."""
+    """Return why a job must not run; None if it may."""
     try:
         function = rq_job.func_name
     except Exception:  # noqa: BLE001 - anyone can write to Redis

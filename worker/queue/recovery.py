@@ -5,8 +5,6 @@ ended its rank too often. RQ's own maintenance, which spends the retries of all 
 
 A lease has expired when its end has passed by the clock of Redis and this process has seen no renewal for some beats by
 its monotonic clock. So neither a wrong clock of a host nor a jump of Redis' clock takes jobs from living groups.
-
-All groups do this all the time, so it reads only what is late: what living groups have in flight is no work for others.
 """
 
 import logging
@@ -38,11 +36,9 @@ POPPED_S = 60.0
 
 
 class _Taken(NamedTuple):
-    """A job that was begun."""
-
-    #: When, as RQ writes it; these texts sort by time.
+    #: As RQ writes it; these texts sort by time.
     started_at: str
-    #: Name of the worker, or "".
+    #: Its name, or "".
     worker: str
     execution: Execution
 
@@ -75,11 +71,9 @@ class Recovery:
 
     def __init__(self, worker: GroupWorker, max_attempts: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
-        #: Of the ends of leases, and of popped jobs without an owner.
         self._leases, self._ownerless = StalenessTracker(monotonic), StalenessTracker(monotonic)
         self._connection: redis.Redis = worker.connection
         self._max_attempts = max_attempts
-        #: Whether the crash before this start is counted.
         self._is_counted = False
 
     def at_start(self, suspects: Sequence[CrashSuspect]) -> None:
@@ -105,10 +99,9 @@ class Recovery:
                 self._connection.hdel(keys.PAUSES, name)
 
     def unknown(self, held: Collection[str], *, is_last: bool = False) -> None:
-        """Return jobs of this worker whose begin Redis did not confirm before it became unavailable; call between pops.
+        """Return jobs of this worker whose begin Redis did not confirm; call between pops.
 
-        `held` has the ids of the executions that the worker has. Their leases are renewed by nobody, so they are found
-        after seconds; with `is_last`, at once.
+        `held` has the ids of the worker's executions. Others' leases end after seconds; with `is_last`, do not wait.
         """
         now_s = scripts.server_time(self._connection)
         for queue in self._worker.queues:
@@ -118,7 +111,7 @@ class Recovery:
             self._log_taken_back(queue, popped + self._return_to_queue(queue, unknown, scripts.FOREVER))
 
     def expired(self) -> None:
-        """Return the jobs of other groups whose leases have expired, and those that ended groups had popped."""
+        """Return the jobs of other groups whose leases have expired, and those that such groups had popped."""
         now_s = scripts.server_time(self._connection)
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, self._left_redis)
@@ -131,7 +124,6 @@ class Recovery:
         self._leases.forget()
 
     def _entries(self, queue: rq.Queue) -> list[bytes]:
-        """Return the entries of a queue's registry of executions."""
         entries: list[bytes] = self._connection.zrange(queue.started_job_registry.key, 0, -1)  # type: ignore[assignment]
         return entries
 
@@ -142,7 +134,7 @@ class Recovery:
         return [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
 
     def _late(self, queue: rq.Queue, now_s: float) -> dict[bytes, float]:
-        """Return the entries whose lease ends soon or has ended, with its end; living groups renew theirs earlier."""
+        """Return the entries whose lease ends soon or has ended, with its end."""
         key = queue.started_job_registry.key
         leases: Any = self._connection.zrangebyscore(key, "-inf", now_s + EARLY_S, withscores=True)
         return dict(leases)
@@ -177,7 +169,7 @@ class Recovery:
         return sorted(taken, key=lambda item: item.started_at, reverse=True)
 
     def _return_to_queue(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
-        """Return jobs to the queue, and set those aside that have ended their rank too often; return the others."""
+        """Return jobs to the queue, set those aside that have ended their rank too often, and return the others."""
         job_ids = [
             item.execution.job_id
             for item in taken
@@ -189,7 +181,6 @@ class Recovery:
     # Jobs that were popped and not begun.
 
     def _return_popped_to_queue(self, queue: rq.Queue, is_gone: Callable[[str], bool]) -> list[str]:
-        """Return popped jobs whose owner is gone, and those without an owner after `POPPED_S`."""
         job_ids: Any = self._connection.lrange(queue.intermediate_queue_key, 0, -1)
         found: Any = self._connection.hmget(keys.POPPED, job_ids) if job_ids else []
         owners: dict[bytes, bytes] = {name: owner or b"" for name, owner in zip(job_ids, found, strict=True)}

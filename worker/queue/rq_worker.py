@@ -1,7 +1,4 @@
-"""The base of `group_worker`, which takes no jobs: registration, RQ's commands, maintenance, and the ends of jobs.
-
-It ends jobs as RQ expects it; a kill at any point loses no job.
-"""
+"""The base of `group_worker`, which takes no jobs: registration, RQ's commands, maintenance, and the ends of jobs."""
 
 import logging
 from collections.abc import Callable
@@ -35,9 +32,7 @@ BEAT_S = 4.0
 MAINTENANCE_S = 2.0
 #: The reason of a job that was canceled in flight.
 STOPPED = "Stopped by the user."
-#: RQ only logs this.
 _NOT_WRITTEN = "RQ could not write that a job failed"
-#: States of a job after its execution.
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
@@ -46,7 +41,6 @@ class ActiveJob:
     """A job that this worker holds, with its execution."""
 
     rq_job: rq.job.Job
-    #: The queue it came from.
     queue: rq.Queue
     execution: Execution
     arguments: JobArguments
@@ -63,9 +57,9 @@ class ActiveJob:
 
 
 class TakenJob(JobArguments):
-    """The JSON that a sample carries of its job, with all parameters; ranks read it before they write about the job."""
+    """The JSON that a sample carries of its job, with all parameters."""
 
-    #: The key of RQ's registry of executions, and the name of this one: the group holds the job while it is there.
+    #: The key of RQ's registry of executions, and an entry: the group holds the job while it is there.
     execution: tuple[str, str]
 
 
@@ -82,10 +76,7 @@ class RqWorker(BaseWorker):
         on_shutdown: Callable[[], None],
         is_burst: bool = False,
     ) -> None:
-        """Make the worker; nothing is registered yet. The bookkeeping thread alone uses `connection`.
-
-        RQ's listening thread calls `on_stop` with a job id, and `on_shutdown`. Bursts pause together.
-        """
+        """Make it, without registering it; RQ's listening thread calls `on_stop` with a job id, and `on_shutdown`."""
         super().__init__(
             queues(connection),
             name=processes.worker_name(),
@@ -98,13 +89,12 @@ class RqWorker(BaseWorker):
         )
         self._on_stop = on_stop
         self._on_shutdown = on_shutdown
-        #: The field of `keys.PAUSES` that concerns it.
+        #: The field of `keys.PAUSES` that concerns it; bursts pause together.
         self.pause_field = keys.BURSTS if is_burst else self.name
         #: Whether the last `pop` found intake paused.
         self.paused = False
         #: The job whose end is being written; None if it was not begun.
         self._ending: ActiveJob | None = None
-        #: Whether the failure that is being written is a stop by the user.
         self._is_stop = False
 
     # Methods that RQ calls, changed for several executions.
@@ -157,7 +147,7 @@ class RqWorker(BaseWorker):
     def maintain(self) -> None:
         """Remove expired entries from RQ's registries of ended jobs and of workers, by the clock of Redis.
 
-        RQ's own clean-up uses the clock of this host, and spends retries of abandoned jobs; `Recovery` does not.
+        RQ's own clean-up uses the clock of this host, and spends retries of abandoned jobs.
         """
         now_s = int(scripts.server_time(self.connection))
         for queue in self.queues:
@@ -194,10 +184,9 @@ class RqWorker(BaseWorker):
         self._clear_marks(rq_job.id)
 
     def increment_successful_job_count(self, pipeline: Any = None) -> None:
-        """Do RQ's first write of a success, which is executed only while this worker holds the job.
+        """Do RQ's first write of a success only while this worker holds the job: it may have slept past its lease.
 
-        A group may sleep past its lease between two commands. RQ tries again after a conflict, and after a lost
-        connection, although Redis may have written everything; before that it resets its execution.
+        RQ tries again after a lost connection, although Redis may have written everything, and resets its execution.
         """
         active = self._ending
         if active is not None:
@@ -228,7 +217,7 @@ class RqWorker(BaseWorker):
             super().increment_failed_job_count(pipeline)
 
     def confirm_end(self, active: ActiveJob) -> JobStatus | None:
-        """Complete the end of an execution that Redis did not confirm; return the job's state, None if it goes on."""
+        """Complete an end that Redis did not confirm; return the job's state, None if it goes on."""
         rq_job = UntrustedJob.find(active.rq_job.id, self.connection)
         result = rq_job.latest_result() if rq_job is not None else None
         if rq_job is None or result is None or result.execution_id != active.execution.id:

@@ -121,12 +121,11 @@ redis.call(in_front and 'lpush' or 'rpush', KEYS[2], ARGV[1])
 return 1
 """
 
-#: Writes a field of a job. KEYS: job. ARGV: field, value.
+#: KEYS: job. ARGV: field, value.
 _SET_FIELD = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], ARGV[1], ARGV[2]) end"
 
 #: Seconds after which a scheduled job without a record counts as deleted.
 MISSING_S = 60
-#: Later than any lease ends.
 FOREVER = 1e18
 
 
@@ -160,10 +159,7 @@ def _eval(connection: redis.Redis, script: str, names: Sequence[str | bytes], *v
 
 
 def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str, pause: str = "") -> Pop:
-    """Take the next job off the queues, most urgent queue first, and record its owner.
-
-    Take none while `keys.PAUSES` has the field `pause`, by default the worker's name.
-    """
+    """Take the next job off the queues, most urgent first, and record its owner; none if `pause` is in keys.PAUSES."""
     places = [key for queue in queues for key in (queue.key, queue.intermediate_queue_key)]
     names = [keys.SUSPENDED, keys.PAUSES, keys.POPPED, *places]
     answer = _eval(connection, _POP, names, worker_name, pause or worker_name)
@@ -186,7 +182,7 @@ def begin(connection: redis.Redis, worker_name: str, execution: Execution, comma
 
 
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:
-    """Remove a job from the popped ones, because it was begun or has ended."""
+    """Remove a job from the popped ones."""
     pipeline.lrem(queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]  # redis-py's stub wants text
     pipeline.hdel(keys.POPPED, job_id)
 
@@ -194,10 +190,7 @@ def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> 
 def return_to_queue(
     connection: redis.Redis, queue: rq.Queue, execution: Execution, lease_until: float = FOREVER
 ) -> bool:
-    """Put the job of an execution back to the front of its queue, unless another process did; spend no retry.
-
-    Do nothing if the lease ends later than `lease_until`, since it was renewed.
-    """
+    """Put the job of an execution back to the front of its queue, unless its lease ends later than `lease_until`."""
     job_id = execution.job_id
     registry, executions = queue.started_job_registry.key, ExecutionRegistry(job_id, connection).key
     names = (registry, execution.key, executions, queue.key, key_of(job_id))
@@ -225,10 +218,7 @@ def set_field(pipeline: redis.Redis, job_id: str, field: str, value: str) -> Non
 def write_lease(
     pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float, *, is_new: bool = False
 ) -> None:
-    """Write the lease of an execution; one that is not new only if it still exists.
-
-    It ends at `until_s` by the clock of Redis; RQ's code writes the time of this host.
-    """
+    """Write the lease of an execution, which ends at `until_s` by the clock of Redis; an old one only if it exists."""
     pipeline.zadd(queue.started_job_registry.key, {execution.composite_key: until_s}, xx=not is_new)
     # RQ keeps a job's list of its executions for a minute longer.
     executions = ExecutionRegistry(execution.job_id, pipeline)
