@@ -30,18 +30,11 @@ __all__ = [
 
 #: The module that defines each public name.
 _MODULES = {
-    "InputError": "svdq.pipeline.errors",
-    "JobView": "svdq.producer.status.job_view",
+    **dict.fromkeys(("InputError", "SvdqError", "UnavailableError"), "svdq.pipeline.errors"),
+    **dict.fromkeys(("JobView", "cancel", "job_status", "retry", "wait_for_jobs"), "svdq.producer.status.job_view"),
+    **dict.fromkeys(("Submission", "submit"), "svdq.producer.submitting.submission"),
     "Settings": "svdq.producer.settings",
-    "Submission": "svdq.producer.submitting.submission",
     "SubmitOptions": "svdq.producer.submitting.parameters",
-    "SvdqError": "svdq.pipeline.errors",
-    "UnavailableError": "svdq.pipeline.errors",
-    "cancel": "svdq.producer.status.job_view",
-    "job_status": "svdq.producer.status.job_view",
-    "retry": "svdq.producer.status.job_view",
-    "submit": "svdq.producer.submitting.submission",
-    "wait_for_jobs": "svdq.producer.status.job_view",
 }
 
 # Type checkers see the imports above; with __getattr__ they would accept any name.
@@ -54,5 +47,4 @@ if not TYPE_CHECKING:
         return getattr(import_module(_MODULES[name]), name)
 
     def __dir__():
-        """List the public names beside what is imported already."""
         return sorted({*globals(), *__all__})

@@ -33,13 +33,10 @@ from svdq.producer.storage.local import reserve_bytes
 
 logger = logging.getLogger(__name__)
 
-#: Timeouts in seconds for an answer, which may be that it still loads its data, and for writing the data and exiting.
+#: Timeouts in seconds for an answer, for writing the data at the end, and for a message that the data is loading.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
-#: Seconds after which it is said that the server loads its data.
 LOADING_S = 5.0
-#: Seconds in which a process ends that a killed server has forked to rewrite its data: it checks once a second.
-ORPHAN_TIMEOUT_S = 2.5
 POLL_S = 0.005
 
 LOG = "redis.log"
@@ -51,11 +48,7 @@ FULL_BYTES = 2**20
 
 
 def ensure_server(home: Path) -> str:
-    """Return the unix:// URL of the running server of `home`, starting it if necessary.
-
-    Raises:
-        UnavailableError: there is no server program, or it does not start.
-    """
+    """Return the unix:// URL of the running server of `home`, started if necessary; raises UnavailableError."""
     with _plain_errors(home):
         make_home(home)
         folder = private_folder(home.resolve() / "redis")
@@ -83,8 +76,7 @@ def stop_server(home: Path) -> bool:
     with _plain_errors(home), _locked(folder / "start.lock"):
         socket = _running(folder)
         if socket is None:
-            # A server whose socket was removed ends cleanly on SIGTERM.
-            return _end_unreachable(folder)
+            return _end_unreachable(folder)  # on SIGTERM
         with contextlib.suppress(redis.RedisError), _client(socket) as client:
             client.shutdown()
         _wait_until_dead(folder)
@@ -202,7 +194,6 @@ def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
 
 
 def _keep_reserve(folder: Path) -> None:
-    """Create the reserve file while the disk has enough space."""
     reserve = folder / RESERVE
     if reserve.exists() or not hasattr(os, "posix_fallocate"):  # macOS has no such call
         return
@@ -213,18 +204,14 @@ def _keep_reserve(folder: Path) -> None:
 
 
 def _end_unreachable(folder: Path) -> bool:
-    """Stop a server whose socket is gone; return whether there was one.
-
-    Raises:
-        UnavailableError: it lives on another machine that shares the folder, or in another container.
-    """
+    """Stop a server whose socket is gone and return whether there was one; raises if it is on another machine."""
     if not _alive(folder):
         return False
     pid = 0
     with contextlib.suppress(OSError, ValueError):
         pid = int((folder / PID).read_text())
     if not _has_open(pid, folder / "alive.lock"):
-        if _ends_within(folder, ORPHAN_TIMEOUT_S):
+        if _ends_within(folder, 2.5):  # a process forked to rewrite data ends a second after it
             return True
         raise UnavailableError(
             f"The embedded Redis server of {str(folder.parent)!r} runs on another machine or in another container, and "
@@ -305,8 +292,6 @@ def _last_line(text: str) -> str:
 MAX_SOCKET_PATH = 103
 
 SOCKET = "redis.sock"
-#: Where the socket is if the path of its folder is too long. Not TMPDIR, which may differ between processes.
-_SHORT_FOLDER = Path("/tmp")  # noqa: S108 - the folder in it is private
 
 
 def socket_path(folder: Path) -> Path:
@@ -314,11 +299,9 @@ def socket_path(folder: Path) -> Path:
     if len(os.fsencode(folder / SOCKET)) <= MAX_SOCKET_PATH:
         return folder / SOCKET
     name = f"svdq-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
-    return _SHORT_FOLDER / name / SOCKET
+    # Not TMPDIR, which may differ between processes.
+    return Path("/tmp") / name / SOCKET  # noqa: S108 - the folder in it is private
 
-
-#: The oldest server that RQ's commands work with.
-MIN_VERSION = (6, 2)
 
 #: The Python package that contains a server, and its path in it. The package is not imported: its own way to run the
 #: server shares it only within one process.
@@ -329,7 +312,7 @@ def find_binaries() -> Iterator[Path]:
     """Yield usable server programs: those of the system, then that of a package."""
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
-        if found and _version(found) >= MIN_VERSION:
+        if found and _version(found) >= (6, 2):  # the oldest that RQ's commands work with
             yield Path(found)
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
@@ -337,7 +320,6 @@ def find_binaries() -> Iterator[Path]:
 
 
 def _version(program: str) -> tuple[int, ...]:
-    """Return the version of a server program; () if it is unknown."""
     try:
         answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.SubprocessError):

@@ -15,9 +15,6 @@ from pathlib import Path
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.processes import is_running, scope, start_of
 
-#: Age in seconds from which a temporary file counts as abandoned if its process cannot be checked from here.
-ABANDONED_S = 24 * 60 * 60
-
 #: `<scope>@<process id>.<start of the process>-<random>`.
 _NAME = re.compile(r"(?P<scope>[0-9a-f]{12}|x[0-9a-f]+)@(?P<pid>\d{1,10})\.(?P<start>\d{0,20})-[0-9a-f]{16}(?:\.old)?")
 
@@ -28,10 +25,10 @@ def temporary_name(prefix: str = "") -> str:
     return f"{prefix}{scope()}@{pid}.{start_of(pid) or ''}-{secrets.token_hex(8)}"
 
 
-def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = ABANDONED_S) -> None:
-    """Remove the files and folders of processes that have ended; ignore names that are not from `temporary_name`.
+def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = 24 * 60 * 60) -> None:
+    """Remove the files and folders with names from `temporary_name` whose processes have ended.
 
-    Files whose process cannot be checked from here are removed when they are older than `abandoned_s`.
+    Those whose process cannot be checked from here are removed when they are older than `abandoned_s`.
     """
     for path in paths:
         found = _NAME.fullmatch(path.name.removeprefix(prefix))
@@ -49,12 +46,9 @@ def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = ABANDONE
 
 
 def check_target(path: Path, suffixes: Sequence[str]) -> None:
-    """Check that a file can be written, before any work is done.
+    """Check that a file can be written, before any work is done; raises InputError.
 
     `suffixes` are those allowed, so that no video is overwritten; () allows any.
-
-    Raises:
-        InputError: the suffix is not allowed, the folder does not exist, or the file cannot be written.
     """
     if suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{str(path)!r} cannot be written to: give a file whose name ends in {' or '.join(suffixes)}.")
@@ -67,11 +61,7 @@ def check_target(path: Path, suffixes: Sequence[str]) -> None:
 
 
 def write_file(path: Path, parts: Iterable[str]) -> None:
-    """Write a file atomically; a link or a device such as /dev/stdout is written in place.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Write a file atomically, but a link or a device such as /dev/stdout in place; raises InputError."""
     target = path.absolute().with_name(f".{temporary_name()}") if is_regular(path) else path
     try:
         with target.open("w", encoding="utf-8") as file:
@@ -91,13 +81,9 @@ def is_regular(path: Path) -> bool:
 
 
 def open_regular(path: Path | str, flags: int = 0, *, folder: int | None = None) -> BufferedReader:
-    """Open a regular file for reading; never blocks.
+    """Open a regular file for reading, relative to the open `folder` if there is one; never blocks.
 
-    `flags` are more of `os.open`. A relative path is in the open `folder`, if there is one.
-
-    Raises:
-        OSError: it cannot be opened; IsADirectoryError: it is a folder; EINVAL: it is another special file.
-        ValueError: the path has a null byte.
+    `flags` are more of `os.open`. Raises OSError, such as IsADirectoryError, or ValueError if the path has a null byte.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags, dir_fd=folder)
     mode = os.fstat(descriptor).st_mode
@@ -125,21 +111,13 @@ def private_folder(folder: Path) -> Path:
 
 
 def make_home(home: Path) -> None:
-    """Create SVDQ_HOME unless it exists, closed to other users whatever the umask is.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create SVDQ_HOME unless it exists, closed to other users whatever the umask is; raises OSError."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     close_home(home)
 
 
 def close_home(home: Path) -> None:
-    """Close an existing SVDQ_HOME to other users if it is ours.
-
-    Raises:
-        OSError: it does not exist, or its mode cannot be changed.
-    """
+    """Close an existing SVDQ_HOME to other users if it is ours; raises OSError."""
     status = home.stat()
     if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
         home.chmod(0o700)

@@ -17,9 +17,8 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, VideoParameters
 
-#: Largest length of a file name in bytes of UTF-8.
 MAX_FOLDER_NAME_BYTES = 255
-#: Largest length of a folder path in characters.
+#: In characters.
 MAX_FOLDER_LENGTH = 1000
 
 INPUT_KEY = re.compile(r"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
@@ -28,23 +27,18 @@ INPUT_KEY = re.compile(r"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
 class Job(VideoParameters):
     """One photo to one video, by any family of models; frozen, unknown fields are refused.
 
-    The fields here are those of all families. Each family adds the parameters of its videos before them.
-
-    Raises:
-        pydantic.ValidationError: a value is out of range, or the image is not a key below inputs/.
+    Each family adds the parameters of its videos before the fields here.
     """
 
     #: Storage key of the photo: inputs/<sha256>.<ext>
     image: str
     #: Stem of the original file's name, which names the outputs.
     name: str = Field(min_length=1, max_length=200)
-    #: At least one.
     formats: Annotated[tuple[Format, ...], Field(min_length=1, strict=False, description="File to write")] = ("mp4",)
     fit: Fit = Field(default="crop", description="How a photo of another aspect ratio is fitted")
     #: Folder below outputs/ for its files, such as `holiday/day 1`; "" is outputs/ itself.
     folder: str = Field(default="", max_length=MAX_FOLDER_LENGTH)
     # Left out of the JSON unless they are given, because the ids of earlier jobs were made without them.
-    #: Above fps.
     interpolate: int | None = Field(
         default=None,
         ge=2,
@@ -107,13 +101,8 @@ class Job(VideoParameters):
     def digest(self, *, seed_was_drawn: bool, given_name: str = "", variation: int = 0, nonce: str = "") -> str:
         """Return the job's id: 20 hex digits of the SHA-256 of its content.
 
-        The name and a random seed do not count, so that the same submission again is the same job.
-
-        Args:
-            seed_was_drawn: leave the seed out because it is random.
-            given_name: a name requested by the user, which counts.
-            variation: number of the variation, from 0; 0 is the same as no variation.
-            nonce: makes the id unique.
+        A drawn seed does not count, nor does the name unless the user gave it, so that the same submission again is the
+        same job. Variations count from 0, which is the same as none. A nonce makes the id unique.
         """
         left_out = {"name"} | ({"seed"} if seed_was_drawn else set()) | (set() if self.folder else {"folder"})
         content = self.model_dump_json(exclude=left_out)
@@ -134,11 +123,7 @@ JOBS: Mapping[str, type[Job]] = {"svd": SvdJob, "wan": WanJob}
 
 
 def parse_job(document: object) -> Job:
-    """Make a job from its JSON, which anyone may have written; without a family it is SVD's.
-
-    Raises:
-        ValueError: it is not valid (pydantic's ValidationError is one).
-    """
+    """Make a job from its JSON, which anyone may have written; SVD's without a family. Raises ValueError."""
     return class_for(document, JOBS).model_validate(document)
 
 
@@ -148,8 +133,7 @@ def is_folder_name(name: str) -> bool:
     return is_plain and len(name.encode()) <= MAX_FOLDER_NAME_BYTES
 
 
-#: The fields of all families that describe the video, not its photo and the names of its files: the parameters that
-#: users give.
+#: The parameters that users give: the fields of all families but those of the photo and the names of files.
 VIDEO_FIELDS = tuple(
     dict.fromkeys(name for job in JOBS.values() for name in job.model_fields if name not in ("image", "name", "folder"))
 )

@@ -38,7 +38,6 @@ from svdq.producer.untrusted_job import key_of, read_many
 if TYPE_CHECKING:
     from svdq.producer.storage.storage import Storage
 
-#: Actions on jobs.
 Action = Literal["cancel", "retry", "retry --force", "retry --family", "move"]
 #: Statuses of the jobs that each action applies to.
 STATUSES_FOR: Mapping[Action, Sequence[str]] = {
@@ -57,12 +56,9 @@ _REFUSALS: Mapping[Action, str] = {
     "move": "only queued jobs can be moved",
 }
 
-#: Statuses of the jobs that have not started.
 WAITING = ("queued", "scheduled", "deferred")
 #: Jobs that are canceled in one transaction; Redis does nothing else meanwhile.
 CANCELED_TOGETHER = 100
-
-#: Why no jobs are taken after `pause`.
 SUSPENDED = "Paused: no jobs are taken until `svdq resume`."
 
 #: Marks a job in flight for cancellation. KEYS: job, marks, the job's executions. ARGV: job id.
@@ -91,11 +87,7 @@ return 0
 
 
 def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> list[rq.job.Job]:
-    """Check that an action applies to all of these jobs, before it changes the first; return them.
-
-    Raises:
-        InputError: a job does not exist, or has a status that does not allow the action.
-    """
+    """Return the jobs if an action applies to all of them; raises InputError."""
     job_ids, jobs = list(job_ids), []
     for job_id, job in zip(job_ids, fetch_many(connection, job_ids), strict=True):
         if job is None or not is_ours(job):
@@ -136,7 +128,7 @@ def cancel_many(connection: redis.Redis, job_ids: Iterable[str]) -> Iterator[tup
 
 
 def _cancel_waiting(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]:
-    """Cancel those of the jobs that have not started, all unless another process changes one; return their ids."""
+    """Cancel the jobs that have not started and return their ids; none if another process changes one."""
     with connection.pipeline() as pipeline:
         pipeline.watch(*map(key_of, job_ids))  # type: ignore[no-untyped-call]
         found = [job for job in read_many(connection, job_ids) if isinstance(job, rq.job.Job) and is_ours(job)]
@@ -200,11 +192,8 @@ def retry(
     """Requeue a failed, stopped or canceled job: same id, same seed, at the end of its queue or that of a priority.
 
     With a storage, a finished job is requeued, too; its files in this storage stay until new ones replace them. With a
-    time, which has a zone, it is queued then; with ids of jobs, when these have finished or failed.
-
-    Raises:
-        InputError: the job does not exist or has another status.
-        UnavailableError: the storage cannot be reached.
+    time, which has a zone, it is queued then; with ids of jobs, when these have finished or failed. Raises as `check`,
+    and UnavailableError for the storage.
     """
     action: Action = "retry" if storage is None else "retry --force"
     (rq_job,) = check(connection, action, [job_id])
@@ -247,11 +236,7 @@ def retry(
 
 
 def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
-    """Return the jobs that have not ended; RQ would wait forever for a job that has already failed.
-
-    Raises:
-        InputError: there is no such job, or it is canceled.
-    """
+    """Return the jobs that have not ended, as RQ would wait forever for failed ones; raises InputError if canceled."""
     pending_ids = []
     for job_id in job_ids:
         status = fetch(connection, job_id).get_status(refresh=False)
@@ -306,7 +291,7 @@ def resume(connection: redis.Redis) -> None:
 
 
 def pauses(connection: redis.Redis) -> Sequence[str]:
-    """Return the reasons why no jobs are taken, a sentence each; empty if jobs are taken."""
+    """Return the reasons why no jobs are taken, a sentence each."""
     sentences = []
     if connection.exists(keys.SUSPENDED):
         sentences.append(SUSPENDED)

@@ -52,10 +52,8 @@ def is_gone(name: str) -> bool:
 def is_running(pid: int, start: str = "", its_scope: str | None = None) -> bool | None:
     """Return whether a process is running; None if that cannot be checked here.
 
-    Args:
-        pid: its id.
-        start: its `start_of`, since another process may have its id now; "" if unknown.
-        its_scope: its `scope`; None if it is a process of this host and container.
+    `start` is its `start_of`, since another process may have its id now; "" if unknown. `its_scope` is its `scope`;
+    None for a process of this host and container.
     """
     # Without the boot's id, a scope does not say which machine it is.
     if its_scope is not None and (its_scope != scope() or its_scope.startswith("x")):
@@ -111,12 +109,8 @@ def _exists(pid: int) -> bool:
 def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent: int | None = None) -> Callable[[], None] | None:
     """Return a function for a child to run first: the kernel then sends it a signal when its parent is killed.
 
-    Args:
-        number: the signal.
-        parent: process id of the parent; None: this process, which is about to start the child.
-
-    Returns:
-        The function, which ends the child at once if its parent has ended; None where the kernel cannot do that.
+    `parent` is the parent's process id; None is this process. The function ends the child at once if its parent has
+    ended. None where the kernel cannot do that.
     """
     if sys.platform != "linux":
         return None
@@ -126,8 +120,7 @@ def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent: int | No
     expected = os.getpid() if parent is None else parent
 
     def ask_kernel() -> None:
-        pr_set_pdeathsig = 1
-        prctl(pr_set_pdeathsig, number)
+        prctl(1, number)  # PR_SET_PDEATHSIG
         if os.getppid() != expected:  # the parent was killed before the kernel was asked
             os._exit(1)
 

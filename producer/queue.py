@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 #: The function named by our jobs. It exists so that RQ's tools can show it; our worker never calls it.
 RENDER = "svdq.producer.queue.render"
 
-#: Final statuses: only a user changes the job again.
 ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
 
 #: Timeouts in seconds for connecting and for an answer: a person is waiting.
@@ -71,9 +70,7 @@ def server_url(settings: Settings) -> str:
 
 
 def connect(settings: Settings) -> redis.Redis:
-    """Connect for an interactive command: return a connection or raise within about five seconds.
-
-    Waits as long as the server answers that it loads its data.
+    """Connect for an interactive command, within about five seconds unless the server is loading its data.
 
     Raises:
         UnavailableError: the server cannot be reached.
@@ -109,11 +106,7 @@ def _unless_refused(error: Exception) -> None:
 
 
 def check_url(url: str) -> None:
-    """Check that redis-py understands a URL; nothing is connected.
-
-    Raises:
-        InputError: it does not.
-    """
+    """Raise an InputError unless redis-py understands a URL; does not connect."""
     shown = without_secrets(url) if "://" in url else f"{url.partition(':')[0]}:…"
     try:
         if urlsplit(url).scheme in ("redis", "rediss") and "@" in urlsplit(url).path:
@@ -171,11 +164,7 @@ def database_id(connection: redis.Redis) -> str:
 
 
 def check_priority(priority: object) -> None:
-    """Check a priority, which may be of any type.
-
-    Raises:
-        InputError: there is no such priority.
-    """
+    """Raise an InputError for a value that is not a priority."""
     if priority not in keys.PRIORITIES:
         raise InputError(f"There is no priority {priority!r}; choose one of {', '.join(keys.PRIORITIES)}.")
 
@@ -186,11 +175,7 @@ def queue_of(connection: redis.Redis, priority: str) -> SvdqQueue:
 
 
 def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
-    """Return a job by its id.
-
-    Raises:
-        InputError: the job does not exist, or its record cannot be read.
-    """
+    """Return a job by its id; raises InputError if it does not exist or its record cannot be read."""
     (job,) = fetch_many(connection, [job_id])
     if job is None:
         raise no_such_job(job_id)
@@ -198,11 +183,7 @@ def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
 
 
 def fetch_many(connection: redis.Redis, job_ids: Sequence[str]) -> Iterator[rq.job.Job | None]:
-    """Find jobs by their ids, in their order; None for each that is not there.
-
-    Raises:
-        InputError: the record of one cannot be read.
-    """
+    """Find jobs in the order of their ids, None for missing ones; raises InputError if one cannot be read."""
     for found in read_many(connection, job_ids):
         if isinstance(found, UnreadableJobError):
             raise InputError(
@@ -219,10 +200,7 @@ def no_such_job(job_id: str) -> InputError:
 
 
 def statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None]:
-    """Read only the RQ statuses of jobs; None for jobs that do not exist.
-
-    A record that is otherwise unreadable still has a status.
-    """
+    """Read only the RQ statuses of jobs, even if other fields are unreadable; None for missing jobs."""
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
             pipeline.hget(key_of(job_id), "status")

@@ -18,9 +18,7 @@ from svdq.producer.job import Job, parse_job
 
 #: A time that every time zone can represent.
 Time = Annotated[AwareDatetime, Field(ge=datetime(1970, 1, 1, tzinfo=UTC), lt=datetime(2500, 1, 1, tzinfo=UTC))]
-#: A job of any family.
 AnyJob = Annotated[SerializeAsAny[Job], BeforeValidator(lambda job: job if isinstance(job, Job) else parse_job(job))]
-#: A number of things, or the index of one.
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 #: The note that says where a photo was, from the folder that was submitted on: no path of a machine.
@@ -49,7 +47,7 @@ class JobArguments(Record):
     """The keyword arguments of an RQ job."""
 
     job: AnyJob
-    #: The path of its photo at submission, for display.
+    #: Path of its photo at submission.
     photo: str = Field(default="", exclude_if=_is_empty)
     #: Notes of the submitter, such as a prompt that its model ignores, and of svdq.
     notes: dict[str, str] = Field(default={}, exclude_if=_is_empty)
@@ -73,27 +71,22 @@ class JobArguments(Record):
 class JobMeta(Record):
     """The `meta` of an RQ job: its progress in a group."""
 
-    #: Number of denoising steps done, and the rank that has the job.
     step: Count = 0
     rank: Count | None = None
     #: Rank r does the steps from boundaries[r] up to, not including, boundaries[r+1]: K+1 indices.
     boundaries: tuple[Count, ...] = ()
-    #: The rank that decodes it.
     decoder: Count | None = None
     #: Notice to show if no trained model makes the video.
     notice: str = ""
-    #: The parameters that a job may leave open, as used.
     used: dict[str, Any] = {}
 
 
 class JobResult(Record):
     """The result of a finished RQ job."""
 
-    #: Paths or URLs of its files.
     outputs: tuple[str, ...] = ()
     #: Its job, with all parameters.
     used: dict[str, Any] = {}
-    #: Name of the model, and the notice to show with its videos.
     model: str = ""
     notice: str = ""
 
@@ -108,7 +101,6 @@ class SidecarModel(_Open):
     """The model that made a video."""
 
     name: str = ""
-    #: Notice to show with its videos, such as "preview (no diffusion model)".
     notice: str = ""
     #: The options that can change bits, such as the data type.
     compute: dict[str, Any] = Field(default={}, exclude_if=_is_empty)
@@ -120,7 +112,6 @@ class Sidecar(_Open):
     A sidecar is written last, so the files beside it are complete.
     """
 
-    #: Version of svdq.
     svdq: str
     job_id: str = ""
     #: The job with all parameters, as JSON: that of another version may have other fields.
@@ -132,14 +123,14 @@ class Sidecar(_Open):
     outputs: tuple[str, ...] = ()
     #: The path of the photo, from the submitted folder on.
     source: str = Field(default="", exclude_if=_is_empty)
-    #: Number of frames and frames a second of the files, where they differ from those of the model.
+    #: `frames` and `fps` of the files, where they differ from those of the model.
     shown: dict[str, int] = {}
     finished_at: Time | None = None
     #: The group that made it: number of ranks, host, and process id of torchrun.
     group: dict[str, Any] = {}
     #: Seconds of work by what was done: encode, denoise, decode, write.
     seconds: dict[str, float] = {}
-    #: The work of each rank: rank, steps, seconds.
+    #: Rank, steps and seconds of each.
     stages: list[dict[str, Any]] = []
     #: Peaks of memory by what was done, in bytes.
     memory_bytes: dict[str, int] = {}
@@ -148,11 +139,7 @@ class Sidecar(_Open):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """Read the text of a file.
-
-        Raises:
-            ValueError: it is not a sidecar; the message says why, as a clause.
-        """
+        """Read the text of a file; raises ValueError with a clause that says why it is not a sidecar."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -174,7 +161,7 @@ class Sidecar(_Open):
 
     @property
     def comment(self) -> str:
-        """The comment for the video, which is passed on: without paths."""
+        """The comment inside the video's files, without paths."""
         document = self.model_dump(mode="json", exclude_unset=True, exclude={"outputs", "source"})
         return json.dumps(document, ensure_ascii=False)
 
@@ -216,14 +203,11 @@ redis.call('hset', KEYS[1], ARGV[1], log)
 class LogEntry(Record):
     """One log entry of a worker about a job."""
 
-    #: When.
     at: Time
-    #: The rank, and its host.
     rank: int
     host: str
     #: Python's level: INFO, WARNING, ERROR.
     level: str
-    #: The message; several lines if there is a traceback.
     text: str
 
     @classmethod

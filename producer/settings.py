@@ -14,11 +14,7 @@ ENV_PREFIX = "SVDQ_"
 
 
 def absolute(path: Path) -> Path:
-    """Expand `~` and make a path absolute.
-
-    Raises:
-        InputError: there is no such user, or no file system has such a path.
-    """
+    """Expand `~` and make a path absolute; raises InputError if no user or file system has such a path."""
     if "\0" in str(path):
         raise InputError(f"The folder {str(path)!r} has a null byte in its name; correct it.")
     try:
@@ -30,11 +26,7 @@ def absolute(path: Path) -> Path:
 
 
 def local_folder(storage: str) -> Path | None:
-    """Return the folder of a path or of a URL such as file:///data; None for a remote storage.
-
-    Raises:
-        InputError: a URL of a folder names none.
-    """
+    """Return the folder of a path or a file:// URL, None for a remote storage; raises InputError for an empty URL."""
     scheme, colon, rest = storage.partition("://")
     if not colon:
         return Path(storage)
@@ -46,11 +38,10 @@ def local_folder(storage: str) -> Path | None:
 
 
 def default_home() -> Path:
-    """Return the home if nothing names one."""
+    """Return the default of `Settings.home`."""
     return platformdirs.user_data_path("svdq")
 
 
-#: Settings that are secret whatever they are.
 SECRETS = ("serve_token", "notify")
 
 
@@ -95,11 +86,7 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, **flags: Any) -> Self:
-        """Read flags, `SVDQ_` variables and svdq.toml, for the Python API; see `settings_loader.load_settings`.
-
-        Raises:
-            InputError: a value is not allowed, or a file cannot be read.
-        """
+        """Read flags, `SVDQ_` variables and svdq.toml; raises InputError. See `settings_loader.load_settings`."""
         # By its name: ranks have settings, and must not read them anew.
         settings: Self = import_module("svdq.producer.settings_loader").load_settings(**flags)
         return settings

@@ -18,40 +18,30 @@ from svdq.producer.job import PARAMETER_KEYS
 from svdq.producer.settings import ENV_PREFIX, SECRETS, Settings, absolute, default_home, local_folder, without_secrets
 
 FILE_NAME = "svdq.toml"
-#: Bytes; a file has a few hundred.
 MAX_FILE_BYTES = 1 << 16
 #: Keys of the same file that are no settings: what `svdq watch` makes of the photos in the file's folder.
 PHOTO_KEYS = (*PARAMETER_KEYS, "priority")
 
 
 def load_settings(**flags: Any) -> Settings:
-    """Read all sources; a flag of None was not given.
-
-    Raises:
-        InputError: a value is not allowed, or a file cannot be read.
-    """
+    """Read all sources; a flag of None was not given. Raises InputError."""
     return _load(_read_file(Path(FILE_NAME)), flags)
 
 
 def load_for_watching(folder: Path, **flags: Any) -> Settings:
-    """Read all sources but a file in `folder` or below it: who may drop photos there chooses no Redis or storage.
-
-    Raises:
-        InputError: as `load_settings`.
-    """
+    """Read all sources but a file in `folder`, whose writers must choose no Redis or storage; raises InputError."""
     is_inside = Path.cwd().is_relative_to(absolute(folder).resolve())
     return _load({} if is_inside else _read_file(Path(FILE_NAME)), flags)
 
 
-def _load(here: dict[str, Any], flags: dict[str, Any]) -> Settings:
-    """Join all sources; `here` is what the file in the working folder says."""
+def _load(working_file: dict[str, Any], flags: dict[str, Any]) -> Settings:
     given = {name: value for name, value in flags.items() if value is not None}
     variables = _variables()
     # All but the file in the home determine the home.
-    homes = (source["home"] for source in (given, variables, here) if "home" in source)
+    homes = (source["home"] for source in (given, variables, working_file) if "home" in source)
     home = absolute(Path(str(next(homes, default_home()))))
     try:
-        return Settings(**_read_file(home / FILE_NAME) | here | variables | given)
+        return Settings(**_read_file(home / FILE_NAME) | working_file | variables | given)
     except ValidationError as error:
         raise InputError(_sentence(error)) from error
 
@@ -63,22 +53,12 @@ def _variables() -> dict[str, str]:
 
 
 def absolute_model(name: str) -> str:
-    """Make the name of a model absolute if it is a folder, for a process with another working folder.
-
-    Raises:
-        InputError: as `absolute`.
-    """
-    if has_weights(name) and os.path.isdir(folder := absolute(Path(name))):
-        return str(folder)
-    return name
+    """Make a model's folder absolute, for a process with another working folder; raises InputError."""
+    return str(folder) if has_weights(name) and os.path.isdir(folder := absolute(Path(name))) else name
 
 
 def origins(**flags: Any) -> dict[str, str]:
-    """Return the source of each setting: `flag`, the name of a variable, the path of a file, or `default`.
-
-    Raises:
-        InputError: as `load_settings`.
-    """
+    """Return the source of each setting: `flag`, the name of a variable, the path of a file, or `default`."""
     found = dict.fromkeys(Settings.model_fields, "default")
     for path in (load_settings(**flags).home / FILE_NAME, Path(FILE_NAME).absolute()):
         found |= dict.fromkeys(_read_file(path), str(path))
@@ -112,12 +92,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def read_toml(file: BinaryIO, path: Path) -> dict[str, Any]:
-    """Read an open svdq.toml.
-
-    Raises:
-        InputError: it is too large or not valid; `path` is for the message.
-        OSError: it cannot be read.
-    """
+    """Read an open svdq.toml; raises InputError, which names `path`, if it is too large or invalid, or OSError."""
     data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise cannot_be_read(path, f"it is larger than {MAX_FILE_BYTES:,} bytes")

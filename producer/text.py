@@ -6,8 +6,7 @@ from datetime import UTC, datetime, time, timedelta
 
 from svdq.pipeline.errors import InputError
 
-#: Unicode categories that move the cursor, hide or reorder text, or cannot be encoded: controls, formats (including
-#: bidi overrides), surrogates, and line and paragraph separators.
+#: Unicode categories that move the cursor, hide or reorder text (bidi overrides), or cannot be encoded.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 #: Joiners of letters and emoji: formats that are harmless.
 _JOINERS = "\u200c\u200d"

@@ -19,7 +19,6 @@ from rq.utils import as_text
 from svdq.pipeline.errors import reason_of
 from svdq.producer.records import Count, JobMeta, Time, reason_invalid
 
-#: Jobs that are read in one round trip.
 AT_ONCE: Final = 500
 _STATUSES = frozenset(status.value for status in JobStatus)
 
@@ -48,7 +47,6 @@ class UnreadableJobError(NoSuchJobError):
     def __init__(self, job_id: str, status: bytes | None, reason: Exception) -> None:
         text = reason_invalid(reason) if isinstance(reason, ValidationError) else reason_of(reason)
         super().__init__(f"The record of job {job_id!r} cannot be read: {text[:200]}.")
-        #: The job's id.
         self.job_id = job_id
         written = (status or b"").decode(errors="replace")
         #: RQ's status where the record has one, else "unknown".
@@ -59,11 +57,7 @@ class UntrustedJob(rq.job.Job):
     """An RQ job that calls nothing that its record names; RQ's own code uses it through `SvdqQueue`."""
 
     def restore(self, raw_data: Any) -> None:
-        """Take the fields of the job's record.
-
-        Raises:
-            UnreadableJobError: it is malformed.
-        """
+        """Take the fields of the job's record; raises UnreadableJobError if it is malformed."""
         try:
             super().restore(raw_data)
             # What RQ's tools have written as pickle is not JSON, and must not keep the job from being written again.
@@ -118,11 +112,7 @@ def key_of(job_id: bytes | str) -> bytes:
 def read_many(
     connection: redis.Redis, job_ids: Iterable[bytes | str]
 ) -> Iterator[UntrustedJob | UnreadableJobError | None]:
-    """Read jobs, in their order and some hundreds in a round trip; one bad record harms no other.
-
-    Yields:
-        the job; why its record cannot be read; None when there is none.
-    """
+    """Read jobs in their order, or why one cannot be read; None for missing ones. One bad record harms no other."""
     remaining = iter(job_ids)
     while chunk := list(islice(remaining, AT_ONCE)):
         with connection.pipeline(transaction=False) as pipeline:
@@ -151,11 +141,7 @@ def _restored(connection: redis.Redis, job_id: bytes | str, answer: Any) -> Untr
 
 
 def read_results(connection: redis.Redis, jobs: Iterable[rq.job.Job]) -> Iterator[Result | UnreadableJobError | None]:
-    """Read the newest result of each job in one round trip.
-
-    Yields:
-        the result; why it cannot be read; None when there is none.
-    """
+    """Read the newest result of each job in one round trip, or why it cannot be read; None without one."""
     jobs = list(jobs)
     with connection.pipeline(transaction=False) as pipeline:
         for job in jobs:

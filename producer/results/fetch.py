@@ -24,8 +24,6 @@ from svdq.producer.storage.storage import Storage
 
 #: Prefix of the folders in which videos arrive.
 ARRIVING_PREFIX = ".svdq-"
-#: Length of the ids that svdq creates; shorter ids are prefixes.
-ID_LENGTH = 20
 #: The id in the key of a sidecar: that of svdq, or the UUID of a job that another program has enqueued through RQ.
 _ID = re.compile(r"-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^-/]+)\.json$")
 
@@ -34,7 +32,6 @@ _ID = re.compile(r"-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^-/]+)\.json$"
 class Fetched:
     """The outcome of fetching one video."""
 
-    #: Id of its job.
     job_id: str
     #: Where its files are: a folder for png frames.
     paths: tuple[Path, ...]
@@ -47,11 +44,8 @@ def results_of(
 ) -> list[Result]:
     """Find the videos of jobs by prefixes of their ids, in the order given.
 
-    `on_bad` is called with a sentence for each of their sidecars that cannot be read.
-
-    Raises:
-        InputError: a job has no video in the storage; the message has the job's status.
-        UnavailableError: the storage, or Redis if it is needed, cannot be reached.
+    `on_bad` is called with a sentence for each of their sidecars that cannot be read. Raises InputError, with the job's
+    status, if one has no video, and UnavailableError for the storage and Redis.
     """
     job_ids = _complete(storage, job_ids)
     found = {result.job_id: result for result in find_results(storage, job_ids=frozenset(job_ids), on_bad=on_bad)}
@@ -62,7 +56,7 @@ def results_of(
 
 
 def _complete(storage: Storage, beginnings: Sequence[str]) -> list[str]:
-    if all(len(text) >= ID_LENGTH for text in beginnings):
+    if all(len(text) >= 20 for text in beginnings):  # whole ids
         return list(beginnings)
     known = {found[1] for entry in storage.entries(OUTPUTS) if (found := _ID.search(entry.key))}
     return [
@@ -77,11 +71,7 @@ def fetch_all(
     """Copy videos into a folder one by one; `folder` corresponds to outputs/ of the storage.
 
     Without videos the folder is not created. `on_bad` is called with a sentence for each video that another process
-    has removed meanwhile.
-
-    Raises:
-        InputError: the folder cannot be written.
-        UnavailableError: the storage cannot be reached, or a file did not arrive complete.
+    has removed meanwhile. Raises InputError if the folder cannot be written, and UnavailableError for the storage.
     """
     if not results:
         return

@@ -14,16 +14,13 @@ from svdq.producer.records import Sidecar
 from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import Storage
 
-#: Folder of the storage for videos.
 OUTPUTS = "outputs"
 #: Suffix of a video beside its sidecar; "" is a folder of frames.
 _EXTENSION = re.compile(r"(?:\.(?!json$)[a-z0-9]{1,5})?")
 _FRAME = re.compile(r"frame_\d+\.png")
-#: EXIF tag ImageDescription, which webp files have.
+#: The EXIF tag of webp files, bytes 4 to 8 of an mp4, and the iTunes tag that ffmpeg writes.
 EXIF_IMAGE_DESCRIPTION = 0x010E
-#: Bytes 4 to 8 of an mp4.
 MP4_MARK = b"ftyp"
-#: The comment tag of iTunes metadata, which ffmpeg writes.
 MP4_COMMENT = "\xa9cmt"
 
 
@@ -31,9 +28,7 @@ MP4_COMMENT = "\xa9cmt"
 class Result:
     """One finished video."""
 
-    #: Id of its job.
     job_id: str
-    #: The file of its sidecar.
     sidecar: Entry
     #: Its existing files; for a folder of frames, every frame but no other file.
     files: tuple[Entry, ...]
@@ -71,12 +66,9 @@ def find_results(
     Args:
         storage: with the videos.
         since: earliest end; older sidecars are not read.
-        job_ids: ids of jobs; None means all.
+        job_ids: None means all.
         folder: key of the folder to search, with its subfolders.
         on_bad: called with a sentence for each JSON file that is not a sidecar; the file is left out.
-
-    Raises:
-        UnavailableError: the storage cannot be reached.
     """
     ends = None if job_ids is None else tuple(f"-{job_id}.json" for job_id in job_ids)
 
@@ -111,11 +103,6 @@ def read_results(
 
 
 def _read(sidecar: Entry, data: bytes, files: dict[str, Entry], frames: dict[str, list[Entry]]) -> Result:
-    """Read a sidecar.
-
-    Raises:
-        ValueError: the file is not one.
-    """
     document = Sidecar.parse(data)
     folder, _, name = sidecar.key.removesuffix(".json").rpartition("/")
     if not document.job_id or not name.endswith(f"-{document.job_id}"):
@@ -140,11 +127,7 @@ def _read(sidecar: Entry, data: bytes, files: dict[str, Entry], frames: dict[str
 
 
 def read_provenance(path: Path) -> Sidecar:
-    """Read how a video was made from an mp4, gif, webp or png, a folder of png frames, or a sidecar.
-
-    Raises:
-        InputError: the file does not exist, or was not made by svdq.
-    """
+    """Read how svdq made an mp4, gif, webp, png, folder of frames or sidecar; raises InputError if it did not."""
     try:
         return Sidecar.parse(_read_comment(_first_frame(path) if path.is_dir() else path) or "")
     except FileNotFoundError as error:

@@ -41,9 +41,7 @@ class Links:
     """Creates the links from a page to the files of a storage."""
 
     storage: Storage
-    #: Where the page will be.
     page: Path
-    #: Whether the page embeds the files' content.
     embed: bool
 
     def to(self, key: str) -> str:
@@ -69,14 +67,7 @@ def write_gallery(
     title: str,
     embed: bool = False,
 ) -> None:
-    """Write the page: failures first, then videos, newest first.
-
-    With `embed`, the page contains the videos; otherwise it has relative links to them.
-
-    Raises:
-        InputError: the page cannot be written, would be too large, or could not link to its videos.
-        UnavailableError: the storage cannot be reached.
-    """
+    """Write failures, then videos, newest first; `embed` puts the videos into the page. Raises InputError."""
     if not embed and storage.folder is None:
         raise InputError(
             f"The storage {storage.shown!r} is not on this machine, so a page cannot link to its videos: bring them "

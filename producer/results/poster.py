@@ -12,24 +12,14 @@ from svdq.pipeline.media.image import draft, open_photo, pillow_without_limits, 
 from svdq.pipeline.video_parameters import Fit
 from svdq.producer.threads import DECODED, MAX_DECODED_BYTES
 
-#: Longest side of a poster in pixels.
-MAX_SIDE = 512
-QUALITY = 80
-#: Largest picture for which one is made, in pixels.
-MAX_PIXELS = 100_000_000
-#: Longest side of a reduced picture over its shortest one.
-LONGEST = 8
-#: Seconds that ffmpeg may take for one frame.
-TIMEOUT_S = 30
+MAX_SIDE = 512  # of a poster, in pixels
+MAX_PIXELS = 100_000_000  # of the picture
+MAX_RATIO = 8  # longest side of a reduced picture over its shortest one
+TIMEOUT_S = 30  # of ffmpeg for one frame
 
 
 def poster_of_video(path: Path, kind: str) -> bytes:
-    """Return the first frame of an mp4, gif or webp as a JPEG; the file may have any name.
-
-    Raises:
-        UnavailableError: an mp4 needs ffmpeg, which is not installed.
-        InputError: the file cannot be decoded.
-    """
+    """Return the first frame of an mp4, gif or webp as JPEG; raises InputError, or UnavailableError without ffmpeg."""
     if kind == "mp4":
         return _encode(_first_frame(path))
     try:
@@ -39,11 +29,7 @@ def poster_of_video(path: Path, kind: str) -> bytes:
 
 
 def poster_of_picture(data: bytes) -> bytes:
-    """Return the first frame of a gif, webp, png or photo, upright, as a JPEG.
-
-    Raises:
-        InputError: it cannot be decoded, or takes too much memory.
-    """
+    """Return the first frame of a gif, webp, png or photo, upright, as a JPEG; raises InputError."""
     try:
         return _encode(upright_srgb(_reduced(data, MAX_SIDE, MAX_PIXELS)))
     except SampleError as error:
@@ -51,11 +37,7 @@ def poster_of_picture(data: bytes) -> bytes:
 
 
 def poster_of_photo(data: bytes, size: tuple[int, int], fit: Fit, max_pixels: int) -> bytes:
-    """Return a photo as its video shows it, as a JPEG.
-
-    Raises:
-        InputError: the photo cannot be decoded, or takes too much memory.
-    """
+    """Return a photo as its video shows it, as a JPEG; raises InputError."""
     scale = min(1.0, MAX_SIDE / max(size))
     width, height = (max(1, round(side * scale)) for side in size)
     try:
@@ -66,11 +48,7 @@ def poster_of_photo(data: bytes, size: tuple[int, int], fit: Fit, max_pixels: in
 
 
 def _reduced(data: bytes, side: int, max_pixels: int) -> Image.Image:
-    """Decode the first frame of a picture, and reduce it while its sides stay at least `side` pixels.
-
-    Raises:
-        SampleError: as from `load_photo`, or its decoding takes more memory than a photo of somebody else may.
-    """
+    """Decode the first frame of a picture, and reduce it while its sides stay at least `side`; raises SampleError."""
     try:
         image = open_photo(data)
         if image.width * image.height > max_pixels:
@@ -82,7 +60,7 @@ def _reduced(data: bytes, side: int, max_pixels: int) -> Image.Image:
         with DECODED.take(num_bytes), pillow_without_limits():
             image.load()
             factor = max(min(image.size) // side, 1)
-            size = min(image.width // factor, LONGEST * side), min(image.height // factor, LONGEST * side)
+            size = min(image.width // factor, MAX_RATIO * side), min(image.height // factor, MAX_RATIO * side)
             image.thumbnail(size, reducing_gap=None if image.mode.startswith("I;") else 2.0)  # I;16 cannot be reduced
         return image
     except SampleError:
@@ -108,5 +86,5 @@ def _encode(image: Image.Image) -> bytes:
     image.thumbnail((MAX_SIDE, MAX_SIDE))
     image.info.clear()
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=QUALITY)
+    image.save(file, "JPEG", quality=80)
     return file.getvalue()

@@ -26,10 +26,7 @@ from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
 
-INPUTS = "inputs"
 CHECKPOINTS = "checkpoints"
-#: Photos are kept at least this long after their last submission, even if `--older-than` is shorter.
-KEEP_INPUTS = 2 * INPUT_AGE
 
 #: Keys of photos in JSON text, found without parsing it.
 _INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())
@@ -39,18 +36,14 @@ _INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())
 class Removal:
     """Files to remove together: all files of a video, a photo, or the checkpoints of a job."""
 
-    #: video, photo or checkpoint
-    kind: str
+    kind: str  # video, photo or checkpoint
     #: The job of the video or checkpoints; "" for a photo.
     job_id: str
-    #: The storage of the files.
     storage: Storage
-    #: Files or folders to remove, in this order.
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # removed in this order
     #: One of its files as it was when it was found to be unused.
     witness: Entry
-    #: Size in bytes, and number of files.
-    size: int
+    size: int  # in bytes
     num_files: int
 
 
@@ -66,18 +59,15 @@ def find_removals(
 
     `older_than` is the minimum age of the newest file of a video, and of a photo's last submission. Checkpoints are in
     `storage` or in `home`, SVDQ_HOME. `on_bad` is called with a sentence for each sidecar or job that cannot be read;
-    its files are kept.
-
-    Raises:
-        InputError: svdq has never written to the storage, so it may be the wrong folder; or another Redis has its jobs.
-        UnavailableError: the storage cannot be reached.
+    its files are kept. Raises InputError if svdq has never written to the storage, or another Redis has its jobs.
     """
     cutoff = now - older_than
     outputs = list(storage.entries(OUTPUTS))
+    # Photos are kept longer than the storage trusts their last submission, even if `older_than` is shorter.
     inputs = [
         entry
-        for entry in storage.entries(INPUTS)
-        if entry.modified_at < min(cutoff, now - KEEP_INPUTS) and INPUT_KEY.fullmatch(entry.key)
+        for entry in storage.entries("inputs")
+        if entry.modified_at < min(cutoff, now - 2 * INPUT_AGE) and INPUT_KEY.fullmatch(entry.key)
     ]
     # Read after the photos: later submissions have photos that are too young to be in the list.
     unfinished, images = _read_jobs(connection, on_bad)
@@ -106,11 +96,7 @@ def find_removals(
 
 
 def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Removal]:
-    """Remove what was found unless it is in use again; return what was removed.
-
-    Raises:
-        UnavailableError: the storage cannot be reached.
-    """
+    """Remove what was found unless it is in use again; return what was removed."""
     photos = [removal for removal in removals if removal.kind == "photo"]
     removed = [removal for removal in removals if removal.kind != "photo" and _remove(connection, removal)]
     if photos:
@@ -159,7 +145,6 @@ def _videos(storage: Storage, entries: list[Entry], results: list[Result], cutof
 
 
 def _checkpoints(storage: Storage, cutoff: datetime) -> Iterator[Removal]:
-    """Find the old checkpoints of each job: checkpoints/<job>/<step>.safetensors."""
     by_job: dict[str, list[Entry]] = defaultdict(list)
     for entry in storage.entries(CHECKPOINTS):
         _, job_id, *rest = entry.key.split("/")
@@ -233,15 +218,8 @@ def release(connection: redis.Redis, job_id: str) -> bool:
 def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
     """Cancel a job that has not ended; remove the record, the verdict and the files of one that has.
 
-    Only files that svdq has made are removed. Its photo stays, since other jobs may have the same one; `svdq prune`
-    removes it later.
-
-    Returns:
-        False if it is in flight: it stops after its current step, and can be removed then.
-
-    Raises:
-        InputError: there is no such job, or its record cannot be read.
-        UnavailableError: the storage cannot be reached.
+    Its photo and files that svdq has not made stay. Returns False if it is in flight: it can be removed after its
+    current step. Raises InputError if there is no such job, or its record cannot be read.
     """
     while True:
         rq_job = fetch(connection, job_id)
@@ -265,7 +243,6 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
 
 
 def _files_of(storage: Storage, job: Job, job_id: str) -> list[str]:
-    """Return the keys of the files of a job, without those that others have added."""
     stem = job.output_stem(job_id)
     files = [f"{stem}.{kind}" for kind in job.formats if kind != "png"]
     if "png" in job.formats:
@@ -277,15 +254,10 @@ def _files_of(storage: Storage, job: Job, job_id: str) -> list[str]:
 
 
 def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) -> bool:
-    """Delete the record of an ended job, so that the same submission renders again.
+    """Delete the record of an ended job, so that the same submission renders again; raises InputError.
 
-    Nothing is done if there is no record, or if the job ended in a status that is not in `only`.
-
-    Returns:
-        False if the job has not ended, such as when it has just been queued again.
-
-    Raises:
-        InputError: its record cannot be read.
+    Nothing is done if there is no record, or if the job ended in a status that is not in `only`. Returns False if the
+    job has not ended, such as when it has just been queued again.
     """
     with connection.pipeline() as pipeline:
         pipeline.watch(key_of(job_id))  # type: ignore[no-untyped-call]

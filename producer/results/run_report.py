@@ -22,10 +22,8 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.text import duration, pace, rfc3339
 from svdq.producer.untrusted_job import AT_ONCE
 
-#: States of unfinished jobs, in the order of the report.
 LEFT = ("queued", "started", "scheduled", "deferred")
-#: Largest number of failed jobs named for each reason.
-MAX_NAMES = 5
+MAX_NAMES = 5  # failed jobs named for each reason
 
 End = Literal["finished", "failed", "stopped", "canceled"]
 ENDS: tuple[End, ...] = get_args(End)
@@ -35,14 +33,11 @@ ENDS: tuple[End, ...] = get_args(End)
 class RunRecord:
     """One job that has ended."""
 
-    #: Id and name of the job.
     id: str
     name: str
     #: RQ's status: stopped means that the user canceled the job in flight.
     status: End
-    #: When it ended, with a time zone.
     ended_at: datetime
-    #: Why it failed, as a sentence.
     error: str = ""
     #: When its encode began, estimated from its seconds of work; None if they were not recorded.
     begun_at: datetime | None = None
@@ -52,14 +47,12 @@ class RunRecord:
 class RunReport:
     """The figures of a run or of any period."""
 
-    #: Start and end of the period.
     since: datetime
     until: datetime
     #: Why the run ended, as a sentence; "" for a period.
     ending: str
     #: The jobs that ended in the period, in the order of their ends, each once.
     jobs: tuple[RunRecord, ...]
-    #: Unfinished jobs by state.
     left: Mapping[str, int]
     #: Finished videos per hour, from the start of the first to the end of the last; None without any.
     videos_per_hour: float | None
@@ -70,7 +63,7 @@ class RunReport:
 
     @property
     def reasons(self) -> list[tuple[str, list[RunRecord]]]:
-        """Return the failed jobs by reason, the most frequent reason first."""
+        """The failed jobs by reason, the most frequent reason first."""
         failed = [job for job in self.jobs if job.status == "failed"]
         counted = Counter(job.error for job in failed)
         return [(reason, [job for job in failed if job.error == reason]) for reason, _ in counted.most_common()]
@@ -113,12 +106,7 @@ class RunReport:
 
 
 def summarize(
-    records: Iterable[RunRecord],
-    left: Mapping[str, int],
-    *,
-    since: datetime,
-    until: datetime,
-    ending: str = "",
+    records: Iterable[RunRecord], left: Mapping[str, int], *, since: datetime, until: datetime, ending: str = ""
 ) -> RunReport:
     """Summarize what ended in a period.
 
@@ -151,10 +139,6 @@ def _newest_of_each_job(records: Iterable[RunRecord]) -> list[RunRecord]:
     return list(newest.values())
 
 
-#: Seconds by which the clocks of Redis and of workers may differ.
-SLACK_S = 24 * 60 * 60
-
-
 def records_from_redis(
     connection: redis.Redis, since: datetime, until: datetime, on_bad: Callable[[str], None] = lambda reason: None
 ) -> Iterator[RunRecord]:
@@ -173,9 +157,6 @@ def records_from_storage(
     """Find the videos that were finished since a time.
 
     `on_bad` is called with a sentence for each JSON file that is not a sidecar, which is left out.
-
-    Raises:
-        UnavailableError: the storage cannot be reached.
     """
     for result in find_results(storage, since=since, on_bad=on_bad):
         yield RunRecord(
@@ -189,21 +170,16 @@ def records_from_storage(
 
 def jobs_left(connection: redis.Redis) -> dict[str, int]:
     """Count the unfinished jobs of all queues by state."""
-    total: Counter[str] = Counter()
-    for by_status in counts(connection).values():
-        total.update({status: by_status[status] for status in LEFT})
-    return dict(total)
+    of_queues = counts(connection).values()
+    return {status: sum(by_status[status] for by_status in of_queues) for status in LEFT}
 
 
 def _ended_in(
     connection: redis.Redis, registry: BaseRegistry, since: datetime, until: datetime, on_bad: Callable[[str], None]
 ) -> Iterator[RunRecord]:
-    """Find the jobs of a registry that ended in a period.
-
-    RQ sorts ended jobs by expiry. svdq keeps all of a status equally long, so those that expire too early are not read.
-    """
+    """Find the jobs that ended in a period. RQ sorts by expiry, and a status is kept equally long: skip older ones."""
     kept_s = {FinishedJobRegistry: keys.RESULT_TTL_S, FailedJobRegistry: keys.FAILURE_TTL_S}.get(type(registry), 0)
-    least = since.timestamp() + kept_s - SLACK_S
+    least = since.timestamp() + kept_s - keys.DAY_S  # the clocks of Redis and of workers may differ
     found: Any = connection.zrangebyscore(registry.key, least, "+inf")
     ids = [job_id.decode(errors="backslashreplace") for job_id in found]
     for start in range(0, len(ids), AT_ONCE):

@@ -23,10 +23,6 @@ Parameters = Mapping[str, Any]
 #: Costs of a shape are scaled to another one that is at most so many times as large or small: they grow neither evenly
 #: nor from nothing.
 MAX_SCALE = 2.0
-#: Smallest share of the jobs that wait whose costs must be known for an estimate of all.
-MIN_KNOWN = 0.9
-#: Largest number of jobs in the sample for those that are asked about; more would not change a mean.
-MAX_ADDED = 1000
 
 NO_WORKER = "No worker is running."
 STARTING = "A worker is starting."
@@ -40,7 +36,6 @@ UNMEASURED = "No worker has finished a video of such a size yet."
 class Waiting:
     """The jobs waiting in the queues."""
 
-    #: Number of jobs.
     num_jobs: int = 0
     #: The parameters of an evenly spaced sample of them; of all if there are few.
     sample: Sequence[Parameters] = ()
@@ -78,7 +73,7 @@ def estimate_jobs(
     pauses: Sequence[str],
     no_group: str = NO_WORKER,
 ) -> dict[str, Estimate]:
-    """Estimate when single jobs will be done; only those that wait in a queue or are started are in the result.
+    """Estimate when jobs will be done; those that neither wait in a queue nor are started are left out.
 
     `pauses` says why jobs are not taken, and `no_group` why there may be no group: NO_WORKER or STARTING.
     """
@@ -106,7 +101,7 @@ def estimate_all(
     pauses: Sequence[str],
     no_group: str = NO_WORKER,
 ) -> Estimate:
-    """Estimate when all that waits and all that is in flight will be done; arguments as of `estimate_jobs`."""
+    """Estimate when all that waits or is in flight will be done; arguments as of `estimate_jobs`."""
     if not waiting.num_jobs and not in_flight:
         return Estimate()
     ends = list(_of_started(in_flight, groups, no_group).values())
@@ -128,7 +123,7 @@ def estimate_all(
 def with_more(waiting: Waiting, parameters: Parameters, num_jobs: int) -> Waiting:
     """Return what would wait after more jobs with the same parameters; the sample keeps its proportions."""
     share = len(waiting.sample) / waiting.num_jobs if waiting.num_jobs else 0.0
-    num_sampled = min(max(1, round(num_jobs * share)), MAX_ADDED)
+    num_sampled = min(max(1, round(num_jobs * share)), 1000)  # more would not change a mean
     return Waiting(num_jobs=waiting.num_jobs + num_jobs, sample=[*waiting.sample, *[parameters] * num_sampled])
 
 
@@ -139,7 +134,7 @@ def videos_per_s(groups: Sequence[GroupStatus]) -> float:
 
 
 def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str) -> tuple[list[GroupStatus], str]:
-    """Find the groups that take what waits and have measured something; when there are none, say why."""
+    """Return the measured groups that take jobs, and why there may be none."""
     whole = [group for group in groups if group.is_whole]
     open_ = [group for group in whole if group.intake and not group.intake.draining]
     measured = [group for group in open_ if group.intake and group.intake.costs]
@@ -201,7 +196,6 @@ def _shape_of(parameters: Parameters) -> _Shape:
 
 
 def _alone_s(shape: _Shape, groups: Sequence[GroupStatus]) -> float | None:
-    """Estimate the seconds from encode to end of one video on the fastest group."""
     return min(
         (video.video_s(len(group.ranks)) for group in groups if (video := _costs_of(shape, group))), default=None
     )
@@ -215,19 +209,18 @@ def _mean_interval_s(sample: Iterable[_Shape], groups: Sequence[GroupStatus]) ->
         known = {shape: video for shape in shapes if (video := _costs_of(shape, group))}
         num_known = sum(shapes[shape] for shape in known)
         total_s = sum(shapes[shape] * video.pace_s(len(group.ranks)) for shape, video in known.items())
-        if total_s > 0 and num_known >= MIN_KNOWN * shapes.total():
+        if total_s > 0 and num_known >= 0.9 * shapes.total():
             rate += num_known / total_s
     return 1 / rate if rate else None
 
 
 def _costs_of(shape: _Shape, group: GroupStatus) -> VideoCosts | None:
-    """Return a group's measured costs of a shape, or scale those of a similar one; None if there is none."""
+    """Return a group's measured costs of a shape, scaled from those of a similar one; None if there is none."""
     measured = group.intake.costs if group.intake else ()
     if not measured:
         return None
 
     def scale(costs: ShapeCosts) -> float:
-        """Return the relative size of the shape; without a frame count, that of the measured shape is used."""
         pixels = (shape.width or costs.width) * (shape.height or costs.height) * (shape.frames or costs.frames)
         return pixels / (costs.width * costs.height * costs.frames)
 
@@ -253,7 +246,6 @@ def _is_guided(parameters: Parameters) -> bool:
 
 @cache
 def _default_steps(family: str) -> int:
-    """Return the steps of a published model, for a job that leaves them to its model."""
     from svdq.pipeline.models.families import FAMILIES
 
     found = next((each for each in FAMILIES if each.name == family), FAMILIES[0])

@@ -24,11 +24,9 @@ from svdq.producer.settings import Settings
 from svdq.producer.text import MAX_SECONDS, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, read_many, read_results
 
-#: Seconds between two looks at the jobs that have not ended.
 POLL_S = 0.3
 #: Pauses are at least this many times as long as a look: with thousands of jobs a look takes a while.
 POLL_SHARE = 3
-#: Seconds of a Redis outage, such as a restart, after which waiting fails.
 MAX_OUTAGE_S = 30.0
 #: Waiting jobs that are read at a look; further ones are read when they have started.
 MAX_WAITING = 20
@@ -38,40 +36,34 @@ _EXCEPTION_CLASS = re.compile(r"^(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Za-z_]\w*
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """The present state of one job."""
+    """The present state of one job; None and "" mean that there is none, or none yet."""
 
-    #: Id of the job.
     id: str
     #: RQ's status: one of `keys.STATUSES`, or "unknown" if its record has none.
     status: str
-    #: Number of denoising steps done.
+    #: Denoising steps done, and in all.
     step: int = 0
-    #: Number of denoising steps in all.
     steps: int = 0
-    #: The rank that computes it, while it is started.
     rank: int | None = None
-    #: Which steps each rank of its group does: K+1 indices, rank r from boundaries[r] up to, not including,
-    #: boundaries[r+1]. Empty until a worker has planned it.
+    #: Rank r does the steps from boundaries[r] up to, not including, boundaries[r+1]: K+1 indices once it is planned.
     boundaries: tuple[int, ...] = ()
-    #: The rank that decodes it; None until it is planned.
+    #: The rank that decodes it.
     decoder: int | None = None
-    #: Paths or URLs of its files, once it is finished.
     outputs: tuple[str, ...] = ()
     #: Why it failed, as a sentence.
     error: str | None = None
     #: Notice if no trained model made the video, such as "preview (no diffusion model)".
     notice: str = ""
-    #: Name of the model that made it, once it is finished; "" if unknown.
+    #: Name of the model that made it.
     model: str = ""
     #: Its parameters: as used if a worker has recorded them, else as submitted.
     parameters: dict[str, Any] = field(default_factory=dict)
-    #: The path of its photo at submission; "" if it was not recorded.
+    #: The path of its photo at submission.
     photo: str = ""
-    #: Where its photo was, from the submitted folder on, such as `holiday/day 1/cup.jpg`; "" if that is not known.
+    #: Where its photo was, from the submitted folder on, such as `holiday/day 1/cup.jpg`.
     source: str = ""
     #: Notes of the submitter, such as a prompt that its model ignores.
     notes: dict[str, str] = field(default_factory=dict)
-    #: Its queue, and when it was submitted.
     queue: str = ""
     created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
     #: When its worker started and ended it; None before that, and if it was never started.
@@ -197,7 +189,6 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
 
 
 def _parameters(job: Job, used: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a job as used if a worker has recorded valid ones, else as submitted."""
     submitted = job.model_dump(mode="json")
     try:
         return parse_job(submitted | used).model_dump(mode="json") if used else submitted
@@ -234,12 +225,7 @@ def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, 
 
 
 def job_status(settings: Settings, job_id: str) -> JobView:
-    """Connect, and read one job.
-
-    Raises:
-        InputError: there is no such job.
-        UnavailableError: Redis cannot be reached.
-    """
+    """Connect and read one job; raises InputError if it does not exist, UnavailableError without Redis."""
     with session(settings) as connection:
         return view(connection, job_id)
 
@@ -247,9 +233,7 @@ def job_status(settings: Settings, job_id: str) -> JobView:
 def cancel(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
     """Cancel jobs, all or none: waiting ones at once, those in flight at their next step; return them.
 
-    Raises:
-        InputError: there is no such job, or it has ended; nothing was canceled.
-        UnavailableError: Redis cannot be reached.
+    Raises InputError if one does not exist or has ended, UnavailableError without Redis.
     """
     return _change(settings, job_ids, "cancel", job_control.cancel)
 
@@ -257,18 +241,13 @@ def cancel(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
 def retry(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
     """Queue failed, stopped and canceled jobs again, all or none, with the same ids and seeds; return them.
 
-    Raises:
-        InputError: there is no such job, or it has another status; nothing was queued.
-        UnavailableError: Redis cannot be reached.
+    Raises InputError if one does not exist or has another status, UnavailableError without Redis.
     """
     return _change(settings, job_ids, "retry", job_control.retry)
 
 
 def _change(
-    settings: Settings,
-    job_ids: str | Iterable[str],
-    action: job_control.Action,
-    act: Callable[[redis.Redis, str], object],
+    settings: Settings, job_ids: str | Iterable[str], action: job_control.Action, act: Callable[..., object]
 ) -> list[JobView]:
     ids = [job_ids] if isinstance(job_ids, str) else list(dict.fromkeys(job_ids))
     with session(settings) as connection:
@@ -287,11 +266,8 @@ def wait_for_jobs(
 ) -> list[JobView]:
     """Wait until all jobs have ended, also through a restart of Redis; return them in the given order.
 
-    Args:
-        settings: of this process.
-        job_ids: full ids, as `submit` returns them.
-        timeout_s: seconds after which the jobs are returned as they are; None waits without a limit.
-        on_look: called at each look with the jobs that had not ended before, without most of those that wait.
+    `job_ids` are full ids. After `timeout_s` seconds the jobs are returned as they are. `on_look` is called at each
+    look with the jobs that had not ended before, without most of those that wait.
 
     Raises:
         InputError: there is no such job, or it was removed while it was waited for.

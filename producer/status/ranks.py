@@ -29,14 +29,10 @@ redis.call('zremrangebyscore', KEYS[2], '-inf', now_s - ARGV[3] - 1)
 redis.call('expire', KEYS[2], ARGV[3])
 """
 
-#: Largest number of ranks of a group.
 MAX_RANKS = 4096
-#: A number of things: arithmetic with floats fails on larger ones.
-Whole = Annotated[int, Field(ge=0, lt=2**63)]
-#: Seconds since the epoch.
-Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]  # arithmetic with floats fails on larger ones
+Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]  # seconds since the epoch
 
-#: Activity of a rank: idle, a step, the decode, or waiting for the storage with work in progress.
 Activity = Literal["idle", "denoising", "decoding", "waiting"]
 
 
@@ -47,11 +43,8 @@ class Condition(Record):
     effect: str
     #: The error of the last attempt, as a sentence.
     reason: str
-    #: Time of the first failed attempt in seconds since the epoch.
     since: Moment
-    #: Number of failed attempts.
     attempts: Whole
-    #: The jobs that wait for it, in order.
     job_ids: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -66,14 +59,11 @@ class IntakeStatus(Record):
     worker: str
     #: Jobs in flight in the group, the longest in flight first.
     in_flight: tuple[str, ...] = ()
-    #: Number of jobs that have ended since rank 0 started.
     finished: Whole = 0
     failed: Whole = 0
     #: Seconds between two finished videos while the group is busy; None until known.
     pace_s: Seconds | None = None
-    #: Costs of the measured shapes, the latest last.
-    costs: tuple[ShapeCosts, ...] = ()
-    #: Whether the group takes no more jobs because it is stopping.
+    costs: tuple[ShapeCosts, ...] = ()  # the latest last
     draining: bool = False
     #: GPUs that have failed and were left out, each with the reason, a clause.
     failed_gpus: Mapping[str, str] = {}
@@ -86,24 +76,19 @@ class RankStatus(Record):
     group: str
     #: 0 takes jobs, the last rank writes videos.
     rank: int = Field(ge=0, le=MAX_RANKS)
-    #: Number of ranks K.
     num_ranks: int = Field(ge=1, le=MAX_RANKS)
-    #: Host and id of its process.
     host: str
     pid: Whole
     #: cpu, or cuda and the number of the GPU.
     device: str
-    #: Name of the GPU model, or "".
     device_name: str = ""
-    #: Notice to show with videos of the model, or "".
     notice: str = ""
-    #: Name of the model, and its family; "" if it makes videos of any.
+    #: The family is "" if the model makes videos of any.
     model: str
     family: str = ""
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
     at: Moment
-    #: Current activity.
     activity: Activity = "idle"
     #: The current job, the number of its denoising steps, and how many of them are done; None while idle.
     job_id: str | None = None
@@ -112,33 +97,28 @@ class RankStatus(Record):
     #: The rank's steps of the current or last job: first and end (exclusive); equal for a rank that only encodes or
     #: decodes.
     step_range: tuple[Whole, Whole] | None = None
-    #: Duration of the last step in seconds.
     step_s: float | None = None
     #: Share of the last seconds spent computing, 0 to 1.
     busy_share: float = 0.0
-    #: Resident memory of the process in bytes.
     rss_bytes: Whole = 0
     #: GPU memory that PyTorch has reserved, and total GPU memory, in bytes; None on a CPU.
     gpu_bytes: Whole | None = None
     gpu_total_bytes: Whole | None = None
-    #: The outages that it waits out.
     conditions: tuple[Condition, ...] = ()
     #: How often its group was restarted before this process was started.
     restart_count: Whole = 0
     #: Denoising steps that it has done since then, and how long they took in all, in seconds.
     num_steps: Whole = 0
     steps_s: float = 0.0
-    #: Only on rank 0.
     intake: IntakeStatus | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object."""
-        times = {"started_at": iso_of(self.started_at), "at": iso_of(self.at)}
-        return (
-            self.model_dump(mode="json")
-            | times
-            | {"conditions": [condition.as_json() for condition in self.conditions]}
-        )
+        return self.model_dump(mode="json") | {
+            "started_at": iso_of(self.started_at),
+            "at": iso_of(self.at),
+            "conditions": [condition.as_json() for condition in self.conditions],
+        }
 
     @property
     def key(self) -> str:
@@ -163,7 +143,6 @@ class RankStatus(Record):
 class GroupStatus:
     """The ranks of one group with recent records."""
 
-    #: Name of the group.
     name: str
     #: Records by rank; some may be missing while the group starts.
     ranks: tuple[RankStatus, ...]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import redis
-from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job
 from rq.registry import BaseRegistry
 from rq.worker import Worker
@@ -34,10 +33,6 @@ for _, id in ipairs(redis.call('zrevrange', KEYS[2], 0, -1)) do
 end
 return found
 """
-#: More ids than there are.
-_ALL = 2**31
-#: Keys that one round trip of a scan looks at.
-_SCANNED = 500
 
 
 def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
@@ -46,7 +41,7 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             pipeline.llen(queue.key)
-            pipeline.llen(_between(queue))
+            pipeline.llen(queue.intermediate_queue_key)
             asked += [(queue.name, "queued"), (queue.name, "queued")]
             for status, registry in _registries(queue).items():
                 pipeline.zcard(registry.key)
@@ -64,10 +59,7 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
 
 
 def num_ended_since(connection: redis.Redis, since: float) -> tuple[int, int]:
-    """Count the jobs that finished and that failed since a time in seconds since the epoch.
-
-    Registries are sorted by expiry.
-    """
+    """Count the jobs that finished and that failed since a time in seconds since the epoch."""
     num_finished = num_failed = 0
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
@@ -82,12 +74,12 @@ def num_ended_since(connection: redis.Redis, since: float) -> tuple[int, int]:
 
 
 def newest_ids(
-    connection: redis.Redis, limit: int = _ALL, statuses: Sequence[str] = (), *, oldest: bool = False
+    connection: redis.Redis, limit: int = 2**31, statuses: Sequence[str] = (), *, oldest: bool = False
 ) -> list[str]:
     """Return the ids of the newest jobs of every status and queue, up to `limit` of each, unique but in no order.
 
-    Registries are sorted by expiry, which for ended jobs follows their end. With `oldest`, the oldest instead; not for
-    one of `failed` and `stopped` alone.
+    Registries are sorted by expiry, which follows the end of a job. With `oldest`, the oldest instead; not for one of
+    `failed` and `stopped` alone.
     """
     first, last = (0, limit - 1) if oldest else (-limit, -1)
     wanted = set(statuses or STATUSES)
@@ -96,7 +88,7 @@ def newest_ids(
         for queue in queues(connection):
             if "queued" in wanted:
                 pipeline.lrange(queue.key, first, last)
-                pipeline.lrange(_between(queue), first, last)
+                pipeline.lrange(queue.intermediate_queue_key, first, last)
             for status, registry in _registries(queue).items():
                 if status in wanted and (status != "failed" or "stopped" in wanted):
                     pipeline.zrange(registry.key, 0, limit - 1, desc=not oldest)
@@ -120,8 +112,8 @@ def ended_before(
 ) -> list[tuple[int, str]]:
     """Return the jobs that ended last, the newest first: when, in seconds since the epoch, and their ids.
 
-    The cost depends on the limit, not on the number of kept jobs. Stopped jobs count as failed, as in RQ. Only jobs
-    after `before`, an entry of the result, are returned. The statuses are of finished, failed and canceled.
+    Stopped jobs count as failed. Only jobs after `before`, an entry of the result, are returned. The statuses are of
+    finished, failed and canceled.
     """
     ttls_s = {"finished": keys.RESULT_TTL_S, "failed": keys.FAILURE_TTL_S, "canceled": 0}
     found: list[tuple[int, str]] = []
@@ -145,20 +137,14 @@ def ended_before(
 def scan_ids(connection: redis.Redis) -> Iterator[bytes]:
     """Find all jobs there are, whatever queue or registry they are on their way to."""
     prefix = Job.redis_job_namespace_prefix.encode()
-    for key in connection.scan_iter(match=prefix + b"*", count=_SCANNED):
+    for key in connection.scan_iter(match=prefix + b"*", count=500):
         job_id = key.removeprefix(prefix)
         if b":" not in job_id:  # else what RQ keeps beside a job
             yield job_id
 
 
 def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, int]:
-    """Count the jobs that are taken before given queued jobs.
-
-    `places` has the name of the queue by the id of each job.
-
-    Returns:
-        The number by job id, without jobs that have left their queue.
-    """
+    """Count the jobs taken before queued ones, by id; `places` are names of queues by id. Omits jobs that left."""
     lists = {queue.name: queue.key for queue in queues(connection)}
     with connection.pipeline(transaction=False) as pipeline:
         for key in lists.values():
@@ -173,10 +159,6 @@ def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, i
 
 def _find_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | str = "-inf") -> None:
     pipeline.eval(_STOPPED, 2, queue.failed_job_registry.key, keys.STOPPED, Job.redis_job_namespace_prefix, since_score)
-
-
-def _between(queue: SvdqQueue) -> str:
-    return IntermediateQueue.get_intermediate_queue_key(queue.key)
 
 
 def _registries(queue: SvdqQueue) -> dict[str, BaseRegistry]:
@@ -197,16 +179,13 @@ WorkerState = Literal["running", "starting", "none"]
 class WorkerView:
     """One worker group as registered in RQ."""
 
-    #: Unique name.
     name: str
     #: RQ's state: idle, busy, suspended, …
     state: str
-    #: Host and process id of its rank 0.
+    #: Of its rank 0.
     hostname: str
     pid: int
-    #: Queues it takes jobs from.
     queues: list[str]
-    #: Number of jobs that it has ended.
     finished: int
     failed: int
 

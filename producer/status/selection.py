@@ -14,7 +14,6 @@ from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.untrusted_job import AT_ONCE, key_of
 
-#: Smallest length of a prefix.
 MIN_PREFIX = 4
 #: Largest number of matching ids in an error.
 MAX_NAMED = 5
@@ -22,25 +21,19 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Criteria for jobs."""
+    """Criteria for jobs; empty ones allow all."""
 
     #: Prefixes of ids; if there are any, the other criteria do not apply.
     job_ids: Sequence[str] = ()
-    #: Only jobs with one of these statuses; none means any.
     statuses: Sequence[str] = ()
-    #: Only jobs whose names match this pattern with * and ?; "" means all.
+    #: A pattern with * and ?.
     name: str = ""
-    #: Only jobs that ended at this time or later or, where they have not ended, were submitted.
+    #: Earliest end or, of jobs that have not ended, submission.
     since: datetime | None = None
-    #: All jobs, if there is no other criterion.
     take_all: bool = False
 
     def among(self, allowed: Sequence[str]) -> Self:
-        """Return it for an action that applies to some statuses only.
-
-        Raises:
-            InputError: it has both ids and criteria, or neither, or no job of its statuses is allowed.
-        """
+        """Return it for an action on some statuses; raises InputError unless it has either ids or criteria that fit."""
         if bool(self.job_ids) == bool(self.statuses or self.name or self.since or self.take_all):
             raise InputError("Give either IDs of jobs or options that select jobs, such as --all; see --help.")
         statuses = [status for status in allowed if not self.statuses or status in self.statuses]
@@ -65,11 +58,7 @@ class Selection:
 
 
 def select(connection: redis.Redis, selection: Selection) -> list[JobView]:
-    """Return the matching jobs without duplicates; oldest first unless ids were given.
-
-    Raises:
-        InputError: a prefix matches no job or several jobs.
-    """
+    """Return the matching jobs without duplicates, oldest first unless ids were given; raises as `complete_ids`."""
     if selection.job_ids:
         return view_many(connection, complete_ids(connection, selection.job_ids))
     ids = newest_ids(connection, statuses=selection.statuses)
@@ -83,11 +72,7 @@ def select(connection: redis.Redis, selection: Selection) -> list[JobView]:
 
 
 def complete_ids(connection: redis.Redis, beginnings: Sequence[str]) -> list[str]:
-    """Complete prefixes of ids, without duplicates, in the order given.
-
-    Raises:
-        InputError: a prefix is too short, or matches no job or several jobs.
-    """
+    """Complete prefixes of ids in order, without duplicates; raises InputError if one is too short or not unique."""
     with connection.pipeline(transaction=False) as pipeline:
         for text in beginnings:
             pipeline.exists(key_of(text))
@@ -123,10 +108,9 @@ WINDOW = 1000
 def list_jobs(
     connection: redis.Redis, limit: int = 50, statuses: Sequence[str] = (), *, offset: int = 0
 ) -> list[JobView]:
-    """Return the newest jobs of all queues, newest first.
+    """Return the newest jobs of all queues, newest first, without the first `offset`.
 
-    The newest `offset` jobs are left out: they are on the pages before. A new job that was moved in front of more than
-    `WINDOW` others, or that ended before as many, may be missing.
+    A new job that was moved in front of more than `WINDOW` others, or ended before as many, may be missing.
     """
     # The newest ones may be anywhere: queues have the order in which jobs are taken, registries that of their ends.
     job_ids = newest_ids(connection, max(offset + limit, WINDOW), statuses)

@@ -41,8 +41,7 @@ from svdq.producer.status.registries import (
 from svdq.producer.text import iso_of
 from svdq.producer.untrusted_job import UntrustedJob, read_many
 
-#: Largest number of jobs in flight read per queue; groups have fewer.
-MAX_IN_FLIGHT = 200
+MAX_IN_FLIGHT = 200  # per queue; groups have fewer
 #: Largest number of queued jobs read for an estimate, taken evenly from each queue in this many slices.
 SAMPLED = 200
 SLICES = 10
@@ -50,35 +49,27 @@ SLICES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The state of everything at one moment."""
+    """The state of everything at one moment; groups and workers are sorted by name."""
 
-    #: Seconds since the epoch.
-    at: float
+    at: float  # seconds since the epoch
     #: Number of jobs by queue, the most urgent first, and by status.
     queues: Mapping[str, Mapping[str, int]]
-    #: The worker groups in RQ, by name.
     workers: tuple[WorkerView, ...]
     #: Whether one of them takes jobs, or is about to; and why there may be no group, as a sentence.
     worker_state: WorkerState
     no_group: str
-    #: The groups whose ranks have written records lately, by name.
     groups: tuple[GroupStatus, ...]
     #: Jobs in flight: by group, the longest in flight first; then those of groups without recent records.
     jobs: tuple[JobView, ...]
     #: Names of jobs by id: of jobs in flight, and of jobs in records of ranks.
     names: Mapping[str, str]
-    #: When jobs in flight will be done, by job id.
     estimates: Mapping[str, Estimate]
-    #: The jobs that wait.
     waiting: Waiting
-    #: Why no jobs are taken, a sentence for each reason.
     pauses: tuple[str, ...]
-    #: Number of jobs that ended in the last hour.
     finished_last_hour: int
     failed_last_hour: int
     #: Pace of all groups; None until a group has finished a video.
     videos_per_hour: float | None
-    #: When all queued and started jobs will be done.
     estimate: Estimate
 
     @cached_property
@@ -128,9 +119,7 @@ class Snapshot:
 def take(connection: redis.Redis) -> Snapshot:
     """Take a snapshot."""
     now = time.time()
-    of_queues = counts(connection)
-    groups = read_groups(connection)
-    reasons = pauses(connection)
+    of_queues, groups, reasons = counts(connection), read_groups(connection), pauses(connection)
     known = _known(connection, groups)
     # Some jobs in records of ranks have ended meanwhile.
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
@@ -177,7 +166,7 @@ def estimate(
 def read_waiting(
     connection: redis.Redis, of_queues: Mapping[str, Mapping[str, int]], places: Mapping[str, str] | None = None
 ) -> Waiting:
-    """Read an evenly spaced sample of the queued jobs, and the positions of those in `places`, queues by job id."""
+    """Sample the queued jobs evenly, and find the positions of those in `places`, queues by job id."""
     num_jobs = {name: by_status["queued"] for name, by_status in of_queues.items()}
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
@@ -199,7 +188,7 @@ def _no_group(state: WorkerState) -> str:
 
 
 def _known(connection: redis.Redis, groups: Sequence[GroupStatus]) -> list[JobView]:
-    """Read the jobs in records of groups and those that RQ has as started, in the order of `Snapshot.jobs`."""
+    """Read the jobs in records of groups and the started ones of RQ, in the order of `Snapshot.jobs`."""
     in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
     computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
     started = sorted(newest_ids(connection, MAX_IN_FLIGHT, (JobStatus.STARTED.value,)))
