@@ -18,8 +18,6 @@ from svdq.pipeline.errors import InputError
 
 SYSTEM_HOME = Path("/var/lib/svdq")
 REDIS, WATCH, SERVE = "svdq-redis.service", "svdq-watch.service", "svdq-serve.service"
-#: The drop-in of all services with the values of this installation.
-LOCAL = Path("svdq-.service.d/local.conf")
 
 
 @click.group()
@@ -85,7 +83,7 @@ def systemd(
     left_out = {name for name, is_wanted in optional.items() if not is_wanted}
     units = {name: text for name, text in _units(is_system) if name.parts[0].removesuffix(".d") not in left_out}
     contents = {folder / name: text for name, text in units.items()}
-    contents[folder / LOCAL] = _drop_in(paths, run_as if is_system else None)
+    contents[folder / "svdq-.service.d/local.conf"] = _drop_in(paths, run_as if is_system else None)
     lines = [f"{name}={_quoted(value)}\n" for name, value in environment.items()]
     contents[config / "svdq" / "systemd.env"] = "".join(lines)
     if not install:

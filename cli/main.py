@@ -68,7 +68,6 @@ COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in com
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
-#: The exit code that shells report for a program ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
 #: Why the output cannot be written: a full disk, a used-up quota, a file size limit, a broken disk.
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 warn = partial(echo, err=True)
 
-#: Largest number of failed jobs on the page; the newest are kept.
-MAX_FAILURES = 1000
-
 
 @click.command()
 @since_option("What happened", default="24h")
@@ -111,7 +108,7 @@ def gallery(
     else:
         place, under = Storage(settings.storage), OUTPUTS
         with session(settings) as connection:
-            failures = list_jobs(connection, MAX_FAILURES, ("failed",))
+            failures = list_jobs(connection, 1000, ("failed",))
         failures = [view for view in failures if since is None or (view.ended_at or view.created_at) >= since]
     found = find_results(place, since=since, folder=under, on_bad=warn)
     results = sorted(found, key=lambda result: result.finished_at, reverse=True)[:limit]

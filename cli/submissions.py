@@ -30,7 +30,6 @@ class _Bar(Observer):
         self.reasons: list[str] = []
         self._progress: Any = None
         if is_drawn:
-            # Imported here because only a terminal needs rich.
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

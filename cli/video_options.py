@@ -26,7 +26,6 @@ class VideoCommand(SectionedCommand):
         return f"Options for {families[0]}" if 0 < len(families) < len(JOBS) else super().section_of(option)
 
 
-#: Default of a parameter, in words, where it has none.
 _OPEN_DEFAULTS = {
     "seed": "random, and recorded",
     "decode_chunk_size": "as many as fit into memory",

@@ -24,15 +24,12 @@ Cell = str | Text
 
 #: Width of the output when it does not go to a terminal.
 PLAIN_WIDTH = 120
-#: From this width on, ids of jobs are shown.
-_ID_WIDTH = 110
 #: Colors of ranks, in rotation; a rank has the same color in both tables.
 _COLORS = ("cyan", "green", "magenta", "blue", "yellow")
 #: Smallest and largest width of a rank's part of a track; narrower tracks are left out.
 _MIN_SEGMENT, _MAX_SEGMENT = 2, 8
 #: Width of the other columns beside a track, and largest width of a name.
 _BESIDE_TRACK, _MAX_NAME = 50, 40
-_MAIN_STATUSES = ("queued", "started", "finished", "failed")
 
 
 def lines_of(snapshot: "Snapshot") -> list[str]:
@@ -99,9 +96,9 @@ def _forecast(snapshot: "Snapshot") -> str:
 
 
 def _queue_table(queues: Mapping[str, Mapping[str, int]]) -> Table:
-    # Most queues have no jobs of other statuses than the main ones.
-    used = {status for counts in queues.values() for status in counts if counts[status]}
-    statuses = [status for status in STATUSES if status in used or status in _MAIN_STATUSES]
+    shown = {status for counts in queues.values() for status in counts if counts[status]}
+    shown |= {"queued", "started", "finished", "failed"}
+    statuses = [status for status in STATUSES if status in shown]
     rows: list[list[Cell]] = [
         [name, *(Text(f"{counts[status]:,}", style="" if counts[status] else "dim") for status in statuses)]
         for name, counts in queues.items()
@@ -151,7 +148,7 @@ def _flight_table(
     group: "GroupStatus", jobs: "Sequence[JobView]", estimates: "Mapping[str, Estimate]", options: ConsoleOptions
 ) -> Table:
     num_ranks = group.ranks[0].num_ranks
-    has_ids = options.max_width >= _ID_WIDTH
+    has_ids = options.max_width >= 110
     width = options.max_width - _BESIDE_TRACK - (25 if has_ids else 0)
     segment = max(0, min(_MAX_SEGMENT, width // num_ranks - 1))
     is_shown = (has_ids, True, segment >= _MIN_SEGMENT, True, True)

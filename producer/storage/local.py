@@ -18,9 +18,6 @@ from svdq.producer.files import open_regular, temporary_name
 
 #: Folder for files being written, below the root so that a rename stays on one file system.
 TEMPORARY = "tmp"
-#: Bytes that videos, photos and checkpoints leave free on a disk; less on small disks.
-RESERVE_BYTES = 32 * 2**20
-_SMALL_DISK_SHARE = 1 / 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +122,16 @@ class LocalFiles:
                 path.unlink()
 
     def temporary_path(self) -> Path:
-        """Return an unused name; raises OSError. Files of mkstemp and mkdtemp would be closed to other users."""
+        """Return an unused name; raises OSError if only the reserve of the disk is left.
+
+        Files of mkstemp and mkdtemp would be closed to other users.
+        """
         folder = self.folder / TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
-        check_room(folder)
+        free = shutil.disk_usage(folder).free
+        if free < reserve_bytes(folder):
+            reason = f"{os.strerror(errno.ENOSPC)}: the last {free / 2**20:.1f} MiB of the disk are kept for the queue"
+            raise OSError(errno.ENOSPC, reason, str(folder))
         return folder / temporary_name()
 
 
@@ -137,16 +140,8 @@ def _no_file(path: Path) -> FileNotFoundError:
 
 
 def reserve_bytes(folder: Path) -> int:
-    """Return the number of bytes to leave free on the disk of a folder."""
-    return min(RESERVE_BYTES, int(shutil.disk_usage(folder).total * _SMALL_DISK_SHARE))
-
-
-def check_room(folder: Path) -> None:
-    """Raise OSError (ENOSPC) if only the reserve is left on the disk of a folder."""
-    free = shutil.disk_usage(folder).free
-    if free < reserve_bytes(folder):
-        reason = f"{os.strerror(errno.ENOSPC)}: the last {free / 2**20:.1f} MiB of the disk are kept for the queue"
-        raise OSError(errno.ENOSPC, reason, str(folder))
+    """Return the number of bytes that videos, photos and checkpoints leave free on the disk of a folder."""
+    return min(32 * 2**20, shutil.disk_usage(folder).total // 32)
 
 
 def _unless_missing(error: OSError) -> None:

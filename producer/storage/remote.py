@@ -32,8 +32,6 @@ EXTRAS = {
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 #: Number of files read or removed in parallel, to hide latency.
 AT_ONCE = 64
-PART_BYTES = 1 << 20
-MAX_KEY_BYTES = 1024
 
 
 class RemoteFiles:
@@ -53,7 +51,7 @@ class RemoteFiles:
 
     def open(self, key: str) -> BinaryIO:
         """Open a file for reading; it is transferred in parts, as it is read."""
-        return cast(BinaryIO, self._fs.open(self._path(key), "rb", block_size=PART_BYTES, cache_type="readahead"))
+        return cast(BinaryIO, self._fs.open(self._path(key), "rb", block_size=1 << 20, cache_type="readahead"))
 
     def read(self, key: str) -> bytes:
         """Read a file."""
@@ -180,15 +178,13 @@ class RemoteFiles:
 
     def _path(self, key: str) -> str:
         path = f"{self._root}/{key}"
-        if self._protocol in OBJECT_STORES and len(path.partition("/")[2].encode()) > MAX_KEY_BYTES:
+        if self._protocol in OBJECT_STORES and len(path.partition("/")[2].encode()) > 1024:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), key)
         return path
 
-    def _key(self, path: str) -> str:
-        return path.lstrip("/").removeprefix(self._root.lstrip("/")).strip("/")
-
     def _entry(self, info: dict[str, Any]) -> Entry:
-        return Entry(key=self._key(info["name"]), size=int(info["size"] or 0), modified_at=_modified_at(info))
+        key = info["name"].lstrip("/").removeprefix(self._root.lstrip("/")).strip("/")
+        return Entry(key=key, size=int(info["size"] or 0), modified_at=_modified_at(info))
 
     def _check_bucket(self) -> None:
         """Raise FileNotFoundError if the bucket does not exist."""

@@ -23,9 +23,8 @@ from svdq.producer.untrusted_job import key_of
 #: Number of jobs sent to Redis in one round trip.
 CHUNK = 500
 
-#: RQ's own script for unique jobs takes one job at a time and returns nothing about an existing job.
 #: KEYS: job, rq:queues, queue or registry of scheduled jobs. ARGV: job id, queue, when it is due or "", then the fields
-#: of the job and their values. Returns 1, or 0 when there is a job of that id already.
+#: of the job and their values. Returns 1, or 0 if the job exists, which RQ's own script for unique jobs does not tell.
 _ENQUEUE = """
 if redis.call('exists', KEYS[1]) == 1 then
   return 0

@@ -32,13 +32,10 @@ from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size, s
 OWN_FIELDS = ("stem", "index", "variation")
 NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family"}
 
-#: Number of pixels of videos whose size is left to the model: it is not known here, and all Wan models can do this one.
-_OPEN_AREA = 832 * 480
 #: Smallest multiple of sides that are chosen: Wan 2.2 TI2V-5B needs 32, though others of its family take 16.
 _AUTO_MULTIPLE = 32
 #: Allowed format specifications, such as `04` or `.2f`: no nested fields, and no width that exhausts memory.
 _LAYOUT = re.compile(r"[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?")
-_ANY_PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +99,7 @@ class JobSpec:
             )
         for options in self.options:
             for variation in {0, self.variations - 1}:
-                job = self._make(options, variation, spell, **_ANY_PHOTO)
+                job = self._make(options, variation, spell, image=f"inputs/{'0' * 64}.jpg", name="photo")
             if self.name is not None:
                 _render(self.name, job, job.name, index=1, variation=0)
 
@@ -158,7 +155,8 @@ def make_job(
     try:
         job = JOBS[family](**values)
         if is_auto and photo_size:
-            area = job.width * job.height if job.width and job.height else _OPEN_AREA
+            # The size that a model chooses is not known here; all Wan models can do 832x480.
+            area = job.width * job.height if job.width and job.height else 832 * 480
             multiple = max(job.side_multiple, _AUTO_MULTIPLE)
             width, height = nearest_size(photo_size, max(area, multiple**2), multiple)
             job = JOBS[family](**values | {"width": width, "height": height})

@@ -30,8 +30,6 @@ MAX_BYTES_PER_PIXEL = 16
 MAX_NAME_BYTES = 180
 #: Bytes of a photo that somebody else has sent or dropped.
 MAX_FOREIGN_BYTES = 1 << 28
-#: Share of a photo's width or height from which its removal by a crop is worth a warning.
-WORTH_A_WARNING = 0.2
 #: Bytes of files held in memory at a time, independent of the number of threads.
 _BYTES = Budget(1 << 25)
 
@@ -214,10 +212,10 @@ def nearest_size(photo: tuple[int, int], area: int, multiple: int) -> tuple[int,
 
 
 def crop_warning(photo: tuple[int, int] | None, job: Job) -> str:
-    """Say how much a crop removes, such as `crop removes 54% of the photo's height`; "" if that is little."""
+    """Say how much a crop removes, such as `crop removes 54% of the photo's height`; "" if at most a fifth."""
     if photo is None or job.fit != "crop" or not (job.width and job.height):
         return ""
     scale = max(job.width / photo[0], job.height / photo[1])
     removed = {"width": 1 - job.width / (photo[0] * scale), "height": 1 - job.height / (photo[1] * scale)}
     side = max(removed, key=removed.__getitem__)
-    return f"crop removes {removed[side]:.0%} of the photo's {side}" if removed[side] > WORTH_A_WARNING else ""
+    return f"crop removes {removed[side]:.0%} of the photo's {side}" if removed[side] > 0.2 else ""

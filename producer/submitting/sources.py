@@ -149,11 +149,9 @@ class _Walk:
         """Yield the files of a folder as paths relative to it."""
         for root, folders, files in os.walk(folder, onerror=_refuse):
             here = Path(root)
-            folders[:] = [name for name in sorted(folders) if self.recursive and self._is_searched(here / name)]
+            searched = sorted(filter(is_photo_folder, folders)) if self.recursive else []
+            folders[:] = [name for name in searched if not self._is_stored(here / name)]
             yield from (here.relative_to(folder) / name for name in sorted(files) if not name.startswith("."))
-
-    def _is_searched(self, folder: Path) -> bool:
-        return is_photo_folder(folder.name) and not self._is_stored(folder)
 
     def _is_stored(self, folder: Path) -> bool:
         return self.storage is not None and folder.resolve().is_relative_to(self.storage)

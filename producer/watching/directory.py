@@ -20,8 +20,6 @@ from svdq.producer.files import open_regular
 COPYING = ".svdq-copy"
 #: Size in the signature of anything that is not a regular file.
 NOT_REGULAR = -1
-#: Latest time in a signature, in the year 2262: SQLite has no larger integers.
-MAX_MTIME_NS = 2**63 - 1
 
 
 class Signature(NamedTuple):
@@ -40,7 +38,7 @@ class Signature(NamedTuple):
     def of(cls, status: os.stat_result) -> "Signature":
         """Make the signature of a result of `lstat` or `fstat`."""
         size = status.st_size if stat.S_ISREG(status.st_mode) else NOT_REGULAR
-        return cls(size, min(status.st_mtime_ns, MAX_MTIME_NS))
+        return cls(size, min(status.st_mtime_ns, 2**63 - 1))  # the largest integer of SQLite
 
 
 @contextlib.contextmanager

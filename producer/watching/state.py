@@ -33,14 +33,8 @@ CREATE TABLE IF NOT EXISTS seen (
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
-#: watching   it has started; from now on changes are noticed
-#: submitted  a photo became a job
-#: known      a photo whose job exists already
-#: rejected   a file that is no photo
-#: ignored    a file whose name is not that of a photo, or a link; it stays where it is
-#: problem    something is wrong that may be resolved; reported once
-#: resolved   a problem is over
-#: stopped    the end, with the totals
+#: A `known` photo has a job already; a `rejected` file is no photo; an `ignored` one is a link, or its name is not that
+#: of a photo; a `problem` may be `resolved` and is reported once.
 Kind = Literal["watching", "submitted", "known", "rejected", "ignored", "problem", "resolved", "stopped"]
 
 #: Outcomes that are remembered, of files that are still in the folder. `skipped`: it existed before the first watch,
@@ -50,10 +44,9 @@ Outcome = Literal["skipped", "submitted", "rejected", "ignored"]
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event."""
+    """An event, with a sentence or the line of a job as its text."""
 
     kind: Kind
-    #: A sentence, or the line of a job.
     text: str
     #: From the watched folder.
     path: str | None = None
