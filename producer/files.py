@@ -46,10 +46,7 @@ def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = 24 * 60 
 
 
 def check_target(path: Path, suffixes: Sequence[str]) -> None:
-    """Check that a file can be written, before any work is done; raises InputError.
-
-    `suffixes` are those allowed, so that no video is overwritten; () allows any.
-    """
+    """Check that a file can be written and has one of the suffixes (() allows any); raises InputError."""
     if suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{str(path)!r} cannot be written to: give a file whose name ends in {' or '.join(suffixes)}.")
     folder = path.absolute().parent

@@ -25,10 +25,7 @@ INPUT_KEY = re.compile(r"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
 
 
 class Job(VideoParameters):
-    """One photo to one video, by any family of models; frozen, unknown fields are refused.
-
-    Each family adds the parameters of its videos before the fields here.
-    """
+    """One photo to one video, by a family of models that adds its parameters; frozen, refuses unknown fields."""
 
     #: Storage key of the photo: inputs/<sha256>.<ext>
     image: str

@@ -10,7 +10,6 @@ QUEUE_NAMES: Final = tuple(f"svdq-{priority}" for priority in PRIORITIES)
 STATUSES: Final = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
 #: Those of jobs that ended without a video.
 UNRENDERED: Final = ("failed", "stopped", "canceled")
-#: Prefix of all our keys.
 PREFIX: Final = "svdq:"
 
 DAY_S: Final = 24 * 60 * 60
@@ -19,21 +18,18 @@ DAY_S: Final = 24 * 60 * 60
 RESULT_TTL_S: Final = 7 * DAY_S
 #: Seconds that a failed job is kept and can be retried.
 FAILURE_TTL_S: Final = 30 * DAY_S
-#: RQ's timeout of a job in seconds: none, since RQ's alarm signal does not distinguish several jobs in flight, and the
-#: worker has its own deadlines.
+#: No timeout of RQ, whose alarm signal does not distinguish several jobs in flight; the worker has its own deadlines.
 JOB_TIMEOUT_S: Final = -1
 #: Number of retries of a job whose group died.
 MAX_RETRIES: Final = 3
 
 #: String: a random id of this database, made when the first photo is submitted.
 DATABASE_ID: Final = "svdq:id"
-#: Hash, job id -> name of the worker that has popped but not started it: RQ's intermediate queue does not record the
-#: owner of a job.
+#: Hash, job id -> name of the worker that has popped but not started it, which RQ's intermediate queue lacks.
 POPPED: Final = "svdq:popped"
 #: Set of ids of jobs that are to stop although a group has them.
 CANCELED: Final = "svdq:canceled"
-#: Sorted set of ids of jobs that a user has stopped, by the second of Redis' clock at which they expire: RQ keeps them
-#: in the registry of failed ones, too large to be searched.
+#: Sorted set of ids of stopped jobs, which RQ keeps among the failed ones, by the second of Redis' clock of expiry.
 STOPPED: Final = "svdq:stopped"
 #: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
 CRASHES: Final = "svdq:crashes"
@@ -52,14 +48,11 @@ SUSPENDED: Final = "rq:suspended"
 RANK: Final = "svdq:rank:"
 #: Sorted set of `<group>:<rank>`, by the second of Redis' clock at which the rank wrote its record last.
 RANKS: Final = "svdq:ranks"
-#: Seconds after its last update at which a rank's record expires.
 RANK_TTL_S: Final = 15
-#: Sorted set of launchers whose groups are not ready yet, by the expiry of the entry in seconds of Redis' clock:
-#: `<host>:<pid> <family> <model>`, with - for a family that is not known.
+#: Sorted set of starting launchers, `<host>:<pid> <family or -> <model>`, by the second of Redis' clock of expiry.
 STARTING: Final = "svdq:starting"
-#: Seconds after its last update at which a launcher's entry expires.
 STARTING_TTL_S: Final = 15
-#: Field of a job's own hash, so that it expires with the job: the job's log, a JSON object a line.
+#: Field of a job's own hash: its log, a JSON object a line.
 LOG_FIELD: Final = "svdq_log"
 #: Field of a job's own hash: the number of later requests for the same video, each of which may delete it once.
 CLAIMS_FIELD: Final = "svdq_claims"

@@ -76,7 +76,6 @@ class JobMeta(Record):
     #: Rank r does the steps from boundaries[r] up to, not including, boundaries[r+1]: K+1 indices.
     boundaries: tuple[Count, ...] = ()
     decoder: Count | None = None
-    #: Notice to show if no trained model makes the video.
     notice: str = ""
     used: dict[str, Any] = {}
 
@@ -85,7 +84,6 @@ class JobResult(Record):
     """The result of a finished RQ job."""
 
     outputs: tuple[str, ...] = ()
-    #: Its job, with all parameters.
     used: dict[str, Any] = {}
     model: str = ""
     notice: str = ""
@@ -121,7 +119,6 @@ class Sidecar(_Open):
     versions: dict[str, str] = {}
     #: Paths or URLs of the files when they were written; they stay beside the sidecar.
     outputs: tuple[str, ...] = ()
-    #: The path of the photo, from the submitted folder on.
     source: str = Field(default="", exclude_if=_is_empty)
     #: `frames` and `fps` of the files, where they differ from those of the model.
     shown: dict[str, int] = {}
@@ -134,7 +131,6 @@ class Sidecar(_Open):
     stages: list[dict[str, Any]] = []
     #: Peaks of memory by what was done, in bytes.
     memory_bytes: dict[str, int] = {}
-    #: When and where a checkpoint was continued.
     resumed: list[dict[str, Any]] = []
 
     @classmethod
@@ -184,8 +180,7 @@ def sidecar_digest(sidecar: bytes) -> str:
 #: Largest number of characters in a log entry; a long traceback loses its middle.
 MAX_TEXT = 4000
 
-#: Appends lines to the log of a job, and removes the oldest lines above the size limit; does not recreate a removed
-#: job. KEYS: the job. ARGV: field, lines, bytes.
+#: Appends lines to the log of a job, unless it was removed, up to a size. KEYS: the job. ARGV: field, lines, bytes.
 _APPEND = """
 if redis.call('exists', KEYS[1]) == 0 then
   return
@@ -206,8 +201,7 @@ class LogEntry(Record):
     at: Time
     rank: int
     host: str
-    #: Python's level: INFO, WARNING, ERROR.
-    level: str
+    level: str  # Python's
     text: str
 
     @classmethod

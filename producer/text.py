@@ -53,10 +53,7 @@ def parse_duration(text: str, option: str) -> timedelta:
 
 
 def parse_past(text: str, option: str, now: datetime) -> datetime:
-    """Parse 22:00 (the last such time), a date, a date and time, or a duration before now such as 12h.
-
-    Times are local unless they have a time zone. Raises InputError, which names the option.
-    """
+    """Parse 22:00 (the last such time), a date, a date and time, or 12h ago; local without zone. Raises InputError."""
     try:
         ago = _duration(text)
         moment = _moment(text, now, is_future=False) if ago is None else now - ago

@@ -22,7 +22,6 @@ from svdq.producer.status.selection import complete_id, complete_ids
 from svdq.producer.storage.local import publish
 from svdq.producer.storage.storage import Storage
 
-#: Prefix of the folders in which videos arrive.
 ARRIVING_PREFIX = ".svdq-"
 #: The id in the key of a sidecar: that of svdq, or the UUID of a job that another program has enqueued through RQ.
 _ID = re.compile(r"-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^-/]+)\.json$")
@@ -35,8 +34,7 @@ class Fetched:
     job_id: str
     #: Where its files are: a folder for png frames.
     paths: tuple[Path, ...]
-    #: Number of bytes copied; 0 if the video existed already.
-    copied: int
+    copied: int  # bytes; 0 if the video existed already
 
 
 def results_of(

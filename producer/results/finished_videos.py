@@ -18,10 +18,7 @@ OUTPUTS = "outputs"
 #: Suffix of a video beside its sidecar; "" is a folder of frames.
 _EXTENSION = re.compile(r"(?:\.(?!json$)[a-z0-9]{1,5})?")
 _FRAME = re.compile(r"frame_\d+\.png")
-#: The EXIF tag of webp files, bytes 4 to 8 of an mp4, and the iTunes tag that ffmpeg writes.
 EXIF_IMAGE_DESCRIPTION = 0x010E
-MP4_MARK = b"ftyp"
-MP4_COMMENT = "\xa9cmt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +31,9 @@ class Result:
     files: tuple[Entry, ...]
     #: Storage keys of the videos in the order of their formats; a folder for png frames.
     outputs: tuple[str, ...]
-    #: When the last file was finished, with a time zone.
     finished_at: datetime
-    #: The sidecar, and its bytes.
     document: Sidecar = field(repr=False)
-    data: bytes = field(repr=False)
+    data: bytes = field(repr=False)  # of the sidecar
 
     @property
     def is_whole(self) -> bool:
@@ -61,14 +56,9 @@ def find_results(
     folder: str = OUTPUTS,
     on_bad: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Result]:
-    """Find finished videos whose files all exist, in any order.
+    """Find finished videos whose files all exist, in any order, in a folder of the storage and its subfolders.
 
-    Args:
-        storage: with the videos.
-        since: earliest end; older sidecars are not read.
-        job_ids: None means all.
-        folder: key of the folder to search, with its subfolders.
-        on_bad: called with a sentence for each JSON file that is not a sidecar; the file is left out.
+    Sidecars older than `since` are not read. `on_bad` is called with a sentence for each JSON file that is no sidecar.
     """
     ends = None if job_ids is None else tuple(f"-{job_id}.json" for job_id in job_ids)
 
@@ -155,14 +145,14 @@ def _read_comment(path: Path) -> str | bytes | None:
     with open_regular(path) as file:
         if path.suffix.lower() == ".json":
             return file.read()
-        return _read_mp4(path) if file.read(12)[4:8] == MP4_MARK else _read_image(path)
+        return _read_mp4(path) if file.read(12)[4:8] == b"ftyp" else _read_image(path)
 
 
 def _read_mp4(path: Path) -> str | None:
     from mutagen.mp4 import MP4  # imported on demand: only this function needs it
 
     tags: Any = MP4(path).tags  # type: ignore[no-untyped-call]
-    comments = (tags or {}).get(MP4_COMMENT)
+    comments = (tags or {}).get("\xa9cmt")  # the iTunes tag that ffmpeg writes
     return str(comments[0]) if comments else None
 
 

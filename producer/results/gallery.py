@@ -1,7 +1,4 @@
-"""Writes the gallery: one static HTML page of finished videos and failed jobs that opens from disk.
-
-File names and sidecars are untrusted input, so Jinja escapes all text.
-"""
+"""Writes the gallery: one static HTML page that opens from disk. Jinja escapes all text, which is untrusted."""
 
 import base64
 import contextlib
@@ -99,7 +96,6 @@ def write_gallery(
 
 
 def _code(environment: Environment) -> dict[str, str]:
-    """Return the page's style and script, and their hashes for its content security policy."""
     values: dict[str, str] = {}
     for name, file in (("style", "page.css"), ("script", "gallery.js")):
         text = environment.get_template(file).render()

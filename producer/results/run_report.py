@@ -1,8 +1,4 @@
-"""Summarizes a run: number of videos, pace, failures with reasons, and what is left.
-
-The figures are computed from records of ended jobs, collected from Redis and from the sidecars beside the videos. Redis
-has the reasons of failures but expires; a sidecar has the seconds of its video and is kept.
-"""
+"""Summarizes a run from the jobs in Redis, which has failures but expires, and the sidecars beside the videos."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -108,10 +104,9 @@ class RunReport:
 def summarize(
     records: Iterable[RunRecord], left: Mapping[str, int], *, since: datetime, until: datetime, ending: str = ""
 ) -> RunReport:
-    """Summarize what ended in a period.
+    """Summarize what ended in a period; the newest record of a job counts.
 
-    The newest record of a job counts. With an `ending` the pace is that of the whole period, else that of the time from
-    the start of the first video to the end of the last.
+    With an `ending` the pace is that of the period, else from the start of the first video to the end of the last.
     """
     jobs = _newest_of_each_job(record for record in records if since <= record.ended_at <= until)
     finished = [job for job in jobs if job.status == "finished"]
@@ -142,10 +137,7 @@ def _newest_of_each_job(records: Iterable[RunRecord]) -> list[RunRecord]:
 def records_from_redis(
     connection: redis.Redis, since: datetime, until: datetime, on_bad: Callable[[str], None] = lambda reason: None
 ) -> Iterator[RunRecord]:
-    """Find the jobs of all queues that ended in a period.
-
-    `on_bad` is called with a sentence for each job that cannot be read, which is left out.
-    """
+    """Find the jobs that ended in a period; `on_bad` is called with a sentence for each unreadable one."""
     for queue in queues(connection):
         for registry in (queue.finished_job_registry, queue.failed_job_registry, queue.canceled_job_registry):
             yield from _ended_in(connection, registry, since, until, on_bad)
@@ -154,10 +146,7 @@ def records_from_redis(
 def records_from_storage(
     storage: Storage, since: datetime, on_bad: Callable[[str], None] = lambda reason: None
 ) -> Iterator[RunRecord]:
-    """Find the videos that were finished since a time.
-
-    `on_bad` is called with a sentence for each JSON file that is not a sidecar, which is left out.
-    """
+    """Find the videos finished since a time; `on_bad` is called with a sentence for each bad sidecar."""
     for result in find_results(storage, since=since, on_bad=on_bad):
         yield RunRecord(
             id=result.job_id,

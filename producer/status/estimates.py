@@ -1,7 +1,4 @@
-"""Estimates when jobs will be done, by the capacity law from the costs that groups measured, or says why it cannot.
-
-Pure code, without Redis or a clock.
-"""
+"""Estimates when jobs will be done, by the capacity law from measured costs; uses neither Redis nor a clock."""
 
 import math
 from collections import Counter
@@ -20,8 +17,7 @@ from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupSt
 
 Parameters = Mapping[str, Any]
 
-#: Costs of a shape are scaled to another one that is at most so many times as large or small: they grow neither evenly
-#: nor from nothing.
+#: Largest factor by which costs are scaled to a shape of another size, as they do not grow evenly.
 MAX_SCALE = 2.0
 
 NO_WORKER = "No worker is running."
@@ -39,8 +35,7 @@ class Waiting:
     num_jobs: int = 0
     #: The parameters of an evenly spaced sample of them; of all if there are few.
     sample: Sequence[Parameters] = ()
-    #: The number of jobs taken before each requested job, by job id.
-    num_ahead: Mapping[str, int] = field(default_factory=dict)
+    num_ahead: Mapping[str, int] = field(default_factory=dict)  # by id of requested jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +149,6 @@ def _missing(group: GroupStatus) -> str:
 
 
 def _of_started(views: Sequence[JobView], groups: Sequence[GroupStatus], no_group: str) -> dict[str, Estimate]:
-    """Estimate jobs in flight, of which there may be thousands in hundreds of groups."""
     conditions = {job_id: condition for _, condition in conditions_of(groups) for job_id in condition.job_ids}
     finder = GroupFinder(groups)
     found = {}

@@ -1,7 +1,4 @@
-"""Reads jobs from Redis, also for the Python API. One bad record does not affect the others.
-
-Never runs RQ's clean-up, which may call functions that anyone with write access to Redis can name.
-"""
+"""Reads jobs from Redis, also for the Python API. One bad record does not affect the others."""
 
 import math
 import re
@@ -41,28 +38,23 @@ class JobView:
     id: str
     #: RQ's status: one of `keys.STATUSES`, or "unknown" if its record has none.
     status: str
-    #: Denoising steps done, and in all.
     step: int = 0
     steps: int = 0
     rank: int | None = None
     #: Rank r does the steps from boundaries[r] up to, not including, boundaries[r+1]: K+1 indices once it is planned.
     boundaries: tuple[int, ...] = ()
-    #: The rank that decodes it.
     decoder: int | None = None
     outputs: tuple[str, ...] = ()
     #: Why it failed, as a sentence.
     error: str | None = None
     #: Notice if no trained model made the video, such as "preview (no diffusion model)".
     notice: str = ""
-    #: Name of the model that made it.
     model: str = ""
     #: Its parameters: as used if a worker has recorded them, else as submitted.
     parameters: dict[str, Any] = field(default_factory=dict)
-    #: The path of its photo at submission.
     photo: str = ""
     #: Where its photo was, from the submitted folder on, such as `holiday/day 1/cup.jpg`.
     source: str = ""
-    #: Notes of the submitter, such as a prompt that its model ignores.
     notes: dict[str, str] = field(default_factory=dict)
     queue: str = ""
     created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
@@ -71,7 +63,6 @@ class JobView:
     ended_at: datetime | None = None
     #: Name of the RQ worker that has or last had it.
     worker: str | None = None
-    #: When it will be queued, while it is scheduled.
     scheduled_at: datetime | None = None
     #: Ids of the jobs that it waits for, while it is deferred.
     after: tuple[str, ...] = ()

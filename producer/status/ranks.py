@@ -1,8 +1,4 @@
-"""The status records that ranks write to Redis: identity, current work, and what they wait for.
-
-A rank writes its record about once a second while busy and every five seconds while idle; the record expires soon after
-the rank has ended.
-"""
+"""The status records that ranks write to Redis every second while busy and every five while idle; they expire."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -41,8 +37,7 @@ class Condition(Record):
 
     #: Its effect, as a sentence without its full stop: "Videos wait to be written".
     effect: str
-    #: The error of the last attempt, as a sentence.
-    reason: str
+    reason: str  # of the last failed attempt, as a sentence
     since: Moment
     attempts: Whole
     job_ids: tuple[str, ...] = ()
@@ -94,8 +89,7 @@ class RankStatus(Record):
     job_id: str | None = None
     steps: Whole | None = None
     step: Whole | None = None
-    #: The rank's steps of the current or last job: first and end (exclusive); equal for a rank that only encodes or
-    #: decodes.
+    #: First and end (exclusive) of its steps of the current or last job; equal if it only encodes or decodes.
     step_range: tuple[Whole, Whole] | None = None
     step_s: float | None = None
     #: Share of the last seconds spent computing, 0 to 1.

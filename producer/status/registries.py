@@ -78,8 +78,7 @@ def newest_ids(
 ) -> list[str]:
     """Return the ids of the newest jobs of every status and queue, up to `limit` of each, unique but in no order.
 
-    Registries are sorted by expiry, which follows the end of a job. With `oldest`, the oldest instead; not for one of
-    `failed` and `stopped` alone.
+    With `oldest`, the oldest instead; not for one of `failed` and `stopped` alone.
     """
     first, last = (0, limit - 1) if oldest else (-limit, -1)
     wanted = set(statuses or STATUSES)

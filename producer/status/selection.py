@@ -15,8 +15,7 @@ from svdq.producer.status.registries import newest_ids
 from svdq.producer.untrusted_job import AT_ONCE, key_of
 
 MIN_PREFIX = 4
-#: Largest number of matching ids in an error.
-MAX_NAMED = 5
+MAX_NAMED = 5  # ids in an error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
-"""A snapshot of queues, workers, groups, ranks and jobs in flight, with the pace and estimates.
+"""A snapshot of queues, workers, groups, ranks and jobs in flight, for `svdq status` and `svdq top`.
 
-`svdq status` and `svdq top` show it. It takes a fixed number of round trips, whose cost depends on the jobs in flight
-and not on the number of kept jobs.
+It takes a fixed number of round trips, whose cost does not depend on the number of kept jobs.
 """
 
 import math
@@ -68,7 +67,6 @@ class Snapshot:
     pauses: tuple[str, ...]
     finished_last_hour: int
     failed_last_hour: int
-    #: Pace of all groups; None until a group has finished a video.
     videos_per_hour: float | None
     estimate: Estimate
 
