@@ -175,4 +175,4 @@ def _marks(row: Row, first_unit: int, num_ranks: int, *, many: bool) -> list[int
     together = 1
     if many and work_s / num_ranks < MIN_STAGE_S:
         together = math.ceil((num_units - first_unit) / max(1, round(work_s / MIN_STAGE_S)))
-    return [*range(first_unit, num_units, together), num_units]
+    return [*range(first_unit, num_units - 1, together), num_units - 1, num_units]
