@@ -43,8 +43,7 @@ LOG = "redis.log"
 PID = "redis.pid"
 #: A file that is removed when the disk is full, so that the server can start and record how jobs end.
 RESERVE = "reserve"
-#: Free bytes of a disk below which it is reported as full.
-FULL_BYTES = 2**20
+FULL_BYTES = 2**20  # free on a disk below which it is reported as full
 
 
 def ensure_server(home: Path) -> str:
@@ -120,8 +119,7 @@ def _start(folder: Path) -> Path:
     private_folder(socket.parent)
     reason = ""
     for binary in find_binaries():
-        reason = _try_to_start(binary, folder, socket)
-        if not reason:
+        if not (reason := _try_to_start(binary, folder, socket)):
             return socket
     if full := full_disk(folder):
         raise UnavailableError(full)
@@ -227,14 +225,11 @@ def _end_unreachable(folder: Path) -> bool:
 def _has_open(pid: int, path: Path) -> bool:
     """Return whether a process has a file open: a recorded process id may have been reused."""
     wanted = path.stat()
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as descriptors:
-            for descriptor in descriptors:
-                with contextlib.suppress(OSError):  # it was closed meanwhile
-                    if os.path.samestat(os.stat(descriptor.path), wanted):
-                        return True
-    except OSError:  # no such process, another user's process, or not Linux
-        return False
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:  # only on Linux, for our processes
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if os.path.samestat(os.stat(descriptor.path), wanted):
+                    return True
     return False
 
 
@@ -288,8 +283,7 @@ def _last_line(text: str) -> str:
     return next((line.strip().rstrip(".") for line in reversed(text.splitlines()) if line.strip()), "no reason given")
 
 
-#: Bytes in the path of a unix socket: 107 on Linux, 103 on macOS.
-MAX_SOCKET_PATH = 103
+MAX_SOCKET_PATH = 103  # bytes; 107 on Linux, 103 on macOS
 
 SOCKET = "redis.sock"
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from operator import not_
 from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -18,8 +19,7 @@ from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, VideoParameters
 
 MAX_FOLDER_NAME_BYTES = 255
-#: In characters.
-MAX_FOLDER_LENGTH = 1000
+MAX_FOLDER_LENGTH = 1000  # in characters
 
 INPUT_KEY = re.compile(r"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
 
@@ -27,8 +27,7 @@ INPUT_KEY = re.compile(r"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
 class Job(VideoParameters):
     """One photo to one video, by a family of models that adds its parameters; frozen, refuses unknown fields."""
 
-    #: Storage key of the photo: inputs/<sha256>.<ext>
-    image: str
+    image: str  # storage key of the photo: inputs/<sha256>.<ext>
     #: Stem of the original file's name, which names the outputs.
     name: str = Field(min_length=1, max_length=200)
     formats: Annotated[tuple[Format, ...], Field(min_length=1, strict=False, description="File to write")] = ("mp4",)
@@ -43,9 +42,7 @@ class Job(VideoParameters):
         exclude_if=lambda value: value is None,
         description="Frames a second of the files, by frames interpolated between those of the model",
     )
-    boomerang: bool = Field(
-        default=False, exclude_if=lambda value: not value, description="Play the video forward and back"
-    )
+    boomerang: bool = Field(default=False, exclude_if=not_, description="Play the video forward and back")
 
     @field_validator("image")
     @classmethod
@@ -115,7 +112,6 @@ class WanJob(Job, WanParameters):
     """A job of Wan."""
 
 
-#: The jobs of each family.
 JOBS: Mapping[str, type[Job]] = {"svd": SvdJob, "wan": WanJob}
 
 

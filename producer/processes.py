@@ -15,9 +15,7 @@ from functools import cache
 from pathlib import Path
 
 PREFIX = "svdq"
-#: The variable in which torchrun gives its process id to its ranks.
-PARENT_PID = "TORCHRUN_PID"
-#: Where the kernel shows its processes.
+PARENT_PID = "TORCHRUN_PID"  # in which torchrun gives its process id to its ranks
 PROC = Path("/proc")
 
 

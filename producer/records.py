@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from operator import not_
 from typing import Annotated, Any, Self
 
 import redis
@@ -27,10 +28,6 @@ SOURCE_NOTE = "source"
 REPLACED_NOTE = "replaced"
 
 
-def _is_empty(value: object) -> bool:
-    return not value
-
-
 class Record(BaseModel):
     """Frozen record of finite numbers; unknown fields, of later versions, are ignored."""
 
@@ -48,9 +45,9 @@ class JobArguments(Record):
 
     job: AnyJob
     #: Path of its photo at submission.
-    photo: str = Field(default="", exclude_if=_is_empty)
+    photo: str = Field(default="", exclude_if=not_)
     #: Notes of the submitter, such as a prompt that its model ignores, and of svdq.
-    notes: dict[str, str] = Field(default={}, exclude_if=_is_empty)
+    notes: dict[str, str] = Field(default={}, exclude_if=not_)
 
     @property
     def source(self) -> str:
@@ -101,7 +98,7 @@ class SidecarModel(_Open):
     name: str = ""
     notice: str = ""
     #: The options that can change bits, such as the data type.
-    compute: dict[str, Any] = Field(default={}, exclude_if=_is_empty)
+    compute: dict[str, Any] = Field(default={}, exclude_if=not_)
 
 
 class Sidecar(_Open):
@@ -112,25 +109,18 @@ class Sidecar(_Open):
 
     svdq: str
     job_id: str = ""
-    #: The job with all parameters, as JSON: that of another version may have other fields.
-    job: dict[str, Any]
+    job: dict[str, Any]  # that of another version may have other fields
     model: SidecarModel = SidecarModel()
-    #: Versions of packages that can change bits.
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = {}  # of packages that can change bits
     #: Paths or URLs of the files when they were written; they stay beside the sidecar.
     outputs: tuple[str, ...] = ()
-    source: str = Field(default="", exclude_if=_is_empty)
-    #: `frames` and `fps` of the files, where they differ from those of the model.
-    shown: dict[str, int] = {}
+    source: str = Field(default="", exclude_if=not_)
+    shown: dict[str, int] = {}  # `frames` and `fps` of the files, where they differ from those of the model
     finished_at: Time | None = None
-    #: The group that made it: number of ranks, host, and process id of torchrun.
-    group: dict[str, Any] = {}
-    #: Seconds of work by what was done: encode, denoise, decode, write.
-    seconds: dict[str, float] = {}
-    #: Rank, steps and seconds of each.
-    stages: list[dict[str, Any]] = []
-    #: Peaks of memory by what was done, in bytes.
-    memory_bytes: dict[str, int] = {}
+    group: dict[str, Any] = {}  # number of ranks, host, and process id of torchrun
+    seconds: dict[str, float] = {}  # of work by what was done: encode, denoise, decode, write
+    stages: list[dict[str, Any]] = []  # rank, steps and seconds of each
+    memory_bytes: dict[str, int] = {}  # peaks by what was done
     resumed: list[dict[str, Any]] = []
 
     @classmethod

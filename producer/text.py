@@ -8,8 +8,7 @@ from svdq.pipeline.errors import InputError
 
 #: Unicode categories that move the cursor, hide or reorder text (bidi overrides), or cannot be encoded.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-#: Joiners of letters and emoji: formats that are harmless.
-_JOINERS = "\u200c\u200d"
+_JOINERS = "\u200c\u200d"  # of letters and emoji: formats that are harmless
 
 
 def printable(text: str) -> str:
@@ -38,8 +37,7 @@ def pace(videos_per_hour: float) -> str:
 MAX_SECONDS = 221_845_392_000
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-#: Keeps dates after the year 1.
-_MAX_DURATION_S = 700_000 * 86_400
+_MAX_DURATION_S = 700_000 * 86_400  # keeps dates after the year 1
 #: A number and a unit; a duration is one or more of them.
 _PART = r"(\d{1,7}(?:\.\d{1,3})?)(ms|[smhdw])"
 

@@ -11,8 +11,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 NUM_CORES = os.cpu_count() or 1
-#: Number of items started ahead of the current one, per thread.
-AHEAD = 4
+AHEAD = 4  # items started ahead of the current one, per thread
 
 
 def ordered_map(work: Callable[[Item], Result], items: Iterable[Item], *, num_threads: int) -> Iterator[Result]:

@@ -32,8 +32,7 @@ class Fetched:
     """The outcome of fetching one video."""
 
     job_id: str
-    #: Where its files are: a folder for png frames.
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...]  # of its files: a folder for png frames
     copied: int  # bytes; 0 if the video existed already
 
 

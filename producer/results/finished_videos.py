@@ -27,8 +27,7 @@ class Result:
 
     job_id: str
     sidecar: Entry
-    #: Its existing files; for a folder of frames, every frame but no other file.
-    files: tuple[Entry, ...]
+    files: tuple[Entry, ...]  # that exist; for a folder of frames, every frame but no other file
     #: Storage keys of the videos in the order of their formats; a folder for png frames.
     outputs: tuple[str, ...]
     finished_at: datetime

@@ -56,13 +56,7 @@ class Links:
 
 
 def write_gallery(
-    page: Path,
-    storage: Storage,
-    results: Sequence[Result],
-    failures: Sequence[JobView],
-    *,
-    title: str,
-    embed: bool = False,
+    page: Path, storage: Storage, results: Sequence[Result], failures: Sequence[JobView], *, title: str, embed: bool
 ) -> None:
     """Write failures, then videos, newest first; `embed` puts the videos into the page. Raises InputError."""
     if not embed and storage.folder is None:

@@ -37,12 +37,10 @@ class Removal:
     """Files to remove together: all files of a video, a photo, or the checkpoints of a job."""
 
     kind: str  # video, photo or checkpoint
-    #: The job of the video or checkpoints; "" for a photo.
-    job_id: str
+    job_id: str  # of the video or checkpoints; "" for a photo
     storage: Storage
     keys: tuple[str, ...]  # removed in this order
-    #: One of its files as it was when it was found to be unused.
-    witness: Entry
+    witness: Entry  # one of its files as it was when it was found to be unused
     size: int  # in bytes
     num_files: int
 

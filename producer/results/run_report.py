@@ -31,8 +31,7 @@ class RunRecord:
 
     id: str
     name: str
-    #: RQ's status: stopped means that the user canceled the job in flight.
-    status: End
+    status: End  # stopped means that the user canceled the job in flight
     ended_at: datetime
     error: str = ""
     #: When its encode began, estimated from its seconds of work; None if they were not recorded.
@@ -45,10 +44,8 @@ class RunReport:
 
     since: datetime
     until: datetime
-    #: Why the run ended, as a sentence; "" for a period.
-    ending: str
-    #: The jobs that ended in the period, in the order of their ends, each once.
-    jobs: tuple[RunRecord, ...]
+    ending: str  # why the run ended, as a sentence; "" for a period
+    jobs: tuple[RunRecord, ...]  # that ended in the period, in the order of their ends, each once
     left: Mapping[str, int]
     #: Finished videos per hour, from the start of the first to the end of the last; None without any.
     videos_per_hour: float | None

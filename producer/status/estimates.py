@@ -42,14 +42,11 @@ class Waiting:
 class Estimate:
     """When a job, or all jobs, will be done."""
 
-    #: Number of jobs taken before it; None if it is not in a queue.
-    num_ahead: int | None = None
+    num_ahead: int | None = None  # number of jobs taken before it; None if it is not in a queue
     #: Seconds until it is done; None if there is nothing to do or the time is unknown.
     eta_s: float | None = None
-    #: Why the time is unknown, as a sentence, or "".
-    reason: str = ""
-    #: What it waits for although a group has it.
-    condition: Condition | None = None
+    reason: str = ""  # why the time is unknown, as a sentence, or ""
+    condition: Condition | None = None  # what it waits for although a group has it
 
     def as_json(self) -> dict[str, Any]:
         """Return a flat JSON object, to be merged with that of the job."""

@@ -36,8 +36,7 @@ class JobView:
     """The present state of one job; None and "" mean that there is none, or none yet."""
 
     id: str
-    #: RQ's status: one of `keys.STATUSES`, or "unknown" if its record has none.
-    status: str
+    status: str  # one of `keys.STATUSES`, or "unknown" if its record has none
     step: int = 0
     steps: int = 0
     rank: int | None = None
@@ -45,8 +44,7 @@ class JobView:
     boundaries: tuple[int, ...] = ()
     decoder: int | None = None
     outputs: tuple[str, ...] = ()
-    #: Why it failed, as a sentence.
-    error: str | None = None
+    error: str | None = None  # why it failed, as a sentence
     #: Notice if no trained model made the video, such as "preview (no diffusion model)".
     notice: str = ""
     model: str = ""
@@ -61,13 +59,10 @@ class JobView:
     #: When its worker started and ended it; None before that, and if it was never started.
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    #: Name of the RQ worker that has or last had it.
-    worker: str | None = None
+    worker: str | None = None  # name of the RQ worker that has or last had it
     scheduled_at: datetime | None = None
-    #: Ids of the jobs that it waits for, while it is deferred.
-    after: tuple[str, ...] = ()
-    #: Whether its record in Redis could be read; if not, `error` says why.
-    is_readable: bool = True
+    after: tuple[str, ...] = ()  # ids of the jobs that it waits for, while it is deferred
+    is_readable: bool = True  # its record in Redis; if not, `error` says why
 
     @property
     def ended(self) -> bool:

@@ -35,8 +35,7 @@ Activity = Literal["idle", "denoising", "decoding", "waiting"]
 class Condition(Record):
     """Something that is wrong and retried until it works, such as a full storage."""
 
-    #: Its effect, as a sentence without its full stop: "Videos wait to be written".
-    effect: str
+    effect: str  # a sentence without its full stop: "Videos wait to be written"
     reason: str  # of the last failed attempt, as a sentence
     since: Moment
     attempts: Whole
@@ -50,10 +49,8 @@ class Condition(Record):
 class IntakeStatus(Record):
     """The report of rank 0 about its group."""
 
-    #: Name of the group's RQ worker, as in `workers.WorkerView`.
-    worker: str
-    #: Jobs in flight in the group, the longest in flight first.
-    in_flight: tuple[str, ...] = ()
+    worker: str  # name of the group's RQ worker
+    in_flight: tuple[str, ...] = ()  # ids of jobs, the longest in flight first
     finished: Whole = 0
     failed: Whole = 0
     #: Seconds between two finished videos while the group is busy; None until known.
@@ -67,19 +64,15 @@ class IntakeStatus(Record):
 class RankStatus(Record):
     """The latest status of one rank."""
 
-    #: Unique name of its group; does not change when the group restarts.
-    group: str
-    #: 0 takes jobs, the last rank writes videos.
-    rank: int = Field(ge=0, le=MAX_RANKS)
+    group: str  # does not change when the group restarts
+    rank: int = Field(ge=0, le=MAX_RANKS)  # 0 takes jobs, the last rank writes videos
     num_ranks: int = Field(ge=1, le=MAX_RANKS)
     host: str
     pid: Whole
-    #: cpu, or cuda and the number of the GPU.
-    device: str
+    device: str  # cpu, or cuda and the number of the GPU
     device_name: str = ""
     notice: str = ""
-    #: The family is "" if the model makes videos of any.
-    model: str
+    model: str  # of family "" if it makes videos of any
     family: str = ""
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
@@ -92,15 +85,13 @@ class RankStatus(Record):
     #: First and end (exclusive) of its steps of the current or last job; equal if it only encodes or decodes.
     step_range: tuple[Whole, Whole] | None = None
     step_s: float | None = None
-    #: Share of the last seconds spent computing, 0 to 1.
-    busy_share: float = 0.0
+    busy_share: float = 0.0  # of the last seconds, 0 to 1
     rss_bytes: Whole = 0
     #: GPU memory that PyTorch has reserved, and total GPU memory, in bytes; None on a CPU.
     gpu_bytes: Whole | None = None
     gpu_total_bytes: Whole | None = None
     conditions: tuple[Condition, ...] = ()
-    #: How often its group was restarted before this process was started.
-    restart_count: Whole = 0
+    restart_count: Whole = 0  # of its group before this process was started
     #: Denoising steps that it has done since then, and how long they took in all, in seconds.
     num_steps: Whole = 0
     steps_s: float = 0.0
@@ -138,10 +129,8 @@ class GroupStatus:
     """The ranks of one group with recent records."""
 
     name: str
-    #: Records by rank; some may be missing while the group starts.
-    ranks: tuple[RankStatus, ...]
-    #: Age in seconds of the oldest record, by Redis' clock.
-    silent_s: float = 0.0
+    ranks: tuple[RankStatus, ...]  # some may be missing while the group starts
+    silent_s: float = 0.0  # age in seconds of the oldest record, by Redis' clock
 
     @property
     def is_whole(self) -> bool:

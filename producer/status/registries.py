@@ -60,17 +60,13 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
 
 def num_ended_since(connection: redis.Redis, since: float) -> tuple[int, int]:
     """Count the jobs that finished and that failed since a time in seconds since the epoch."""
-    num_finished = num_failed = 0
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             pipeline.zcount(queue.finished_job_registry.key, since + keys.RESULT_TTL_S, "+inf")
             pipeline.zcount(queue.failed_job_registry.key, since + keys.FAILURE_TTL_S, "+inf")
             _find_stopped(pipeline, queue, since + keys.FAILURE_TTL_S)
         answers = pipeline.execute()
-    for finished, failed, stopped in zip(answers[::3], answers[1::3], answers[2::3], strict=True):
-        num_finished += finished
-        num_failed += failed - len(stopped)
-    return num_finished, num_failed
+    return sum(answers[::3]), sum(answers[1::3]) - sum(map(len, answers[2::3]))
 
 
 def newest_ids(

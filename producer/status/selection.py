@@ -22,13 +22,10 @@ MAX_NAMED = 5  # ids in an error
 class Selection:
     """Criteria for jobs; empty ones allow all."""
 
-    #: Prefixes of ids; if there are any, the other criteria do not apply.
-    job_ids: Sequence[str] = ()
+    job_ids: Sequence[str] = ()  # prefixes; if there are any, the other criteria do not apply
     statuses: Sequence[str] = ()
-    #: A pattern with * and ?.
-    name: str = ""
-    #: Earliest end or, of jobs that have not ended, submission.
-    since: datetime | None = None
+    name: str = ""  # a pattern with * and ?
+    since: datetime | None = None  # earliest end or, of jobs that have not ended, submission
     take_all: bool = False
 
     def among(self, allowed: Sequence[str]) -> Self:

@@ -16,6 +16,7 @@ from rq.job import JobStatus
 from svdq.producer import keys
 from svdq.producer.job_control import pauses
 from svdq.producer.queue import queues, read_job
+from svdq.producer.status import registries
 from svdq.producer.status.estimates import (
     NO_WORKER,
     STARTING,
@@ -27,16 +28,7 @@ from svdq.producer.status.estimates import (
 )
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.ranks import Condition, GroupFinder, GroupStatus, RankStatus, conditions_of, read_groups
-from svdq.producer.status.registries import (
-    WorkerState,
-    WorkerView,
-    counts,
-    newest_ids,
-    num_ahead,
-    num_ended_since,
-    view_workers,
-    worker_state,
-)
+from svdq.producer.status.registries import WorkerState, WorkerView
 from svdq.producer.text import iso_of
 from svdq.producer.untrusted_job import UntrustedJob, read_many
 
@@ -51,8 +43,7 @@ class Snapshot:
     """The state of everything at one moment; groups and workers are sorted by name."""
 
     at: float  # seconds since the epoch
-    #: Number of jobs by queue, the most urgent first, and by status.
-    queues: Mapping[str, Mapping[str, int]]
+    queues: Mapping[str, Mapping[str, int]]  # number of jobs by queue, the most urgent first, and by status
     workers: tuple[WorkerView, ...]
     #: Whether one of them takes jobs, or is about to; and why there may be no group, as a sentence.
     worker_state: WorkerState
@@ -60,8 +51,7 @@ class Snapshot:
     groups: tuple[GroupStatus, ...]
     #: Jobs in flight: by group, the longest in flight first; then those of groups without recent records.
     jobs: tuple[JobView, ...]
-    #: Names of jobs by id: of jobs in flight, and of jobs in records of ranks.
-    names: Mapping[str, str]
+    names: Mapping[str, str]  # of jobs in flight, and of jobs in records of ranks, by id
     estimates: Mapping[str, Estimate]
     waiting: Waiting
     pauses: tuple[str, ...]
@@ -117,16 +107,16 @@ class Snapshot:
 def take(connection: redis.Redis) -> Snapshot:
     """Take a snapshot."""
     now = time.time()
-    of_queues, groups, reasons = counts(connection), read_groups(connection), pauses(connection)
+    of_queues, groups, reasons = registries.counts(connection), read_groups(connection), pauses(connection)
     known = _known(connection, groups)
     # Some jobs in records of ranks have ended meanwhile.
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
     waiting = read_waiting(connection, of_queues)
     rate = videos_per_s(groups)
-    workers = view_workers(connection)
-    state = worker_state(connection, workers)
+    workers = registries.view_workers(connection)
+    state = registries.worker_state(connection, workers)
     no_group = _no_group(state)
-    num_finished, num_failed = num_ended_since(connection, now - 3600)
+    num_finished, num_failed = registries.num_ended_since(connection, now - 3600)
     return Snapshot(
         at=now,
         queues=of_queues,
@@ -156,8 +146,8 @@ def estimate(
         for view in views
         if view.status == JobStatus.QUEUED.value and view.queue in keys.QUEUE_NAMES
     }
-    waiting = read_waiting(connection, counts(connection), queued) if queued else Waiting()
-    no_group = NO_WORKER if groups else _no_group(worker_state(connection))
+    waiting = read_waiting(connection, registries.counts(connection), queued) if queued else Waiting()
+    no_group = NO_WORKER if groups else _no_group(registries.worker_state(connection))
     return estimate_jobs(views, waiting, groups, pauses(connection), no_group)
 
 
@@ -177,7 +167,7 @@ def read_waiting(
     return Waiting(
         num_jobs=sum(num_jobs.values()),
         sample=[job.model_dump() for job in jobs if job is not None],
-        num_ahead=num_ahead(connection, places) if places else {},
+        num_ahead=registries.num_ahead(connection, places) if places else {},
     )
 
 
@@ -189,6 +179,6 @@ def _known(connection: redis.Redis, groups: Sequence[GroupStatus]) -> list[JobVi
     """Read the jobs in records of groups and the started ones of RQ, in the order of `Snapshot.jobs`."""
     in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
     computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
-    started = sorted(newest_ids(connection, MAX_IN_FLIGHT, (JobStatus.STARTED.value,)))
+    started = sorted(registries.newest_ids(connection, MAX_IN_FLIGHT, (JobStatus.STARTED.value,)))
     job_ids = list(dict.fromkeys([*in_flight, *computed, *started]))
     return view_many(connection, job_ids) if job_ids else []
