@@ -29,11 +29,7 @@ def check_device(wanted: str) -> None:
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """Convert auto, cpu or cuda to a rank's device; ranks use the GPUs in rotation.
-
-    Raises:
-        InputError: a GPU is requested, and torch cannot use it.
-    """
+    """Convert auto, cpu or cuda to a rank's device, GPUs in rotation; raise an InputError if torch cannot use a GPU."""
     if instances := _mig_instances():  # a CUDA process uses only the first visible one
         os.environ["CUDA_VISIBLE_DEVICES"] = instances[local_rank % len(instances)]
     check_device(wanted)
@@ -48,11 +44,7 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def check_computes(device: torch.device, dtype: torch.dtype, options: ComputeOptions) -> None:
-    """Try the layers of a model on a GPU, and the requested dtype and compiler.
-
-    Raises:
-        InputError: one of them does not work on this device; has torch's reason.
-    """
+    """Try the layers of a model on a GPU, and the requested dtype and compiler; raise an InputError with the reason."""
     where = f"the GPU {device}" if device.type == "cuda" else "this processor"
     if device.type == "cuda" or options.dtype != "auto":
         reason = _failure(lambda: _apply_layers(device, dtype))
@@ -81,8 +73,7 @@ def _failure(attempt: Callable[[], None]) -> str:
 
 
 def _apply_layers(device: torch.device, dtype: torch.dtype) -> None:
-    """Apply the kinds of layers that a model has to small features (B, C, F, H, W)."""
-    features = torch.ones((2, 32, 4, 8, 8), device=device, dtype=dtype)
+    features = torch.ones((2, 32, 4, 8, 8), device=device, dtype=dtype)  # (B, C, F, H, W)
     kernel = torch.ones((32, 32, 3, 3, 3), device=device, dtype=dtype)
     functional.conv3d(features, kernel, padding=1)
     functional.conv2d(features[:, :, 0], kernel[:, :, 0], padding=1)
@@ -107,8 +98,7 @@ def _compile(device: torch.device, dtype: torch.dtype) -> None:
 def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int | None:
     """Return the bytes that a rank may use, weights included, after it has loaded its model; None: no limit.
 
-    `limit` is what the user allows each rank; `ranks_per_gpu` counts the ranks of all groups. On a shared GPU, also
-    limits this process's allocator, so that cached blocks are freed.
+    `limit` is what the user allows each rank. On a shared GPU, also limits this process's allocator.
     """
     if device.type != "cuda":
         return limit  # host memory is shared, swapped and mapped, so its capacity is unknown

@@ -35,8 +35,6 @@ from svdq.worker.launcher.gpus import CommandOutput, ask
 OLDEST_REDIS = (6, 2)
 #: Free bytes of a local storage that are reported as little.
 LITTLE_SPACE = 2 * 1024**3
-#: Seconds that the query of GPUs may take.
-QUERY_S = 20.0
 _QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 #: Side of the matrices, 64 MiB each; sums of so many ones are exact.
 SIDE = 4096
@@ -45,7 +43,7 @@ SIDE = 4096
 class Finding(NamedTuple):
     """The result of one check."""
 
-    #: What was checked, such as `redis`.
+    #: Such as `redis`.
     subject: str
     #: `warn` works with restrictions; `fail` does not work.
     level: Literal["ok", "warn", "fail"]
@@ -154,7 +152,6 @@ def _check_folder(name: str) -> Iterator[Finding]:
 
 
 def _memory(name: str) -> str:
-    """Describe the estimated GPU memory of the default video on a rank with all components."""
     folder = find_folder(name)
     (family, layout), facts = family_of(folder, name), resolve(name).facts
     dtype = DTYPES[family.half]
@@ -175,7 +172,7 @@ def _memory(name: str) -> str:
 
 def check_machine() -> Iterator[Finding]:
     """Check GPUs, torch and ffmpeg; a machine without GPUs renders on its CPU."""
-    answer = ask(*_QUERY, timeout_s=QUERY_S) or CommandOutput(text="")
+    answer = ask(*_QUERY, timeout_s=20.0) or CommandOutput(text="")
     lines = [line.split(", ") for line in answer.text.splitlines()]
     rows = [line for line in lines if len(line) == 4 and line[0].isdigit()]
     for index, name, total, free in rows:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds after which a call to Redis without an answer is tried again; no GPU waits for it.
+#: Seconds after which a call to Redis without an answer is tried again.
 ANSWER_TIMEOUT_S = 5.0
 #: Seconds between two attempts while Redis is unavailable.
 RETRY_S = 1.0
@@ -32,7 +32,7 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0
 FILE_TIMEOUT_S = 300.0
 #: Errors of the name or content of one file, which no further attempt changes.
 _HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
-#: Something else has the name of a file or folder.
+#: Something else has the name.
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
 #: The storage is full: a small file may fit where a video does not.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -50,7 +50,7 @@ def connect(url: str) -> redis.Redis:
 
 
 class ConnectionHealth:
-    """Logs once that Redis is unavailable and once that it is back; restarts the embedded server if it died."""
+    """Logs once that Redis is unavailable and once that it is back; with settings, restarts a dead embedded server."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings
@@ -134,9 +134,7 @@ class StorageRetry:
         self._wake.set()
 
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
-        """Repeat an operation until the storage accepts it; log the first refusal and the recovery.
-
-        `is_wanted` is called before every further attempt.
+        """Repeat an operation until the storage accepts it; `is_wanted` is called before every further attempt.
 
         Raises:
             RetryStoppedError: `stop` was called.
@@ -186,11 +184,7 @@ class FileRefusals:
         self._since: float | None = None
 
     def check(self, error: Exception, what: str) -> None:
-        """Record a refusal of a file, such as "Its photo inputs/1f.jpg"; the storage works otherwise.
-
-        Raises:
-            SvdqError: no further attempt helps, or the first refusal was `FILE_TIMEOUT_S` ago.
-        """
+        """Record a refusal of `what`; raise an SvdqError if no further attempt helps, or after `FILE_TIMEOUT_S`."""
         now = time.monotonic()
         is_first = self._since is None
         self._since = now if self._since is None else self._since

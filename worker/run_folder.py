@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import click
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic.fields import FieldInfo
 
 from svdq.pipeline import errors
 from svdq.pipeline.errors import SvdqError, UnavailableError
@@ -25,8 +24,6 @@ from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer.files import make_home, sweep, temporary_name
 from svdq.producer.processes import is_running, start_of
 from svdq.producer.settings import SECRETS, Settings
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 #: Folder under SVDQ_HOME; its files stay, since a second run could lock a new file of the same name.
 LOCKS = "locks"
@@ -100,36 +97,29 @@ class RunConfig(BaseModel):
     model: ResolvedModel
 
 
-def rank_options(command: Command) -> Command:
+def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a rank to a click command; their values are fields of `RankConfig`."""
     for name, field in reversed(RankConfig.model_fields.items()):
-        if field.description is not None:
-            command = _option(name, field)(command)
+        if field.description is None:
+            continue
+        is_repeatable = get_origin(field.annotation) is tuple
+        kind: Any = get_args(field.annotation)[0] if is_repeatable else field.annotation
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        command = click.option(
+            f"--{name.replace('_', '-')}",
+            type=click.Choice(choices) if choices else kind,
+            is_flag=kind is bool,
+            multiple=is_repeatable,
+            default=field.default,
+            show_default=bool(choices) and not is_repeatable,
+            metavar=field.title,
+            help=field.description,
+        )(command)
     return command
 
 
-def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
-    is_repeatable = get_origin(field.annotation) is tuple
-    kind: Any = get_args(field.annotation)[0] if is_repeatable else field.annotation
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    return click.option(
-        f"--{name.replace('_', '-')}",
-        type=click.Choice(choices) if choices else kind,
-        is_flag=kind is bool,
-        multiple=is_repeatable,
-        default=field.default,
-        show_default=bool(choices) and not is_repeatable,
-        metavar=field.title,
-        help=field.description,
-    )
-
-
 def check_home(home: Path) -> None:
-    """Make the folder of runs, and check that this user may write to it and that its disk has room.
-
-    Raises:
-        UnavailableError: that is impossible.
-    """
+    """Make the folder of runs; raise an UnavailableError if this user may not write to it or its disk is full."""
     try:
         make_home(home)
         (home / RUN).mkdir(exist_ok=True)
@@ -149,7 +139,6 @@ def burst_lock(home: Path, devices: Sequence[str]) -> Iterator[str | None]:
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
         for device in sorted(devices):
-            # Ranks do not inherit it.
             path = folder / f"burst-{re.sub(r'[^A-Za-z0-9-]', '-', device)}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             held.callback(os.close, descriptor)

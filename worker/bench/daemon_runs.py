@@ -32,11 +32,7 @@ from svdq.worker.bench.loop_runs import IDLE_S, Workload
 
 
 def run_daemon(workload: Workload) -> list[RankMeasurements]:
-    """Queue the workload's videos, render them with `svdq worker` and return the measurements of each rank.
-
-    Raises:
-        SvdqError: the worker failed.
-    """
+    """Render the workload with `svdq worker`; return the measurements of each rank, or raise an SvdqError."""
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
         model = absolute_model(workload.models[0].name)
         settings = load_settings(home=Path(folder), storage=str(Path(folder, "storage")), model=model)

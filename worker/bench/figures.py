@@ -48,7 +48,7 @@ class Run:
     per_sample_p95_s: float
     #: Seconds in which the group does the work of one video, from the first videos to the last admission.
     per_sample_mean_s: float
-    #: Median and 95th percentile of single intervals between finished videos.
+    #: Median and 95th percentile of the intervals between finished videos.
     interval_s: float
     interval_p95_s: float
     #: The ideal pace divided by `per_sample_mean_s`: W/K, where t is the harmonic mean of the ranks' step times; if

@@ -34,7 +34,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.bench.figures import RankMeasurements
 from svdq.worker.device import choose_device
 
-#: Seconds in which a group is idle between two bursts.
+#: Seconds between two bursts.
 IDLE_S = 0.5
 
 

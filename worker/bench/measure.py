@@ -1,7 +1,6 @@
 """`svdq bench`: does a run or bursts through loop or daemon, and writes and plots the figures."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,18 +19,8 @@ from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import span_events, trace_text
 from svdq.producer.files import write_file
+from svdq.worker.bench import figures
 from svdq.worker.bench.daemon_runs import run_daemon
-from svdq.worker.bench.figures import (
-    Burst,
-    RankMeasurements,
-    Run,
-    burst_times,
-    busy_share,
-    check_failures,
-    make_bursts,
-    make_run,
-    measured_costs,
-)
 from svdq.worker.bench.loop_runs import Workload, run_loop
 from svdq.worker.device import check_device
 
@@ -105,26 +94,22 @@ class BenchReport:
     """The figures of a run, or of bursts in order, and the logs of its ranks."""
 
     model: str
-    runs: list[Run]
-    bursts: list[Burst]
-    logs: list[RankMeasurements]
+    runs: list[figures.Run]
+    bursts: list[figures.Burst]
+    logs: list[figures.RankMeasurements]
 
 
 def run_bench(options: BenchOptions) -> BenchReport:
-    """Do the run or the bursts.
-
-    Raises:
-        SvdqError: the options do not go together (InputError), or a video failed.
-    """
+    """Do the run or the bursts; raise an SvdqError if the options do not go together or a video failed."""
     options.check()
     workload = _workload(options)
     logs = (run_daemon if options.through == "daemon" else run_loop)(workload)
-    check_failures(logs)
+    figures.check_failures(logs)
     segments = None if options.segments is None else split_steps(options.steps, options.segments)
-    costs = _costs(options) if options.is_simulated else measured_costs(logs)
+    costs = _costs(options) if options.is_simulated else figures.measured_costs(logs)
     video = VideoCosts(steps=options.steps, costs=costs, segments=segments)
-    runs = [make_run(logs, video, options.num_warmup)] if options.burst is None else []
-    bursts = make_bursts(logs, video, workload.bursts) if options.burst is not None else []
+    runs = [figures.make_run(logs, video, options.num_warmup)] if options.burst is None else []
+    bursts = figures.make_bursts(logs, video, workload.bursts) if options.burst is not None else []
     return BenchReport(model=options.model, runs=runs, bursts=bursts, logs=logs)
 
 
@@ -188,7 +173,7 @@ def _plot(report: BenchReport, path: Path) -> None:
     if report.bursts:
         burst = report.bursts[-1]
         num_earlier = sum(len(log.finished_s) for log in report.logs) - burst.videos
-        start_s, end_s = burst_times(report.logs, [num_earlier, burst.videos])[-1]
+        start_s, end_s = figures.burst_times(report.logs, [num_earlier, burst.videos])[-1]
         title = f"{burst.videos} videos, {len(report.logs)} ranks: {burst.ratio:.3f} of the shortest possible time"
     else:
         run = report.runs[0]
@@ -198,10 +183,9 @@ def _plot(report: BenchReport, path: Path) -> None:
             f"{report.model}, {run.ranks} ranks, {run.steps} steps of {run.step_ms:.4g} ms, "
             f"encode {run.encode_ms:.4g} ms, decode {run.decode_ms:.4g} ms: efficiency {run.efficiency:.3f}"
         )
-    _plot_timeline(report.logs, path, title, start_s=start_s, end_s=end_s)
+    _plot_timeline(report, path, title, start_s, end_s)
 
 
-#: The look of each kind of work, besides the color of its video.
 _LOOKS: dict[str, dict[str, Any]] = {
     # Above the steps between which rank 0 encodes.
     "encode": {"hatch": "////", "alpha": 1.0, "zorder": 2},
@@ -222,8 +206,8 @@ def headless_pyplot() -> ModuleType:
     return pyplot
 
 
-def _plot_timeline(logs: Sequence[RankMeasurements], path: Path, title: str, *, start_s: float, end_s: float) -> None:
-    pyplot = headless_pyplot()
+def _plot_timeline(report: BenchReport, path: Path, title: str, start_s: float, end_s: float) -> None:
+    pyplot, logs = headless_pyplot(), report.logs
     tab20 = pyplot.get_cmap("tab20").colors
     colors = tab20[::2] + tab20[1::2]  # so that videos in a row differ in hue
     figure, axes = pyplot.subplots(figsize=(12, 0.5 * len(logs) + 1.8))
@@ -240,7 +224,7 @@ def _plot_timeline(logs: Sequence[RankMeasurements], path: Path, title: str, *, 
                 linewidth=0.5,
                 **_LOOKS[span.kind],
             )
-        idle = 1 - busy_share(logs[rank].spans, start_s, end_s)
+        idle = 1 - figures.busy_share(logs[rank].spans, start_s, end_s)
         axes.text(1.005, rank, f"{idle:.1%} idle", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     axes.set(
         xlim=(0, end_s - start_s),

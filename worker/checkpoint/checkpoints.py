@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -28,28 +28,19 @@ REST = 4.0
 UNKNOWN_S = 24 * 60 * 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pending:
-    sample: Sample
-    #: On a GPU: when the sample's tensors are computed.
-    ready: torch.cuda.Event | None
-
-
 class Checkpoints(Checkpointer):
     """The checkpointer of one rank; rank 0 also reads and removes."""
 
     def __init__(self, store: CheckpointStore, codec: Codec) -> None:
-        """Start the thread."""
         self._store = store
         self._codec = codec
         # It guards the four below.
         self._changed = threading.Condition()
-        #: Samples to write by job, the oldest first.
-        self._waiting: dict[str, _Pending] = {}
-        #: Checkpoints of these jobs are removed.
+        #: Samples to write by job, the oldest first; on a GPU with the event of their tensors.
+        self._waiting: dict[str, tuple[Sample, torch.cuda.Event | None]] = {}
+        #: Jobs whose checkpoints are removed.
         self._ended: list[str] = []
         self._is_working = False
-        #: Whether the rank ends, so that the thread does not rest.
         self._hurried = False
         #: Why checkpoints cannot be written at present; videos continue without.
         self.condition: Condition | None = None
@@ -108,11 +99,11 @@ class Checkpoints(Checkpointer):
             ready.record()
         with self._changed:
             self._waiting.pop(sample.job_id, None)
-            self._waiting[sample.job_id] = _Pending(sample=sample, ready=ready)
-            num_bytes = sum(each.nbytes for other in self._waiting.values() for each in other.sample.tensors.values())
+            self._waiting[sample.job_id] = (sample, ready)
+            num_bytes = sum(each.nbytes for other, _ in self._waiting.values() for each in other.tensors.values())
             while len(self._waiting) > 1 and num_bytes > MAX_WAITING_BYTES:
-                oldest = self._waiting.pop(next(iter(self._waiting)))
-                num_bytes -= sum(each.nbytes for each in oldest.sample.tensors.values())
+                oldest, _ = self._waiting.pop(next(iter(self._waiting)))
+                num_bytes -= sum(each.nbytes for each in oldest.tensors.values())
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
@@ -139,7 +130,7 @@ class Checkpoints(Checkpointer):
                 for job_id in ended:
                     self._store.clear(job_id)
                 if pending is not None:
-                    self._write(pending)
+                    self._write(*pending)
                 if self.condition is not None:
                     self.condition = None
                     logger.info("Checkpoints can be written again.")
@@ -151,20 +142,19 @@ class Checkpoints(Checkpointer):
                 self._changed.wait_for(lambda: self._hurried, rest_s)
 
     def _note(self, error: Exception) -> None:
+        effect = "Checkpoints cannot be written, videos continue without"
         if self.condition is None:
             logger.warning("Checkpoints cannot be written (%s); videos continue without.", error)
-        since, attempts = (self.condition.since, self.condition.attempts) if self.condition else (time.time(), 0)
-        effect = "Checkpoints cannot be written, videos continue without"
-        self.condition = Condition(effect=effect, reason=str(error), since=since, attempts=attempts + 1)
+        before = self.condition or Condition(effect=effect, reason="", since=time.time(), attempts=0)
+        self.condition = before.model_copy(update={"reason": str(error), "attempts": before.attempts + 1})
 
-    def _write(self, pending: _Pending) -> None:
-        sample = pending.sample
+    def _write(self, sample: Sample, ready: torch.cuda.Event | None) -> None:
         there = self._store.steps(sample.job_id)
         if there is None or (there and there[0] >= sample.step):
             return  # the job has ended, or a later rank was faster
         stream: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if pending.ready is not None:
-            pending.ready.synchronize()
+        if ready is not None:
+            ready.synchronize()
             # In its own stream, so that the copy to the host overlaps the computation.
             stream = torch.cuda.stream(torch.cuda.Stream(self._codec.device))
         with stream:

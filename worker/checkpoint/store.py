@@ -24,9 +24,7 @@ from svdq.pipeline.transport.message import byte_views
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder
 
-#: Of a file name whose stem is the step.
 SUFFIX = ".safetensors"
-#: Folder under SVDQ_HOME or in the storage.
 FOLDER = "checkpoints"
 
 
@@ -107,11 +105,7 @@ class Codec:
         return safetensors.torch.save(tensors, {"svdq": json.dumps(document, allow_nan=False)})
 
     def decode(self, data: bytes, job_id: str, parameters: VideoParameters) -> Sample:
-        """Read a sample of a job.
-
-        Raises:
-            ValueError: it is not one, or was made by another model, with other parameters or in another way.
-        """
+        """Read a sample of a job; raise a ValueError if it is not one, or was made in another way."""
         try:
             length = int.from_bytes(data[:8], "little")
             document = from_json(from_json(data[8 : 8 + length])["__metadata__"]["svdq"])

@@ -84,8 +84,7 @@ class Waiting(Protocol):
 
     @property
     def condition(self) -> Condition | None:
-        """Why it waits now; None if it does not. May be called from any thread."""
-        ...
+        """Why it waits now; for any thread."""
 
 
 class RankReporter:

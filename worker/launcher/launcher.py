@@ -40,10 +40,8 @@ logger = logging.getLogger(__name__)
 #: Default number of ranks of a group on a machine without GPUs, at most.
 MAX_DEFAULT_CPU_RANKS = 7
 POLL_S = 0.1
-#: Seconds that groups get to stop before they are killed; systemd and Kubernetes grant more.
-STOP_S = 20.0
-#: The same after a second Ctrl-C.
-STOP_NOW_S = 5.0
+#: Seconds that groups get to stop before they are killed, and after a second Ctrl-C; systemd and Kubernetes grant more.
+STOP_S, STOP_NOW_S = 20.0, 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class LaunchOptions:
     until: str | None = None
     #: Where to write a Chrome trace at the end.
     trace: Path | None = None
-    #: Port and address of this machine where metrics are served; None: nowhere.
+    #: None: metrics are not served.
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
     #: Configuration of each rank; the launcher fills in the rest.
@@ -78,11 +76,7 @@ class Ending:
 
 
 def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> Ending:
-    """Run groups of ranks until they end.
-
-    Raises:
-        InputError: the settings or the options cannot be used.
-    """
+    """Run groups of ranks until they end; raise an InputError if the settings or the options cannot be used."""
     # Parsed once: a group that is restarted in the morning must not continue until the next one.
     until_s = None
     if options.until is not None:
@@ -112,18 +106,16 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
         _endpoint(settings, options, groups),
         starting_record(settings, model, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
-        named, each = (f"{options.groups} groups of ", " each") if options.groups > 1 else ("", "")
+        started = count(ranks, "rank")
+        if options.groups > 1:
+            started = f"{options.groups} groups of {started} each"
         where = count(len(gpus), "GPU") if gpus else "the processors"
-        logger.info(
-            "Starting %s%s%s on %s with the model %s; this takes some seconds.",
-            *(named, count(ranks, "rank"), each, where, settings.model),
-        )
-        folders = [Path(parent, f"group{number}") for number in range(options.groups)]
+        logger.info("Starting %s on %s with the model %s; this takes some seconds.", started, where, settings.model)
         shares = share_out(lasting_names(gpus), options.groups, ranks) if gpus else [None] * options.groups
-        for number, (folder, devices) in enumerate(zip(folders, shares, strict=True)):
+        for number, devices in enumerate(shares):
             of_group = config.model_copy(update={"group": str(number)})
             run_config = RunConfig(rank=of_group, settings=settings, model=model)
-            groups.append(GroupProcess(ranks, folder, run_config, devices))
+            groups.append(GroupProcess(ranks, Path(parent, f"group{number}"), run_config, devices))
         supervisor = _Supervisor(groups, until_s)
         code = supervisor.run()
         if options.trace is not None:
@@ -156,7 +148,7 @@ class _Supervisor:
         self._groups = groups
         self._until_s = until_s
         self.ended_by: Literal["signal", "until", ""] = ""
-        #: The signal to send to all ranks, also to those that do not listen yet.
+        #: Sent to all ranks, also to later ones.
         self._signal: signal.Signals | None = None
         self._kill_at: float | None = None
 
@@ -187,8 +179,6 @@ class _Supervisor:
             return code
         logger.error("torchrun was ended by signal %d; the next worker takes its jobs back.", -code)
         return 128 - code  # as shells report it
-
-    # Signal handlers set flags and nothing else.
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         self.ended_by = self.ended_by or "signal"

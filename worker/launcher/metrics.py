@@ -70,7 +70,6 @@ class LauncherCollector(Collector):
     """Makes the metrics of one launcher at each scrape."""
 
     def __init__(self, connection: redis.Redis, groups: Sequence["GroupProcess"]) -> None:
-        """Make it, without contacting Redis; the label of a group is its index."""
         self._connection = connection
         self._groups = groups
 
@@ -143,11 +142,7 @@ def _of_rank(group: str, rank: RankStatus, now: float) -> Iterator[Measurement]:
 
 @contextlib.contextmanager
 def serve_metrics(address: str, port: int, redis_url: str, groups: Sequence["GroupProcess"]) -> Iterator[None]:
-    """Serve the metrics of a launcher's groups, which may be added later, during a block; port 0 takes a free one.
-
-    Raises:
-        InputError: it cannot listen there.
-    """
+    """Serve the metrics of `groups`, which may grow, during a block; raise an InputError if it cannot listen there."""
     connection = redis.Redis.from_url(
         redis_url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=ANSWER_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S
     )

@@ -52,7 +52,7 @@ class GroupProcess:
         #: The restart for which GPUs were tested last; during a test, why each GPU failed, or "".
         self._tested = 0
         self._results: dict[str, str] | None = None
-        #: Process ids of ranks that wait in the kernel, and since when; and when to look again.
+        #: Process ids of ranks that wait in the kernel, since when, and when to look again.
         self._waiting: dict[int, float] = {}
         self._look_at = 0.0
         self._sent: set[tuple[int, signal.Signals]] = set()
@@ -70,7 +70,7 @@ class GroupProcess:
 
     @property
     def num_failed_gpus(self) -> int:
-        """Number of GPUs that have failed and were left out."""
+        """Number of GPUs that are left out because they failed."""
         return len(self._config.rank.failed_gpus)
 
     def _start(self) -> None:
@@ -96,11 +96,7 @@ class GroupProcess:
         )
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the group runs.
-
-        Raises:
-            SvdqError: a rank has recorded why the group cannot run, or all GPUs have failed; the group is killed.
-        """
+        """Return the exit code, None while it runs; kill it and raise an SvdqError if a rank or all GPUs failed."""
         error = run_folder.read_error(self.run_dir)
         if error is not None:
             self.kill()

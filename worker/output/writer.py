@@ -72,11 +72,7 @@ class ResultWriter(Sink):
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         num_writers: int = 1,
     ) -> None:
-        """Start `num_writers` threads.
-
-        They publish nothing once `is_held` says that the group has lost the job. Work that may crash the process is
-        done in the context that `mark` returns for the job's id.
-        """
+        """Start threads; `is_held` says whether to publish, `mark` (job id) surrounds work that may crash."""
         self._storage = storage
         self._model = model
         self._tracer = tracer
@@ -157,12 +153,7 @@ class ResultWriter(Sink):
             del delivery, frames  # frees the frames while this thread waits
 
     def _attempt(self, sample: Sample, frames: Frames, refusals: FileRefusals) -> dict[str, Any]:
-        """Write a video's files once.
-
-        Raises:
-            OSError, UnavailableError: the storage cannot be used at present.
-            SvdqError: only these files cannot be written.
-        """
+        """Write a video's files; raise an OSError or UnavailableError if the storage cannot be used at present."""
         try:
             with self._mark(sample.job_id):
                 return self._write(sample, frames)

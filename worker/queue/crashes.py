@@ -37,7 +37,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 #: Videos that a rank may write at the same time.
 MAX_WRITERS = 8
-#: Longest id of a job, in characters; a worker refuses longer ones, which no slot could name.
+#: Longest id of a job, in characters.
 MAX_ID_LENGTH = 120
 #: Bytes of a slot, `<phase> <step> <job id>`; the file has ten slots and one byte for the kind of exit.
 SLOT_BYTES = MAX_ID_LENGTH + 24
@@ -185,7 +185,6 @@ class CrashCount:
     #: Number of crashes in a row at that place, and at any place.
     here: int
     total: int
-    #: Whether it was the only suspect at the last crash.
     only_suspect: bool
 
     @classmethod

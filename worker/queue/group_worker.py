@@ -25,11 +25,8 @@ from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, ActiveJob, RqWorker
 
 logger = logging.getLogger(__name__)
 
-#: Largest number of due jobs that are queued between two renewals of leases.
-PROMOTED_AT_ONCE = 1000
-#: Jobs that are refused between two renewals of leases.
-LOOKED_AT_ONCE = 100
-#: Why a job is refused whose arguments are not valid.
+#: Due jobs that are queued, and jobs that are refused, at most, between two renewals of leases.
+PROMOTED_AT_ONCE, LOOKED_AT_ONCE = 1000, 100
 UNREADABLE = (
     "Its parameters are not those of a job of this version of svdq; if a newer one submitted it, `svdq retry` it when "
     "the workers are upgraded."

@@ -38,7 +38,6 @@ POPPED_S = 60.0
 class _Taken(NamedTuple):
     #: As RQ writes it; these texts sort by time.
     started_at: str
-    #: Its name, or "".
     worker: str
     execution: Execution
 
@@ -87,7 +86,7 @@ class Recovery:
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, processes.is_gone)
             taken = [item for item in self._taken(queue, self._entries(queue)) if processes.is_gone(item.worker)]
-            self._log_taken_back(queue, popped + self._return_to_queue(queue, taken, scripts.FOREVER))
+            _log_taken_back(queue, popped + self._return_to_queue(queue, taken, scripts.FOREVER))
             self._release_deferred(queue)
         for job_id in map(text_of, self._connection.hkeys(keys.CRASHES)):
             if self._connection.exists(rq.job.Job.key_for(job_id)):
@@ -108,7 +107,7 @@ class Recovery:
             popped = self._return_popped_to_queue(queue, self._worker.name.__eq__)
             begun = self._taken(queue, self._entries(queue) if is_last else self._late(queue, now_s))
             unknown = [item for item in begun if item.worker == self._worker.name and item.execution.id not in held]
-            self._log_taken_back(queue, popped + self._return_to_queue(queue, unknown, scripts.FOREVER))
+            _log_taken_back(queue, popped + self._return_to_queue(queue, unknown, scripts.FOREVER))
 
     def expired(self) -> None:
         """Return the jobs of other groups whose leases have expired, and those that such groups had popped."""
@@ -117,7 +116,7 @@ class Recovery:
             popped = self._return_popped_to_queue(queue, self._left_redis)
             taken = self._taken(queue, self._silent(queue, now_s))
             others = [item for item in taken if item.worker != self._worker.name]
-            self._log_taken_back(queue, popped + self._return_to_queue(queue, others, now_s))
+            _log_taken_back(queue, popped + self._return_to_queue(queue, others, now_s))
 
     def redis_failed(self) -> None:
         """Watch leases from now on, since nobody could renew one."""
@@ -128,7 +127,7 @@ class Recovery:
         return entries
 
     def _silent(self, queue: rq.Queue, now_s: float) -> list[bytes]:
-        """Return the entries whose lease has ended and was not renewed while this process watched."""
+        """Return the entries whose lease has ended and was not renewed for `SILENT_S`."""
         ends = self._late(queue, now_s)
         unchanged_s = self._leases.seconds(queue.name, ends)
         return [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
@@ -138,12 +137,6 @@ class Recovery:
         key = queue.started_job_registry.key
         leases: Any = self._connection.zrangebyscore(key, "-inf", now_s + EARLY_S, withscores=True)
         return dict(leases)
-
-    def _log_taken_back(self, queue: rq.Queue, job_ids: list[str]) -> None:
-        if job_ids:
-            logger.info("Took back jobs of dead groups to %s: %s.", queue.name, ", ".join(reversed(job_ids)))
-
-    # Jobs that were begun.
 
     def _taken(self, queue: rq.Queue, entries: Iterable[bytes]) -> list[_Taken]:
         """Read the executions of a registry's entries, the newest first; remove entries that RQ has not made."""
@@ -169,7 +162,7 @@ class Recovery:
         return sorted(taken, key=lambda item: item.started_at, reverse=True)
 
     def _return_to_queue(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
-        """Return jobs to the queue, set those aside that have ended their rank too often, and return the others."""
+        """Return jobs to the queue, set those aside that have ended their rank too often; return the others' ids."""
         job_ids = [
             item.execution.job_id
             for item in taken
@@ -177,8 +170,6 @@ class Recovery:
         ]
         # From the queue, from where one step takes a job: a kill in between does not lose it.
         return [job_id for job_id in job_ids if not self._set_aside_queued(job_id)]
-
-    # Jobs that were popped and not begun.
 
     def _return_popped_to_queue(self, queue: rq.Queue, is_gone: Callable[[str], bool]) -> list[str]:
         job_ids: Any = self._connection.lrange(queue.intermediate_queue_key, 0, -1)
@@ -195,8 +186,6 @@ class Recovery:
 
     def _left_redis(self, worker_name: str) -> bool:
         return not self._connection.exists(f"{self._worker.redis_worker_namespace_prefix}{worker_name}")
-
-    # Jobs that depend on others.
 
     def _release_deferred(self, queue: rq.Queue) -> None:
         """Queue jobs that depend on ended ones: RQ queues them in a separate step, before which it may be killed."""
@@ -215,8 +204,6 @@ class Recovery:
                 except Exception:
                     logger.exception("The jobs that depend on %s could not be queued.", parent.id)
 
-    # Jobs that crash their rank.
-
     def _set_aside_queued(self, job_id: str) -> bool:
         """Fail a queued job that has ended its rank too often; return whether it has."""
         crashes = read_count(self._connection, job_id)
@@ -231,3 +218,8 @@ class Recovery:
                 logger.error("Job %s is set aside: %s", job_id, crashes.reason)
                 self._worker.fail_popped(rq_job, queue, crashes.reason)
         return True
+
+
+def _log_taken_back(queue: rq.Queue, job_ids: list[str]) -> None:
+    if job_ids:
+        logger.info("Took back jobs of dead groups to %s: %s.", queue.name, ", ".join(reversed(job_ids)))

@@ -51,7 +51,7 @@ class ActiveJob:
         return self.arguments.job
 
     def taken(self, job: Job) -> "TakenJob":
-        """Describe it for the ranks; `job` is the one above with all parameters."""
+        """Describe it for the ranks; `job` has all parameters."""
         execution = (self.queue.started_job_registry.key, self.execution.composite_key)
         return TakenJob(job=job, notes=self.arguments.notes, execution=execution)
 
@@ -97,8 +97,6 @@ class RqWorker(BaseWorker):
         self._ending: ActiveJob | None = None
         self._is_stop = False
 
-    # Methods that RQ calls, changed for several executions.
-
     def get_heartbeat_ttl(self, job: rq.job.Job) -> int:
         """Return the lease of an execution; RQ adds a minute."""
         return LEASE_S
@@ -127,8 +125,6 @@ class RqWorker(BaseWorker):
         """Listen again after a timeout, as RQ does only after a lost connection."""
         error = redis.ConnectionError(str(exc)) if isinstance(exc, redis.TimeoutError) else exc
         super()._pubsub_exception_handler(error, pubsub, pubsub_thread)
-
-    # The life of the worker.
 
     def start(self) -> None:
         """Register in RQ and listen for commands; may be called again after an error of Redis."""
@@ -159,8 +155,6 @@ class RqWorker(BaseWorker):
                 raise
             except Exception:
                 logger.exception("The clean-up of %s failed.", queue.name)
-
-    # The ends of jobs.
 
     def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
         """End a popped job as failed that was not begun."""

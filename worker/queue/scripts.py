@@ -5,9 +5,8 @@ registry of executions (`rq:wip:…`); or a registry of ended jobs. Processes co
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 import rq
@@ -129,8 +128,7 @@ MISSING_S = 60
 FOREVER = 1e18
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pop:
+class Pop(NamedTuple):
     """The result of taking the next job: its queue, or None, and its id; or whether intake is paused."""
 
     queue: rq.Queue | None = None
