@@ -187,7 +187,6 @@ def _plot(report: BenchReport, path: Path) -> None:
 
 
 _LOOKS: dict[str, dict[str, Any]] = {
-    # Above the steps between which rank 0 encodes.
     "encode": {"hatch": "////", "alpha": 1.0, "zorder": 2},
     "steps": {"alpha": 0.6},
     "decode": {"hatch": "....", "alpha": 1.0},
