@@ -16,7 +16,7 @@ def model() -> None:
 
 
 @model.command()
-@click.argument("name", metavar="ID")
+@click.argument("name", metavar="MODEL")
 @click.option(
     "--variant",
     type=click.Choice(["fp16", "full"]),
@@ -24,7 +24,7 @@ def model() -> None:
 )
 @click.option("--revision", metavar="REV", help="A branch, tag or commit [default: main].")
 def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | None) -> None:
-    """Fetch a model from the hub into its cache.
+    """Fetch a model, or what a model file names, from the hub.
 
     Only the files that svdq reads are fetched, after a check of the free disk space. Complete files are not fetched
     again. HF_HOME moves the cache; HF_TOKEN gives access to models whose license must be accepted.
@@ -33,14 +33,47 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     Examples:
       HF_TOKEN=... svdq model pull stabilityai/stable-video-diffusion-img2vid-xt-1-1
       svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers --variant full
+      svdq model pull deploy/models/wan2.2-4step.toml
     """
-    from svdq.pipeline.models.model_names import pull as fetch
+    from svdq.pipeline.models.model_file import is_model_file
+    from svdq.pipeline.models.pull import pull as fetch
+    from svdq.pipeline.models.pull import pull_model_file
     from svdq.worker.launcher.gpus import visible_gpus
 
-    if revision:
-        name = f"{name}@{revision}"
-    echo(fetch(name, variant or ("fp16" if visible_gpus() else "full"), echo))
+    wanted = variant or ("fp16" if visible_gpus() else "full")
+    if is_model_file(name):
+        pull_model_file(Path(name), wanted, echo)
+    else:
+        name = f"{name}@{revision}" if revision else name
+        echo(fetch(name, wanted, echo))
     echo(f"Use it with SVDQ_MODEL={name}")
+
+
+@model.command("check")
+@click.argument("name", metavar="FILE")
+def check_command(name: str) -> None:
+    """Check a model file and the headers of the files that it names.
+
+    \b
+    Examples:
+      svdq model check deploy/models/wan2.2-4step.toml
+    """
+    from svdq.pipeline.errors import InputError, require_torch
+    from svdq.pipeline.models.families import family_named
+    from svdq.pipeline.models.model_file import is_model_file
+    from svdq.pipeline.models.model_names import resolve
+
+    if not is_model_file(name):
+        raise InputError(f"{name!r} is no model file (.toml); `svdq doctor --model {name}` checks any other model.")
+    require_torch("the check of a model file")
+    from svdq.pipeline.models.components import check_model_file
+
+    model = resolve(name)
+    assert model.family is not None
+    assert model.layout is not None
+    for sentence in check_model_file(model, family_named(model.family).layouts[model.layout]):
+        echo(sentence)
+    echo(f"{model.name} can be used, with SVDQ_MODEL={name}")
 
 
 @model.command()

@@ -119,7 +119,8 @@ def _group_title(group: "GroupStatus", num_jobs: int) -> Text:
             title.append(f", {intake.failed:,} failed", style="red")
         if intake.draining:
             title.append("  takes no more jobs", style="yellow")
-    return title.append(printable(f"  {first.notice or first.model}"), style="dim")
+    loras = f" with {', '.join(first.loras)}" if first.loras else ""
+    return title.append(printable(f"  {first.notice or first.model}{loras}"), style="dim")
 
 
 def _rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_file import is_model_file
 from svdq.pipeline.models.model_names import has_weights
 from svdq.producer.files import open_regular
 from svdq.producer.job import PARAMETER_KEYS
@@ -53,8 +54,9 @@ def _variables() -> dict[str, str]:
 
 
 def absolute_model(name: str) -> str:
-    """Make a model's folder absolute, for a process with another working folder; raises InputError."""
-    return str(folder) if has_weights(name) and os.path.isdir(folder := absolute(Path(name))) else name
+    """Make the path of a model absolute, for a process with another working folder; raises InputError."""
+    path = absolute(Path(name))
+    return str(path) if has_weights(name) and (path.is_dir() or is_model_file(name)) else name
 
 
 def origins(**flags: Any) -> dict[str, str]:
@@ -87,7 +89,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     model = values.get("model")
     # A folder of the working folder keeps its name, which is recorded with videos.
     if isinstance(model, str) and model and has_weights(model) and not os.path.isdir(model):
-        values["model"] = str(folder / model) if os.path.isdir(folder / model) else model
+        values["model"] = str(folder / model) if is_model_file(model) or os.path.isdir(folder / model) else model
     return values
 
 

@@ -23,6 +23,7 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.memory import ACTIVITIES, WORKSPACE_BYTES, shape_for, size_text
+from svdq.pipeline.models.model_file import is_model_file
 from svdq.pipeline.models.model_folder import DTYPES, find_problems, is_untrained, loaded_files, stored_shapes, variants
 from svdq.pipeline.models.model_names import find_folder, has_weights, resolve
 from svdq.producer.processes import die_with_parent
@@ -133,6 +134,10 @@ def check_model(name: str) -> Iterator[Finding]:
 
 
 def _check_folder(name: str) -> Iterator[Finding]:
+    if is_model_file(name):
+        model = resolve(name)
+        yield Finding("model", "ok", f"{model.name}, from {model.base}; `svdq model check {name}` reads its files")
+        return
     folder = find_folder(name)
     _, layout = family_of(folder, name)
     if problems := list(find_problems(folder, name, layout)):

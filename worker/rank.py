@@ -52,12 +52,17 @@ def run_rank(process: RankProcess) -> None:
     # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its jobs.
     ending = contextlib.ExitStack()
     family = info.family.name if info.family is not None else ""
-    reporter = RankReporter(describe(topology, loaded.device, info.name, info.notice, family), loaded.device)
+    loras = tuple(f"{lora['file']} x {lora['strength']:g}" for lora in info.made_of.get("loras", ()))
+    model_file = {"loras": loras, "defaults": info.facts.get("defaults", {})}
+    description = describe(topology, loaded.device, info.name, info.notice, family, **model_file)
+    reporter = RankReporter(description, loaded.device)
     tracer = Tracer(on=config.record_trace)
     ending.callback(marker.mark_clean_exit)
     checkpoints = None
     if (store := open_checkpoint_store(config.checkpoints, settings.home, storage)) is not None:
-        checkpoints = Checkpoints(store, Codec(model=info.name, device=loaded.device, compute=info.compute))
+        checkpoints = Checkpoints(
+            store, Codec(model=info.identity or info.name, device=loaded.device, compute=info.compute)
+        )
         ending.callback(_remove_checkpoints, checkpoints)
     ending.callback(_exit_if_stopped, stopping)
     ending.callback(_write_trace, process, tracer)

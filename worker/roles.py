@@ -19,6 +19,7 @@ from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.weights import num_weights
 from svdq.pipeline.planning.binding import Components, Segment, bind
 
 logger = logging.getLogger(__name__)
@@ -88,14 +89,12 @@ class Experts:
         if self._model.layout is None:
             return 0  # simulated
         per_weight = INT8_BYTES if "int8" in self._compute.approximate else self._dtype.itemsize
-        sizes = [sum(file.stat().st_size for file in self._files(each.component)) for each in self.segments]
-        # By the sizes of their files and the header of the first.
-        num_weights = self._num_weights(self.segments[0].component) * sum(sizes) / max(1, sizes[0])
+        num_experts_weights = sum(self._num_weights(each.component) for each in self.segments)
         encodes, decodes = rank == 0, rank == num_ranks - 1
         experts = {segment.component for segment in self.segments}
         layout = self._family.layouts[self._model.layout]
         others = [name for name in layout.weighted if name not in experts and (encodes or name == "vae")]
-        weights = per_weight * num_weights + self._dtype.itemsize * sum(map(self._num_weights, others))
+        weights = per_weight * num_experts_weights + self._dtype.itemsize * sum(map(self._num_weights, others))
         activities: list[Activity] = ["step", *["encode"] * encodes, *["decode"] * decodes]  # type: ignore[list-item]
         one_by_one = self._typical.model_copy(update={"decode_chunk_size": 1})
         peaks = [
@@ -107,6 +106,8 @@ class Experts:
         return int(weights) + max(peaks)
 
     def _num_weights(self, component: str) -> int:
+        if component in self._model.weights:
+            return num_weights(self._model.weights[component])
         return sum(map(math.prod, stored_shapes(self._files(component)).values()))
 
     def _files(self, component: str) -> list[Path]:

@@ -70,9 +70,10 @@ class FormField:
         return self.name in MAIN
 
 
-def fields(family: str) -> list[FormField]:
-    """Return the fields of all parameters of a family's videos, the main ones first."""
+def fields(family: str, defaults: Mapping[str, Any]) -> list[FormField]:
+    """Return the fields of all parameters of a family's videos, the main ones first; with a model file's defaults."""
     rules, job = rules_of(family), JOBS[family]
+    rules = {name: rule | ({"default": defaults[name]} if name in defaults else {}) for name, rule in rules.items()}
     found = [_field(name, rules[name], job.frame_step) for name in VIDEO_FIELDS if name in rules and name != "family"]
     shapes = (("no", "as set above"), ("yes", "as each photo"))
     found.append(FormField(name="auto_size", label=label_of("auto_size"), kind="choice", default="no", choices=shapes))

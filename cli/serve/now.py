@@ -131,7 +131,7 @@ def _group(group: GroupStatus, snapshot: Snapshot) -> dict[str, Any]:
     ranks = {rank.rank: rank for rank in group.ranks}
     return {
         "host": first.host,
-        "model": model_stem(first.model),
+        "model": " + ".join((model_stem(first.model), *first.loras)),
         "notice": first.notice,
         "pace_s": intake.pace_s if intake else None,
         "is_draining": bool(intake and intake.draining),

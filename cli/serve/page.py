@@ -29,7 +29,7 @@ from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer import job_control
 from svdq.producer.queue import queues
 from svdq.producer.status.job_view import JobView, view_many
-from svdq.producer.status.registries import newest_ids, running_models
+from svdq.producer.status.registries import newest_ids, running_defaults, running_models
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES, SYSTEM_FOLDERS
@@ -80,10 +80,14 @@ async def index(request: Request) -> Response:
     state = request.app.state
     try:
         running = await state.backend.read(running_models)
+        defaults = await state.backend.read(running_defaults)
     except ApiError:  # the page says itself that Redis is away
-        running = {}
+        running, defaults = {}, {}
     names = await state.backend.in_thread(lambda: families(running, state.backend.settings.model))
-    offered = [{"name": name, "title": PARAMETERS[name].title, "fields": fields(name)} for name in names]
+    offered = [
+        {"name": name, "title": PARAMETERS[name].title, "fields": fields(name, defaults.get(name, {}))}
+        for name in names
+    ]
     given = {"families": offered, "suffixes": sorted(SUFFIXES), "system_folders": sorted(SYSTEM_FOLDERS)}
     return templates.TemplateResponse(request, "index.html", given)
 

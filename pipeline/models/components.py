@@ -5,6 +5,7 @@ Weights are read only from safetensors, never from pickles. Never uses the netwo
 
 import logging
 import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,43 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute_options import ComputeOptions, quantization
 from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import FolderLayout
+from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
 from svdq.pipeline.models.model_folder import WEIGHTS, class_in, is_half, loaded_files, read_json, stored_shapes
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.weights import (
+    Read,
+    empty_component,
+    load_weights,
+    num_weights,
+    read_file,
+    read_folder,
+    renaming,
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentLoader:
     """The components of a resolved model's folder that a role needs."""
 
-    path: Path
-    #: Of the model, for messages.
-    name: str
+    model: ResolvedModel
     layout: FolderLayout
     role: Role
     #: Of the weights, where a component or a layer is not kept in float32.
     dtype: torch.dtype
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        assert self.model.folder is not None
+        return self.model.folder
+
+    @property
+    def name(self) -> str:
+        """The name of the model, for messages."""
+        return self.model.name
 
     def needed(self) -> list[str]:
         """Return the components with weights that the role needs, of those that the model has."""
@@ -96,10 +119,12 @@ class ComponentLoader:
         return parts
 
     def _needed_bytes(self) -> int:
-        return sum(
-            self.dtype_of(component).itemsize * sum(map(math.prod, stored_shapes(self._files(component)).values()))
-            for component in self.needed()
-        )
+        return sum(self.dtype_of(each).itemsize * self._num_weights(each) for each in self.needed())
+
+    def _num_weights(self, component: str) -> int:
+        if component in self.model.weights:
+            return num_weights(self.model.weights[component])
+        return sum(map(math.prod, stored_shapes(self._files(component)).values()))
 
     def _files(self, component: str) -> list[Path]:
         return loaded_files(self.path, component, WEIGHTS[name_of(self.dtype_of(component))])
@@ -115,6 +140,8 @@ class ComponentLoader:
 
         name = self.layout.components[component][0]
         kind: Any = getattr(diffusers if hasattr(diffusers, name) else transformers, name)
+        if component in self.model.weights or any(lora.component == component for lora in self.model.loras):
+            return self._assemble(kind, component, device, quantized)
         variant = "fp16" if is_half(self._files(component)[0].name) else None
         arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
         if device.type != "cpu":
@@ -127,12 +154,62 @@ class ComponentLoader:
             renamed = int(transformers.__version__.partition(".")[0]) >= 5
         arguments["dtype" if renamed else "torch_dtype"] = self.dtype_of(component)
         model, loading = kind.from_pretrained(self.path / component, output_loading_info=True, **arguments)
-        if missing := sorted(loading["missing_keys"]):
-            raise InputError(
-                f"The {component} of the model {self.name} lacks {len(missing)} of its weights, such as {missing[0]}; "
-                "get the model again, or one whose files belong to its config."
-            )
+        self._check_complete(component, loading["missing_keys"])
         return model
+
+    def _assemble(self, kind: Any, component: str, device: torch.device, quantized: Any) -> Any:
+        """Load one component from another file, or with LoRAs.
+
+        Raises:
+            InputError: a file cannot be read, or does not belong to the model.
+        """
+        model, read, loras = self.open_changed(kind, component)
+        for warning in (warning for lora in loras for warning in warnings_of(lora)):
+            logger.warning("%s", warning)
+        load_weights(model, read, loras, dtype=self.dtype_of(component), device=device, quantization=quantized)
+        return model
+
+    def open_changed(self, kind: Any, component: str) -> tuple[Any, dict[str, Read], list[Lora]]:
+        """Open the files of a component that a model file changes, and match them to its config."""
+        model = empty_component(kind, read_json(self.path, f"{component}/config.json", self.name))
+        shapes, rename = {name: tensor.shape for name, tensor in model.state_dict().items()}, renaming(kind)
+        if component in self.model.weights:
+            read = read_file(self.model.weights[component], shapes, rename)
+        else:
+            read = read_folder(self._files(component))
+        self._check_complete(component, shapes.keys() - read.keys())
+        return (
+            model,
+            read,
+            [open_lora(lora, shapes, rename) for lora in self.model.loras if lora.component == component],
+        )
+
+    def _check_complete(self, component: str, missing: Collection[str]) -> None:
+        if missing:
+            file = f" in {self.model.weights[component]}" if component in self.model.weights else ""
+            raise InputError(
+                f"The {component} of the model {self.name} lacks {len(missing)} of its weights{file}, such as "
+                f"{min(missing)}; get the model again, or one whose files belong to its config."
+            )
+
+
+def check_model_file(model: ResolvedModel, layout: FolderLayout) -> Iterator[str]:
+    """Yield a sentence about each file that a model file names, and its warnings; reads headers only.
+
+    Raises:
+        InputError: a file cannot be read, or does not belong to the model.
+    """
+    be_quiet()
+    import diffusers
+
+    loader = ComponentLoader(model=model, layout=layout, role=Role(), dtype=torch.float16)
+    for component in sorted({*model.weights, *(lora.component for lora in model.loras)}):
+        _, _, loras = loader.open_changed(getattr(diffusers, layout.components[component][0]), component)
+        if component in model.weights:
+            yield f"{component}: all weights are in {model.weights[component]}."
+        for lora in loras:
+            yield f"{component}: {lora.file} changes {len(lora.parts)} weights."
+            yield from warnings_of(lora)
 
 
 def name_of(dtype: torch.dtype) -> str:

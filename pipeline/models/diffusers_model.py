@@ -84,11 +84,10 @@ class DiffusersModel(VideoModel):
         options: ComputeOptions = DEFAULTS,
     ) -> None:
         """Load the components that a role needs; raises InputError if one cannot be loaded."""
-        assert model.folder is not None
         assert model.layout is not None
         started = time.perf_counter()
         name, layout = model.name, self.family.layouts[model.layout]
-        found = ComponentLoader(path=model.folder, name=name, layout=layout, role=role, dtype=dtype)
+        found = ComponentLoader(model=model, layout=layout, role=role, dtype=dtype)
         self._facts = model.facts
         self._role = role
         self._device = device
@@ -113,6 +112,8 @@ class DiffusersModel(VideoModel):
             notice=", ".join(notices),
             family=self.family,
             facts=self._facts,
+            made_of=model.described(),
+            identity=name if model.base is None else "a model file",
             prior=self.family.prior(self._facts),
             weight_bytes=sum(map(weight_bytes, self._modules().values())),
             compute=options.changed()

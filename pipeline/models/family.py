@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_file import ModelFile, SchedulerEntry
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
@@ -79,11 +82,37 @@ class Family:
     read_facts: Callable[[Path, str], Facts]
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.
     complete: Callable[[VideoParameters, Facts], VideoParameters]
+    #: Returns the facts that another scheduler changes; None: this family's cannot be changed.
+    use_scheduler: Callable[[Facts, SchedulerEntry], Facts] | None = None
     #: Returns what encode and decode cost before they are measured.
     prior: Callable[[Facts], CostPrior]
     #: Estimates the peak bytes of an activity, besides the weights, from the activity, its shape (`memory.shape_for`),
     #: torch's name of the compute dtype and the facts; `has_decoder`: whether the encoding rank also has the decoder.
     memory: Callable[..., int]
+
+    def with_model_file(self, facts: dict[str, Any], given: ModelFile, path: str) -> dict[str, Any]:
+        """Return the facts of a model with the defaults and the scheduler of a model file.
+
+        Raises:
+            InputError: it has other parameters, a value is not allowed, or there is no such scheduler.
+        """
+        defaults = dict(given.defaults)
+        if given.scheduler != SchedulerEntry():  # type: ignore[call-arg]
+            if self.use_scheduler is None:
+                raise InputError(
+                    f"The model file {path!r} has a scheduler, which {self.parameters.title} cannot change."
+                )
+            facts |= self.use_scheduler(facts, given.scheduler)
+            defaults |= {"flow_shift": given.scheduler.shift} if given.scheduler.shift else {}
+        try:
+            self.parameters.model_validate({"seed": 0} | defaults)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            what = "is no parameter of this model" if first["type"] == "extra_forbidden" else first["msg"]
+            raise InputError(
+                f"The default {first['loc'][0]} of the model file {path!r} cannot be used: {what}."
+            ) from error
+        return facts | {"defaults": defaults} if defaults else facts
 
     def segments(self, parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
         """Return which component does which steps of a video: contiguous, from step 0 to the last. Imports torch."""

@@ -7,7 +7,7 @@ reported when the model is loaded.
 import json
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -162,21 +162,26 @@ def class_in(index: Mapping[str, Any], component: str) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def check_folder(folder: Path, name: str, layout: FolderLayout, dtype: str | None = None) -> None:
+def check_folder(
+    folder: Path, name: str, layout: FolderLayout, dtype: str | None = None, *, replaced: Collection[str] = ()
+) -> None:
     """Raise the first problem that `find_problems` finds as an `InputError`."""
-    for problem in find_problems(folder, name, layout, dtype):
+    for problem in find_problems(folder, name, layout, dtype, replaced=replaced):
         raise InputError(problem)
 
 
-def find_problems(folder: Path, name: str, layout: FolderLayout, dtype: str | None = None) -> Iterator[str]:
+def find_problems(
+    folder: Path, name: str, layout: FolderLayout, dtype: str | None = None, *, replaced: Collection[str] = ()
+) -> Iterator[str]:
     """Yield a sentence for each problem of a model folder.
 
     Of the weights, those are checked that are loaded for `dtype`, torch's name of it; None: all weights in the folder.
+    The weights of components that are `replaced` by other files are not.
     """
     try:
         index = _check_index(folder, name, layout)
         for component in layout.weighted:
-            if class_in(index, component) is not None:
+            if class_in(index, component) is not None and component not in replaced:
                 precisions = None if dtype is None else WEIGHTS[layout.dtype_of(component, dtype)]
                 yield from _problems_of_weights(folder, component, name, precisions)
     except InputError as error:

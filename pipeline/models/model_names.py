@@ -1,41 +1,42 @@
-"""From the name of a model to its folder and all that is known of it; fetches models from the hub.
+"""From the name of a model to its folder and all that is known of it. Never uses the network.
 
-A name is `preview`, `simulated` with its costs, a folder, or a hub id whose files are in the hub's cache. Only `pull`
-uses the network. Does not import torch.
+A name is `preview`, `simulated` with its costs, a folder, a hub id whose files are in the hub's cache, or a model file.
+Does not import torch.
 """
 
 import hashlib
 import re
-import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install, reason_of
-from svdq.pipeline.models.families import FAMILIES, family_of
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.families import FAMILIES, family_named, family_of
 from svdq.pipeline.models.family import FolderLayout
-from svdq.pipeline.models.memory import size_text
+from svdq.pipeline.models.model_file import (
+    LORA_SUFFIXES,
+    WEIGHTS_SUFFIXES,
+    ModelFile,
+    find_file,
+    is_model_file,
+    read_model_file,
+)
 from svdq.pipeline.models.model_folder import (
     DTYPES,
     WEIGHTS,
     check_folder,
     class_in,
-    is_half,
     loaded_files,
     pipeline_of,
     read_json,
-    weight_files,
 )
-from svdq.pipeline.models.resolved_model import ResolvedModel, Timings
+from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel, Timings
 
 #: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 #: The pipeline's index; the hub's cache finds a model by it.
 INDEX = "model_index.json"
-#: Timeout of the hub's answers in seconds.
-_TIMEOUT_S = 30.0
 #: Samples of a file for its fingerprint, and the bytes of each.
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -86,7 +87,7 @@ def find_folder(name: str) -> Path:
 
 
 def _cached(name: str) -> Path | None:
-    repository, revision = _split_id(name)
+    repository, revision = split_id(name)
     try:
         from huggingface_hub import try_to_load_from_cache
 
@@ -96,7 +97,7 @@ def _cached(name: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _split_id(name: str) -> tuple[str, str | None]:
+def split_id(name: str) -> tuple[str, str | None]:
     """Split a hub id into `organisation/model` and the revision after an @; raise InputError if it is none."""
     if name.count("@") > 1:
         raise InputError(f"{name!r} names two revisions; give one, after an @ or with --revision.")
@@ -122,38 +123,96 @@ def resolve(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> R
         return ResolvedModel(name=name)
     if not has_weights(name):
         return ResolvedModel(name=name, timings=timings_of(name))
-    folder = find_folder(name)
+    given = read_model_file(Path(name)) if is_model_file(name) else None
+    folder = find_folder(given.base if given else name)
     family, layout = family_of(folder, name)
     torch_dtype = DTYPES.get(dtype)
     if torch_dtype is None and on_gpus is not None:
         torch_dtype = DTYPES[family.half] if on_gpus else "float32"
-    check_folder(folder, name, layout, torch_dtype)
-    return ResolvedModel(
+    check_folder(folder, name, layout, torch_dtype, replaced=given.weights if given else ())
+    model = ResolvedModel(
         name=name,
         folder=folder.absolute(),
         family=family.name,
         layout=layout.pipeline,
         facts=dict(family.read_facts(folder, name)),
-        fingerprint=torch_dtype and _fingerprint(folder, _files_of(folder, layout, torch_dtype)),
+    )
+    if given is not None:
+        model = _changed(model, given, Path(name))
+    if torch_dtype is not None:
+        model = model.model_copy(update={"fingerprint": _fingerprint(_files_of(model, layout, torch_dtype), given)})
+    return model
+
+
+def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedModel:
+    """Return the model of a model file, from that of its base.
+
+    Raises:
+        InputError: a file is not there, or the base has no such component, parameter or scheduler.
+    """
+    assert model.folder is not None
+    assert model.family is not None
+    assert model.layout is not None
+    family = family_named(model.family)
+    index = read_json(model.folder, INDEX, model.name)
+    denoisers = [each for each in family.layouts[model.layout].denoisers if class_in(index, each) is not None]
+    for component in (*given.weights, *(lora.component for lora in given.lora)):
+        if component not in denoisers:
+            raise InputError(
+                f"The model file {str(path)!r} names the component {component!r}; the base {given.base} has "
+                f"{' and '.join(sorted(denoisers))}."
+            )
+    return model.model_copy(
+        update={
+            "name": path.stem,
+            "base": given.base,
+            "facts": family.with_model_file(dict(model.facts), given, str(path)),
+            "weights": {
+                component: find_file(name, path.parent, WEIGHTS_SUFFIXES) for component, name in given.weights.items()
+            },
+            "loras": tuple(
+                LoraFile(
+                    file=find_file(lora.file, path.parent, LORA_SUFFIXES),
+                    component=lora.component,
+                    strength=lora.strength,
+                )
+                for lora in given.lora
+            ),
+        }
     )
 
 
-def _files_of(folder: Path, layout: FolderLayout, dtype: str) -> list[Path]:
+def _files_of(model: ResolvedModel, layout: FolderLayout, dtype: str) -> dict[str, Path]:
+    """Return the files that decide the weights, by what they are."""
+    folder = model.folder
+    assert folder is not None
     weights = [
-        file for each in layout.weighted for file in loaded_files(folder, each, WEIGHTS[layout.dtype_of(each, dtype)])
+        file
+        for each in layout.weighted
+        if each not in model.weights
+        for file in loaded_files(folder, each, WEIGHTS[layout.dtype_of(each, dtype)])
     ]
-    return [folder / INDEX, *sorted(folder.glob("*/*config.json")), *weights]
+    files = [folder / INDEX, *sorted(folder.glob("*/*config.json")), *weights]
+    return (
+        {str(file.relative_to(folder)): file for file in files}
+        | {f"{component} from a file": file for component, file in model.weights.items()}
+        | {f"LoRA {place} {lora.component} {lora.strength}": lora.file for place, lora in enumerate(model.loras)}
+    )
 
 
-def _fingerprint(folder: Path, files: Iterable[Path]) -> str:
+def _fingerprint(files: Mapping[str, Path], given: ModelFile | None) -> str:
     """Return a hash of the names, sizes and samples of files, which is the same on all machines.
 
     Reading gigabytes would take minutes, and other weights of a model differ nearly everywhere.
     """
     digest = hashlib.sha256()
-    for file in filter(Path.is_file, files):  # opening a pipe would block
+    if given is not None:
+        digest.update(given.scheduler.model_dump_json().encode())
+    for name, file in files.items():
+        if not file.is_file():  # opening a pipe would block
+            continue
         size = file.stat().st_size
-        digest.update(f"{file.relative_to(folder)} {size} ".encode())
+        digest.update(f"{name} {size} ".encode())
         with file.open("rb", buffering=0) as opened:
             for position in range(0, size, max(_SAMPLE_BYTES, size // _NUM_SAMPLES)):
                 opened.seek(position)
@@ -170,110 +229,10 @@ def family_of_model(name: str) -> str | None:
     if not has_weights(name):
         return None
     try:
+        if is_model_file(name):
+            return family_of_model(read_model_file(Path(name)).base)
         pipeline = pipeline_of(find_folder(name), name)
     except InputError:
         published = PurePosixPath(name).name.lower()
         return next((family.name for family in FAMILIES if published.startswith(family.published_as)), None)
     return next((family.name for family in FAMILIES if pipeline in family.layouts), None)
-
-
-def pull(name: str, variant: Literal["fp16", "full"], announce: Callable[[str], object]) -> Path:
-    """Fetch the files of a model that svdq reads from the hub into its cache; return the folder.
-
-    Without fp16 weights, a model's full ones are fetched. `announce` is called with a sentence about the sizes before.
-
-    Raises:
-        InputError: the model or revision does not exist, must not be read, is not supported, or the disk has no room.
-        UnavailableError: the hub cannot be reached, or the transfer broke off.
-    """
-    repository, revision = _split_id(name)
-    try:
-        import huggingface_hub as client
-        import huggingface_hub.utils.logging as client_logging
-    except ImportError as error:
-        raise InputError(
-            f"Fetching models needs the hub's client (huggingface_hub); {how_to_install('worker')}."
-        ) from error
-    # Its own advice (tokens, symbolic links, retries) would mix with our output.
-    client_logging.set_verbosity_error()
-    try:
-        cache = client.constants.HF_HUB_CACHE
-        found = client.HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
-        # By its commit, so that the cache does not find the model before it is complete.
-        place = Path(client.hf_hub_download(repository, INDEX, revision=found.sha)).parent
-        layout = family_of(place, name)[1]
-        on_hub = {sibling.rfilename: int(sibling.size or 0) for sibling in found.siblings or []}
-        sizes = {file: on_hub[file] for file in _choose(on_hub, variant, layout, read_json(place, INDEX, name))}
-        missing = [file for file in sizes if not _has_size(place / file, sizes[file])]
-        needed, free = sum(sizes[file] for file in missing), shutil.disk_usage(place).free
-        if free < needed:
-            raise InputError(
-                f"The model {name} takes {size_text(needed)}, and {cache} has {size_text(free)} free; free some, or "
-                "set HF_HOME to a folder on a larger disk."
-            )
-        fetched = "half precision" if any(map(is_half, sizes)) else "full"
-        announce(
-            f"{name}: {len(sizes)} files, {fetched} weights; {size_text(needed)} to fetch, {size_text(free)} free."
-        )
-        for file in missing:
-            (place / file).resolve().unlink(missing_ok=True)  # one of another size, which would be kept
-        client.snapshot_download(repository, revision=found.sha, allow_patterns=list(sizes))
-        if not all(_has_size(place / file, size) for file, size in sizes.items()):
-            raise UnavailableError(f"The hub did not send all files of {name}; pull it again: complete files are kept.")
-        client.hf_hub_download(repository, INDEX, revision=revision)
-    except SvdqError:
-        raise
-    except Exception as error:
-        raise _explain(name, error) from error
-    return place
-
-
-def _has_size(file: Path, size: int) -> bool:
-    return file.is_file() and file.stat().st_size == size
-
-
-def _choose(names: Iterable[str], variant: str, layout: FolderLayout, index: dict[str, Any]) -> list[str]:
-    chosen = [name for name in names if "/" not in name and (name == INDEX or name.upper().startswith("LICENSE"))]
-    for component in layout.components:
-        if class_in(index, component) is None:
-            continue
-        inside = [path.name for path in map(PurePosixPath, names) if str(path.parent) == component]
-        weights = weight_files(inside) if component in layout.weighted else []
-        half = [name for name in weights if is_half(name)] if variant == "fp16" else []
-        # Besides configs, the vocabulary of a tokenizer.
-        configs = [name for name in inside if name.endswith((".json", ".model", ".txt")) and ".safetensors" not in name]
-        files = configs + (half or [name for name in weights if not is_half(name)])
-        chosen += [f"{component}/{name}" for name in files]
-    return chosen
-
-
-def _explain(name: str, error: Exception) -> SvdqError:
-    import huggingface_hub as client
-    from huggingface_hub import constants, errors
-
-    repository, revision = _split_id(name)
-    page, cache = f"{constants.ENDPOINT}/{repository}", constants.HF_HUB_CACHE
-    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        # A request failed, and the cache does not have the file either.
-        error = error.__cause__
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return InputError(f"HF_HUB_OFFLINE is set, so {name} is not fetched; unset it to pull.")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return InputError(f"The model {repository} has no revision {revision!r}; see {page}.")
-    if isinstance(error, errors.HfHubHTTPError):
-        status = error.response.status_code
-        if status == 404:
-            return InputError(f"The hub has no model {repository}, or lacks a file (404); check the id at {page}.")
-        if status in (401, 403):
-            how = "with your token" if client.get_token() else "without a token"
-            return InputError(
-                f"The hub does not give {repository} {how} ({status}): accept its license at {page}, set HF_TOKEN to "
-                "a token of the same account with read access, and pull again."
-            )
-        return UnavailableError(f"The hub did not send {name} ({status}); try again later: complete files are kept.")
-    if isinstance(error, OSError) and error.filename is not None:
-        return InputError(f"{cache} cannot be written ({error.strerror}); make room, or set HF_HOME to another folder.")
-    return UnavailableError(
-        f"The hub at {constants.ENDPOINT} cannot be reached or broke off while {name} was fetched "
-        f"({reason_of(error)[:160]}); check the network and pull again: complete files are kept."
-    )

@@ -35,6 +35,25 @@ class Timings(BaseModel):
     slowdown: float = Field(1.0, gt=0)
 
 
+def _without_folder(base: str) -> str:
+    """Return a hub id, or the name of a folder: sidecars are passed on."""
+    return Path(base).name if Path(base).is_absolute() else base
+
+
+class LoraFile(BaseModel):
+    """One LoRA of a component."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: Path
+    component: str
+    #: Factor on all that it adds.
+    strength: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.file.name} x {self.strength:g}"
+
+
 class ResolvedModel(BaseModel):
     """A folder that a family of models reads, or a model made in code: simulated if it has timings, else preview."""
 
@@ -53,5 +72,22 @@ class ResolvedModel(BaseModel):
     facts: dict[str, Any] = {}
     #: A hash of its weights and configs; None: nobody has said what they are loaded for.
     fingerprint: str | None = None
+    #: The base that a model file names, of which the folder is; None: no model file.
+    base: str | None = None
+    #: Files in place of a component's weights in the folder, by component.
+    weights: dict[str, Path] = {}
+    #: LoRAs, in the order in which they are added.
+    loras: tuple[LoraFile, ...] = ()
     #: The costs of a simulated model.
     timings: Timings | None = None
+
+    def described(self) -> dict[str, Any]:
+        """Return for sidecars what a model file changed of the folder."""
+        described: dict[str, Any] = {} if self.base is None else {"base": _without_folder(self.base)}
+        if self.weights:
+            described["weights"] = {component: file.name for component, file in self.weights.items()}
+        if self.loras:
+            described["loras"] = [lora.model_dump() | {"file": lora.file.name} for lora in self.loras]
+        if "sigmas" in self.facts:
+            described["sigmas"] = self.facts["sigmas"]
+        return described

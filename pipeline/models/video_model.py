@@ -69,6 +69,10 @@ class ModelInfo:
     facts: Facts = field(default_factory=dict)
     #: The dtype and the compute options that are not defaults, as in sidecars and checkpoints.
     compute: dict[str, Any] = field(default_factory=dict)
+    #: What a model file has put into the folder, as in sidecars: LoRAs, other weights, sigmas.
+    made_of: dict[str, Any] = field(default_factory=dict)
+    #: Names the model in checkpoints: of a model file, its fingerprint in `compute` is enough.
+    identity: str = ""
     #: Bytes of the weights loaded on this rank.
     weight_bytes: int = 0
     #: What encode and decode cost before they are measured.

@@ -74,6 +74,9 @@ class RankStatus(Record):
     notice: str = ""
     model: str  # of family "" if it makes videos of any
     family: str = ""
+    #: Of a model file: its LoRAs with their strengths, and the parameters that it fills in.
+    loras: tuple[str, ...] = ()
+    defaults: dict[str, Any] = Field({})
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
     at: Moment

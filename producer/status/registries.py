@@ -238,6 +238,15 @@ def running_models(connection: redis.Redis) -> dict[str, str | None]:
     return found
 
 
+def running_defaults(connection: redis.Redis) -> dict[str, dict[str, Any]]:
+    """Return the defaults of the model files that workers run, by family; of families with several, none."""
+    found: dict[str, dict[str, Any]] = {}
+    for rank in (group.ranks[0] for group in read_groups(connection)):
+        if found.setdefault(rank.family, rank.defaults) != rank.defaults:
+            found[rank.family] = {}
+    return found
+
+
 def worker_state(connection: redis.Redis, workers: Sequence[WorkerView] | None = None) -> WorkerState:
     """Say whether any worker takes jobs of ours, or is about to."""
     if view_workers(connection) if workers is None else workers:

@@ -146,7 +146,11 @@ def make_job(
     Raises InputError.
     """
     family = options.family_for(model, spell) or DEFAULT_FAMILY
-    values = options.given() | others | {"family": family}
+    fields = JOBS[family].model_fields
+    defaults = model.defaults if model is not None and model.family == family else {}
+    # Those that may be left open are filled in by the worker.
+    values = {name: value for name, value in defaults.items() if fields[name].default is not None}
+    values |= options.given() | others | {"family": family}
     if options.seed is None:
         values["seed"] = secrets.randbits(SEED_BITS)
     elif isinstance(options.seed, int):  # others are refused by the job

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import redis
@@ -10,6 +10,7 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
+from svdq.pipeline.models.model_file import SUFFIX, is_model_file, read_model_file
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.embedded_redis import running_url
 from svdq.producer.job import JOBS, VIDEO_FIELDS
@@ -18,7 +19,7 @@ from svdq.producer.queue import fetch, read_arguments, session
 from svdq.producer.records import REPLACED_NOTE
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view_many
-from svdq.producer.status.registries import running_models
+from svdq.producer.status.registries import running_defaults, running_models
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Enqueued, Entry, enqueue_many
 from svdq.producer.submitting.job_spec import make_job
@@ -28,7 +29,10 @@ from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, as
 def configured_model(settings: Settings) -> ExpectedModel | None:
     """Return the model of the settings; None if its family is not known: `preview` and `simulated` render all."""
     family = family_of_model(settings.model)
-    return ExpectedModel(name=settings.model, family=family) if family else None
+    if not family:
+        return None
+    defaults = read_model_file(Path(settings.model)).defaults if is_model_file(settings.model) else {}
+    return ExpectedModel(name=settings.model, family=family, defaults=defaults)
 
 
 def expected_model(settings: Settings, connection: redis.Redis | None = None) -> ExpectedModel | None:
@@ -45,7 +49,10 @@ def expected_model(settings: Settings, connection: redis.Redis | None = None) ->
             return expected_model(settings, connection)
     running = {family: name for name, family in running_models(connection).items() if has_weights(name)}
     [(family, name), *others] = running.items() or [(None, "")]
-    return ExpectedModel(name=name, family=family, is_configured=False) if family and not others else None
+    if not family or others:
+        return None
+    defaults = running_defaults(connection).get(family, {})
+    return ExpectedModel(name=name, family=family, is_configured=False, defaults=defaults)
 
 
 def why_default(settings: Settings, connection: redis.Redis) -> str:
@@ -68,7 +75,7 @@ def current_models(connection: redis.Redis, settings: Settings) -> dict[str, str
     # Without workers, only an explicit model counts: the workers may use another default.
     asked_for = {settings.model: family_of_model(settings.model)} if "model" in settings.model_fields_set else {}
     models = running_models(connection) or asked_for
-    return {PurePosixPath(name).name: family for name, family in models.items()}
+    return {PurePosixPath(name).name.removesuffix(SUFFIX): family for name, family in models.items()}
 
 
 def replace_videos(

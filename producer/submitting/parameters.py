@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, get_args
 
@@ -62,6 +62,8 @@ class ExpectedModel:
     family: str
     #: Whether it is in the settings; parameters of another family are then refused.
     is_configured: bool = True
+    #: The defaults of its model file, for parameters that a job cannot leave open.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import redis
 from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
 
 from svdq.cli.main import run
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_names import resolve
+from svdq.producer.queue import fetch, read_job
+from svdq.producer.settings import Settings
 from tests.hub import COMMIT, Hub, running
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -259,3 +262,42 @@ def test_a_model_of_another_kind_is_refused_before_anything_is_fetched(
     assert done.exit_code == 2
     assert "is a FluxPipeline; svdq needs a StableVideoDiffusionPipeline such as" in done.sentence
     assert hub.given == ["model_index.json"]
+
+
+def test_a_model_file_fetches_what_it_names_and_nothing_that_it_replaces(
+    pull: Pull, hub: Hub, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copy(folder / UNET, tmp_path / "mine.safetensors")
+    (tmp_path / "calm.toml").write_text(
+        f'base = "{NAME}"\n[weights]\nunet = "mine.safetensors"\n[defaults]\nmotion_bucket_id = 60\n'
+    )
+    done = pull(str(tmp_path / "calm.toml"), "--variant", "full")
+    assert done.exit_code == 0, done.stderr
+    files = fetched(tmp_path)
+    assert "unet/config.json" in files
+    assert UNET not in files
+    model = resolve(str(tmp_path / "calm.toml"), on_gpus=False)
+    assert (model.name, model.base, model.weights) == ("calm", NAME, {"unet": tmp_path / "mine.safetensors"})
+    assert run(["model", "check", str(tmp_path / "calm.toml")]) == 0
+
+
+def test_a_model_file_is_used_from_any_folder_and_fills_in_what_a_job_leaves_open(
+    svdq: Cli, settings: Settings, connection: redis.Redis, tiny_model: Path, tmp_path: Path, photo: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "calm.toml").write_text(f'base = "{tiny_model}"\n[defaults]\nmotion_bucket_id = 60\n')
+    settings.home.mkdir(exist_ok=True)
+    (settings.home / "svdq.toml").write_text(f'model = "{tmp_path}/models/calm.toml"\n')
+    for options, expected in (((), 60), (("--motion-bucket-id", "90"), 90)):
+        done = svdq("submit", str(photo), *options)
+        assert done.returncode == 0, done.stderr
+        rq_job = fetch(connection, done.stdout.split()[0])
+        assert read_job(rq_job).motion_bucket_id == expected
+
+
+def test_the_check_of_another_model_names_the_command_for_it(svdq: Cli) -> None:
+    done = svdq("model", "check", "preview")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "Error: 'preview' is no model file (.toml); `svdq doctor --model preview` checks any other model.\n",
+    )

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -144,7 +144,12 @@ class RankReporter:
 
 
 def describe(
-    topology: Topology, device: torch.device, model_name: str, notice: str = "", family: str = ""
+    topology: Topology,
+    device: torch.device,
+    model_name: str,
+    notice: str = "",
+    family: str = "",
+    **model_file: Any,
 ) -> RankStatus:
     """Return the record of this process with all fields that never change."""
     now = time.time()
@@ -159,6 +164,7 @@ def describe(
         model=model_name,
         family=family,
         notice=notice,
+        **model_file,
         started_at=now,
         at=now,
         restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),

@@ -173,7 +173,9 @@ class ResultWriter(Sink):
             svdq=self._versions["svdq"],
             job_id=sample.job_id,
             job=job.model_dump(mode="json"),
-            model=SidecarModel(name=model.name, notice=notice_for(model, job), compute=dict(model.compute)),
+            model=SidecarModel(
+                name=model.name, notice=notice_for(model, job), compute=dict(model.compute), **model.made_of
+            ),
             versions=self._versions,
             outputs=tuple(map(self._storage.location, keys.values())),
             source=taken.source,

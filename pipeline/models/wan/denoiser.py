@@ -34,7 +34,10 @@ class Schedule:
         kind = config["_class_name"]
         self._scheduler: Any = getattr(diffusers, kind).from_config(config, **{SHIFT_SETTINGS[kind]: shift})
         # (4) of diffusers' `__call__`.
-        self._scheduler.set_timesteps(steps, device=device)
+        if "sigmas" in facts:
+            self._scheduler.set_timesteps(sigmas=facts["sigmas"], device=device)
+        else:
+            self._scheduler.set_timesteps(steps, device=device)
         #: The timestep of each step, (T,), on the device.
         self.timesteps: Tensor = self._scheduler.timesteps
         num_train = self._scheduler.config.num_train_timesteps
@@ -82,8 +85,9 @@ def _history(scheduler: Any) -> dict[str, Tensor]:
     return {"last_sample": scheduler.last_sample, **outputs}
 
 
-def history_names(scheduler: Any) -> list[str]:
-    """Return the names of all tensors that a scheduler may keep."""
+def history_names(facts: Facts) -> list[str]:
+    """Return the names of all tensors that the scheduler of a model may keep."""
+    scheduler = Schedule(1, 1.0, facts)._scheduler
     if not hasattr(scheduler, "model_outputs"):
         return []
     return ["last_sample", *(f"{OUTPUT}{place}" for place in range(scheduler.config.solver_order))]

@@ -20,6 +20,7 @@ from svdq.pipeline.models.wan.layout import (
     TRANSFORMER_DEFAULTS,
     VAE_DEFAULTS,
     read_facts,
+    use_scheduler,
 )
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import MAX_FRAMES, ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
@@ -174,8 +175,11 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
     """Fill in what parameters leave open; raise InputError if this model cannot make such a video."""
     assert isinstance(parameters, WanParameters)
     ours = _defaults(facts)
-    usual = {name: value for name, value in vars(ours).items() if getattr(parameters, name, "") is None}
-    parameters = parameters.model_copy(update=usual)
+    defaults = vars(ours) | facts.get("defaults", {})
+    usual = {name: value for name, value in defaults.items() if getattr(parameters, name, "") is None}
+    # A schedule is for its number of steps.
+    steps = {"steps": len(facts["sigmas"])} if "sigmas" in facts else {}
+    parameters = parameters.model_copy(update=usual | steps)
     assert parameters.width is not None
     assert parameters.height is not None
     pixels = parameters.width * parameters.height
@@ -256,6 +260,7 @@ FAMILY = Family(
     published_as="wan2",
     published=PUBLISHED,
     read_facts=read_facts,
+    use_scheduler=use_scheduler,
     complete=complete,
     prior=prior,
     memory=memory,

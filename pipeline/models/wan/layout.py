@@ -7,6 +7,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, FolderLayout
+from svdq.pipeline.models.model_file import SchedulerEntry
 from svdq.pipeline.models.model_folder import class_in, read_json
 
 #: The schedulers whose state svdq knows, and the name of the shift in the config of each.
@@ -106,3 +107,23 @@ def read_facts(folder: Path, name: str) -> Facts:
         "transformer": TRANSFORMER_DEFAULTS | read_json(folder, "transformer/config.json", name),
         "vae": VAE_DEFAULTS | read_json(folder, "vae/config.json", name),
     }
+
+
+def use_scheduler(facts: Facts, given: SchedulerEntry) -> Facts:
+    """Return the facts that the scheduler of a model file changes.
+
+    Raises:
+        InputError: svdq does not know the state of such a scheduler.
+    """
+    changed: dict[str, Any] = {}
+    if given.class_name not in (None, facts["scheduler"]["_class_name"]):
+        if given.class_name not in SHIFT_SETTINGS:
+            raise InputError(
+                f"There is no scheduler {given.class_name!r} for Wan; it may be {' or '.join(SHIFT_SETTINGS)}."
+            )
+        flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+        settings = flow if given.class_name == "UniPCMultistepScheduler" else {}
+        changed["scheduler"] = {"_class_name": given.class_name, "num_train_timesteps": 1000, **settings}
+    if given.sigmas is not None:
+        changed["sigmas"] = list(given.sigmas)
+    return changed

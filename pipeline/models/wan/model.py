@@ -59,7 +59,7 @@ class WanModel(DiffusersModel):
         photo = (channels, 1) if self._facts["expand_timesteps"] else (config["in_channels"] - channels, frames)
         latents = torch.zeros((1, channels, frames, *picture), device=self._device)
         text = torch.zeros((1, 1, config["text_dim"]), device=self._device, dtype=self._dtype)
-        state = {name: latents.clone() for name in ("latents", *history_names(self.pipeline.scheduler))}
+        state = {name: latents.clone() for name in ("latents", *history_names(self._facts))}
         state |= {"condition": torch.zeros((1, *photo, *picture), device=self._device), "prompt_embeds": text}
         if parameters.guided:
             state["negative_prompt_embeds"] = text.clone()

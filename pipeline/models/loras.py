@@ -1,0 +1,187 @@
+"""LoRAs: reads the files in which they are published, and adds them to the weights of a component.
+
+W + strength * (alpha / rank) * B @ A (Hu et al. 2021, arXiv:2106.09685), computed in float32 and rounded once. Files
+may name weights as diffusers and peft do, as ComfyUI and LightX2V do (`diffusion_model.…`), or as musubi-tuner does
+(`lora_unet_…`).
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.resolved_model import LoraFile
+
+#: The parts of a LoRA that change one weight, by the end of their keys.
+_KINDS = {
+    "lora_A.weight": "down",
+    "lora_down.weight": "down",
+    "lora_A.default.weight": "down",
+    "lora_B.weight": "up",
+    "lora_up.weight": "up",
+    "lora_B.default.weight": "up",
+    "alpha": "alpha",
+    "diff": "diff",
+    "diff_m": "diff",
+}
+#: Those that change a bias.
+_BIAS_KINDS = {"lora_B.bias": "diff", "diff_b": "diff"}
+#: The names that musubi-tuner flattens: `blocks_3_self_attn_q`.
+_FLAT = re.compile(r"blocks_(\d+)_(?:(self_attn|cross_attn)_(q|k|v|o|k_img|v_img)|ffn_(\d))")
+
+
+@dataclass(kw_only=True)
+class Lora:
+    """An open LoRA whose keys are matched to the weights of a component; tensors are read when they are added."""
+
+    file: LoraFile
+    #: The open file.
+    tensors: Any
+    #: The keys of the parts by weight of the component and kind of part.
+    parts: dict[str, dict[str, str]] = field(default_factory=dict)
+    #: alpha / rank where the file has no key for alpha, by weight.
+    scales: dict[str, float] = field(default_factory=dict)
+    #: Keys that match no weight, and those that are dropped as in diffusers: whole differences of norms and the like.
+    unmatched: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    num_keys: int = 0
+
+    def add(self, name: str, weight: Tensor) -> Tensor:
+        """Return a weight, float32, with what the LoRA adds to it."""
+        keys = self.parts.get(name)
+        if keys is None:
+            return weight
+        read = {kind: self.tensors.get_tensor(key).to(weight.device, torch.float32) for kind, key in keys.items()}
+        if "down" in read:
+            down, up = read["down"], read["up"]
+            scale = float(read["alpha"]) / len(down) if "alpha" in read else self.scales.get(name, 1.0)
+            # Kernels of convolutions are flattened: that of B is 1.
+            weight = weight + (self.file.strength * scale) * (up.flatten(1) @ down.flatten(1)).reshape(weight.shape)
+        if "diff" in read:
+            weight = weight + self.file.strength * read["diff"].reshape(weight.shape)
+        return weight
+
+
+def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Callable[[str], str]) -> Lora:
+    """Match the keys of a LoRA to the weights of a component.
+
+    Args:
+        file: the LoRA; one for several components has the component at the start of its keys.
+        shapes: the shapes of the component's weights, as diffusers names them.
+        rename: converts the original name of a weight to diffusers'.
+
+    Raises:
+        InputError: the file cannot be read, is of a kind that is not supported, or matches no weight.
+    """
+    component, tensors = file.component, open_safetensors(file.file, "LoRA")
+    lora = Lora(file=file, tensors=tensors)
+    keys = list(tensors.keys())
+    metadata = json.loads((tensors.metadata() or {}).get("lora_adapter_metadata", "{}"))
+    if is_of_several := any(key.startswith(f"{component}.") for key in keys):
+        keys = [key for key in keys if key.startswith(f"{component}.")]
+    lora.num_keys = len(keys)
+    for key in keys:
+        if key.endswith((".dora_scale", ".hada_w1_a", ".lokr_w1")):
+            raise InputError(f"The LoRA {file.file} has {key}: only plain LoRAs are supported, no DoRA, LoHa or LoKr.")
+        name, kind = _weight_of(key.removeprefix(f"{component}.") if is_of_several else key, shapes, rename)
+        if name is None:
+            lora.unmatched.append(key)
+        else:
+            lora.parts.setdefault(name, {})[kind] = key
+    for name in [name for name, kinds in lora.parts.items() if _is_dropped(name, kinds, lora.parts)]:
+        lora.dropped += lora.parts.pop(name).values()
+    if not lora.parts:
+        example = keys[0] if keys else "no keys"
+        raise InputError(
+            f"None of the {len(keys)} keys of the LoRA {file.file} (such as {example}) match a weight of the "
+            f"{component}; give a LoRA of this model, or name the component that it is for."
+        )
+    for name, kinds in lora.parts.items():
+        if ("down" in kinds) != ("up" in kinds):
+            raise InputError(f"The LoRA {file.file} has only one of the two factors for {name}; fetch it again.")
+        if "down" in kinds:
+            down, up = (tensors.get_slice(kinds[kind]).get_shape() for kind in ("down", "up"))
+            if (up[0], math.prod(down[1:])) != (shapes[name][0], math.prod(shapes[name][1:])):
+                raise InputError(
+                    f"The LoRA {file.file} is of another model: its {name} has another shape; give another."
+                )
+        lora.scales[name] = _scale(name.removesuffix(".weight"), metadata, component)
+    return lora
+
+
+def _is_dropped(name: str, kinds: Collection[str], parts: Collection[str]) -> bool:
+    """Return whether diffusers drops it: of a norm, a whole difference but of the head, a bias of time_proj alone."""
+    whole = "diff" in kinds and not name.endswith(".bias") and name != "proj_out.weight"
+    return (
+        "norm" in name
+        or whole
+        or (name.endswith("time_proj.bias") and f"{name.removesuffix('bias')}weight" not in parts)
+    )
+
+
+def _weight_of(key: str, names: Collection[str], rename: Callable[[str], str]) -> tuple[str | None, str]:
+    """Return the weight that a key changes, None if there is no such weight, and the kind of the part."""
+    for ends, parameter in ((_KINDS, "weight"), (_BIAS_KINDS, "bias")):
+        for end, kind in ends.items():
+            module = key.removesuffix(f".{end}")
+            if module == key:
+                continue
+            for prefix in ("model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_"):
+                module = module.removeprefix(prefix)
+            if flat := _FLAT.fullmatch(module):
+                block, attention, projection, layer = flat.groups()
+                module = f"blocks.{block}.{attention}.{projection}" if attention else f"blocks.{block}.ffn.{layer}"
+            candidates = (f"{module}.{parameter}", rename(f"{module}.{parameter}"), module)
+            return next((name for name in candidates if name in names), None), kind
+    return None, ""
+
+
+def _scale(module: str, metadata: dict[str, Any], component: str) -> float:
+    """Return alpha / rank of a module by the configuration that peft writes; 1 without one."""
+    # In files of several components each setting has the component before it.
+    settings = {
+        name.removeprefix(f"{component}.").removeprefix("transformer."): value for name, value in metadata.items()
+    }
+    if "r" not in settings:
+        return 1.0
+    alpha, rank = settings.get("lora_alpha", settings["r"]), settings["r"]
+    for pattern, value in (settings.get("alpha_pattern") or {}).items():
+        alpha = value if module == pattern or module.endswith(f".{pattern}") else alpha
+    for pattern, value in (settings.get("rank_pattern") or {}).items():
+        rank = value if module == pattern or module.endswith(f".{pattern}") else rank
+    return float(alpha / (rank**0.5 if settings.get("use_rslora") else rank))
+
+
+def open_safetensors(path: Path, what: str) -> Any:
+    """Open a file; tensors are read, mapped from it, when they are asked for.
+
+    Raises:
+        InputError: it is no safetensors file, or cannot be read; `what` is for the message, such as "LoRA".
+    """
+    if path.suffix != ".safetensors":
+        raise InputError(f"The {what} {path} is no safetensors file; svdq reads no pickles (.pt, .ckpt, .bin).")
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"The {what} {path} cannot be read ({error}); fetch it again.") from error
+
+
+def warnings_of(lora: Lora) -> Iterator[str]:
+    """Yield sentences about keys of a LoRA that change nothing."""
+    named = f"The LoRA {lora.file.file.name}"
+    num_used = lora.num_keys - len(lora.unmatched) - len(lora.dropped)
+    if lora.unmatched:
+        yield (
+            f"{named}: {num_used} of {lora.num_keys} keys match the {lora.file.component}; {len(lora.unmatched)} do "
+            f"not, such as {lora.unmatched[0]}."
+        )
+    if lora.dropped:
+        yield f"{named}: {len(lora.dropped)} differences are dropped, as in diffusers, such as {lora.dropped[0]}."

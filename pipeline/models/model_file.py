@@ -1,0 +1,131 @@
+"""A model file: TOML that names a base model, other weights, LoRAs, defaults and a schedule. Does not import torch."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from svdq.pipeline.errors import InputError
+
+SUFFIX = ".toml"
+#: What a weights file and a LoRA may be.
+WEIGHTS_SUFFIXES, LORA_SUFFIXES = (".safetensors", ".gguf"), (".safetensors",)
+
+_Sigma = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LoraEntry(_Section):
+    """One LoRA."""
+
+    #: A path relative to the model file, or `owner/name:file` of the hub.
+    file: str
+    component: str
+    strength: float = Field(1.0, ge=-10, le=10, allow_inf_nan=False)
+
+
+class SchedulerEntry(_Section):
+    """The scheduler in place of the base's."""
+
+    class_name: str | None = Field(None, alias="class")
+    shift: float | None = Field(None, gt=0, le=100)
+    #: Before the shift, falling; as many as steps.
+    sigmas: tuple[_Sigma, ...] | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _falling(self) -> "SchedulerEntry":
+        if self.sigmas and list(self.sigmas) != sorted(set(self.sigmas), reverse=True):
+            raise ValueError("sigmas must fall from step to step")
+        return self
+
+
+class ModelFile(_Section):
+    """The contents of a model file."""
+
+    #: A hub id or a folder: configs, tokenizer, and all weights that are not named below.
+    base: str = Field(min_length=1)
+    #: Other weights by component.
+    weights: dict[str, str] = {}
+    lora: tuple[LoraEntry, ...] = ()
+    #: Parameters that a job leaves open.
+    defaults: dict[str, Any] = {}
+    scheduler: SchedulerEntry = SchedulerEntry()  # type: ignore[call-arg]
+
+    @model_validator(mode="after")
+    def _as_many_sigmas_as_steps(self) -> "ModelFile":
+        sigmas, steps = self.scheduler.sigmas, self.defaults.get("steps")
+        if sigmas and steps not in (None, len(sigmas)):
+            raise ValueError(f"there are {len(sigmas)} sigmas for {steps} steps; give as many as steps")
+        return self
+
+
+def is_model_file(name: str) -> bool:
+    """Return whether the name of a model, as in SVDQ_MODEL, is a model file."""
+    return name.endswith(SUFFIX)
+
+
+def read_model_file(path: Path) -> ModelFile:
+    """Read a model file.
+
+    Raises:
+        InputError: it cannot be read, or is not valid.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"The model file {str(path)!r} cannot be read ({error.strerror}); give another.") from error
+    except ValueError as error:  # also UnicodeDecodeError
+        raise InputError(f"The model file {str(path)!r} is not valid TOML ({error}); correct it.") from error
+    base = content.get("base")
+    if isinstance(base, str) and (folder := path.absolute().parent / Path(base).expanduser()).is_dir():
+        content["base"] = str(folder)  # as all paths in it, it is relative to the file
+    try:
+        return ModelFile.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "it"
+        what = (
+            "is no key of a model file"
+            if first["type"] == "extra_forbidden"
+            else first["msg"].removeprefix("Value error, ")
+        )
+        raise InputError(
+            f"The model file {str(path)!r} cannot be used: {place}: {what}; see docs/models.md."
+        ) from error
+
+
+def find_file(name: str, relative_to: Path, suffixes: tuple[str, ...]) -> Path:
+    """Return a file that a model file names, a path or `owner/name:file` in the hub's cache.
+
+    Raises:
+        InputError: it is not there, or not of an allowed kind.
+    """
+    if not name.endswith(suffixes):
+        raise InputError(f"The file {name!r} of a model file is not allowed: it must end in {' or '.join(suffixes)}.")
+    if hub := split_hub_file(name):
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(*hub)
+        if not isinstance(found, str):
+            raise InputError(
+                f"The file {name} is not on this machine; fetch it with `svdq model pull` of the model file."
+            )
+        return Path(found)
+    path = relative_to / Path(name).expanduser()
+    if not path.is_file():
+        raise InputError(f"There is no file {str(path)!r}, which a model file names; correct its path.")
+    return path
+
+
+def split_hub_file(name: str) -> tuple[str, str] | None:
+    """Return hub id and path of `owner/name:file`; None for a path."""
+    repository, colon, file = name.partition(":")
+    return (
+        (repository, file)
+        if colon and repository.count("/") == 1 and not repository.startswith((".", "/", "~"))
+        else None
+    )

@@ -1,0 +1,100 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
+from svdq.pipeline.models.resolved_model import LoraFile
+from svdq.pipeline.models.weights import empty_component, load_weights, read_folder, renaming
+from tests.pipeline.models.wan_files import save_lora
+
+
+def opened(file: Path, weights: dict[str, Tensor], component: str = "transformer", strength: float = 1.0) -> Lora:
+    import diffusers
+
+    lora = LoraFile(file=file, component=component, strength=strength)
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    return open_lora(lora, shapes, renaming(diffusers.WanTransformer3DModel))
+
+
+@pytest.fixture
+def folder(tiny_wan: Path) -> Path:
+    return tiny_wan / "transformer"
+
+
+@pytest.fixture
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(next(folder.glob("*.safetensors")))
+
+
+@pytest.mark.parametrize("kind", ["peft", "comfyui", "musubi"])
+def test_fused_weights_are_those_of_diffusers(
+    tiny_wan: Path, folder: Path, weights: dict[str, Tensor], tmp_path: Path, kind: str
+) -> None:
+    import diffusers
+
+    files = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    for rank, file in enumerate(files, start=3):
+        save_lora(file, weights, kind, rank=rank)
+    pipeline = diffusers.WanImageToVideoPipeline.from_pretrained(tiny_wan)
+    for file, strength in zip(files, (0.7, -0.4), strict=True):
+        pipeline.load_lora_weights(str(file))
+        pipeline.fuse_lora(components=["transformer"], lora_scale=strength)
+        pipeline.unload_lora_weights()
+    loras = [opened(file, weights, strength=strength) for file, strength in zip(files, (0.7, -0.4), strict=True)]
+    config = json.loads((folder / "config.json").read_text())
+    read = read_folder(sorted(folder.glob("*.safetensors")))
+    ours = empty_component(diffusers.WanTransformer3DModel, config)
+    load_weights(ours, read, loras, dtype=torch.float32, device=torch.device("cpu"))
+    theirs = pipeline.transformer.state_dict()
+    for name, weight in ours.state_dict().items():
+        torch.testing.assert_close(weight, theirs[name], atol=1e-6, rtol=0)
+    assert not torch.equal(ours.blocks[0].attn1.to_q.weight, weights["blocks.0.attn1.to_q.weight"])
+
+
+def test_what_a_lora_does_not_change_is_said_with_numbers(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    file = tmp_path / "lora.safetensors"
+    save_lora(file, weights, "comfyui")
+    save_file(load_file(file) | {"diffusion_model.blocks.9.ffn.0.diff_b": torch.ones(2)}, file)
+    unmatched, dropped = warnings_of(opened(file, weights))
+    assert unmatched.startswith("The LoRA lora.safetensors: 80 of 82 keys match the transformer; 1 do not, such as ")
+    assert dropped.endswith("1 differences are dropped, as in diffusers, such as diffusion_model.blocks.0.norm3.diff.")
+
+
+def test_a_file_for_both_experts_changes_each_by_its_own_keys(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    name = "blocks.0.attn1.to_q.weight"
+    module = name.removesuffix(".weight")
+    down, up = torch.ones(2, weights[name].shape[1]), torch.ones(weights[name].shape[0], 2)
+    keys = {f"{each}.{module}.lora_{part}.weight": number * tensor
+            for number, each in enumerate(("transformer", "transformer_2"), start=1)
+            for part, tensor in (("A", down), ("B", up))}  # fmt: skip
+    config = {f"transformer_2.{setting}": value for setting, value in (("r", 2), ("lora_alpha", 1))}
+    save_file(keys, tmp_path / "both.safetensors", metadata={"lora_adapter_metadata": json.dumps(config)})
+    lora = opened(tmp_path / "both.safetensors", weights, "transformer_2")
+    added = lora.add(name, torch.zeros_like(weights[name]))
+    assert added.unique().tolist() == [4.0]  # 2 * 2 of two ranks, by alpha / rank = 1 / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("lora.safetensors", {"unet.conv_in.lora_A.weight": 1}, r"^None of the 1 keys .* match a weight of the trans"),
+        ("lora.safetensors", {"transformer.blocks.0.attn1.to_q.lora_A.weight": 1}, "only one of the two factors"),
+        ("lora.safetensors", {"transformer.blocks.0.attn1.to_q.dora_scale": 1}, "DoRA"),
+        ("lora.pt", {}, "reads no pickles"),
+        ("lora.safetensors", None, "cannot be read"),
+    ],
+)
+def test_other_files_are_refused(
+    weights: dict[str, Tensor], tmp_path: Path, name: str, keys: dict, message: str
+) -> None:
+    if keys is not None:
+        save_file({key: torch.ones(2, 2) for key in keys}, tmp_path / name)
+    else:
+        (tmp_path / name).write_text("no weights")
+    with pytest.raises(InputError, match=message):
+        opened(tmp_path / name, weights)

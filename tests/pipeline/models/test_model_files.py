@@ -1,0 +1,153 @@
+"""Model files with tiny Wan: frames of diffusers with the same LoRAs and scheduler, on any number of ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpu_checks import compare
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import load_file
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.wan.family import FAMILY, WanParameters
+from tests.pipeline.models.wan_files import save_lora
+
+SIGMAS = [1.0, 0.75, 0.5, 0.25]
+HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
+VIDEO = WanParameters(prompt="A dog runs.", seed=1, frames=5, width=64, height=64)
+
+
+def write_model_file(folder: Path, base: Path, kind: str = "peft") -> Path:
+    """A model file as people have them: a LoRA for each expert, four steps, and an Euler schedule."""
+    for component in ("transformer", "transformer_2"):
+        weights = load_file(next((base / component).glob("*.safetensors")))
+        save_lora(folder / f"{component}.safetensors", weights, kind, rank=3 if component == "transformer" else 4)
+    (folder / "tiny-4step.toml").write_text(f"""
+base = "{base}"
+[[lora]]
+file = "transformer.safetensors"
+component = "transformer"
+strength = 0.8
+[[lora]]
+file = "transformer_2.safetensors"
+component = "transformer_2"
+[defaults]
+steps = 4
+guidance_scale = 1.0
+[scheduler]
+class = "FlowMatchEulerDiscreteScheduler"
+shift = 5.0
+sigmas = {SIGMAS}
+""")
+    return folder / "tiny-4step.toml"
+
+
+def with_diffusers(base: Path, folder: Path, image: Image.Image, video: WanParameters) -> NDArray[Any]:
+    """The frames of diffusers with the same LoRAs and scheduler."""
+    import diffusers
+
+    pipeline = diffusers.WanImageToVideoPipeline.from_pretrained(base)
+    for component, strength in (("transformer", 0.8), ("transformer_2", 1.0)):
+        file = str(folder / f"{component}.safetensors")
+        pipeline.load_lora_weights(file, load_into_transformer_2=component == "transformer_2")
+        pipeline.fuse_lora(components=[component], lora_scale=strength)
+        pipeline.unload_lora_weights()
+    pipeline.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0)
+    set_timesteps = pipeline.scheduler.set_timesteps
+    pipeline.scheduler.set_timesteps = lambda steps, device: set_timesteps(sigmas=SIGMAS, device=device)
+    frames = pipeline(
+        image=image,
+        prompt=video.prompt,
+        width=video.width,
+        height=video.height,
+        num_frames=video.frames,
+        num_inference_steps=4,
+        guidance_scale=1.0,
+        generator=torch.Generator("cpu").manual_seed(video.seed),
+        output_type="np",
+    ).frames[0]
+    return np.asarray((frames * 255).round(), dtype=np.uint8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["peft", "comfyui", "musubi"])
+def test_frames_are_those_of_diffusers_and_the_same_on_all_ranks(
+    tiny_wan: Path, image: Image.Image, tmp_path: Path, kind: str
+) -> None:
+    path = write_model_file(tmp_path, tiny_wan, kind)
+    model = resolve(str(path), dtype="fp32")
+    assert model.name == "tiny-4step"
+    videos = [
+        FAMILY.complete(VIDEO.model_copy(update={"seed": seed, "steps": steps}), model.facts)
+        for seed, steps in ((1, None), (2, 9))
+    ]
+    assert [video.steps for video in videos] == [4, 4]  # sigmas are for their number of steps
+    plain = compare.render(str(tiny_wan), image, videos, num_ranks=1)
+    first = compare.render(str(path), image, videos, num_ranks=1)
+    for frames, video, unchanged in zip(first, videos, plain, strict=True):
+        theirs = with_diffusers(tiny_wan, tmp_path, image, video)
+        assert np.abs(frames.astype(int) - theirs).max() <= 1
+        assert np.abs(frames.astype(int) - unchanged).max() > 10
+    for components in ((None,) * 2, (None,) * 3, (None,) * 7, (HIGH, LOW), (HIGH, HIGH, LOW)):
+        again = compare.render(str(path), image, videos, num_ranks=len(components), components=components)
+        for frames, expected in zip(again, first, strict=True):
+            np.testing.assert_array_equal(frames, expected)
+
+
+def test_the_fingerprint_is_that_of_the_content(tiny_wan: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one, two = (write_model_file(tmp_path / name, tiny_wan) for name in ("a", "b"))
+    renamed = two.rename(two.with_name("other.toml"))
+    assert resolve(str(one), dtype="fp32").fingerprint == resolve(str(renamed), dtype="fp32").fingerprint
+    for old, new in (("0.8", "0.7"), ("0.25]", "0.2]"), ("shift = 5.0", "shift = 3.0")):
+        changed = one.with_name("changed.toml")
+        changed.write_text(one.read_text().replace(old, new))
+        assert resolve(str(changed), dtype="fp32").fingerprint != resolve(str(one), dtype="fp32").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("steps = 4", "steps = 8", r"there are 4 sigmas for 8 steps; give as many"),
+        ("steps = 4", "number = 4", r"The default number of the model file .* is no parameter of this model"),
+        (
+            "guidance_scale = 1.0",
+            "guidance_scale = -1",
+            r"The default guidance_scale of the model file .* greater than or equal to 0",
+        ),
+        ("strength", "weight", r"lora\.0\.weight: is no key of a model file"),
+        ('component = "transformer_2"', 'component = "vae"', r"the component 'vae'; the base .* has transformer and"),
+        (
+            '"transformer.safetensors"',
+            '"none.safetensors"',
+            r"There is no file '.*/none.safetensors', which a model file",
+        ),
+        ('"transformer.safetensors"', '"lora.pt"', r"'lora.pt' .* must end in .safetensors"),
+        (
+            '"transformer.safetensors"',
+            '"a/b:c.safetensors"',
+            r"a/b:c.safetensors is not on this machine; fetch it with",
+        ),
+        ("FlowMatchEulerDiscreteScheduler", "DDIMScheduler", r"There is no scheduler 'DDIMScheduler'"),
+        ("[1.0, 0.75", "[0.5, 0.75", r"sigmas must fall from step to step"),
+        ("base =", "base", r"is not valid TOML"),
+    ],
+)
+def test_mistakes_are_sentences(tiny_wan: Path, tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = write_model_file(tmp_path, tiny_wan)
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(InputError, match=message) as caught:
+        resolve(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_svd_has_no_other_scheduler(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "svd.toml"
+    path.write_text(f'base = "{tiny_model}"\n[defaults]\nmotion_bucket_id = 60\n[scheduler]\nshift = 3.0\n')
+    with pytest.raises(InputError, match="has a scheduler, which Stable Video Diffusion cannot change"):
+        resolve(str(path))
