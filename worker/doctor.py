@@ -111,11 +111,8 @@ def check_storage(settings: Settings) -> Iterator[Finding]:
     yield Finding("storage", "ok", f"{storage.shown}: written, read and removed a file")
     if storage.folder is not None:
         free = shutil.disk_usage(storage.folder).free
-        text = f"{free / 1024**3:.1f} GiB"
-        if free < LITTLE_SPACE:
-            yield Finding("free space", "warn", text, "`svdq prune --older-than 30d` removes old videos")
-        else:
-            yield Finding("free space", "ok", text)
+        advice = "`svdq prune --older-than 30d` removes old videos" if free < LITTLE_SPACE else ""
+        yield Finding("free space", "warn" if advice else "ok", f"{free / 1024**3:.1f} GiB", advice)
 
 
 def check_model(name: str) -> Iterator[Finding]:

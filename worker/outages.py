@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 #: Seconds after which a call to Redis without an answer is tried again.
 ANSWER_TIMEOUT_S = 5.0
-#: Seconds between two attempts while Redis is unavailable.
+#: Seconds between two attempts of Redis.
 RETRY_S = 1.0
 #: Seconds until the second attempt of the storage; the delay doubles up to the second number.
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0
@@ -207,8 +207,7 @@ def _cause(error: Exception) -> OSError | None:
 
 
 def _errno(error: Exception) -> int | None:
-    cause = _cause(error)
-    return cause.errno if cause is not None else None
+    return getattr(_cause(error), "errno", None)
 
 
 def _reason(error: Exception) -> str:

@@ -24,8 +24,7 @@ from svdq.pipeline.planning.binding import Components, Segment, bind
 
 logger = logging.getLogger(__name__)
 
-#: When ranks load one expert each: where a rank's memory does not hold all, always (if there is more than one rank), or
-#: never.
+#: When ranks load one expert each; auto: where a rank's memory does not hold all.
 Binding = Literal["auto", "always", "never"]
 #: Bytes of a weight in int8, with its share of the scales and of the layers that stay as they are.
 INT8_BYTES = 1.05
@@ -85,7 +84,7 @@ class Experts:
         return components
 
     def _need(self, rank: int, num_ranks: int) -> int:
-        """Return the bytes that a rank needs for a typical video with all experts."""
+        """Return the bytes of a typical video with all experts."""
         if self._model.layout is None:
             return 0  # simulated
         per_weight = INT8_BYTES if "int8" in self._compute.approximate else self._dtype.itemsize
@@ -97,12 +96,9 @@ class Experts:
         weights = per_weight * num_experts_weights + self._dtype.itemsize * sum(map(self._num_weights, others))
         activities: list[Activity] = ["step", *["encode"] * encodes, *["decode"] * decodes]  # type: ignore[list-item]
         one_by_one = self._typical.model_copy(update={"decode_chunk_size": 1})
-        peaks = [
-            self._family.memory(
-                each, shape_for(each, one_by_one), name_of(self._dtype), self._model.facts, has_decoder=True
-            )
-            for each in activities
-        ]
+        dtype, facts = name_of(self._dtype), self._model.facts
+        memory = self._family.memory
+        peaks = [memory(each, shape_for(each, one_by_one), dtype, facts, has_decoder=True) for each in activities]
         return int(weights) + max(peaks)
 
     def _num_weights(self, component: str) -> int:

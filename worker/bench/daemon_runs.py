@@ -50,11 +50,9 @@ def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankMeasu
     Image.effect_noise((shape.width, shape.height), 64).convert("RGB").save(photo, "png")
     with session(settings) as connection:
         key = Storage(settings.storage).put_input(photo.getvalue(), "png")
-        entries = []
-        for seed in range(sum(workload.bursts)):
-            values = shape.model_dump() | {"seed": seed, "image": key, "name": f"sample-{seed}"}
-            job = parse_job(values)
-            entries.append(Entry(job=job, job_id=job.digest(seed_was_drawn=False)))
+        values = [{"seed": seed, "image": key, "name": f"sample-{seed}"} for seed in range(sum(workload.bursts))]
+        jobs = [parse_job(shape.model_dump() | each) for each in values]
+        entries = [Entry(job=job, job_id=job.digest(seed_was_drawn=False)) for job in jobs]
         trace_path = folder / "trace.json"
         num_queued = workload.bursts[0]
         enqueue_many(connection, entries[:num_queued])

@@ -15,10 +15,9 @@ from svdq.producer.records import LogEntry
 from svdq.producer.settings import without_secrets
 from svdq.producer.text import printable
 
-#: Largest number of lines about jobs that wait for Redis; then the oldest are dropped.
+#: Lines about jobs that wait for Redis; then the oldest are dropped.
 MAX_WAITING = 500
-
-#: Ids of our jobs, as `Job.digest` makes them.
+#: As `Job.digest` makes them.
 _JOB_ID = re.compile(r"\b[0-9a-f]{20}\b")
 _URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+")
 

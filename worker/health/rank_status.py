@@ -16,10 +16,8 @@ from svdq.pipeline.transport.topology import Topology
 from svdq.producer import processes
 from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus
 
-#: Seconds over which the busy share is averaged.
-SHARE_OVER_S = 10.0
-#: Number of gaps between videos over which the pace is averaged.
-WINDOW = 20
+#: Seconds over which the busy share is averaged, and number of gaps between videos for the pace.
+SHARE_OVER_S, WINDOW = 10.0, 20
 
 
 class BusyMeter:
@@ -99,15 +97,10 @@ class RankReporter:
         #: Denoising steps so far, and their seconds; replaced as a whole by the step loop.
         self.steps_done: tuple[int, float] = (0, 0.0)
         self.waiting: Sequence[Waiting] = ()
-        #: On rank 0.
         self.group: Callable[[], IntakeStatus] | None = None
 
     def gather(self, note: tuple[Sample, int] | None, last: Sample | None, step_s: float | None) -> RankStatus:
-        """Return the present record.
-
-        `note` is the sample that is computed and its step (the number of its steps: the decode); `last` the sample that
-        was computed last, with its last step in `step_s`.
-        """
+        """Return the present record; `note` is the sample and step that is computed, `last` and `step_s` the last."""
         conditions = tuple(condition for part in self.waiting if (condition := part.condition) is not None)
         activity: Activity = "waiting" if any(condition.job_ids for condition in conditions) else "idle"
         sample, step = note if note is not None else (None, None)

@@ -16,7 +16,7 @@ from svdq.worker.queue.crashes import Phase, phase_of
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between wake-ups while something is computed.
+#: Seconds between two looks at a computation.
 LOOK_S: Final = 5.0
 #: A step may take this many times as long as the slowest of its kind so far, and at least this many seconds.
 FACTOR: Final = 20.0
@@ -46,10 +46,7 @@ class Watchdog(Monitor):
         look_s: float = LOOK_S,
         shortest_bound_s: float = SHORTEST_BOUND_S,
     ) -> None:
-        """Watch the thread that calls this; `on_stall` ends the process.
-
-        The first step of a kind may take `first_bound_s`, since it chooses kernels; any step `shortest_bound_s`.
-        """
+        """Watch the calling thread; the first step of a kind may take `first_bound_s`, any step `shortest_bound_s`."""
         self._monitor = monitor
         self._rank = rank
         self._on_stall = on_stall
@@ -117,14 +114,12 @@ class Watchdog(Monitor):
         slowest_s = self.slowest_s.get(work.kind)
         frame = sys._current_frames().get(self._watched)
         logger.error(
-            "Rank %d makes no progress: %s of job %s (%dx%d, %d frames) has taken %.0f s, %s. "
+            "Rank %d makes no progress: %s of job %s (%s) has taken %.0f s, %s. "
             "The rank ends now, and its group restarts. Its stack:\n%s",
             self._rank,
             f"step {work.index + 1} of {work.sample.parameters.steps}" if phase == "step" else f"the {phase}",
             work.sample.job_id,
-            shape.width,
-            shape.height,
-            shape.frames,
+            f"{shape.width}x{shape.height}, {shape.frames} frames",
             time.monotonic() - work.began_at,
             "none of this kind has been done yet" if slowest_s is None else f"at most {slowest_s:.3g} s so far",
             "".join(traceback.format_stack(frame)).rstrip() if frame is not None else "(no stack)",

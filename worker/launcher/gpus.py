@@ -27,7 +27,7 @@ _GPU_LINE: Final = re.compile(r"GPU (\d+): .*?(?: \(UUID: (.*)\))?$")
 _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]*)\)$")
 #: A line that lists a device, and is no error message.
 _LISTING: Final = re.compile(rf"{_GPU_LINE.pattern}|{_MIG_LINE.pattern}|\d+, ")
-#: How the names of devices begin in CUDA_VISIBLE_DEVICES.
+#: The beginning of a device in CUDA_VISIBLE_DEVICES.
 _DEVICE: Final = re.compile(r"\d|GPU-|MIG-")
 
 
@@ -46,7 +46,7 @@ class Gpus:
 
     #: Values of CUDA_VISIBLE_DEVICES: the number of a GPU, or the UUIDs of its MIG instances.
     devices: tuple[str, ...] = ()
-    #: Why the list may be incomplete, a clause; "" when it is complete.
+    #: Why the list may be incomplete, a clause.
     failure: str = ""
     #: The UUIDs of whole GPUs by their numbers.
     uuids: Mapping[str, str] = field(default_factory=dict)
@@ -98,10 +98,7 @@ def devices_of(device: str, num_ranks: int | None) -> list[str]:
 
 
 def lasting_names(devices: Sequence[str]) -> list[str]:
-    """Replace numbers of GPUs by UUIDs: CUDA counts anew when a GPU is lost.
-
-    Numbers from CUDA_VISIBLE_DEVICES stay, since CUDA may count in another order than NVIDIA's tool.
-    """
+    """Replace numbers of GPUs, which change when one is lost, by UUIDs, unless they are from CUDA_VISIBLE_DEVICES."""
     uuids = {} if "CUDA_VISIBLE_DEVICES" in os.environ else all_gpus().uuids
     return [uuids.get(device, device) for device in devices]
 

@@ -30,9 +30,9 @@ ANSWER_TIMEOUT_S = 2.0
 
 
 class MetricSpec(NamedTuple):
-    """A metric."""
+    """A metric of Prometheus."""
 
-    #: In Prometheus; of a summary without _sum and _count.
+    #: Of a summary without _sum and _count.
     name: str
     kind: Literal["gauge", "counter", "summary"]
     help: str

@@ -42,7 +42,6 @@ MAX_ID_LENGTH = 120
 #: Bytes of a slot, `<phase> <step> <job id>`; the file has ten slots and one byte for the kind of exit.
 SLOT_BYTES = MAX_ID_LENGTH + 24
 RECORD_BYTES = (2 + MAX_WRITERS) * SLOT_BYTES + 1
-_EMPTY = b" " * SLOT_BYTES
 _STAGE_LOOP = 0
 _SLOTS_OF = {"prepare": range(1, 2), "write": range(2, 2 + MAX_WRITERS)}
 _CLEAN = b"c"
@@ -100,7 +99,7 @@ class CrashMarker:
                 self._free[phase].put(slot)
 
     def begin(self, phase: Phase, job_id: str, step: int = 0) -> None:
-        """Record what the stage loop does next: one write to the page cache, a few microseconds."""
+        """Record the phase of the stage loop: one write to the page cache, a few microseconds."""
         self._write(_STAGE_LOOP, f"{phase} {step} {job_id}")
 
     def idle(self) -> None:
@@ -131,7 +130,7 @@ class CrashMarker:
     def _write(self, slot: int, text: str) -> None:
         record = text.encode()
         # A part of a longer id could be the id of another job.
-        self._put(record.ljust(SLOT_BYTES) if len(record) <= SLOT_BYTES else _EMPTY, slot * SLOT_BYTES)
+        self._put((record if len(record) <= SLOT_BYTES else b"").ljust(SLOT_BYTES), slot * SLOT_BYTES)
 
     def _put(self, content: bytes, at: int) -> None:
         # A file system that copies on write refuses this when it is full, and the work goes on.

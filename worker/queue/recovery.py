@@ -76,10 +76,7 @@ class Recovery:
         self._is_counted = False
 
     def at_start(self, suspects: Sequence[CrashSuspect]) -> None:
-        """Return the jobs of dead groups of this host; call this before the first pop.
-
-        The ranks of this group worked on the `suspects` when they died.
-        """
+        """Return the jobs of dead groups of this host before the first pop; count the crash of the suspects."""
         if not self._is_counted:  # the caller tries again if Redis becomes unavailable
             count_crash(self._connection, suspects)
             self._is_counted = True
@@ -100,7 +97,8 @@ class Recovery:
     def unknown(self, held: Collection[str], *, is_last: bool = False) -> None:
         """Return jobs of this worker whose begin Redis did not confirm; call between pops.
 
-        `held` has the ids of the worker's executions. Others' leases end after seconds; with `is_last`, do not wait.
+        `held` has the ids of the executions that the worker knows. The leases of others end after seconds, since nobody
+        renews them; with `is_last`, do not wait for that.
         """
         now_s = scripts.server_time(self._connection)
         for queue in self._worker.queues:
