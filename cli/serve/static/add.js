@@ -1,16 +1,23 @@
 // The section Add: photos, their settings, and the upload, three photos at a time.
 import { byId, copy, run, sentenceOf, setText, sumOf, tryOn, UNREACHABLE } from "./dom.js";
 import { ofDrop, ofFolder } from "./files.js";
-import { bytes, count } from "./format.js";
+import { bytes, clock, count, inSeconds } from "./format.js";
 import * as form from "./form.js";
 
 const AT_ONCE = 3;
+//: Answers after which all uploads pause, and go on by themselves: no answer at all, and those of a server or proxy in trouble.
+const PASSING = [0, 408, 425, 429, 502, 503, 504];
+//: Seconds of the first pause and of the longest; each failure in a row doubles it.
+const FIRST_PAUSE_S = 1;
+const LONGEST_PAUSE_S = 30;
 
 //: Each: file, folder, source, state, settings, loaded, reason, ids, request, root, parts.
-// States: chosen, waiting, sending, done, refused (the server says why), failed (try again).
+// States: chosen, waiting, sending, done, refused (the server says why), failed (the server has failed on this one).
 let photos = [];
 const ofState = (...states) => photos.filter((photo) => states.includes(photo.state));
 let numOthers = 0;
+//: The pause after a failure: its timer, when it ends, why it began, and the number of failures in a row.
+const pause = { timer: 0, endsAt: null, reason: "", numFailures: 0 };
 
 export function start() {
   byId("choose-photos").addEventListener("click", () => byId("photos").click());
@@ -39,10 +46,12 @@ export function start() {
     pump();
   });
   byId("retry-uploads").addEventListener("click", retry);
+  addEventListener("online", retry);
   byId("cancel-uploads").addEventListener("click", () => {
     ofState("waiting").forEach((photo) => set(photo, "chosen"));
     ofState("sending").forEach((photo) => { photo.request.abort(); set(photo, "chosen"); });
-    show();
+    pause.numFailures = 0;
+    endPause();
   });
   byId("undo-uploads").addEventListener("click", (event) => {
     const ids = ofState("done").flatMap((photo) => photo.newIds);
@@ -66,10 +75,28 @@ export function start() {
   addEventListener("beforeunload", (event) => { if (ofState("waiting", "sending").length) event.preventDefault(); });
 }
 
-/** Send again what failed because the server could not be reached. */
+/** Go on at once after a failure. */
 export function retry() {
+  if (byId("add-problem").textContent === UNREACHABLE) setText(byId("add-problem"), "");
   ofState("failed").forEach((photo) => set(photo, "waiting"));
+  endPause();
+}
+
+function endPause() {
+  clearTimeout(pause.timer);
+  pause.endsAt = null;
   pump();
+}
+
+/** Wait with all uploads after a failure that may pass; those that are on their way decide for themselves. */
+function beginPause(photo, reason, afterS) {
+  set(photo, "waiting");
+  if (pause.endsAt) return;
+  const delayS = Math.max(afterS || 0, Math.min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** pause.numFailures));
+  pause.numFailures += 1;
+  pause.reason = reason;
+  pause.endsAt = inSeconds(delayS);
+  pause.timer = setTimeout(endPause, delayS * 1000);
 }
 
 function startDrop() {
@@ -129,9 +156,10 @@ function set(photo, state, more = {}) {
   setText(photo.parts.state, words[state] ?? photo.reason);
 }
 
-/** Send the next photos. */
+/** Send the next photos: after a failure one, and as many as may be when it has arrived. */
 function pump() {
-  for (const photo of ofState("waiting").slice(0, AT_ONCE - ofState("sending").length)) send(photo);
+  const limit = pause.endsAt ? 0 : pause.numFailures ? 1 : AT_ONCE;
+  for (const photo of ofState("waiting").slice(0, Math.max(0, limit - ofState("sending").length))) send(photo);
   show();
 }
 
@@ -148,9 +176,10 @@ function send(photo) {
     setText(photo.parts.state, photo.loaded < 1 ? `${Math.floor(photo.loaded * 100)} %` : "is being checked");
     showProgress();
   };
-  request.onerror = () => { set(photo, "failed", { reason: UNREACHABLE }); pump(); };
+  request.onerror = () => { beginPause(photo, UNREACHABLE); pump(); };
   request.onload = () => {
     if (request.status === 200) {
+      pause.numFailures = 0;
       const jobs = JSON.parse(request.responseText).jobs;
       const fresh = jobs.filter((job) => job.is_new);
       set(photo, "done", {
@@ -160,8 +189,9 @@ function send(photo) {
       });
     } else {
       if (request.status === 401) location.reload();
-      const isOurs = request.status >= 400 && request.status < 500 && ![408, 429].includes(request.status);
-      set(photo, isOurs ? "refused" : "failed", { reason: sentenceOf(request.status, request.responseText) });
+      const reason = sentenceOf(request.status, request.responseText);
+      if (PASSING.includes(request.status)) beginPause(photo, reason, Number.parseInt(request.getResponseHeader("Retry-After"), 10));
+      else set(photo, request.status < 500 ? "refused" : "failed", { reason });
     }
     pump();
   };
@@ -189,11 +219,12 @@ function show() {
     number.failed && `${number.failed.toLocaleString()} failed`,
     numOthers && `${count(numOthers, "other file")} left out`,
   ].filter(Boolean);
-  setText(byId("upload-summary"), `${words.join(", ")}.`);
+  const why = pause.endsAt && `${pause.reason} Trying again at ${clock(pause.endsAt, new Date(), true)}.`;
+  setText(byId("upload-summary"), [`${words.join(", ")}.`, why].filter(Boolean).join(" "));
   const numNew = ofState("done").reduce((sum, photo) => sum + photo.newIds.length, 0);
   const isBusy = number.waiting + number.sending > 0;
-  byId("retry-uploads").hidden = !number.failed;
-  setText(byId("retry-uploads"), `Try again (${number.failed.toLocaleString()})`);
+  byId("retry-uploads").hidden = !number.failed && !pause.endsAt;
+  setText(byId("retry-uploads"), pause.endsAt ? "Try again now" : `Try again (${number.failed.toLocaleString()})`);
   byId("cancel-uploads").hidden = !isBusy;
   byId("undo-uploads").hidden = isBusy || !numNew;
   setText(byId("undo-uploads"), `Cancel these ${count(numNew, "video")}`);

@@ -1,6 +1,7 @@
 // Formats numbers, times and states in the words of the page.
 
 const clockFormat = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit" });
+const secondsFormat = new Intl.DateTimeFormat([], { timeStyle: "medium" });
 const dayFormat = new Intl.DateTimeFormat([], { weekday: "short", day: "numeric", month: "short" });
 
 export function count(number, thing) {
@@ -17,8 +18,8 @@ export function duration(seconds) {
 }
 
 /** A time of day, with the date if it is not today. */
-export function clock(moment, now = new Date()) {
-  const time = clockFormat.format(moment);
+export function clock(moment, now = new Date(), hasSeconds = false) {
+  const time = (hasSeconds ? secondsFormat : clockFormat).format(moment);
   return moment.toDateString() === now.toDateString() ? time : `${dayFormat.format(moment)}, ${time}`;
 }
 

@@ -1,6 +1,7 @@
 """Adding photos in a real browser, without a worker: uploads that fail, jobs that were canceled, and crops."""
 
 import io
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,3 +85,50 @@ def test_taking_an_upload_back_tells_what_was_too_late(desk: Watched, connection
     expect(photos.locator("li", has_text="Sky.png")).to_contain_text("canceled")
     expect(photos.locator("li", has_text="Lake.png")).to_contain_text("not canceled")
     expect(page.locator("#add-problem")).to_have_text('"Lake" is finished: it has ended already.')
+
+
+def test_uploads_go_on_by_themselves_after_failures_of_the_network(desk: Watched, connection: redis.Redis) -> None:
+    """40 photos, while a proxy answers 502 and the network is gone for some of them: all arrive once."""
+    page = desk.page
+    sent: list[str] = []
+
+    def answer(route: Any) -> None:
+        sent.append(route.request.url)
+        if len(sent) in (4, 5, 6):
+            route.fulfill(status=502, body="Bad Gateway")
+        elif len(sent) in (20, 21, 22, 23):
+            route.abort("internetdisconnected")
+        elif len(sent) == 30:
+            route.fulfill(status=503, headers={"Retry-After": "3"}, body="{}")
+        else:
+            route.continue_()
+
+    page.route("**/page/photos", answer)
+    choose(page, *(f"Photo {number}.png" for number in range(40)))
+    page.click("#make")
+    expect(page.locator("#upload-summary")).to_contain_text("svdq answered with the error 502. Trying again at")
+    expect(page.locator("#upload-summary")).to_contain_text("svdq cannot be reached. Trying again at")
+    expect(page.locator("#upload-summary")).to_have_text("40 uploaded.")
+    expect(page.locator("#retry-uploads")).to_be_hidden()
+    assert connection.llen("rq:queue:svdq-default") == 40
+    assert 40 + 6 <= len(sent) <= 40 + 8  # a pause sends one photo after the other
+    desk.forgive("502|503|ERR_INTERNET")
+
+
+def test_the_next_upload_waits_as_long_as_the_server_asks(desk: Watched) -> None:
+    page = desk.page
+    times: list[float] = []
+
+    def answer(route: Any) -> None:
+        times.append(time.monotonic())
+        if len(times) == 1:
+            route.fulfill(status=503, headers={"Retry-After": "3"}, body="{}")
+        else:
+            route.continue_()
+
+    page.route("**/page/photos", answer)
+    choose(page, "Lake.png")
+    page.click("#make")
+    expect(page.locator("#upload-summary")).to_have_text("1 uploaded.")
+    assert times[1] - times[0] > 2.9
+    desk.forgive("503")

@@ -333,7 +333,7 @@ def test_a_lost_connection_is_shown_and_recovers(desk: Watched, site: Site) -> N
     site.kill_server()
     expect(page.locator("#connection")).to_contain_text("The connection to svdq is lost since")
     page.click("#make")
-    expect(page.locator("#upload-summary")).to_have_text("1 failed.")
+    expect(page.locator("#upload-summary")).to_contain_text("1 to upload. svdq cannot be reached. Trying again at")
     page.click("#pause")
     expect(page.locator("#now-problem")).to_have_text("svdq cannot be reached.")
     site.start_server()
