@@ -3,6 +3,7 @@
 import secrets
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -68,6 +69,7 @@ def routes() -> list[BaseRoute]:
         Route("/page/picture/{video_id}", picture),
         Route("/page/content/{video_id}", content),
         Route("/page/results", results),
+        Route("/page/waiting", waiting),
         Route("/page/actions", act, methods=["POST"]),
         Route("/page/repeat", repeat, methods=["POST"]),
         Route("/page/zip", download, methods=["POST"]),
@@ -170,13 +172,16 @@ async def _views(request: Request, job_ids: list[str]) -> list[JobView]:
 
 async def results(request: Request) -> Response:
     """List finished and failed videos, the newest first."""
-    state = request.app.state
-    show, before = (request.query_params.get(name, "") for name in ("show", "before"))
-    return Json(
-        await state.backend.read(
-            lambda connection: review.read_page(connection, state.backend.storage, state.older, show or "open", before)
-        )
-    )
+    state, query = request.app.state, request.query_params
+    show, before = query.get("show") or "open", query.get("before", "")
+    page = partial(review.read_page, show=show, before=before, is_brief="brief" in query)
+    return Json(await state.backend.read(lambda connection: page(connection, state.backend.storage, state.older)))
+
+
+async def waiting(request: Request) -> Response:
+    """List the ids of all videos that are made or wait."""
+    statuses = ("started", *job_control.WAITING)
+    return Json({"ids": await request.app.state.backend.read(partial(newest_ids, statuses=statuses))})
 
 
 async def act(request: Request) -> Response:

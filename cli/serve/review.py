@@ -105,11 +105,13 @@ class StoredVideos:
             return self._sidecars
 
 
-def read_page(connection: redis.Redis, storage: Storage, older: StoredVideos, show: str, before: str) -> dict[str, Any]:
+def read_page(
+    connection: redis.Redis, storage: Storage, older: StoredVideos, show: str, before: str, *, is_brief: bool = False
+) -> dict[str, Any]:
     """Return a page of the list and the cursor of the next one, which is None at the end.
 
     Videos come from the records of jobs, and after them from the storage. `show` is one of `FILTERS`, and `before` a
-    cursor as text, "" for the first page.
+    cursor as text, "" for the first page. A brief page has only the ids, statuses and marks, of many videos.
 
     Raises:
         InputError: the filter or the cursor is not allowed.
@@ -117,6 +119,7 @@ def read_page(connection: redis.Redis, storage: Storage, older: StoredVideos, sh
     if show not in FILTERS:
         raise InputError(f"There is no filter {show[:80]!r}; choose one of {', '.join(FILTERS)}.")
     shown, fitting_marks = FILTERS[show]
+    size, describe = (MAX_SCANNED, _brief) if is_brief else (PAGE_SIZE, _reviewed)
     registered = ["failed" if status == "stopped" else status for status in shown]
     begin = _parse_cursor(before.removeprefix(_OLDER))
     found: list[dict[str, Any]] = []
@@ -131,11 +134,11 @@ def read_page(connection: redis.Redis, storage: Storage, older: StoredVideos, sh
             cursors = next_cursors(cursor, CHUNK)
             marks = dict(zip(cursors, job_control.read(connection, [job_id for _, job_id in cursors]), strict=True))
             fitting = [each for each in cursors if marks[each] in fitting_marks]
-            wanted = fitting[: PAGE_SIZE - len(found)]
+            wanted = fitting[: size - len(found)]
             views = {job.id: job for job in read([job_id for _, job_id in wanted])}
             # Some records have expired meanwhile, and stopped jobs are among the failed ones.
             found.extend(
-                _reviewed(views[job_id], marks[seconds, job_id], storage)
+                describe(views[job_id], marks[seconds, job_id], storage)
                 for seconds, job_id in wanted
                 if job_id in views and views[job_id].status in shown
             )
@@ -145,7 +148,7 @@ def read_page(connection: redis.Redis, storage: Storage, older: StoredVideos, sh
                 cursor = cursors[-1]
             else:
                 return None
-            if len(found) == PAGE_SIZE:
+            if len(found) == size:
                 break
         return cursor
 
@@ -178,6 +181,10 @@ def _parse_cursor(text: str) -> Cursor | None:
     return int(seconds), job_id
 
 
+def _brief(job: JobView, mark: job_control.Verdict | None, _storage: Storage) -> dict[str, Any]:
+    return {"id": job.id, "status": job.status if job.is_readable else "failed", "mark": mark or ""}
+
+
 def _reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) -> dict[str, Any]:
     """Describe one video of the list."""
     parameters = job.parameters
@@ -185,14 +192,11 @@ def _reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) 
     files = files_of(job)
     kind = next((kind for kind in _PLAYED if kind in files), "png")
     seed = parameters.get("seed")
-    return {
-        "id": job.id,
+    return _brief(job, mark, storage) | {
         "name": job.name,
-        "status": job.status if job.is_readable else "failed",
         "kind": kind,
         # A remote storage is not asked about each video.
         "is_there": kind in files and (storage.folder is None or storage.exists(files[kind])),
-        "mark": mark or "",
         "seed": seed if isinstance(seed, int) else None,
         "size": f"{width}x{height}" if width and height else "",
         "notice": job.notice,

@@ -1,26 +1,29 @@
 // The section Now: figures, warnings, ranks, and the videos that are made or wait.
-import { act, byId, copy, run, setText } from "./dom.js";
+import { act, byId, copy, request, run, setText } from "./dom.js";
 import { bytes, clock, count, duration, inSeconds } from "./format.js";
 import { pictureOf } from "./media.js";
 
 //: Rows by job id.
 const rows = new Map();
 const problem = byId("now-problem");
-const picked = () => [...rows.values()].filter((row) => row.parts.pick.checked).map((row) => row.id);
+//: The ids of the selected videos, also of such as have no row; `isAll` if all were asked for.
+const selected = new Set();
+let isAll = false;
+const picked = () => [...selected];
 let isPaused = false;
 let numWaiting = 0;
+let numAll = 0;
 
 export function start() {
   byId("pause").addEventListener("click", (event) => {
     run(event.target, problem, () => act(isPaused ? "resume" : "pause"));
   });
   byId("pick-rows").addEventListener("change", (event) => {
-    rows.forEach((row) => { row.parts.pick.checked = event.target.checked; });
-    showPicked();
+    run(null, problem, () => pick(event.target.checked));
   });
   byId("front-rows").addEventListener("click", (event) => {
     // The last that is moved is the first in the queue.
-    run(event.target, problem, () => act("front", picked().filter((id) => rows.get(id).status === "queued").reverse()));
+    run(event.target, problem, () => act("front", movable().reverse()));
   });
   byId("cancel-rows").addEventListener("click", (event) => cancel(event.target, picked()));
   byId("cancel-all").addEventListener("click", (event) => {
@@ -30,14 +33,33 @@ export function start() {
   });
 }
 
+/** The selected videos that can be moved to the front, in the order of the queue. */
+const movable = () => [...byId("rows").children].map((root) => root.dataset.id)
+  .filter((id) => selected.has(id) && rows.get(id).status === "queued");
+
+/** Select all videos, also those that are not shown, or none. */
+async function pick(isWanted) {
+  selected.clear();
+  isAll = isWanted;
+  if (isWanted) (await request("GET", "/page/waiting")).ids.forEach((id) => selected.add(id));
+  rows.forEach((row, id) => { row.parts.pick.checked = selected.has(id); });
+  showPicked();
+}
+
 function cancel(button, ids) {
   if (ids.length > 1 && !confirm(`Cancel ${count(ids.length, "video")}?`)) return;
-  run(button, problem, () => act("cancel", ids));
+  run(button, problem, async () => {
+    const sentence = await act("cancel", ids);
+    ids.forEach((id) => selected.delete(id));
+    showPicked();
+    return sentence;
+  });
 }
 
 export function show(state) {
   isPaused = state.paused;
   numWaiting = state.counts.queued + state.counts.scheduled + state.counts.deferred;
+  numAll = numWaiting + state.counts.started;
   showFigures(state);
   showWarnings(state.warnings);
   showGroups(state.groups);
@@ -48,10 +70,9 @@ export function show(state) {
   byId("cancel-all").hidden = numWaiting < 2;
   byId("pause").hidden = false;
   setText(byId("pause"), isPaused ? "Resume" : "Pause");
-  const numLeft = numWaiting + state.counts.started;
-  byId("num-left").hidden = !numLeft;
-  setText(byId("num-left"), numLeft.toLocaleString());
-  document.title = numLeft ? `${numLeft.toLocaleString()} left · svdq` : "svdq";
+  byId("num-left").hidden = !numAll;
+  setText(byId("num-left"), numAll.toLocaleString());
+  document.title = numAll ? `${numAll.toLocaleString()} left · svdq` : "svdq";
 }
 
 function showFigures(state) {
@@ -117,6 +138,7 @@ function showRows(found) {
       if (row.root.contains(document.activeElement)) byId("now").focus({ preventScroll: true });
       row.root.remove();
       rows.delete(id);
+      selected.delete(id);
     }
   }
   const list = byId("rows");
@@ -131,6 +153,8 @@ function showRows(found) {
 
 function newRow(job) {
   const row = { id: job.id, ...copy("row-template") };
+  row.root.dataset.id = job.id;
+  row.parts.pick.checked = selected.has(job.id);
   setText(row.parts.name, job.name);
   row.parts.photo.src = pictureOf(job.id);
   row.parts.photo.addEventListener("error", () => { row.parts.photo.removeAttribute("src"); });
@@ -138,7 +162,12 @@ function newRow(job) {
   row.parts.bar.setAttribute("aria-label", `Progress of ${job.name}`);
   row.parts.front.setAttribute("aria-label", `Move ${job.name} to the front`);
   row.parts.cancel.setAttribute("aria-label", `Cancel ${job.name}`);
-  row.parts.pick.addEventListener("change", showPicked);
+  row.parts.pick.addEventListener("change", () => {
+    if (row.parts.pick.checked) selected.add(job.id);
+    else selected.delete(job.id);
+    isAll = isAll && row.parts.pick.checked;
+    showPicked();
+  });
   row.parts.front.addEventListener("click", (event) => run(event.target, problem, () => act("front", [job.id])));
   row.parts.cancel.addEventListener("click", (event) => cancel(event.target, [job.id]));
   rows.set(job.id, row);
@@ -159,11 +188,12 @@ function update(row, job) {
 }
 
 function showPicked() {
-  const number = picked().length;
+  const number = selected.size;
+  isAll = isAll && number > 0;
   const all = byId("pick-rows");
-  all.checked = number > 0 && number === rows.size;
-  all.indeterminate = number > 0 && number < rows.size;
+  all.checked = number > 0 && (isAll || number >= numAll);
+  all.indeterminate = number > 0 && !all.checked;
   setText(byId("num-picked-rows"), number ? `${number.toLocaleString()} selected` : "Select all");
   byId("cancel-rows").disabled = !number;
-  byId("front-rows").disabled = !picked().some((id) => rows.get(id).status === "queued");
+  byId("front-rows").disabled = isAll || !movable().length;
 }

@@ -24,7 +24,10 @@ let place = null;
 //: Whether newer results wait behind the button until the reader is done.
 let isBehind = false;
 
-const picked = () => inOrder().filter((card) => card.parts.pick.checked);
+//: The selected results by id, also such as have no card yet; `isAll` if all that match were asked for.
+const selected = new Map();
+let isAll = false;
+const picked = () => [...selected.values()];
 const inOrder = () => [...list.querySelectorAll(".card")].map((root) => cards.get(root.dataset.id));
 
 // Pictures are loaded shortly before they are seen, and videos let go when they are far away again.
@@ -45,15 +48,14 @@ export function start() {
     list.querySelector(".frame")?.focus({ preventScroll: true });
   });
   byId("pick-results").addEventListener("change", (event) => {
-    cards.forEach((card) => { card.parts.pick.checked = event.target.checked; });
-    showPicked();
+    run(null, problem, () => (event.target.checked ? pickAll() : pickNone()));
   });
   byId("keep-results").addEventListener("click", (event) => run(event.target, problem, () => mark(picked(), "keep")));
   byId("reject-results").addEventListener("click", (event) => run(event.target, problem, () => mark(picked(), "reject")));
-  byId("compare-results").addEventListener("click", () => compare(picked().map((card) => card.result)));
+  byId("compare-results").addEventListener("click", () => compare(inOrder().map((card) => card.result).filter((result) => selected.has(result.id))));
   byId("retry-results").addEventListener("click", (event) => run(event.target, problem, () => retry(unfinished(picked()))));
   byId("zip-results").addEventListener("click", () => {
-    byId("zip-ids").value = finished(picked()).map((card) => card.result.id).join(",");
+    byId("zip-ids").value = finished(picked()).map((result) => result.id).join(",");
     byId("zip-form").submit();
   });
   document.addEventListener("keydown", onKey);
@@ -64,9 +66,34 @@ export function start() {
   reload();
 }
 
-const finished = (some) => some.filter((card) => card.result.status === "finished");
-const unfinished = (some) => some.filter((card) => card.result.status !== "finished");
-const pageOf = (before) => request("GET", `/page/results?${new URLSearchParams({ show: byId("show").value, ...(before ? { before } : {}) })}`);
+const finished = (some) => some.filter((result) => result.status === "finished");
+const unfinished = (some) => some.filter((result) => result.status !== "finished");
+
+function pageOf(before, more = {}) {
+  const asked = new URLSearchParams({ show: byId("show").value, ...(before && { before }), ...more });
+  return request("GET", `/page/results?${asked}`);
+}
+
+/** Select all results that match, also those that are not loaded. */
+async function pickAll() {
+  const mine = generation;
+  for (let before = ""; before !== null && mine === generation;) {
+    const page = await pageOf(before, { brief: "yes" });
+    page.results.forEach((result) => selected.set(result.id, cards.get(result.id)?.result ?? result));
+    before = page.next;
+  }
+  if (mine !== generation) pickNone();
+  isAll = selected.size > 0;
+  cards.forEach((card) => { card.parts.pick.checked = selected.has(card.result.id); });
+  showPicked();
+}
+
+function pickNone() {
+  selected.clear();
+  isAll = false;
+  cards.forEach((card) => { card.parts.pick.checked = false; });
+  showPicked();
+}
 
 /** Load the first page again. */
 export async function reload() {
@@ -76,6 +103,7 @@ export async function reload() {
   choose(null);
   cards = new Map();
   list.replaceChildren();
+  pickNone();
   showBehind(0);
   await more();
 }
@@ -105,7 +133,7 @@ async function more() {
 
 /** Whether the reader works in the grid, or is scrolled down: nothing may move then. */
 function isWorking() {
-  return list.matches(":hover") || list.contains(document.activeElement) || picked().length > 0
+  return list.matches(":hover") || list.contains(document.activeElement) || selected.size > 0
     || Boolean(document.querySelector("dialog[open]")) || (cards.size > 0 && list.getBoundingClientRect().top < 0 && !place?.closest?.("#add, #now"));
 }
 
@@ -170,7 +198,14 @@ function newCard(result) {
   root.dataset.id = result.id;
   setText(parts.name, result.name);
   parts.pick.setAttribute("aria-label", `Select ${result.name}`);
-  parts.pick.addEventListener("change", showPicked);
+  parts.pick.checked = selected.has(result.id);
+  if (parts.pick.checked) selected.set(result.id, result);
+  parts.pick.addEventListener("change", () => {
+    if (parts.pick.checked) selected.set(result.id, result);
+    else selected.delete(result.id);
+    isAll = isAll && parts.pick.checked;
+    showPicked();
+  });
   if (result.status === "finished" && result.is_there) {
     card.media = mediaOf(result);
     parts.open.append(card.media.element);
@@ -184,15 +219,15 @@ function newCard(result) {
     parts.error.hidden = false;
     setText(parts.error, result.error);
   }
-  parts.open.addEventListener("click", () => open(result, { neighbor: (step) => neighbor(result.id, step), mark: (verdict) => mark([cards.get(result.id) ?? card], verdict) }));
-  parts.keep.addEventListener("click", (event) => run(event.target, problem, () => mark([card], "keep")));
-  parts.reject.addEventListener("click", (event) => run(event.target, problem, () => mark([card], "reject")));
+  parts.open.addEventListener("click", () => open(result, { neighbor: (step) => neighbor(result.id, step), mark: (verdict) => mark([cards.get(result.id)?.result ?? result], verdict) }));
+  parts.keep.addEventListener("click", (event) => run(event.target, problem, () => mark([result], "keep")));
+  parts.reject.addEventListener("click", (event) => run(event.target, problem, () => mark([result], "reject")));
   parts.keep.hidden = parts.reject.hidden = result.status !== "finished";
   const isFinished = result.status === "finished";
   if (!isFinished) setText(parts.again, "Try again");
   parts.again.setAttribute("aria-label", isFinished ? `Make ${result.name} again with another seed` : `Try ${result.name} again`);
   parts.again.addEventListener("click", (event) => run(event.target, problem, async () => {
-    if (!isFinished) return retry([card]);
+    if (!isFinished) return retry([result]);
     setText(parts.mark, await againWithNewSeed(result));
     return "";
   }));
@@ -215,10 +250,13 @@ function showMark(card) {
 async function mark(some, verdict) {
   const marked = finished(some);
   if (!marked.length) return "";
-  const isBack = marked.every((card) => card.result.mark === verdict);
-  const sentence = await act(isBack ? "unmark" : verdict, marked.map((card) => card.result.id));
-  marked.forEach((card) => {
-    card.result.mark = isBack ? "" : verdict;
+  const isBack = marked.every((result) => result.mark === verdict);
+  const sentence = await act(isBack ? "unmark" : verdict, marked.map((result) => result.id));
+  marked.forEach((result) => {
+    result.mark = isBack ? "" : verdict;
+    const card = cards.get(result.id);
+    if (!card) return;
+    card.result.mark = result.mark; // it may be another object, of a newer answer
     showMark(card);
   });
   return sentence;
@@ -226,8 +264,8 @@ async function mark(some, verdict) {
 
 /** Queue failed and canceled videos again. */
 async function retry(some) {
-  const problems = await tryOn("retry", some.map((card) => card.result.id));
-  some.filter((card) => !problems[card.result.id]).forEach(remove);
+  const problems = await tryOn("retry", some.map((result) => result.id));
+  some.filter((result) => !problems[result.id]).forEach(remove);
   return sumOf(problems);
 }
 
@@ -237,11 +275,14 @@ function neighbor(id, step) {
   return all[place + step]?.parts.open ?? null;
 }
 
-function remove(card) {
-  const other = neighbor(card.result.id, 1) ?? neighbor(card.result.id, -1) ?? byId("show");
+function remove({ id }) {
+  const card = cards.get(id);
+  selected.delete(id);
+  if (!card) return;
+  const other = neighbor(id, 1) ?? neighbor(id, -1) ?? byId("show");
   if (card === current) choose(null);
   card.root.remove();
-  cards.delete(card.result.id);
+  cards.delete(id);
   other.focus();
   showPicked();
 }
@@ -277,12 +318,12 @@ function showPicked() {
   const some = picked();
   const done = finished(some);
   const all = byId("pick-results");
-  all.checked = some.length > 0 && some.length === cards.size;
-  all.indeterminate = some.length > 0 && some.length < cards.size;
+  all.checked = some.length > 0 && (isAll || (next === null && some.length === cards.size));
+  all.indeterminate = some.length > 0 && !all.checked;
   setText(byId("num-picked-results"), some.length ? `${some.length.toLocaleString()} selected` : "Select all");
   for (const id of ["keep-results", "reject-results", "zip-results"]) byId(id).disabled = !done.length;
   byId("retry-results").hidden = !unfinished(some).length;
-  const playable = done.filter((card) => card.media);
+  const playable = done.filter((result) => cards.get(result.id)?.media);
   byId("compare-results").disabled = playable.length !== some.length || playable.length < 2 || playable.length > MAX_COMPARED;
 }
 
@@ -327,7 +368,7 @@ function onKey(event) {
   const verdict = { k: "keep", r: "reject" }[event.key.toLowerCase()];
   if (verdict) {
     const card = current;
-    run(null, problem, () => mark([card], verdict));
+    run(null, problem, () => mark([card.result], verdict));
     event.preventDefault();
   }
   const card = cardOf(target);

@@ -1,18 +1,23 @@
 """Reviewing results in a real browser: keys go to the video that plays, and nothing moves while the reader works."""
 
+import io
 import re
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 from svdq.producer import keys
+from svdq.producer.job import SvdJob
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.browser import Watched, watched_page
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import Server
+from tests.queued import enqueue
 from tests.waiting import wait_until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
@@ -143,3 +148,40 @@ def test_thirty_results_are_culled_while_new_ones_arrive(
     expected = {number: b"reject" if number % 3 else b"keep" for number in range(1, 31)}
     wait_until(lambda: marks(connection, ids) == expected)
     assert connection.hlen(keys.VERDICTS) == 30
+
+
+def test_select_all_means_all_that_match(
+    browser: Any, server: Server, connection: redis.Redis, storage: Storage
+) -> None:
+    """Also those that are not loaded yet, of the results and of the queue."""
+    ids = make(connection, storage, *range(1, 61))
+    for number in range(130):
+        job = SvdJob(image=f"inputs/{'0' * 64}.jpg", name=f"Wait {number}", seed=number, steps=4)
+        enqueue(connection, job, f"waits-{number}")
+    with watched_page(browser, server.url, viewport={"width": 1280, "height": 900}) as watched:
+        page = watched.page
+        expect(page.locator(".card").first).to_be_visible()
+        assert page.locator(".card").count() < 60
+        page.click("#pick-results")
+        expect(page.locator("#num-picked-results")).to_have_text("60 selected")
+        card(page, 59).locator("[data-part=pick]").uncheck()
+        expect(page.locator("#num-picked-results")).to_have_text("59 selected")
+        page.click("#keep-results")
+        expect(card(page, 60)).to_have_class(re.compile("is-keep"))
+        wait_until(lambda: marks(connection, ids) == dict.fromkeys({*range(1, 61)} - {59}, b"keep"))
+        with page.expect_download() as found:
+            page.click("#zip-results")
+        assert len(zipfile.ZipFile(io.BytesIO(Path(found.value.path()).read_bytes())).namelist()) == 59
+        page.locator("#results-end").scroll_into_view_if_needed()
+        expect(page.locator(".card")).to_have_count(60)
+        expect(page.locator(".card [data-part=pick]:checked")).to_have_count(59)
+
+        page.click("#pick-rows")
+        expect(page.locator("#num-picked-rows")).to_have_text("130 selected")
+        expect(page.locator("#front-rows")).to_be_disabled()
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.click("#cancel-rows")
+        expect(page.locator("#rows .row")).to_have_count(0)
+        expect(page.locator("#num-picked-rows")).to_have_text("Select all")
+        watched.forgive("404")  # of photos that are not there
+    assert connection.llen("rq:queue:svdq-default") == 0
