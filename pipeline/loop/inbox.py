@@ -1,4 +1,4 @@
-"""The work that waits on a rank for its stage loop: samples in host memory, and shapes to warm up for."""
+"""The samples that wait on a rank for its stage loop, in host memory, and those without units to warm up for."""
 
 import heapq
 import itertools
@@ -11,26 +11,12 @@ from torch import Tensor
 from svdq.pipeline.loop.outlet import Outlet
 from svdq.pipeline.loop.protocols import Report
 from svdq.pipeline.loop.sample import Sample, sample_from
-from svdq.pipeline.models.families import parse_parameters
 from svdq.pipeline.transport.links import Arrival
 from svdq.pipeline.transport.message import Kind
-from svdq.pipeline.video_parameters import VideoParameters
 
 #: Samples that may wait, and bytes of their tensors; one sample may wait whatever its size.
 MAX_SAMPLES: Final = 8
 MAX_BYTES: Final = 256 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class PendingWarmup:
-    """A shape of video that will come."""
-
-    #: `Sample.index` of the first video of this shape.
-    index: int
-    #: Its job, or "" if the group warms up in advance.
-    job_id: str
-    #: Its parameters.
-    parameters: VideoParameters
 
 
 class Inbox:
@@ -45,20 +31,18 @@ class Inbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._heap: list[tuple[int, int, Sample | PendingWarmup]] = []
+        self._heap: list[tuple[int, int, Sample]] = []
         #: Keeps the order of arrival among equal indices: a warm-up before its sample.
         self._arrivals = itertools.count()
-        self._num_samples = self._num_bytes = 0
+        self._num_bytes = 0
         self._closed = False
         self._released = False
 
-    def put(self, work: Sample | PendingWarmup) -> None:
+    def put(self, work: Sample) -> None:
         """Add what has arrived, in any order, without waiting."""
         with self._changed:
             heapq.heappush(self._heap, (work.index, next(self._arrivals), work))
-            if isinstance(work, Sample):
-                self._num_samples += 1
-                self._num_bytes += sum(tensor.nbytes for tensor in work.tensors.values())
+            self._num_bytes += sum(tensor.nbytes for tensor in work.tensors.values())
             self._changed.notify_all()
 
     def wait_for_room(self, num_bytes: int) -> None:
@@ -67,22 +51,20 @@ class Inbox:
             self._changed.wait_for(
                 lambda: (
                     self._released
-                    or not self._num_samples
-                    or (self._num_samples < MAX_SAMPLES and self._num_bytes + num_bytes <= MAX_BYTES)
+                    or not self._heap
+                    or (len(self._heap) < MAX_SAMPLES and self._num_bytes + num_bytes <= MAX_BYTES)
                 )
             )
 
-    def take(self) -> Sample | PendingWarmup | None:
+    def take(self) -> Sample | None:
         """Wait for work and take that of the lowest index; None when no more comes, or after `release`."""
         with self._changed:
             self._changed.wait_for(lambda: self._heap or self._closed or self._released)
             if self._released or not self._heap:
                 return None
             work = heapq.heappop(self._heap)[2]
-            if isinstance(work, Sample):
-                self._num_samples -= 1
-                self._num_bytes -= sum(tensor.nbytes for tensor in work.tensors.values())
-                self._changed.notify_all()
+            self._num_bytes -= sum(tensor.nbytes for tensor in work.tensors.values())
+            self._changed.notify_all()
             return work
 
     def has_before(self, index: int) -> bool:
@@ -133,10 +115,7 @@ class Router:
                 if not is_last:
                     # Passed on first, so that all ranks warm up at the same time.
                     self.outlet.relay(arrival)
-                parameters = parse_parameters(message.body["parameters"])
-                self.inbox.put(
-                    PendingWarmup(index=message.body["index"], job_id=message.body["job_id"], parameters=parameters)
-                )
+                self.inbox.put(sample_from(message.body, {}))
             case Kind.CLOSE:
                 self.inbox.close()
             case _:

@@ -38,7 +38,7 @@ class Sample:
     #: Its parameters, with the model's defaults filled in.
     parameters: AnyParameters
     #: K+1 indices of its T+2 units, which are the encode, T steps and the decode: rank r does the units from
-    #: boundaries[r] up to, not including, boundaries[r+1].
+    #: boundaries[r] up to, not including, boundaries[r+1]. Empty: ranks only warm up for it.
     boundaries: tuple[int, ...]
     #: The next denoising step; -1 before it is encoded, `parameters.steps` when denoising is done.
     step: int

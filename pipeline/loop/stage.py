@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.loop.admission import Admission
-from svdq.pipeline.loop.inbox import Inbox, PendingWarmup, Router
+from svdq.pipeline.loop.inbox import Inbox, Router
 from svdq.pipeline.loop.outlet import Outlet
 from svdq.pipeline.loop.protocols import Surroundings
 from svdq.pipeline.loop.sample import Sample
@@ -89,7 +89,7 @@ class Stage:
         gc.freeze()
         self._start_receiving()
         while (work := self._inbox.take()) is not None:
-            if isinstance(work, PendingWarmup):
+            if not work.boundaries:
                 self._warm_up_for(work)
                 continue
             sample, frames = self._units.run(work)
@@ -125,7 +125,7 @@ class Stage:
 
     def warm_up_group(self, parameters: VideoParameters) -> None:
         """Warm up on all ranks at the same time; on rank 0, before `run`, with the planned decode_chunk_size."""
-        self._warmup.announce(parameters)
+        self._warmup.announce(Sample(job_id="", parameters=parameters, boundaries=(), step=-1))
         self._warmup.run(parameters)
 
     def _start_receiving(self) -> None:
@@ -138,19 +138,18 @@ class Stage:
 
     def _begin(self, sample: Sample) -> None:
         """Begin an admitted sample, here or down the chain; in the thread that admits."""
-        self._warmup.announce_new(sample)
+        self._warmup.announce(sample)
         if sample.has_work(self._rank):
             self._inbox.wait_for_room(sum(tensor.nbytes for tensor in sample.tensors.values()))
             self._inbox.put(sample)
         elif not self.stopped:
             self._outlet.pass_on(sample)
 
-    def _warm_up_for(self, work: PendingWarmup) -> None:
-        if work.job_id:
+    def _warm_up_for(self, sample: Sample) -> None:
+        if sample.job_id:
             # If the warm-up kills ranks, this job is set aside.
-            sample = Sample(job_id=work.job_id, parameters=work.parameters, boundaries=(), step=-1)
             self._surroundings.monitor.warm_up(sample)
-        self._warmup.run(work.parameters)
+        self._warmup.run(sample.parameters)
         self._surroundings.monitor.idle()
 
     def _hand_over(self, sample: Sample, frames: Tensor | None) -> None:

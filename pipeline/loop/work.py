@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.loop.protocols import Surroundings
-from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
 from svdq.pipeline.models.memory import ChunkLimits, chunk_of
 from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_advice
@@ -237,15 +237,11 @@ class Warmup:
                 shape_text = f"{shape.width}x{shape.height}x{shape.frames}"
                 logger.warning("%s", describe_failure(error, f"while this rank warmed up for {shape_text}"))
 
-    def announce(self, parameters: VideoParameters, job_id: str = "", index: int = 0) -> None:
-        """Make the following ranks warm up; `job_id` and `index` are of the first sample with this shape, if any."""
-        if self._downstream is not None:
-            body = {"job_id": job_id, "index": index, "parameters": parameters.model_dump(mode="json")}
-            self._downstream.send(Message(kind=Kind.WARM, body=body))
-
-    def announce_new(self, sample: Sample) -> None:
-        """Make the following ranks warm up for a sample of a new shape; on rank 0 it is the warm-up."""
+    def announce(self, sample: Sample) -> None:
+        """Make the following ranks warm up for a sample of a new shape; on rank 0 the sample itself is the warm-up."""
         shape = Shape.of(sample.parameters)
-        if shape not in self._warm:
-            self.announce(sample.parameters, sample.job_id, sample.index)
-        self._warm.add(shape)
+        if shape not in self._warm and self._downstream is not None:
+            body = sample_body(replace(sample, boundaries=(), tensors={}))
+            self._downstream.send(Message(kind=Kind.WARM, body=body))
+        if sample.job_id:
+            self._warm.add(shape)
