@@ -59,7 +59,7 @@ class Planner:
         """Begin with idle ranks; `num_ranks` is K."""
         self._num_ranks = num_ranks
         self._forecast = Forecast(num_ranks)
-        #: The ranks that can start the latest video, and those behind them that must have room for it.
+        #: The ranks that can start the latest new video, and those behind them that must have room for it.
         self._starters: Sequence[int] = range(num_ranks)
         self._reach: list[_Reach] = []
 
@@ -126,7 +126,7 @@ class Planner:
             if block.unit:
                 least_s = left.upto_s[block.unit] * min(left.slowness)
                 reach.append(_Reach(ranks=ranks, least_s=least_s, ahead_s=stair_s))
-            else:
+            elif not first_unit:
                 self._starters = starters
             cuts = spread(
                 block,

@@ -160,6 +160,8 @@ def test_a_video_past_the_boundary_resumes_on_a_rank_of_the_second_expert() -> N
     row = Row.of(costs_of(1, 0.2, 2), [1.0] * 40)
     assignment = planner.admit(0, row, shape=1, num_waiting=0, now=0.0, first_unit=21, bounds=bounds)
     assert assignment == Assignment(boundaries=(21,) * 7 + (42,))
+    for index in range(1, 4):
+        planner.admit(index, row, shape=1, num_waiting=0, now=0.0, first_unit=21, bounds=bounds)
     assert planner.wait_s(0.0) == 0.0, "the ranks of the first expert are still free"
 
 
