@@ -132,8 +132,7 @@ def logs(connection: "redis.Redis", job_id: str, follow: bool, as_json: bool) ->
 
 def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[LogEntry]":
     """Yield the present entries and, with `follow`, new ones until the job has ended, also after an outage of Redis."""
-    from redis.exceptions import ConnectionError as LostError
-    from redis.exceptions import TimeoutError as SlowError
+    import redis
 
     from svdq.producer.records import read_log
     from svdq.producer.status.job_view import view
@@ -152,7 +151,7 @@ def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[
                 return
             if ended_at is None and view(connection, job_id).ended:
                 ended_at = time.monotonic()
-        except (LostError, SlowError):
+        except (redis.ConnectionError, redis.TimeoutError):
             if not follow:
                 raise
             if not is_away:
@@ -206,8 +205,7 @@ def _show(connection: "redis.Redis", console: "Console") -> None:
 
 def _snapshots(connection: "redis.Redis") -> "Iterator[tuple[Snapshot, str]]":
     """Yield snapshots without end; while Redis does not answer, the last one and a sentence that says so."""
-    from redis.exceptions import ConnectionError as LostError
-    from redis.exceptions import TimeoutError as SlowError
+    import redis
 
     from svdq.producer.status.snapshot import take
 
@@ -216,7 +214,7 @@ def _snapshots(connection: "redis.Redis") -> "Iterator[tuple[Snapshot, str]]":
         yield snapshot, outage
         try:
             snapshot, outage = take(connection), ""
-        except (LostError, SlowError):
+        except (redis.ConnectionError, redis.TimeoutError):
             outage = outage_of(snapshot.at)
 
 
