@@ -161,14 +161,13 @@ class FolderConfig:
             given = {key.replace("-", "_"): value for key, value in document.items()}
             for key in document:
                 name = key.replace("-", "_")
-                if name in PHOTO_KEYS:
-                    continue
                 if name in Settings.model_fields:
                     raise InputError(
                         f"{key!r} is a setting, and a watched folder has none: set {ENV_PREFIX}{name.upper()}, or move "
                         f"it to the {FILE_NAME} of SVDQ_HOME."
                     )
-                raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}.")
+                if name not in PHOTO_KEYS:
+                    raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}.")
             priority = given.pop("priority", spec.priority)
             if self.prompt is not None:
                 given.pop("prompt", None)
