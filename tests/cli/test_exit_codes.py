@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from svdq.cli.main import cli
-from svdq.cli.reference import contexts
+from tests.reference import contexts
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from svdq.cli.main import cli
-from svdq.cli.reference import contexts, reference
+from tests.reference import contexts, reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 CONTEXTS = list(contexts(click.Context(cli, info_name="svdq", **cli.context_settings)))
@@ -18,7 +18,7 @@ GROUPS, COMMANDS = (
 
 def test_the_page_is_what_the_commands_say() -> None:
     is_same = PAGE.read_text(encoding="utf-8") == reference()
-    assert is_same, "the commands have changed: python -m svdq.cli.reference > docs/cli.md"
+    assert is_same, "the commands have changed: python -m tests.reference > docs/cli.md"
 
 
 @pytest.mark.parametrize("context", COMMANDS, ids=lambda context: context.command_path)
