@@ -199,7 +199,7 @@ def main() -> None:
 
 
 def _drop_output() -> None:
-    """Drop what is still buffered, which Python would write once more at its end."""
+    """Drop the buffered output, which Python would write once more at its end."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -61,7 +61,7 @@ def _default(name: str, family: str) -> str:
 
 
 def _by_family(texts: Sequence[str]) -> str:
-    """Join what holds for each family; texts that are the same for all appear once."""
+    """Join the texts of all families; one that equals the first is left out."""
     others = zip(list(PARAMETERS.values())[1:], texts[1:], strict=False)
     return "; ".join([texts[0], *(f"{cls.title}: {text}" for cls, text in others if text != texts[0])])
 
@@ -161,7 +161,7 @@ def read_options(**values: Any) -> SubmitOptions:
 
 
 def with_defaults_from(like: Path | None, options: Sequence[SubmitOptions]) -> tuple[SubmitOptions, ...]:
-    """Fill what was not given from the parameters of a video; raises InputError if they cannot be read."""
+    """Fill the parameters that were not given from those of a video; raises InputError if they cannot be read."""
     if like is None:
         return tuple(options)
     from svdq.producer.results.finished_videos import read_provenance

@@ -106,7 +106,7 @@ class SubmitOptions:
         return replace(self, **auto | dict(values))
 
     def with_defaults_from(self, job: dict[str, Any]) -> "SubmitOptions":
-        """Fill what was not given from the recorded parameters of another job."""
+        """Fill the parameters that were not given from those of another job."""
         recorded = {"family": DEFAULT_FAMILY} | {
             name: tuple(value) if name == "formats" and isinstance(value, list) else value  # JSON has no tuples
             for name, value in job.items()

@@ -46,7 +46,7 @@ class Request:
 
     @property
     def full_source(self) -> str:
-        """Where the photo is, also if nobody said it."""
+        """`source`, or the photo's own folder and name."""
         folder = "" if self.data is not None else self.path.absolute().parent.name
         return self.source or source_path(folder, self.path.name)
 

@@ -28,7 +28,7 @@ ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 MAX_BYTES_PER_PIXEL = 16
 #: Bytes of UTF-8; leaves room for a suffix within a file system's 255.
 MAX_NAME_BYTES = 180
-#: Bytes of a photo that somebody else has sent or dropped.
+#: Largest size in bytes of a photo that was uploaded or dropped.
 MAX_FOREIGN_BYTES = 1 << 28
 #: Bytes of files held in memory at a time, independent of the number of threads.
 _BYTES = Budget(1 << 25)
@@ -94,10 +94,10 @@ def check_photos(
 
 
 def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
-    """Decode the first frame of a photo that somebody else gives, in full; `path` is for its name and messages.
+    """Decode the first frame of an uploaded or dropped photo; `path` is for its name and messages.
 
     Raises:
-        InputError: it is no photo, is damaged, or has too many pixels or takes too much memory: checked before.
+        InputError: it is no photo, is damaged, has too many pixels, or would take too much memory.
     """
     with pillow_without_limits():
         return _decode(data, path, max_pixels, MAX_DECODED_BYTES)

@@ -255,7 +255,7 @@ def store(storage: Storage, photo: Photo) -> None:
 
 
 def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, JobSpec]]:
-    """Make the jobs of checked photos, each with what was asked for."""
+    """Make the jobs of checked photos, each with its spec."""
     index = 1
     for photo, spec in checked:
         notes = dict(spec.notes) | ({SOURCE_NOTE: photo.source} if photo.source else {})

@@ -59,7 +59,7 @@ class WatchOptions:
     existing: bool = False
     #: Seconds without a change after which a file has stopped growing.
     stable_for_s: float = 2.0
-    #: What happens to photos afterwards: `keep`, `move:DIR` or `delete`.
+    #: The action on photos after submission: `keep`, `move:DIR` or `delete`.
     on_success: str = "keep"
     #: Process what is there, then end; files that still grow or are on hold are left to the next run.
     once: bool = False
@@ -67,7 +67,7 @@ class WatchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PostSubmit:
-    """What happens to photos after they were submitted."""
+    """The action on photos after submission: keep, move or delete them."""
 
     #: The watched folder, resolved.
     root: Path
@@ -176,7 +176,7 @@ class FolderConfig:
             spec.check(spell=as_key)
         except InputError as error:
             raise InputError(f"In the file {str(file_path)!r}: {error}") from error
-        except RecursionError as error:  # dotted keys nest as deeply as they like
+        except RecursionError as error:  # dotted keys may nest to any depth
             raise cannot_be_read(file_path, "it is nested too deeply") from error
         return spec
 
