@@ -27,8 +27,7 @@ def echo_json(value: object) -> None:
     echo(json.dumps(value))
 
 
-#: Characters of a prompt where it is not shown whole.
-PROMPT_LENGTH = 60
+PROMPT_LENGTH = 60  # characters of a prompt where it is not shown whole
 
 
 def describe(view: "JobView", estimate: "Estimate | None" = None, *, whole_prompt: bool = False) -> str:

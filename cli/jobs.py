@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from svdq.producer.status.selection import Selection
     from svdq.producer.status.snapshot import Snapshot
 
-#: Seconds between polls for new log entries.
-POLL_S = 0.5
+POLL_S = 0.5  # seconds between polls for new log entries
 #: Seconds between two refreshes of `svdq top`; ranks report about once a second.
 INTERVAL_S = 1.0
 #: Seconds after the end of a job in which its last log entries may still arrive.

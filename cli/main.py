@@ -233,8 +233,7 @@ class StopSignals:
     """A stop request by SIGINT or SIGTERM; a second signal ends the process at once."""
 
     def __init__(self) -> None:
-        #: The signal, or 0.
-        self.number = 0
+        self.number = 0  # the signal, or 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:

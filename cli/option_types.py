@@ -111,8 +111,7 @@ class NumberRange(click.FloatRange):
         return number
 
 
-#: Milliseconds, at most eleven days.
-MILLISECONDS = NumberRange(0, 1e9)
+MILLISECONDS = NumberRange(0, 1e9)  # at most eleven days
 STEP_MS = NumberRange(0, 1e9, min_open=True)
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from svdq.producer.settings import Settings
     from svdq.producer.status.job_view import JobView
 
-#: Largest number of bad photos printed.
-MAX_REASONS = 20
+MAX_REASONS = 20  # largest number of bad photos printed
 
 
 class _Bar(Observer):

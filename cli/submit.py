@@ -15,8 +15,7 @@ from svdq.producer.job import PARAMETER_KEYS
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
 
-#: The options that `submit_and_print` takes.
-PRINTING = ("skip_bad", "do_wait", "verbose", "as_json")
+PRINTING = ("skip_bad", "do_wait", "verbose", "as_json")  # the options that `submit_and_print` takes
 
 
 @click.command(cls=VideoCommand)

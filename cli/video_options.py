@@ -33,8 +33,7 @@ _OPEN_DEFAULTS = {
     "prompt": "that of a .txt beside the photo, or none",
 }
 _MODELS_OWN = "the model's own"
-#: Limits from here on are not shown: they do not help a reader.
-_MAX_SHOWN = 1_000_000
+_MAX_SHOWN = 1_000_000  # limits from here on are not shown: they do not help a reader
 _TYPES = {"integer": int, "number": float, "string": str}
 
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 Cell = str | Text
 
-#: Width of the output when it does not go to a terminal.
-PLAIN_WIDTH = 120
+PLAIN_WIDTH = 120  # width of the output when it does not go to a terminal
 #: Colors of ranks, in rotation; a rank has the same color in both tables.
 _COLORS = ("cyan", "green", "magenta", "blue", "yellow")
 #: Smallest and largest width of a rank's part of a track; narrower tracks are left out.

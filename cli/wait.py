@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from svdq.producer.status.job_view import JobView
     from svdq.producer.status.ranks import GroupStatus
 
-#: Seconds without a worker before a notice is printed.
-NO_WORKER_S = 2.0
-#: Largest number of jobs whose progress is shown.
-MAX_SHOWN = 20
+NO_WORKER_S = 2.0  # seconds without a worker before a notice is printed
+MAX_SHOWN = 20  # largest number of jobs whose progress is shown
 
 
 @click.command()

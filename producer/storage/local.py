@@ -25,10 +25,8 @@ class Entry:
     """One file of a storage."""
 
     key: str
-    #: Bytes.
-    size: int
-    #: Time of the last write, with a time zone.
-    modified_at: datetime
+    size: int  # bytes
+    modified_at: datetime  # time of the last write, with a time zone
 
 
 class LocalFiles:

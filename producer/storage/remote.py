@@ -30,8 +30,7 @@ EXTRAS = {
 }
 #: Keys of the last write in the metadata of fsspec's backends; some have only `created`.
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
-#: Number of files read or removed in parallel, to hide latency.
-AT_ONCE = 64
+AT_ONCE = 64  # number of files read or removed in parallel, to hide latency
 
 
 class RemoteFiles:

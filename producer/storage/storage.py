@@ -22,15 +22,13 @@ from svdq.producer.storage.local import TEMPORARY, Entry, LocalFiles
 from svdq.producer.storage.remote import RemoteFiles
 from svdq.producer.threads import ordered_map
 
-#: Prefix of staging folders on this machine, for a remote storage.
-STAGING_PREFIX = "svdq-staging-"
+STAGING_PREFIX = "svdq-staging-"  # prefix of staging folders on this machine, for a remote storage
 #: File that svdq writes at the root of a storage and in every folder of checkpoints. Nothing is pruned without it.
 MARKER = ".svdq-storage"
 _MARKER_TEXT = b"svdq keeps photos, videos and checkpoints here. `svdq prune` removes them only where this file is.\n"
 #: The line of the marker with the id of the Redis database that has the jobs of the storage.
 _DATABASE = re.compile(rb"^redis: (\w+)$", re.MULTILINE)
-#: Key of the file of `Storage.check_writable`.
-PROBE = "outputs/.svdq-probe"
+PROBE = "outputs/.svdq-probe"  # key of the file of `Storage.check_writable`
 #: A resubmitted photo counts as younger than this; `svdq prune` keeps photos up to twice this age.
 INPUT_AGE = timedelta(days=1)
 

@@ -20,8 +20,7 @@ from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of
 from svdq.producer.records import JobArguments
 from svdq.producer.untrusted_job import key_of
 
-#: Number of jobs sent to Redis in one round trip.
-CHUNK = 500
+CHUNK = 500  # number of jobs sent to Redis in one round trip
 
 #: KEYS: job, rq:queues, queue or registry of scheduled jobs. ARGV: job id, queue, when it is due or "", then the fields
 #: of the job and their values. Returns 1, or 0 if the job exists, which RQ's own script for unique jobs does not tell.
@@ -46,12 +45,10 @@ class Entry:
 
     job: Job
     job_id: str
-    #: The path of its photo, for display.
-    photo: str = ""
+    photo: str = ""  # the path of its photo, for display
     warning: str = ""
     priority: str = "default"
-    #: When to queue it, with a time zone; None means at once.
-    at: datetime | None = None
+    at: datetime | None = None  # when to queue it, with a time zone; None means at once
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -59,8 +56,7 @@ class Entry:
 class Enqueued:
     """The outcome of enqueuing an entry."""
 
-    #: The new job, or the existing one with this id.
-    rq_job: rq.job.Job
+    rq_job: rq.job.Job  # the new job, or the existing one with this id
     is_new: bool
     #: How an existing job had ended that is queued again: failed, stopped or canceled; "" for others.
     was: str = ""

@@ -28,8 +28,7 @@ from svdq.producer.submitting.parameters import (
 )
 from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size, safe_name
 
-#: Fields of name templates besides the parameters of the video.
-OWN_FIELDS = ("stem", "index", "variation")
+OWN_FIELDS = ("stem", "index", "variation")  # fields of name templates besides the parameters of the video
 NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family"}
 
 #: Smallest multiple of sides that are chosen: Wan 2.2 TI2V-5B needs 32, though others of its family take 16.
@@ -46,15 +45,11 @@ class JobSpec:
     options: tuple[SubmitOptions, ...] = (SubmitOptions(),)
     #: The model that decides the family of videos whose parameters do not; None if that is not known.
     model: ExpectedModel | None = None
-    #: Number of videos for each set, each with its own seed.
-    variations: int = 1
+    variations: int = 1  # number of videos for each set, each with its own seed
     priority: str = "default"
-    #: Template for names; None means the stem of the photo's file name.
-    name: str | None = None
-    #: Folder below outputs/, "" for outputs/ itself.
-    folder: str = ""
-    #: When to queue the jobs, with a time zone; None means at once.
-    at: datetime | None = None
+    name: str | None = None  # template for names; None means the stem of the photo's file name
+    folder: str = ""  # folder below outputs/, "" for outputs/ itself
+    at: datetime | None = None  # when to queue the jobs, with a time zone; None means at once
     #: Ids of jobs, or prefixes of them, that are to have finished or failed first.
     depends_on: tuple[str, ...] = ()
     force: bool = False

@@ -17,10 +17,8 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 
-#: Number of bits of random seeds: short enough to type again.
-SEED_BITS = 32
-#: Largest number of videos of one photo in a submission.
-MAX_VIDEOS = 10_000
+SEED_BITS = 32  # number of bits of random seeds: short enough to type again
+MAX_VIDEOS = 10_000  # largest number of videos of one photo in a submission
 #: The field of each parameter; of one that several families have, the first.
 FIELD_OF: Mapping[str, FieldInfo] = {
     name: field for job in reversed(tuple(JOBS.values())) for name, field in job.model_fields.items()
@@ -82,8 +80,7 @@ class SubmitOptions:
     min_guidance_scale: float | None = None
     max_guidance_scale: float | None = None
     decode_chunk_size: int | None = None
-    #: None: random for each video.
-    seed: int | None = None
+    seed: int | None = None  # None: random for each video
     formats: tuple[str, ...] | None = None
     fit: str | None = None
     interpolate: int | None = None

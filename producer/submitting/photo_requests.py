@@ -37,12 +37,10 @@ class Request:
 
     path: Path
     spec: JobSpec
-    #: As in `Photo`; "" for its own folder and name.
-    source: str = ""
+    source: str = ""  # as in `Photo`; "" for its own folder and name
     #: Prefix of errors: where the user asked for it, such as `list.csv, line 7: `.
     where: str = ""
-    #: As in `Photo`.
-    data: bytes | None = None
+    data: bytes | None = None  # as in `Photo`
 
     @property
     def full_source(self) -> str:

@@ -28,8 +28,7 @@ ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 MAX_BYTES_PER_PIXEL = 16
 #: Bytes of UTF-8; leaves room for a suffix within a file system's 255.
 MAX_NAME_BYTES = 180
-#: Largest size in bytes of a photo that was uploaded or dropped.
-MAX_FOREIGN_BYTES = 1 << 28
+MAX_FOREIGN_BYTES = 1 << 28  # largest size in bytes of a photo that was uploaded or dropped
 #: Bytes of files held in memory at a time, independent of the number of threads.
 _BYTES = Budget(1 << 25)
 
@@ -38,20 +37,16 @@ _BYTES = Budget(1 << 25)
 class Photo:
     """A checked photo. It holds no pixels, so that ten thousand of them fit in memory."""
 
-    #: The user's path; of an upload, only the name of the file.
-    path: Path
+    path: Path  # the user's path; of an upload, only the name of the file
     sha256: str
     #: Extension of its real format, without the dot, independent of the file's name.
     extension: str
-    #: Stem of the file's name, sanitized for `Job.name`.
-    name: str
+    name: str  # stem of the file's name, sanitized for `Job.name`
     num_bytes: int
-    #: Width and height in pixels, upright; None if they are not known.
-    size: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None  # width and height in pixels, upright; None if they are not known
     #: Where it was, from the submitted folder on, such as `holiday/day 1/cup.jpg`; "" if that is not known.
     source: str = ""
-    #: The bytes of an upload; None: they are in the file.
-    data: bytes | None = field(default=None, repr=False)
+    data: bytes | None = field(default=None, repr=False)  # the bytes of an upload; None: they are in the file
 
     @property
     def shown_path(self) -> str:

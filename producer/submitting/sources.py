@@ -28,8 +28,7 @@ SYSTEM_FOLDERS = frozenset(
     {"@eadir", "#recycle", "$recycle.bin", "__macosx", "lost+found", "system volume information"}
 )
 SUFFIX = ".txt"
-#: Bytes; the longest prompt has less.
-MAX_BYTES = 1 << 16
+MAX_BYTES = 1 << 16  # bytes; the longest prompt has less
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,7 @@ class Source:
     path: Path
     #: Its folder relative to the given folder, such as `day 1/morning`; "" for the given folder itself.
     folder: str = ""
-    #: Name of the given folder; "" for a file that was given itself.
-    root: str = ""
+    root: str = ""  # name of the given folder; "" for a file that was given itself
 
     @property
     def source(self) -> str:
@@ -205,10 +203,8 @@ def parse_prompt(data: bytes, path: Path) -> str:
 class PromptFiles:
     """The prompts in text files beside photos."""
 
-    #: Returns the name of a parameter for errors.
-    spell: Callable[[str], str]
-    #: Number of text files beside photos whose videos take no prompt.
-    num_ignored: int = 0
+    spell: Callable[[str], str]  # returns the name of a parameter for errors
+    num_ignored: int = 0  # number of text files beside photos whose videos take no prompt
 
     def spec_for(self, spec: JobSpec, photo: Path) -> JobSpec:
         """Add the prompt beside a photo to a spec without one; a family without prompts records it."""

@@ -28,8 +28,7 @@ from svdq.producer.submitting.photos import Photo, check_data, check_photos, cro
 from svdq.producer.submitting.sources import PromptFiles, find_photos, usable_prompt
 from svdq.producer.threads import Budget, ordered_map
 
-#: Bytes of photos that are held in memory to be stored.
-_BYTES = Budget(1 << 25)
+_BYTES = Budget(1 << 25)  # bytes of photos that are held in memory to be stored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,24 +36,17 @@ class Submission:
     """The outcome of submitting one job."""
 
     id: str
-    #: Storage key of the photo.
-    image: str
-    #: The recorded seed if the job existed.
-    seed: int
-    #: RQ's status.
-    status: str
+    image: str  # storage key of the photo
+    seed: int  # the recorded seed if the job existed
+    status: str  # RQ's status
     name: str
     photo: str
-    #: Whether it was enqueued now.
-    is_new: bool
+    is_new: bool  # whether it was enqueued now
     #: When a new job will be queued, with a time zone; None: it is queued.
     at: datetime | None = None
-    #: As in `Enqueued`.
-    was: str = ""
-    #: The model whose video the new job replaces; "" for none.
-    replaced_model: str = ""
-    #: As of `crop_warning`.
-    warning: str = ""
+    was: str = ""  # as in `Enqueued`
+    replaced_model: str = ""  # the model whose video the new job replaces; "" for none
+    warning: str = ""  # as of `crop_warning`
 
 
 class BadPhotosError(InputError):

@@ -16,17 +16,14 @@ from typing import BinaryIO, NamedTuple
 
 from svdq.producer.files import open_regular
 
-#: Name of a file until it is copied whole.
-COPYING = ".svdq-copy"
-#: Size in the signature of anything that is not a regular file.
-NOT_REGULAR = -1
+COPYING = ".svdq-copy"  # name of a file until it is copied whole
+NOT_REGULAR = -1  # size in the signature of anything that is not a regular file
 
 
 class Signature(NamedTuple):
     """Identifies a version of a file; without the inode, which memory cards and network shares change at each mount."""
 
-    #: Bytes.
-    size: int
+    size: int  # bytes
     mtime_ns: int
 
     @property

@@ -57,8 +57,7 @@ class WatchOptions:
     selection: Selection = field(default_factory=Selection)
     #: Whether files that existed before the folder was first watched are submitted, too.
     existing: bool = False
-    #: Seconds without a change after which a file has stopped growing.
-    stable_for_s: float = 2.0
+    stable_for_s: float = 2.0  # seconds without a change after which a file has stopped growing
     #: The action on photos after submission: `keep`, `move:DIR` or `delete`.
     on_success: str = "keep"
     #: Process what is there, then end; files that still grow or are on hold are left to the next run.
@@ -69,10 +68,8 @@ class WatchOptions:
 class PostSubmit:
     """The action on photos after submission: keep, move or delete them."""
 
-    #: The watched folder, resolved.
-    root: Path
-    #: Whether photos stay where they are.
-    keep: bool
+    root: Path  # the watched folder, resolved
+    keep: bool  # whether photos stay where they are
     #: Folder that they are moved to, or None; `subfolder` below it is reached without following links.
     target: Path | None = None
     subfolder: str = ""

@@ -28,12 +28,10 @@ from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, Watch
 from svdq.producer.watching.scanner import Debounce, WaitingFile
 from svdq.producer.watching.state import Event, Kind, Record, Report, State
 
-#: Folder in the watched folder for files that are no photos.
-REJECTED = "rejected"
+REJECTED = "rejected"  # folder in the watched folder for files that are no photos
 #: A file that is no photo must be unchanged for this many times `--stable-for`: it may be half copied.
 BAD_FACTOR = 4
-#: Seconds until a file on hold is tried again.
-HOLD_S = 2.0
+HOLD_S = 2.0  # seconds until a file on hold is tried again
 #: Seconds without a file on hold for a reason after which the reason is reported again.
 REPORT_AGAIN_S = 60.0
 
@@ -127,10 +125,8 @@ class Processor:
     post_submit: PostSubmit
     waiting: Debounce
     report: Report
-    #: The model that the videos are for if the parameters do not decide.
-    model: ExpectedModel | None = None
-    #: When a file was last on hold, by the reason.
-    held_s: dict[str, float] = field(default_factory=dict)
+    model: ExpectedModel | None = None  # the model that the videos are for if the parameters do not decide
+    held_s: dict[str, float] = field(default_factory=dict)  # when a file was last on hold, by the reason
 
     def __post_init__(self) -> None:
         self._root = self.post_submit.root

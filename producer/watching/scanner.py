@@ -26,10 +26,8 @@ class WaitingFile:
     #: When this version was first seen, and when it is to be processed; infinity means in the next run.
     since_s: float
     due_s: float
-    #: Whether it was submitted and could not be moved or deleted yet.
-    is_submitted: bool = False
-    #: The version of its prompt, once that is known.
-    prompt: Signature | None = None
+    is_submitted: bool = False  # whether it was submitted and could not be moved or deleted yet
+    prompt: Signature | None = None  # the version of its prompt, once that is known
 
 
 @dataclass
@@ -62,8 +60,7 @@ class Scanner:
 
     root: Path
     options: WatchOptions
-    #: Folders that are not entered.
-    excluded: Collection[Path]
+    excluded: Collection[Path]  # folders that are not entered
     state: State
 
     def scan(self, waiting: Debounce) -> None:

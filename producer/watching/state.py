@@ -48,11 +48,9 @@ class Event:
 
     kind: Kind
     text: str
-    #: From the watched folder.
-    path: str | None = None
+    path: str | None = None  # from the watched folder
     job_id: str | None = None
-    #: Where the file is now, if it was rejected and moved.
-    moved_to: str | None = None
+    moved_to: str | None = None  # where the file is now, if it was rejected and moved
 
     def as_json(self) -> dict[str, Any]:
         """Return one flat JSON object with the time; fields that do not apply are left out."""

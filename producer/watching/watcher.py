@@ -21,10 +21,8 @@ from svdq.producer.watching.state import Event, Report, State
 
 #: Longest pause between two scans of a small folder, and the largest share of the time that scans of a large one take.
 SCAN_S, MAX_SHARE = 2.0, 0.02
-#: Seconds between two checks for a stop request.
-TICK_S = 0.2
-#: Files that are processed between two scans at most.
-BATCH = 100
+TICK_S = 0.2  # seconds between two checks for a stop request
+BATCH = 100  # files that are processed between two scans at most
 #: Seconds until Redis or the storage is tried again: at first, and at most, doubling.
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
 
