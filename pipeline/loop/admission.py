@@ -1,4 +1,4 @@
-"""Rank 0's side of the loop: makes samples of requests when a rank can begin them, and learns what they cost."""
+"""Rank 0's side of the loop: makes samples of requests when a rank can begin them, and measures their costs."""
 
 import logging
 import math
@@ -29,7 +29,7 @@ LOOK_S = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class _Admitted:
-    """What is to be known of a sample in flight."""
+    """The facts of a sample in flight that the plan needs at its end."""
 
     shape: Shape
     #: Costs of its steps, relative to each other.
@@ -157,7 +157,7 @@ class Admission:
         return bounds if set(bounds) != {(0, request.parameters.steps + 2)} else None
 
     def on_work(self, work: Sequence[Work]) -> None:
-        """Handle finished work of any rank: learn what its shape costs."""
+        """Record the costs of finished work of any rank."""
         with self._lock:
             for each in work:
                 if (admitted := self._in_flight.get(each.sample)) is None:
@@ -197,7 +197,7 @@ class Admission:
             )  # fmt: skip
 
     def handle(self, arrival: Arrival) -> None:
-        """Handle what the last rank reports. Runs in the thread that receives it.
+        """Handle a message from the last rank. Runs in the thread that receives it.
 
         Raises:
             ValueError: it is not a report.

@@ -26,7 +26,7 @@ class Inbox:
     to wait, up to rank 0, which takes no more jobs. This cannot deadlock. The stage loop takes whatever has arrived
     and never waits for a certain sample, so a full inbox empties as soon as the loop can send what it has. It sends
     down the chain only. So whatever waits, waits for a later rank, and the last rank only for the sink, which waits for
-    no rank: what it reports to rank 0 is received at all times.
+    no rank: rank 0 receives its reports at all times.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Inbox:
         self._released = False
 
     def put(self, work: Sample) -> None:
-        """Add what has arrived, in any order, without waiting."""
+        """Add a sample, in any order, without waiting."""
         with self._changed:
             heapq.heappush(self._heap, (work.index, next(self._arrivals), work))
             self._num_bytes += sum(tensor.nbytes for tensor in work.tensors.values())
@@ -87,13 +87,13 @@ class Inbox:
 
 @dataclass(frozen=True, kw_only=True)
 class Router:
-    """Handles arrivals in the receiving thread, so that what passes by waits for no computation and may overtake."""
+    """Handles arrivals in the receiving thread, so that passing messages wait for no computation and may overtake."""
 
     #: This rank.
     rank: int
     #: Work for the stage loop.
     inbox: Inbox
-    #: For what is not kept.
+    #: For messages that are not kept.
     outlet: Outlet
 
     def handle(self, arrival: Arrival) -> None:

@@ -1,4 +1,4 @@
-"""Passes on what a rank has done: samples down the chain, frames to the sink, ends and finished work to rank 0."""
+"""Passes on the work of a rank: samples down the chain, frames to the sink, ends and finished work to rank 0."""
 
 from torch import Tensor
 

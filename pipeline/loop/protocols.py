@@ -48,7 +48,7 @@ class Report:
     job_id: str
     #: The sample's parameters, stages and seconds, as `sample.sample_body` writes them.
     body: Mapping[str, Any]
-    #: What the sink made of it, for the job's result; empty when it failed or was canceled.
+    #: The job's result, from the sink; empty when it failed or was canceled.
     result: Mapping[str, Any] = field(default_factory=dict)
     #: Why it failed, as a sentence.
     failure: str | None = None
@@ -78,7 +78,7 @@ class Source(Protocol):
 class Sink(Protocol):
     """Receives frames on the last rank; writes them in the background and blocks when it cannot keep up.
 
-    The stage loop delivers what this rank has decoded, the receiving thread what others have.
+    The stage loop delivers frames that this rank has decoded, the receiving thread those of other ranks.
     """
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
@@ -127,7 +127,7 @@ class Checkpointer:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a stage is connected to."""
+    """The connections of a stage to the rest of its rank."""
 
     #: Called from a thread when a neighbor is gone; it should end the process, since the group is broken.
     on_lost: OnLost

@@ -26,7 +26,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 
 
 class Stage:
-    """One rank, composed of what receives, works and passes on; on rank 0 also of what admits.
+    """One rank: inbox, units and outlet, and on rank 0 the admission.
 
     A single rank has no links and does everything.
     """

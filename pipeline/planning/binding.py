@@ -25,7 +25,7 @@ class Segment:
     start: int
     #: The step after its last.
     stop: int
-    #: What a step costs, relative to other segments.
+    #: The cost of a step, relative to other segments.
     cost: float = 1.0
 
 

@@ -19,7 +19,7 @@ _TOLERANCE = 1e-9
 
 
 class Row:
-    """What the successive units of a video cost: its encode, its steps and its decode."""
+    """The costs of the successive units of a video: its encode, its steps and its decode."""
 
     def __init__(self, unit_s: Iterable[float], slowness: Sequence[float]) -> None:
         """Take the seconds of each unit on a typical rank, and how many times as long each rank takes."""
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Successive ranks, and what they do of a video; ranks and units count from the first of the block."""
+    """Successive ranks and their units of a video; ranks and units count from the first of the block."""
 
     #: The number of its first rank in the chain, and of its first unit in the video.
     rank: int
@@ -233,7 +233,7 @@ def _fill_evenly(
 ) -> list[float]:
     """Give work to the ranks that are free first, each up to `stair_s` later than the one before, at most `until_s`.
 
-    What is left when all are full is spread evenly.
+    Work that is left when all are full is spread evenly.
     """
     events = []
     for rank in ranks:

@@ -38,7 +38,7 @@ class VideoCosts:
         return self.steps * self.step_s(ranks) + self.costs.encode_s + self.costs.decode_s
 
     def pace_s(self, ranks: int) -> float:
-        """Return the seconds between two videos of a pipeline: W/K, but at least what the ranks of an expert need."""
+        """Return the seconds between two videos of a pipeline: W/K, but at least the time of the slower expert."""
         if self.segments is None or ranks == 1:
             return self.video_s(ranks) / ranks
         first_s, second_s = self._experts_s(ranks)
@@ -52,7 +52,7 @@ class VideoCosts:
         return min(numbers, key=lambda of: max(first_s / of[0], second_s / of[1]))
 
     def _experts_s(self, ranks: int) -> tuple[float, float]:
-        """Return what each expert's ranks do of a video: T1·t + E and T2·t + D."""
+        """Return the seconds of each expert's ranks for a video: T1·t + E and T2·t + D."""
         assert self.segments is not None
         first_s = self.segments[0] * self.step_s(ranks) + self.costs.encode_s
         return first_s, self.video_s(ranks) - first_s
@@ -138,7 +138,7 @@ class CapacityPlan:
     rows: tuple[CapacityRow, ...]
     #: Fewest GPUs of a pipeline that meets the deadline; None without a deadline, or if no number does.
     fewest: int | None
-    #: What else would help, from `changes`.
+    #: Other changes that would help.
     changes: tuple[Change, ...]
 
 

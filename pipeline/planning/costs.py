@@ -81,7 +81,7 @@ class ShapeCosts(Costs):
 
 @dataclass(frozen=True, kw_only=True)
 class CostPrior:
-    """What to assume of a shape before anything is measured."""
+    """The assumed costs of a shape before anything is measured."""
 
     #: Encoding a photo, in steps.
     encode_steps: float
@@ -122,7 +122,7 @@ class CostModel:
         return [ShapeCosts(**self.estimate(shape).model_dump(), **shape._asdict()) for shape in whole[-MAX_SHAPES:]]
 
     def estimate(self, shape: Shape) -> Costs:
-        """Estimate the costs of a video; what is not measured follows from the other ranks, or else from the prior."""
+        """Estimate the costs of a video; unmeasured ones follow from the other ranks, or else from the prior."""
         measured = self._measured[shape] if shape in self._measured else _Measured()
         prior = self._prior
         step_s = self._step_s(measured.step_s)

@@ -1,4 +1,4 @@
-"""Keeps what each rank has been given and has not finished, and forecasts when it is free. Pure code."""
+"""Keeps the unfinished work of each rank, and forecasts when the rank is free. Pure code."""
 
 import math
 from collections.abc import Hashable
@@ -12,7 +12,7 @@ REPORT_LAG_S = 0.15
 
 @dataclass(slots=True)
 class RankWork:
-    """What a rank still has to do of a sample: the units from `start` up to `stop`."""
+    """The unfinished units of a sample on one rank: from `start` up to `stop`."""
 
     rank: int
     start: int
@@ -23,7 +23,7 @@ class RankWork:
 
 @dataclass(slots=True)
 class InFlight:
-    """What is left to do of a sample in flight."""
+    """The unfinished work of a sample in flight."""
 
     shape: Hashable
     #: The fair share of each rank in it.
@@ -50,7 +50,7 @@ class Forecast:
         sample = self.in_flight.get(index)
         if sample is None:
             return
-        # What ranks before have not reported yet is done, too.
+        # Work of the ranks before is done, too, although its report may not have arrived.
         sample.works = [work for work in sample.works if work.rank >= rank]
         ended_s = now
         if sample.works and rank:
@@ -68,9 +68,9 @@ class Forecast:
         self.in_flight.pop(index, None)
 
     def free_s(self, now: float) -> list[float]:
-        """Return when each rank has done what it was given."""
+        """Return when each rank has finished its work."""
         free_s = [*self._finished_s]
-        # What is not finished when expected takes longer, or its report is on its way.
+        # Work that is not finished when expected takes longer, or its report is on its way.
         earliest_s = [now, *[now - REPORT_LAG_S] * (len(free_s) - 1)]
         for sample in self.in_flight.values():
             row = self.rows[sample.shape]

@@ -31,7 +31,7 @@ LEAD_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Who does what of a video."""
+    """The pieces of a video's row of units, one for each rank."""
 
     #: K+1 indices of units: rank r does those from boundaries[r] up to, not including, boundaries[r+1].
     boundaries: tuple[int, ...]

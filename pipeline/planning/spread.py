@@ -27,7 +27,7 @@ def spread(
     """Lay out a video on a block of ranks, which count from 0.
 
     Args:
-        block: ranks, and what they do of it.
+        block: the ranks, and their part of the row.
         first: the first rank that may have work.
         free_s: when each rank is free, and for `first` the video there.
         num_waiting: videos like it that wait after this one.
@@ -47,7 +47,7 @@ def spread(
     enders = block.enders
     fills = num_waiting < len(enders)
     last = max(enders[num_waiting], first) if fills else ranks[-1]
-    # What a rank may not do of the last units comes after it.
+    # The last units that a rank may not do come after it.
     backlog_s = [
         free_s[rank] + (total_s - upto_s[block.most[rank]]) * slowness[rank] + rank * apart_s
         for rank in range(last + 1)
@@ -99,7 +99,7 @@ def _cut(
 def _start_early(
     block: Block, cuts: list[int], first: int, tail: int, free_s: Sequence[float], until_s: Sequence[float]
 ) -> None:
-    """Do on the first rank, which is free, what fits into the time for which the video would otherwise wait."""
+    """Fill the time for which the video would wait with units on the first rank, which is free."""
     begins = next(rank for rank in block.ranks if cuts[rank])
     idle_s = min(free_s[begins], until_s[first]) - free_s[first]
     fitting = bisect(block.row.upto_s, max(0.0, idle_s) / block.row.slowness[first]) - 1

@@ -50,7 +50,7 @@ class Channel:
     def begin(self, message: Message) -> list[memoryview]:
         """Start sending a message: pass the kernel what it accepts at once, and return the rest.
 
-        This avoids waking a thread for what fits into the socket's buffer.
+        This avoids waking a thread for a message that fits into the socket's buffer.
         """
         header = encode_header(message)
         framed = memoryview(_LENGTH.pack(len(header)) + header)
@@ -77,11 +77,11 @@ class Channel:
         return []
 
     def receive_header(self) -> tuple[Message, TensorSpecs]:
-        """Wait, possibly for days, for the next message; return it without its tensors, and what these are.
+        """Wait, possibly for days, for the next message; return it without its tensors, and their specifications.
 
         Raises:
             ChannelClosedError: the neighbor is gone.
-            ValueError, LookupError: what it sent is not a message.
+            ValueError, LookupError: the data is not a message.
         """
         (num_bytes,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         return decode_header(self._receive_exactly(num_bytes))
