@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
 
 import redis
-from rq.registry import BaseRegistry, FailedJobRegistry, FinishedJobRegistry
 
 from svdq.producer import keys
 from svdq.producer.queue import queues
@@ -132,17 +131,33 @@ def _newest_of_each_job(records: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def records_from_redis(
-    connection: redis.Redis, since: datetime, until: datetime, on_bad: Callable[[str], None] = lambda reason: None
+    connection: redis.Redis, since: datetime, until: datetime, on_bad: Callable[[str], None]
 ) -> Iterator[RunRecord]:
     """Find the jobs that ended in a period; `on_bad` is called with a sentence for each unreadable one."""
+    # RQ sorts ended jobs by expiry: those that expire too early are not read. Clocks may differ by a day.
+    earliest = since.timestamp() - keys.DAY_S
+    ids: list[str] = []
     for queue in queues(connection):
-        for registry in (queue.finished_job_registry, queue.failed_job_registry, queue.canceled_job_registry):
-            yield from _ended_in(connection, registry, since, until, on_bad)
+        for registry, kept_s in (
+            (queue.finished_job_registry, keys.RESULT_TTL_S),
+            (queue.failed_job_registry, keys.FAILURE_TTL_S),
+            (queue.canceled_job_registry, 0),
+        ):
+            found: Any = connection.zrangebyscore(registry.key, earliest + kept_s, "+inf")
+            ids += [job_id.decode(errors="backslashreplace") for job_id in found]
+    for start in range(0, len(ids), AT_ONCE):
+        for view in view_many(connection, ids[start : start + AT_ONCE]):
+            if not view.is_readable:
+                on_bad(f"{view.error} It is left out.")
+                continue
+            # It may be queued again.
+            status = next((end for end in ENDS if end == view.status), None)
+            if status is not None and view.ended_at is not None and since <= view.ended_at <= until:
+                error = view.error if status == "failed" else None
+                yield RunRecord(id=view.id, name=view.name, status=status, ended_at=view.ended_at, error=error or "")
 
 
-def records_from_storage(
-    storage: Storage, since: datetime, on_bad: Callable[[str], None] = lambda reason: None
-) -> Iterator[RunRecord]:
+def records_from_storage(storage: Storage, since: datetime, on_bad: Callable[[str], None]) -> Iterator[RunRecord]:
     """Find the videos finished since a time; `on_bad` is called with a sentence for each bad sidecar."""
     for result in find_results(storage, since=since, on_bad=on_bad):
         yield RunRecord(
@@ -158,23 +173,3 @@ def jobs_left(connection: redis.Redis) -> dict[str, int]:
     """Count the unfinished jobs of all queues by state."""
     of_queues = counts(connection).values()
     return {status: sum(by_status[status] for by_status in of_queues) for status in LEFT}
-
-
-def _ended_in(
-    connection: redis.Redis, registry: BaseRegistry, since: datetime, until: datetime, on_bad: Callable[[str], None]
-) -> Iterator[RunRecord]:
-    """Find the jobs that ended in a period. RQ sorts by expiry, and a status is kept equally long: skip older ones."""
-    kept_s = {FinishedJobRegistry: keys.RESULT_TTL_S, FailedJobRegistry: keys.FAILURE_TTL_S}.get(type(registry), 0)
-    least = since.timestamp() + kept_s - keys.DAY_S  # the clocks of Redis and of workers may differ
-    found: Any = connection.zrangebyscore(registry.key, least, "+inf")
-    ids = [job_id.decode(errors="backslashreplace") for job_id in found]
-    for start in range(0, len(ids), AT_ONCE):
-        for view in view_many(connection, ids[start : start + AT_ONCE]):
-            if not view.is_readable:
-                on_bad(f"{view.error} It is left out.")
-                continue
-            # It may be queued again.
-            status = next((end for end in ENDS if end == view.status), None)
-            if status is not None and view.ended_at is not None and since <= view.ended_at <= until:
-                error = view.error if status == "failed" else None
-                yield RunRecord(id=view.id, name=view.name, status=status, ended_at=view.ended_at, error=error or "")

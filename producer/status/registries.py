@@ -175,11 +175,9 @@ class WorkerView:
     """One worker group as registered in RQ."""
 
     name: str
-    #: RQ's state: idle, busy, suspended, …
-    state: str
-    #: Of its rank 0.
+    state: str  # RQ's: idle, busy, suspended, …
     hostname: str
-    pid: int
+    pid: int  # of its rank 0
     queues: list[str]
     finished: int
     failed: int
