@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_checks.check import Check, write_once
-from gpu_checks.wan import LAYERS, write_wide_wan
+from gpu_checks.wan import LAYERS, write_model_with_lora, write_wide_wan
 from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.svd.family import FAMILY as SVD
@@ -129,6 +129,10 @@ def wan(check: Check) -> None:
     size = "{width}x{height}x{frames}".format_map(rows[0])
     what = f"Seconds of a step of Wan 2.2 I2V-A14B at {size}, from {few} and {many} of {WAN_LAYERS} layers"
     check.report.judge(what, f"{whole_s:.3f}", "", None)
+    lora = write_model_with_lora(check.folder / f"wan-{few}")
+    (row, *_) = check.measure_parts("wan-lora", "--model", lora, *shape, "--part=step")
+    what = "Seconds of a step with a LoRA, which is fused, over one without"
+    check.report.judge(what, f"{row['seconds'] / step_s[few]:.3f}", "1", None)
     peaks(check, WAN, rows)
     costs(check, WAN, [*(row for row in rows if row["part"] != "step"), {"part": "step", "seconds": whole_s}])
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from gpu_checks.full_size import with_random_weights
 from svdq.pipeline.models.tiny import write_tiny_wan
@@ -41,3 +43,20 @@ def write_wide_wan(folder: Path, layers: int, *, narrow: bool = False) -> None:
         shutil.rmtree(folder / "vae")
         vae = with_random_weights(lambda: diffusers.AutoencoderKLWan(**PUBLISHED["vae"]), torch.float32)
         vae.save_pretrained(folder / "vae")
+
+
+def write_model_with_lora(folder: Path) -> Path:
+    """Write a LoRA of rank 64 for the attention of the first expert of a model, and a model file; return that."""
+    lora = {}
+    for file in sorted((folder / HIGH_NOISE).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
+                if ".attn" in name and name.endswith(".weight") and "norm" not in name:
+                    rows, columns = weights.get_slice(name).get_shape()
+                    module = f"{HIGH_NOISE}.{name.removesuffix('.weight')}"
+                    lora[f"{module}.lora_A.weight"] = torch.randn(64, columns) / columns
+                    lora[f"{module}.lora_B.weight"] = torch.randn(rows, 64)
+    save_file(lora, folder / "lora.safetensors")
+    path = folder / "lora.toml"
+    path.write_text(f'base = "."\n[[lora]]\nfile = "lora.safetensors"\ncomponent = "{HIGH_NOISE}"\n')
+    return path

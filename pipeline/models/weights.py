@@ -149,7 +149,8 @@ def load_weights(
 
     quantizer, keep = None, list(model._keep_in_fp32_modules or ())
     if quantization is not None:
-        quantizer, keep = DiffusersAutoQuantizer.from_config(quantization), []
+        quantizer = DiffusersAutoQuantizer.from_config(quantization, pre_quantized=False)
+        keep = keep if getattr(quantizer, "use_keep_in_fp32_modules", False) else []
         quantizer.validate_environment()
         dtype = quantizer.update_torch_dtype(dtype)
         quantizer.preprocess_model(model=model, device_map=None, state_dict=dict(read), keep_in_fp32_modules=keep)

@@ -7,8 +7,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
+from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import LoraFile
+from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights import empty_component, load_weights, read_folder, renaming
 from tests.pipeline.models.wan_files import save_lora
 
@@ -98,3 +102,39 @@ def test_other_files_are_refused(
         (tmp_path / name).write_text("no weights")
     with pytest.raises(InputError, match=message):
         opened(tmp_path / name, weights)
+
+
+def test_a_lora_of_svd_changes_convolutions_and_attention(tiny_model: Path, tmp_path: Path) -> None:
+    weights = load_file(next((tiny_model / "unet").glob("*.safetensors")))
+    lora, expected = {}, {}
+    attention = next(name for name in weights if name.endswith("attn1.to_q.weight"))
+    for name in (attention, "conv_in.weight"):
+        weight = weights[name]
+        down, up = torch.randn(4, *weight.shape[1:]), torch.randn(weight.shape[0], 4, *(1,) * (weight.ndim - 2))
+        module = f"unet.{name.removesuffix('.weight')}"
+        lora |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+        expected[name] = weight + 0.5 * (up.flatten(1) @ down.flatten(1)).reshape(weight.shape)
+    save_file(lora, tmp_path / "lora.safetensors")
+    entry = 'file = "lora.safetensors"\ncomponent = "unet"\nstrength = 0.5\n'
+    (tmp_path / "svd-lora.toml").write_text(f'base = "{tiny_model}"\n[[lora]]\n{entry}')
+    model = resolve(str(tmp_path / "svd-lora.toml"), dtype="fp32")
+    unet = open_model(model, Role(), torch.device("cpu"), torch.float32).pipeline.unet.state_dict()
+    assert {name for name, weight in unet.items() if not torch.equal(weight, weights[name])} == {*expected}
+    for name, weight in expected.items():
+        torch.testing.assert_close(unet[name], weight)
+
+
+def test_weights_with_a_lora_are_quantized_as_those_without(tiny_wan: Path, tmp_path: Path) -> None:
+    from torchao.quantization import Int8Tensor
+
+    weights = load_file(next((tiny_wan / "transformer").glob("*.safetensors")))
+    save_lora(tmp_path / "lora.safetensors", weights, "peft")
+    entry = 'file = "lora.safetensors"\ncomponent = "transformer"\n'
+    (tmp_path / "lora.toml").write_text(f'base = "{tiny_wan}"\n[[lora]]\n{entry}')
+    quantized = []
+    for name in (str(tiny_wan), str(tmp_path / "lora.toml")):
+        model, int8 = resolve(name, dtype="fp32"), ComputeOptions(approximate=("int8",))
+        transformer = open_model(model, Role(), torch.device("cpu"), torch.float32, int8).pipeline.transformer
+        quantized.append([name for name, each in transformer.named_parameters() if isinstance(each, Int8Tensor)])
+    assert quantized[0]
+    assert quantized[0] == quantized[1]
