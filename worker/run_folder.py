@@ -77,7 +77,7 @@ class RankConfig(BaseModel):
     ranks_per_gpu: int | None = Field(default=None, ge=1)
     #: GPUs that were left out since the worker was started, each with the reason, a clause.
     failed_gpus: Mapping[str, str] = {}
-    #: Whether to leave trace events in the run folder at the end.
+    #: Into the run folder, at the end.
     record_trace: bool = False
 
     @property

@@ -59,10 +59,8 @@ def run_loop(workload: Workload) -> list[RankMeasurements]:
     num_ranks = len(workload.models)
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
         spawn_ranks(num_ranks, _rank_main, workload, folder, device=workload.device)
-        return [
-            TypeAdapter(RankMeasurements).validate_json(Path(folder, f"rank{rank}.json").read_bytes())
-            for rank in range(num_ranks)
-        ]
+        logs = [Path(folder, f"rank{rank}.json").read_bytes() for rank in range(num_ranks)]
+    return [TypeAdapter(RankMeasurements).validate_json(log) for log in logs]
 
 
 def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str) -> None:
@@ -175,7 +173,7 @@ def spawn_ranks(num_ranks: int, main: Callable[..., None], *args: Any, device: s
         torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text has its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
-        # A fork server imports torch once for all ranks. It never initializes CUDA, so its children can.
+        # A fork server imports torch once for all ranks, and leaves CUDA to them.
         multiprocessing.set_forkserver_preload([__name__, main.__module__])
         # Otherwise it imports modules from the current folder, such as a grp.py there.
         os.environ["PYTHONSAFEPATH"] = "1"

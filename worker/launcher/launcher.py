@@ -51,14 +51,14 @@ class LaunchOptions:
     #: Number of ranks of a group; None: one for each visible GPU, or one for each core up to MAX_DEFAULT_CPU_RANKS.
     ranks: int | None = None
     groups: int = 1
-    #: When to stop, such as 06:00; None: never.
+    #: When to stop, such as 06:00.
     until: str | None = None
     #: Where to write a Chrome trace at the end.
     trace: Path | None = None
     #: None: metrics are not served.
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
-    #: Configuration of each rank; the launcher fills in the rest.
+    #: The launcher fills in the rest.
     rank: RankConfig = field(default_factory=RankConfig)
 
 
@@ -71,7 +71,7 @@ class Ending:
     #: "" when the groups ended by themselves.
     ended_by: Literal["signal", "until", ""]
     burst: bool
-    #: The time of --until, in seconds since the epoch.
+    #: --until, in seconds since the epoch.
     until_s: float | None = None
 
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import redis
@@ -33,7 +32,7 @@ POLL_S = 10.0
 AGAIN_S = 600.0
 #: Seconds that the end of a run waits for slow services.
 CLOSE_S = 20.0
-#: How a burst ends that leaves jobs in the queue because of a pause.
+#: The ending of a burst that found intake paused.
 NOT_TAKEN = "It ended because no jobs are taken."
 
 
@@ -61,9 +60,7 @@ class Notifications:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Send why the run failed, if it did; wait at most `close_s` until everything is sent."""
         if not self._services:
             return
@@ -93,12 +90,10 @@ class Notifications:
             title, text = message
             for service in self._services:
                 try:
-                    is_sent = service.notify(body=text, title=title)
+                    if not service.notify(body=text, title=title):
+                        logger.warning("The notification to %s was not accepted.", service.service_name)
                 except Exception as error:  # noqa: BLE001 - apprise's services raise many types, with the URL in them
                     logger.warning("The notification to %s failed: %s.", service.service_name, type(error).__name__)
-                else:
-                    if not is_sent:
-                        logger.warning("The notification to %s was not accepted.", service.service_name)
 
     def _look(self) -> None:
         try:

@@ -204,7 +204,7 @@ def notice_for(model: ModelInfo, job: Job) -> str:
 
 
 def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
-    """Return the end, the seconds, the memory, the steps of each rank and the resumptions of a video."""
+    """Return the fields of a sidecar about the time, the memory, the ranks and the resumptions of a video."""
     seconds = {**sample.seconds, "denoise": sum(denoise_s for _, _, denoise_s in sample.stages), "write": write_s}
     now = datetime.now(UTC)
     timings: dict[str, Any] = {
@@ -213,7 +213,7 @@ def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
         "group": {"ranks": len(sample.boundaries) - 1, "host": socket.gethostname(), "pid": os.getppid()},
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "stages": [
-            {"rank": rank, "steps": steps, "seconds": round(denoise_s, 4)} for rank, steps, denoise_s in sample.stages
+            {"rank": rank, "steps": steps, "seconds": round(time_s, 4)} for rank, steps, time_s in sample.stages
         ],
     }
     if sample.memory:

@@ -26,11 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds without a renewal after which a job counts as abandoned, and a worker as ended.
 LEASE_S = 15
-#: Seconds between renewals.
-BEAT_S = 4.0
-#: Seconds between searches for abandoned jobs of other groups.
-MAINTENANCE_S = 2.0
-#: The reason of a job that was canceled in flight.
+#: Seconds between renewals, and between searches for abandoned jobs of other groups.
+BEAT_S, MAINTENANCE_S = 4.0, 2.0
 STOPPED = "Stopped by the user."
 _NOT_WRITTEN = "RQ could not write that a job failed"
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
