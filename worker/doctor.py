@@ -32,25 +32,21 @@ from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.gpus import CommandOutput, ask
 
-#: Oldest server version that supports the commands we use.
-OLDEST_REDIS = (6, 2)
+OLDEST_REDIS = (6, 2)  # oldest server version that supports the commands we use
 #: Free bytes of a local storage that are reported as little.
 LITTLE_SPACE = 2 * 1024**3
 _QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
-#: Side of the matrices, 64 MiB each; sums of so many ones are exact.
-SIDE = 4096
+SIDE = 4096  # side of the matrices, 64 MiB each; sums of so many ones are exact
 
 
 class Finding(NamedTuple):
     """The result of one check."""
 
-    #: Such as `redis`.
-    subject: str
+    subject: str  # such as `redis`
     #: `warn` works with restrictions; `fail` does not work.
     level: Literal["ok", "warn", "fail"]
     text: str
-    #: What to do, as a clause; "" if there is nothing to do.
-    advice: str = ""
+    advice: str = ""  # what to do, as a clause; "" if there is nothing to do
 
 
 def _failure(subject: str, error: SvdqError) -> Finding:

@@ -22,18 +22,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds after which a call to Redis without an answer is tried again.
-ANSWER_TIMEOUT_S = 5.0
-#: Seconds between two attempts of Redis.
-RETRY_S = 1.0
+ANSWER_TIMEOUT_S = 5.0  # seconds after which a call to Redis without an answer is tried again
+RETRY_S = 1.0  # seconds between two attempts of Redis
 #: Seconds until the second attempt of the storage; the delay doubles up to the second number.
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0
-#: Seconds that a storage which works otherwise may refuse one file before its job fails.
-FILE_TIMEOUT_S = 300.0
+FILE_TIMEOUT_S = 300.0  # seconds that a storage which works otherwise may refuse one file before its job fails
 #: Errors of the name or content of one file, which no further attempt changes.
 _HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
-#: Something else has the name.
-_TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})  # something else has the name
 #: The storage is full: a small file may fit where a video does not.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 

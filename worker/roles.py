@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 
 #: When ranks load one expert each; auto: where a rank's memory does not hold all.
 Binding = Literal["auto", "always", "never"]
-#: Bytes of a weight in int8, with its share of the scales and of the layers that stay as they are.
-INT8_BYTES = 1.05
+INT8_BYTES = 1.05  # bytes of a weight in int8, with its share of the scales and of the layers that stay as they are
 
 
 class Experts:

@@ -25,10 +25,8 @@ from svdq.producer.files import make_home, sweep, temporary_name
 from svdq.producer.processes import is_running, start_of
 from svdq.producer.settings import SECRETS, Settings
 
-#: Folder under SVDQ_HOME; its files stay, since a second run could lock a new file of the same name.
-LOCKS = "locks"
-#: Folder under SVDQ_HOME with a folder for each running launcher.
-RUN = "run"
+LOCKS = "locks"  # folder under SVDQ_HOME; its files stay, since a second run could lock a new file of the same name
+RUN = "run"  # folder under SVDQ_HOME with a folder for each running launcher
 #: Bytes that a home must have room for, about those of a run folder; a full disk still takes empty files.
 PROBE_BYTES = 2**14
 
@@ -69,16 +67,13 @@ class RankConfig(BaseModel):
         default=False,
         description="Give the first rank the encoders alone, where a text encoder and an expert do not share a GPU.",
     )
-    #: Number of the group in its launcher, for log lines.
-    group: str | None = None
-    #: Seconds since the epoch at which the launcher stops the group; None: never.
-    until_s: float | None = None
+    group: str | None = None  # number of the group in its launcher, for log lines
+    until_s: float | None = None  # seconds since the epoch at which the launcher stops the group; None: never
     #: Largest number of ranks that share a GPU, those of all groups included; None: count those of this torchrun.
     ranks_per_gpu: int | None = Field(default=None, ge=1)
     #: GPUs that were left out since the worker was started, each with the reason, a clause.
     failed_gpus: Mapping[str, str] = {}
-    #: Into the run folder, at the end.
-    record_trace: bool = False
+    record_trace: bool = False  # into the run folder, at the end
 
     @property
     def compute(self) -> ComputeOptions:

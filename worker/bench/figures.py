@@ -16,16 +16,11 @@ class RankMeasurements:
     """The measurements of one rank; times in seconds since the epoch."""
 
     spans: list[Span]
-    #: When each video was finished, in order; on the last rank only.
-    finished_s: list[float]
-    #: Why videos failed; on rank 0 only.
-    failures: list[str]
-    #: CPU time in seconds, in the loop from the first video on.
-    cpu_s: float
-    #: Resident memory after each hundredth video and at the end, MiB.
-    rss_mb: list[float]
-    #: Peak GPU memory of its tensors, including weights, in MiB; None on a CPU.
-    gpu_mb: float | None = None
+    finished_s: list[float]  # when each video was finished, in order; on the last rank only
+    failures: list[str]  # why videos failed; on rank 0 only
+    cpu_s: float  # CPU time in seconds, in the loop from the first video on
+    rss_mb: list[float]  # resident memory after each hundredth video and at the end, MiB
+    gpu_mb: float | None = None  # peak GPU memory of its tensors, including weights, in MiB; None on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +49,13 @@ class Run:
     #: The ideal pace divided by `per_sample_mean_s`: W/K, where t is the harmonic mean of the ranks' step times; if
     #: ranks are bound, the pace of those with the slower expert.
     efficiency: float
-    #: Share of the steady part in which each rank computed.
-    busy_share: list[float]
-    #: Average number of steps per video.
-    steps_per_rank: list[float]
+    busy_share: list[float]  # share of the steady part in which each rank computed
+    steps_per_rank: list[float]  # average number of steps per video
     #: Resident memory at the end, and after the first hundred videos (empty for shorter runs), MiB.
     rss_mb: list[float]
     rss_after_100_mb: list[float]
-    #: Peak GPU memory of tensors in MiB; empty on CPUs and through the daemon.
-    gpu_mb: list[float]
-    #: CPU milliseconds per video.
-    cpu_ms: list[float]
+    gpu_mb: list[float]  # peak GPU memory of tensors in MiB; empty on CPUs and through the daemon
+    cpu_ms: list[float]  # CPU milliseconds per video
 
 
 def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples: int) -> Run:
@@ -166,14 +157,11 @@ class Burst:
     """The figures of N videos that an idle group gets at once; field names are those of the JSON."""
 
     videos: int
-    #: Whether it is the first burst of a fresh group, which has measured no costs yet.
-    is_first: bool
-    #: Seconds from the start of the first encode to the end of the last video.
-    wall_s: float
+    is_first: bool  # whether it is the first burst of a fresh group, which has measured no costs yet
+    wall_s: float  # seconds from the start of the first encode to the end of the last video
     #: The lower bound of any schedule, max(W, N*W/K), or of any on ranks that hold one of two experts each.
     bound_s: float
-    #: wall_s / bound_s.
-    ratio: float
+    ratio: float  # wall_s / bound_s
     #: The shortest possible time of K replicas, groups of one rank that share the videos, and wall_s divided by it.
     replicas_s: float
     pipeline_over_replicas: float

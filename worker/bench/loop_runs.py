@@ -34,24 +34,19 @@ from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.bench.figures import RankMeasurements
 from svdq.worker.device import choose_device
 
-#: Seconds between two bursts.
-IDLE_S = 0.5
+IDLE_S = 0.5  # seconds between two bursts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """The videos of a run, and the ranks that render them."""
 
-    #: Model of each rank; they differ if a rank is slower.
-    models: tuple[ResolvedModel, ...]
+    models: tuple[ResolvedModel, ...]  # model of each rank; they differ if a rank is slower
     #: Parameters of every video, without the defaults of the model; only the seed differs, counting up.
     parameters: VideoParameters
-    #: The components of each rank, if ranks are bound to some.
-    components: tuple[Components, ...] = ()
-    #: Numbers of videos that are supplied at once, each after all before it have ended.
-    bursts: tuple[int, ...]
-    #: cpu, cuda or auto.
-    device: str = "cpu"
+    components: tuple[Components, ...] = ()  # the components of each rank, if ranks are bound to some
+    bursts: tuple[int, ...]  # numbers of videos that are supplied at once, each after all before it have ended
+    device: str = "cpu"  # cpu, cuda or auto
 
 
 def run_loop(workload: Workload) -> list[RankMeasurements]:
@@ -95,8 +90,7 @@ class _BurstSource(Source):
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._bursts = list(workload.bursts[::-1])
-        #: Those left of the present burst.
-        self._seeds: list[int] = []
+        self._seeds: list[int] = []  # those left of the present burst
         # Reports come from another thread.
         self._num_in_flight = 0
         self._changed = threading.Condition()

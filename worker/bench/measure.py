@@ -24,8 +24,7 @@ from svdq.worker.bench.daemon_runs import run_daemon
 from svdq.worker.bench.loop_runs import Workload, run_loop
 from svdq.worker.device import check_device
 
-#: Frames of a video unless the options say otherwise, where the model's family allows it.
-DEFAULT_FRAMES = 14
+DEFAULT_FRAMES = 14  # frames of a video unless the options say otherwise, where the model's family allows it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +40,13 @@ class BenchOptions:
     #: Slowdown of each rank, or None when all are equal.
     rank_speed: tuple[float, ...] | None = None
     samples: int
-    #: None: two rounds of the ranks.
-    warmup_samples: int | None = None
+    warmup_samples: int | None = None  # None: two rounds of the ranks
     #: None: 14, or the largest smaller number that the model's family allows.
     frames: int | None = None
     size: str
     device: str
-    #: loop or daemon.
-    through: str
-    #: Numbers of videos of bursts, or None for a run of `samples`.
-    burst: tuple[int, ...] | None = None
+    through: str  # loop or daemon
+    burst: tuple[int, ...] | None = None  # numbers of videos of bursts, or None for a run of `samples`
     #: The steps of each of two simulated experts, in proportion, to which ranks are bound; None: all ranks have all.
     segments: tuple[int, int] | None = None
 

@@ -22,10 +22,8 @@ logger = logging.getLogger(__name__)
 #: Bytes of samples that may wait to be written, on the rank's device; beyond it the oldest is dropped, since the rank
 #: that has that sample now writes one as well.
 MAX_WAITING_BYTES = 256 * 2**20
-#: Seconds of rest for each second of writing, since videos need the disk and the cores, too.
-REST = 4.0
-#: Seconds after which the checkpoints of an unknown job are removed.
-UNKNOWN_S = 24 * 60 * 60.0
+REST = 4.0  # seconds of rest for each second of writing, since videos need the disk and the cores, too
+UNKNOWN_S = 24 * 60 * 60.0  # seconds after which the checkpoints of an unknown job are removed
 
 
 class Checkpoints(Checkpointer):

@@ -84,8 +84,7 @@ def open_checkpoint_store(where: str, home: Path, storage: Storage) -> Checkpoin
     return CheckpointStore(Storage(str(home)) if where == "local" else storage)
 
 
-#: Changes with the content of checkpoints; a job whose checkpoint has another format starts anew.
-FORMAT = 2
+FORMAT = 2  # changes with the content of checkpoints; a job whose checkpoint has another format starts anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +92,8 @@ class Codec:
     """Writes samples as bytes and reads them back."""
 
     model: str
-    #: Where decoded tensors go.
-    device: torch.device
-    #: How the model computes: `ModelInfo.compute`.
-    compute: dict[str, Any] = field(default_factory=dict)
+    device: torch.device  # where decoded tensors go
+    compute: dict[str, Any] = field(default_factory=dict)  # how the model computes: `ModelInfo.compute`
 
     def encode(self, sample: Sample) -> bytes:
         """Write a sample; its tensors are copied to the host."""

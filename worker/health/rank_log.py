@@ -15,8 +15,7 @@ from svdq.producer.records import LogEntry
 from svdq.producer.settings import without_secrets
 from svdq.producer.text import printable
 
-#: Lines about jobs that wait for Redis; then the oldest are dropped.
-MAX_WAITING = 500
+MAX_WAITING = 500  # lines about jobs that wait for Redis; then the oldest are dropped
 #: As `Job.digest` makes them.
 _JOB_ID = re.compile(r"\b[0-9a-f]{20}\b")
 _URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+")

@@ -58,8 +58,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._gaps_s: deque[float] = deque(maxlen=WINDOW)
-        #: When the last video was finished; None if the group has been idle since.
-        self._last_s: float | None = None
+        self._last_s: float | None = None  # when the last video was finished; None if the group has been idle since
 
     def finished(self, now_s: float) -> None:
         """Record that a video was finished, by any clock in seconds."""

@@ -16,8 +16,7 @@ from svdq.worker.queue.crashes import Phase, phase_of
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at a computation.
-LOOK_S: Final = 5.0
+LOOK_S: Final = 5.0  # seconds between two looks at a computation
 #: A step may take this many times as long as the slowest of its kind so far, and at least this many seconds.
 FACTOR: Final = 20.0
 SHORTEST_BOUND_S: Final = 60.0
@@ -53,8 +52,7 @@ class Watchdog(Monitor):
         self._look_s = min(look_s, first_bound_s / 4)
         self._first_s, self._shortest_s = first_bound_s, min(shortest_bound_s, first_bound_s)
         self._watched = threading.get_ident()
-        #: Seconds of the slowest work of each kind.
-        self.slowest_s: dict[Kind, float] = {}
+        self.slowest_s: dict[Kind, float] = {}  # seconds of the slowest work of each kind
         #: The work in progress; replaced as a whole by the step loop.
         self._work: _Work | None = None
         self._is_busy = threading.Event()

@@ -15,10 +15,8 @@ from typing import Final
 
 #: Seconds that a command may take: without NVIDIA's persistence mode, waking each GPU takes seconds.
 TIMEOUT_S: Final = 120.0
-#: Seconds that a killed program gets to close its pipes; one that hangs in a driver never does.
-KILL_S: Final = 2.0
-#: Seconds that a test computation may take, with the import of torch.
-PROBE_S: Final = 90.0
+KILL_S: Final = 2.0  # seconds that a killed program gets to close its pipes; one that hangs in a driver never does
+PROBE_S: Final = 90.0  # seconds that a test computation may take, with the import of torch
 #: Device files of machines with GPUs: NVIDIA's, WSL's, AMD's.
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _COUNT: Final = "import torch; [print(number) for number in range(torch.cuda.device_count())]"
@@ -27,8 +25,7 @@ _GPU_LINE: Final = re.compile(r"GPU (\d+): .*?(?: \(UUID: (.*)\))?$")
 _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]*)\)$")
 #: A line that lists a device, and is no error message.
 _LISTING: Final = re.compile(rf"{_GPU_LINE.pattern}|{_MIG_LINE.pattern}|\d+, ")
-#: The beginning of a device in CUDA_VISIBLE_DEVICES.
-_DEVICE: Final = re.compile(r"\d|GPU-|MIG-")
+_DEVICE: Final = re.compile(r"\d|GPU-|MIG-")  # the beginning of a device in CUDA_VISIBLE_DEVICES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +33,7 @@ class CommandOutput:
     """The standard output and error of a program."""
 
     text: str
-    #: Why the output may be incomplete, a clause; "" when the program ended with 0.
-    failure: str = ""
+    failure: str = ""  # why the output may be incomplete, a clause; "" when the program ended with 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +42,8 @@ class Gpus:
 
     #: Values of CUDA_VISIBLE_DEVICES: the number of a GPU, or the UUIDs of its MIG instances.
     devices: tuple[str, ...] = ()
-    #: Why the list may be incomplete, a clause.
-    failure: str = ""
-    #: The UUIDs of whole GPUs by their numbers.
-    uuids: Mapping[str, str] = field(default_factory=dict)
+    failure: str = ""  # why the list may be incomplete, a clause
+    uuids: Mapping[str, str] = field(default_factory=dict)  # the UUIDs of whole GPUs by their numbers
 
 
 @cache

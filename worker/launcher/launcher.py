@@ -51,28 +51,23 @@ class LaunchOptions:
     #: Number of ranks of a group; None: one for each visible GPU, or one for each core up to MAX_DEFAULT_CPU_RANKS.
     ranks: int | None = None
     groups: int = 1
-    #: When to stop, such as 06:00.
-    until: str | None = None
-    #: Where to write a Chrome trace at the end.
-    trace: Path | None = None
+    until: str | None = None  # when to stop, such as 06:00
+    trace: Path | None = None  # where to write a Chrome trace at the end
     #: None: metrics are not served.
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
-    #: The launcher fills in the rest.
-    rank: RankConfig = field(default_factory=RankConfig)
+    rank: RankConfig = field(default_factory=RankConfig)  # the launcher fills in the rest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
     """How a run ended."""
 
-    #: The first exit code of a group that is not 0, else 0.
-    code: int
+    code: int  # the first exit code of a group that is not 0, else 0
     #: "" when the groups ended by themselves.
     ended_by: Literal["signal", "until", ""]
     burst: bool
-    #: --until, in seconds since the epoch.
-    until_s: float | None = None
+    until_s: float | None = None  # --until, in seconds since the epoch
 
 
 def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> Ending:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which Redis counts as unavailable; Prometheus gives up after ten.
-ANSWER_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 2.0  # seconds after which Redis counts as unavailable; Prometheus gives up after ten
 
 
 class MetricSpec(NamedTuple):
@@ -36,8 +35,7 @@ class MetricSpec(NamedTuple):
     name: str
     kind: Literal["gauge", "counter", "summary"]
     help: str
-    #: None is a job: each has few values.
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # none is a job: each has few values
 
 
 _CLASSES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "summary": SummaryMetricFamily}

@@ -26,14 +26,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two searches for problems.
-POLL_S = 10.0
+POLL_S = 10.0  # seconds between two searches for problems
 #: Seconds without a problem after which it is sent again: a storage may come and go every few seconds.
 AGAIN_S = 600.0
-#: Seconds that the end of a run waits for slow services.
-CLOSE_S = 20.0
-#: The ending of a burst that found intake paused.
-NOT_TAKEN = "It ended because no jobs are taken."
+CLOSE_S = 20.0  # seconds that the end of a run waits for slow services
+NOT_TAKEN = "It ended because no jobs are taken."  # the ending of a burst that found intake paused
 
 
 class Notifications:

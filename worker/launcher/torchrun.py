@@ -36,8 +36,7 @@ TORCHRUN = (
 MAX_RESTARTS = 3000
 #: Seconds for which a rank must wait in its kernel until GPUs are tested, and between two looks at that.
 STUCK_S, LOOK_S = 60.0, 5.0
-#: Seconds that killed processes get to disappear.
-KILL_S = 5.0
+KILL_S = 5.0  # seconds that killed processes get to disappear
 
 
 class GroupProcess:

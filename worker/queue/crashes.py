@@ -35,10 +35,8 @@ logger = logging.getLogger(__name__)
 Phase = Literal["prepare", "encode", "warm-up", "step", "decode", "write"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-#: Videos that a rank may write at the same time.
-MAX_WRITERS = 8
-#: Longest id of a job, in characters.
-MAX_ID_LENGTH = 120
+MAX_WRITERS = 8  # videos that a rank may write at the same time
+MAX_ID_LENGTH = 120  # longest id of a job, in characters
 #: Bytes of a slot, `<phase> <step> <job id>`; the file has ten slots and one byte for the kind of exit.
 SLOT_BYTES = MAX_ID_LENGTH + 24
 RECORD_BYTES = (2 + MAX_WRITERS) * SLOT_BYTES + 1
@@ -47,8 +45,7 @@ _SLOTS_OF = {"prepare": range(1, 2), "write": range(2, 2 + MAX_WRITERS)}
 _CLEAN = b"c"
 _STALLED = b"s"
 
-#: A job may end its rank this many times as often at different places.
-MAX_CRASHES_FACTOR = 5
+MAX_CRASHES_FACTOR = 5  # a job may end its rank this many times as often at different places
 
 _PLACES: dict[Phase, str] = {
     "prepare": "while it prepared the photo",
@@ -69,8 +66,7 @@ class CrashSuspect:
     #: The index of the denoising step; 0 in all phases before, the number of steps in a decode.
     step: int = 0
     rank: int
-    #: Whether the rank ended itself because this made no progress.
-    stalled: bool = False
+    stalled: bool = False  # whether the rank ended itself because this made no progress
 
     @property
     def place(self) -> str:

@@ -27,12 +27,9 @@ from svdq.worker.queue.scripts import text_of
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which this process must also have seen no renewal of a lease.
-SILENT_S = 2 * BEAT_S
-#: Seconds before its end at which a lease is watched: living groups renew theirs earlier.
-EARLY_S = SILENT_S + 1
-#: Seconds after which a job returns that another program popped and did not begin; as in RQ.
-POPPED_S = 60.0
+SILENT_S = 2 * BEAT_S  # seconds for which this process must also have seen no renewal of a lease
+EARLY_S = SILENT_S + 1  # seconds before its end at which a lease is watched: living groups renew theirs earlier
+POPPED_S = 60.0  # seconds after which a job returns that another program popped and did not begin; as in RQ
 
 
 class _Taken(NamedTuple):

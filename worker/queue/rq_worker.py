@@ -24,8 +24,7 @@ from svdq.worker.queue import scripts
 
 logger = logging.getLogger(__name__)
 
-#: Seconds without a renewal after which a job counts as abandoned, and a worker as ended.
-LEASE_S = 15
+LEASE_S = 15  # seconds without a renewal after which a job counts as abandoned, and a worker as ended
 #: Seconds between renewals, and between searches for abandoned jobs of other groups.
 BEAT_S, MAINTENANCE_S = 4.0, 2.0
 STOPPED = "Stopped by the user."
@@ -88,8 +87,7 @@ class RqWorker(BaseWorker):
         self._on_shutdown = on_shutdown
         #: The field of `keys.PAUSES` that concerns it; bursts pause together.
         self.pause_field = keys.BURSTS if is_burst else self.name
-        #: Whether the last `pop` found intake paused.
-        self.paused = False
+        self.paused = False  # whether the last `pop` found intake paused
         #: The job whose end is being written; None if it was not begun.
         self._ending: ActiveJob | None = None
         self._is_stop = False
