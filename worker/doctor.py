@@ -33,8 +33,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.gpus import CommandOutput, ask
 
 OLDEST_REDIS = (6, 2)  # oldest server version that supports the commands we use
-#: Free bytes of a local storage that are reported as little.
-LITTLE_SPACE = 2 * 1024**3
+LITTLE_SPACE = 2 * 1024**3  # free bytes of a local storage
 _QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 SIDE = 4096  # side of the matrices, 64 MiB each; sums of so many ones are exact
 

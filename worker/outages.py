@@ -27,11 +27,9 @@ RETRY_S = 1.0  # seconds between two attempts of Redis
 #: Seconds until the second attempt of the storage; the delay doubles up to the second number.
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0
 FILE_TIMEOUT_S = 300.0  # seconds that a storage which works otherwise may refuse one file before its job fails
-#: Errors of the name or content of one file, which no further attempt changes.
-_HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
+_HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})  # no further attempt helps
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})  # something else has the name
-#: The storage is full: a small file may fit where a video does not.
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})  # a small file may fit where a video does not
 
 
 def connect(url: str) -> redis.Redis:

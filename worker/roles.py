@@ -24,8 +24,7 @@ from svdq.pipeline.planning.binding import Components, Segment, bind
 
 logger = logging.getLogger(__name__)
 
-#: When ranks load one expert each; auto: where a rank's memory does not hold all.
-Binding = Literal["auto", "always", "never"]
+Binding = Literal["auto", "always", "never"]  # auto: where a rank's memory does not hold all
 INT8_BYTES = 1.05  # bytes of a weight in int8, with its share of the scales and of the layers that stay as they are
 
 

@@ -27,8 +27,7 @@ from svdq.producer.settings import SECRETS, Settings
 
 LOCKS = "locks"  # folder under SVDQ_HOME; its files stay, since a second run could lock a new file of the same name
 RUN = "run"  # folder under SVDQ_HOME with a folder for each running launcher
-#: Bytes that a home must have room for, about those of a run folder; a full disk still takes empty files.
-PROBE_BYTES = 2**14
+PROBE_BYTES = 2**14  # bytes that a home must have room for; a full disk still takes empty files
 
 
 class RankConfig(BaseModel):
@@ -87,8 +86,7 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: RankConfig
-    #: Without secrets, which ranks do not need.
-    settings: Settings
+    settings: Settings  # without secrets, which ranks do not need
     model: ResolvedModel
 
 

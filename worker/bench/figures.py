@@ -41,8 +41,7 @@ class Run:
     #: the split rotates.
     per_sample_s: float
     per_sample_p95_s: float
-    #: Seconds in which the group does the work of one video, from the first videos to the last admission.
-    per_sample_mean_s: float
+    per_sample_mean_s: float  # seconds in which the group does the work of one video
     #: Median and 95th percentile of the intervals between finished videos.
     interval_s: float
     interval_p95_s: float

@@ -37,12 +37,10 @@ class BenchOptions:
     step_ms: float
     encode_ms: float
     decode_ms: float
-    #: Slowdown of each rank, or None when all are equal.
-    rank_speed: tuple[float, ...] | None = None
+    rank_speed: tuple[float, ...] | None = None  # None: all are equal
     samples: int
     warmup_samples: int | None = None  # None: two rounds of the ranks
-    #: None: 14, or the largest smaller number that the model's family allows.
-    frames: int | None = None
+    frames: int | None = None  # None: 14, or fewer if the model's family wants it
     size: str
     device: str
     through: str  # loop or daemon

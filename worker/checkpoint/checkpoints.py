@@ -36,12 +36,10 @@ class Checkpoints(Checkpointer):
         self._changed = threading.Condition()
         #: Samples to write by job, the oldest first; on a GPU with the event of their tensors.
         self._waiting: dict[str, tuple[Sample, torch.cuda.Event | None]] = {}
-        #: Jobs whose checkpoints are removed.
-        self._ended: list[str] = []
+        self._ended: list[str] = []  # jobs whose checkpoints are removed
         self._is_working = False
         self._hurried = False
-        #: Why checkpoints cannot be written at present; videos continue without.
-        self.condition: Condition | None = None
+        self.condition: Condition | None = None  # why checkpoints cannot be written at present
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
     def furthest(self, job_id: str, parameters: VideoParameters) -> Sample | None:

@@ -16,8 +16,7 @@ from svdq.producer.settings import without_secrets
 from svdq.producer.text import printable
 
 MAX_WAITING = 500  # lines about jobs that wait for Redis; then the oldest are dropped
-#: As `Job.digest` makes them.
-_JOB_ID = re.compile(r"\b[0-9a-f]{20}\b")
+_JOB_ID = re.compile(r"\b[0-9a-f]{20}\b")  # as `Job.digest` makes them
 _URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+")
 
 
@@ -67,8 +66,7 @@ class JobLogHandler(logging.Handler):
         self._rank = rank
         self._host = socket.gethostname()
         self._waiting: deque[tuple[str, LogEntry]] = deque(maxlen=MAX_WAITING)
-        #: Returns the job of the step loop, which is the main thread.
-        self.current_job: Callable[[], str | None] = lambda: None
+        self.current_job: Callable[[], str | None] = lambda: None  # that of the step loop, in the main thread
         self.on_line: Callable[[], object] = lambda: None
 
     def emit(self, record: logging.LogRecord) -> None:

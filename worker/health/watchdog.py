@@ -53,8 +53,7 @@ class Watchdog(Monitor):
         self._first_s, self._shortest_s = first_bound_s, min(shortest_bound_s, first_bound_s)
         self._watched = threading.get_ident()
         self.slowest_s: dict[Kind, float] = {}  # seconds of the slowest work of each kind
-        #: The work in progress; replaced as a whole by the step loop.
-        self._work: _Work | None = None
+        self._work: _Work | None = None  # replaced as a whole by the step loop
         self._is_busy = threading.Event()
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 

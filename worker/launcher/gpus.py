@@ -13,18 +13,15 @@ from functools import cache
 from itertools import takewhile
 from typing import Final
 
-#: Seconds that a command may take: without NVIDIA's persistence mode, waking each GPU takes seconds.
-TIMEOUT_S: Final = 120.0
+TIMEOUT_S: Final = 120.0  # seconds; without persistence mode, waking each GPU takes some
 KILL_S: Final = 2.0  # seconds that a killed program gets to close its pipes; one that hangs in a driver never does
 PROBE_S: Final = 90.0  # seconds that a test computation may take, with the import of torch
-#: Device files of machines with GPUs: NVIDIA's, WSL's, AMD's.
-_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, WSL, AMD
 _COUNT: Final = "import torch; [print(number) for number in range(torch.cuda.device_count())]"
 #: Lines of `nvidia-smi -L`: GPU 0: NVIDIA A100 (UUID: GPU-…), and indented MIG 1g.5gb Device 0: (UUID: MIG-…).
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*?(?: \(UUID: (.*)\))?$")
 _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]*)\)$")
-#: A line that lists a device, and is no error message.
-_LISTING: Final = re.compile(rf"{_GPU_LINE.pattern}|{_MIG_LINE.pattern}|\d+, ")
+_LISTING: Final = re.compile(rf"{_GPU_LINE.pattern}|{_MIG_LINE.pattern}|\d+, ")  # no error message
 _DEVICE: Final = re.compile(r"\d|GPU-|MIG-")  # the beginning of a device in CUDA_VISIBLE_DEVICES
 
 

@@ -37,8 +37,7 @@ from svdq.worker.run_folder import RankConfig, RunConfig
 
 logger = logging.getLogger(__name__)
 
-#: Default number of ranks of a group on a machine without GPUs, at most.
-MAX_DEFAULT_CPU_RANKS = 7
+MAX_DEFAULT_CPU_RANKS = 7  # most ranks of a group without GPUs by default
 POLL_S = 0.1
 #: Seconds that groups get to stop before they are killed, and after a second Ctrl-C; systemd and Kubernetes grant more.
 STOP_S, STOP_NOW_S = 20.0, 5.0
@@ -53,8 +52,7 @@ class LaunchOptions:
     groups: int = 1
     until: str | None = None  # when to stop, such as 06:00
     trace: Path | None = None  # where to write a Chrome trace at the end
-    #: None: metrics are not served.
-    metrics_port: int | None = None
+    metrics_port: int | None = None  # None: metrics are not served
     metrics_address: str = "127.0.0.1"
     rank: RankConfig = field(default_factory=RankConfig)  # the launcher fills in the rest
 
@@ -64,8 +62,7 @@ class Ending:
     """How a run ended."""
 
     code: int  # the first exit code of a group that is not 0, else 0
-    #: "" when the groups ended by themselves.
-    ended_by: Literal["signal", "until", ""]
+    ended_by: Literal["signal", "until", ""]  # "" when the groups ended by themselves
     burst: bool
     until_s: float | None = None  # --until, in seconds since the epoch
 
@@ -143,8 +140,7 @@ class _Supervisor:
         self._groups = groups
         self._until_s = until_s
         self.ended_by: Literal["signal", "until", ""] = ""
-        #: Sent to all ranks, also to later ones.
-        self._signal: signal.Signals | None = None
+        self._signal: signal.Signals | None = None  # also sent to later ranks
         self._kill_at: float | None = None
 
     def run(self) -> int:
@@ -194,8 +190,7 @@ class _Supervisor:
         self._kill_at = self._kill_at or time.monotonic() + STOP_S
 
 
-#: Seconds between two renewals of the record of a starting launcher, less than half of `keys.STARTING_TTL_S`.
-RENEW_S: Final = 4.0
+RENEW_S: Final = 4.0  # less than half of `keys.STARTING_TTL_S`
 
 
 @contextlib.contextmanager

@@ -31,8 +31,7 @@ ANSWER_TIMEOUT_S = 2.0  # seconds after which Redis counts as unavailable; Prome
 class MetricSpec(NamedTuple):
     """A metric of Prometheus."""
 
-    #: Of a summary without _sum and _count.
-    name: str
+    name: str  # of a summary without _sum and _count
     kind: Literal["gauge", "counter", "summary"]
     help: str
     labels: tuple[str, ...] = ()  # none is a job: each has few values

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S = 10.0  # seconds between two searches for problems
-#: Seconds without a problem after which it is sent again: a storage may come and go every few seconds.
-AGAIN_S = 600.0
+AGAIN_S = 600.0  # seconds without a problem after which it is sent again
 CLOSE_S = 20.0  # seconds that the end of a run waits for slow services
 NOT_TAKEN = "It ended because no jobs are taken."  # the ending of a burst that found intake paused
 
@@ -42,8 +41,7 @@ class Notifications:
         self._poll_s, self._close_s = poll_s, close_s
         self._services = _services(settings.notify)
         self._waiting: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
-        #: When each problem was last seen, by its title.
-        self._seen_s: dict[str, float] = {}
+        self._seen_s: dict[str, float] = {}  # when each problem was last seen, by its title
         self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
 
     @property

@@ -32,8 +32,7 @@ TORCHRUN = (
     f"import gc, os; os.environ['{PARENT_PID}'] = str(os.getpid()); "
     "gc.disable(); from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
 )
-#: How often torchrun restarts a group before it gives up: about twelve hours of waiting for a model or a disk.
-MAX_RESTARTS = 3000
+MAX_RESTARTS = 3000  # about twelve hours of waiting for a model or a disk
 #: Seconds for which a rank must wait in its kernel until GPUs are tested, and between two looks at that.
 STUCK_S, LOOK_S = 60.0, 5.0
 KILL_S = 5.0  # seconds that killed processes get to disappear

@@ -37,10 +37,8 @@ from svdq.worker.queue.rq_worker import TakenJob
 
 logger = logging.getLogger(__name__)
 
-#: Videos that may wait besides those that are being written; then the loop waits, which limits memory.
-MAX_WAITING = 2
-#: Distributions whose versions can change a video's bits.
-VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")
+MAX_WAITING = 2  # videos besides those that are written; then the loop waits, which limits memory
+VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")  # they can change a video's bits
 
 
 def is_held(connection: redis.Redis, stopping: threading.Event, sample: Sample) -> bool:

@@ -63,8 +63,7 @@ class CrashSuspect:
 
     job_id: str
     phase: Phase
-    #: The index of the denoising step; 0 in all phases before, the number of steps in a decode.
-    step: int = 0
+    step: int = 0  # of the denoising; 0 in all phases before, the number of steps in a decode
     rank: int
     stalled: bool = False  # whether the rank ended itself because this made no progress
 

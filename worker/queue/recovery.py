@@ -33,8 +33,7 @@ POPPED_S = 60.0  # seconds after which a job returns that another program popped
 
 
 class _Taken(NamedTuple):
-    #: As RQ writes it; these texts sort by time.
-    started_at: str
+    started_at: str  # as RQ writes it: these texts sort by time
     worker: str
     execution: Execution
 

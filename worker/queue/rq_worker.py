@@ -85,11 +85,9 @@ class RqWorker(BaseWorker):
         )
         self._on_stop = on_stop
         self._on_shutdown = on_shutdown
-        #: The field of `keys.PAUSES` that concerns it; bursts pause together.
-        self.pause_field = keys.BURSTS if is_burst else self.name
+        self.pause_field = keys.BURSTS if is_burst else self.name  # of `keys.PAUSES`; bursts pause together
         self.paused = False  # whether the last `pop` found intake paused
-        #: The job whose end is being written; None if it was not begun.
-        self._ending: ActiveJob | None = None
+        self._ending: ActiveJob | None = None  # its end is being written; None if it was not begun
         self._is_stop = False
 
     def get_heartbeat_ttl(self, job: rq.job.Job) -> int:
