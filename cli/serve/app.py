@@ -45,7 +45,7 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
 
     async def read_page_state() -> str:
         snapshot = await app.state.snapshots.get()
-        return await backend.read(lambda connection: read_state(connection, backend.storage, snapshot))
+        return await backend.read(lambda connection: read_state(connection, backend.storage, snapshot, settings.model))
 
     middleware = [
         Middleware(

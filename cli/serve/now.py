@@ -17,6 +17,7 @@ from starlette.responses import Response
 from svdq.cli.formatting import condition_reason
 from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.backend import FRESH_S, Shared
+from svdq.cli.serve.form import families
 from svdq.cli.serve.videos import model_stem
 from svdq.cli.view import progress_of
 from svdq.producer.job_control import SUSPENDED
@@ -25,7 +26,7 @@ from svdq.producer.queue import queues
 from svdq.producer.status.estimates import Estimate, estimate_jobs
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.ranks import GroupStatus, RankStatus
-from svdq.producer.status.registries import ended_before, num_ahead
+from svdq.producer.status.registries import ended_before, num_ahead, running_models
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import rfc3339
@@ -42,8 +43,9 @@ SEND_TIMEOUT_S = 30
 END_S = 1.0
 
 
-def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot) -> str:
-    """Read the jobs that wait, and return the whole state as JSON text."""
+def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot, model: str) -> str:
+    """Read the jobs that wait, and return the whole state as JSON text; `model` is the configured one."""
+    running = running_models(connection)
     counts = {status: sum(queue[status] for queue in snapshot.queues.values()) for status in STATUSES}
     waiting = view_many(connection, _first_waiting(connection))
     estimates = estimate_views(connection, waiting, snapshot)
@@ -59,6 +61,7 @@ def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot) ->
     disk, problem = _disk(storage)
     warnings = _warnings(snapshot, num_waiting, disk) + ([problem] if problem else [])
     state = {
+        "families": families(running, model) if running else [],
         "paused": bool(snapshot.pauses),
         "warnings": warnings,
         "videos_per_hour": snapshot.videos_per_hour,

@@ -28,6 +28,7 @@ from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer import job_control
+from svdq.producer.job import JOBS
 from svdq.producer.queue import queues
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids, running_defaults, running_models
@@ -69,6 +70,7 @@ def routes() -> list[BaseRoute]:
         Route("/page/picture/{video_id}", picture),
         Route("/page/content/{video_id}", content),
         Route("/page/results", results),
+        Route("/page/results/{video_id}", result),
         Route("/page/waiting", waiting),
         Route("/page/actions", act, methods=["POST"]),
         Route("/page/repeat", repeat, methods=["POST"]),
@@ -86,11 +88,16 @@ async def index(request: Request) -> Response:
     except ApiError:  # the page says itself that Redis is away
         running, defaults = {}, {}
     names = await state.backend.in_thread(lambda: families(running, state.backend.settings.model))
-    offered = [
+    known = [
         {"name": name, "title": PARAMETERS[name].title, "fields": fields(name, defaults.get(name, {}))}
-        for name in names
+        for name in dict.fromkeys([*names, *JOBS])
     ]
-    given = {"families": offered, "suffixes": sorted(SUFFIXES), "system_folders": sorted(SYSTEM_FOLDERS)}
+    given = {
+        "families": known,
+        "num_offered": len(names),
+        "suffixes": sorted(SUFFIXES),
+        "system_folders": sorted(SYSTEM_FOLDERS),
+    }
     return templates.TemplateResponse(request, "index.html", given)
 
 
@@ -176,6 +183,13 @@ async def results(request: Request) -> Response:
     show, before = query.get("show") or "open", query.get("before", "")
     page = partial(review.read_page, show=show, before=before, is_brief="brief" in query)
     return Json(await state.backend.read(lambda connection: page(connection, state.backend.storage, state.older)))
+
+
+async def result(request: Request) -> Response:
+    """Describe one video of the list."""
+    backend, view = request.app.state.backend, await _find(request, request.path_params["video_id"])
+    [mark] = await backend.read(lambda connection: job_control.read(connection, [view.id]))
+    return Json(await backend.in_thread(lambda: review.reviewed(view, mark, backend.storage)))
 
 
 async def waiting(request: Request) -> Response:

@@ -119,7 +119,7 @@ def read_page(
     if show not in FILTERS:
         raise InputError(f"There is no filter {show[:80]!r}; choose one of {', '.join(FILTERS)}.")
     shown, fitting_marks = FILTERS[show]
-    size, describe = (MAX_SCANNED, _brief) if is_brief else (PAGE_SIZE, _reviewed)
+    size, describe = (MAX_SCANNED, _brief) if is_brief else (PAGE_SIZE, reviewed)
     registered = ["failed" if status == "stopped" else status for status in shown]
     begin = _parse_cursor(before.removeprefix(_OLDER))
     found: list[dict[str, Any]] = []
@@ -185,7 +185,7 @@ def _brief(job: JobView, mark: job_control.Verdict | None, _storage: Storage) ->
     return {"id": job.id, "status": job.status if job.is_readable else "failed", "mark": mark or ""}
 
 
-def _reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) -> dict[str, Any]:
+def reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) -> dict[str, Any]:
     """Describe one video of the list."""
     parameters = job.parameters
     width, height = parameters.get("width"), parameters.get("height")

@@ -86,15 +86,50 @@ async function estimate(query, sum) {
   }
 }
 
+const fields = () => [...form.querySelectorAll("input:not([type=file]), select, textarea")];
+const keyOf = (field) => field.id || `${field.closest(".family").dataset.family} ${field.value}`;
+
+/** Keep the settings of this tab, so that they survive a reload. */
+function save() {
+  const entries = fields().map((field) => [keyOf(field), field.type === "checkbox" ? field.checked : field.value]);
+  sessionStorage.setItem("settings", JSON.stringify(Object.fromEntries(entries)));
+}
+
+function restore() {
+  const saved = JSON.parse(sessionStorage.getItem("settings") ?? "{}");
+  for (const field of fields().filter((each) => keyOf(each) in saved)) {
+    const value = saved[keyOf(field)];
+    if (field.type === "checkbox") field.checked = value;
+    else if (field.type !== "select-one" || [...field.options].some((option) => option.value === value)) field.value = value;
+  }
+}
+
+function showParts() {
+  byId("at-field").hidden = byId("start").value !== "at";
+  form.querySelectorAll(".family").forEach((part) => { part.hidden = part.dataset.family !== byId("family").value; });
+}
+
+/** Offer the families of the models that run, the first one if the chosen one does not; without workers nothing changes. */
+export function offer(names) {
+  if (!names.length) return;
+  const select = byId("family");
+  const isGone = !names.includes(select.value);
+  for (const option of select.options) option.hidden = option.disabled = !names.includes(option.value);
+  byId("family-field").hidden = names.length < 2;
+  if (!isGone) return;
+  [select.value] = names;
+  select.dispatchEvent(new Event("change", { bubbles: true }));
+  setText(byId("add-problem"), `The workers make videos with ${select.selectedOptions[0].text}; these are its settings.`);
+}
+
 /** Call `onChange` whenever a setting changes. */
 export function start(onChange) {
+  restore();
+  showParts();
   form.addEventListener("input", onChange);
   form.addEventListener("change", () => {
-    byId("at-field").hidden = byId("start").value !== "at";
-    onChange();
-  });
-  byId("family")?.addEventListener("change", (event) => {
-    form.querySelectorAll(".family").forEach((part) => { part.hidden = part.dataset.family !== event.target.value; });
+    showParts();
+    save();
     onChange();
   });
   form.querySelectorAll(".reset").forEach((button) => button.addEventListener("click", () => {
@@ -104,6 +139,7 @@ export function start(onChange) {
       const chosen = group.dataset.default.split(" ");
       group.querySelectorAll("input").forEach((box) => { box.checked = chosen.includes(box.value); });
     });
+    save();
     onChange();
   }));
 }

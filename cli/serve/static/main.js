@@ -2,6 +2,7 @@
 import * as add from "./add.js";
 import * as compare from "./compare.js";
 import { connect } from "./live.js";
+import * as form from "./form.js";
 import * as now from "./now.js";
 import * as results from "./results.js";
 import * as viewer from "./viewer.js";
@@ -14,6 +15,7 @@ results.start();
 connect((state) => {
   if (state.outage) return;
   now.show(state);
+  form.offer(state.families);
   results.refresh(state.latest);
 }, () => {
   add.retry();

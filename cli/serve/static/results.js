@@ -1,4 +1,5 @@
 // The section Results: a grid that loads as it is scrolled, plays on hover and focus, and takes the verdicts.
+import * as address from "./address.js";
 import { compare } from "./compare.js";
 import { act, byId, copy, request, run, setText, sumOf, tryOn } from "./dom.js";
 import { clock, count } from "./format.js";
@@ -40,8 +41,9 @@ const near = new IntersectionObserver((entries) => {
 }, { rootMargin: "600px" });
 
 export function start() {
-  byId("show").addEventListener("change", reload);
-  byId("by-photo").addEventListener("change", arrange);
+  byId("show").addEventListener("change", () => { address.put({ show: byId("show").value === "open" ? "" : byId("show").value }); reload(); });
+  byId("by-photo").addEventListener("change", () => { address.put({ grouped: byId("by-photo").checked ? "yes" : "" }); arrange(); });
+  addEventListener("popstate", follow);
   byId("new-results").addEventListener("click", async () => {
     await update(true);
     byId("results").scrollIntoView();
@@ -63,7 +65,36 @@ export function start() {
   new IntersectionObserver((entries) => {
     if (entries.some((entry) => entry.isIntersecting)) more();
   }, { rootMargin: "800px" }).observe(byId("results-end"));
+  setFilter(address.get("show"));
+  byId("by-photo").checked = address.get("grouped") === "yes";
   reload();
+  follow();
+}
+
+function setFilter(name) {
+  const isKnown = [...byId("show").options].some((option) => option.value === name);
+  byId("show").value = isKnown ? name : "open";
+}
+
+/** Show what the address says: at the start, and after the browser's Back and Forward. */
+async function follow() {
+  const id = address.get("video");
+  const viewer = byId("viewer");
+  if (!id && viewer.open) viewer.close();
+  if (!id || viewer.open) return;
+  try {
+    const result = cards.get(id)?.result ?? await request("GET", `/page/results/${encodeURIComponent(id)}`);
+    if (address.get("video") === id) show(result);
+  } catch (error) {
+    setText(problem, error.message);
+    address.put({ video: "" });
+  }
+}
+
+/** Open a result in the viewer. */
+function show(result) {
+  const { id } = result;
+  open(result, { neighbor: (step) => (cards.has(id) ? neighbor(id, step) : null), mark: (verdict) => mark([cards.get(id)?.result ?? result], verdict) });
 }
 
 const finished = (some) => some.filter((result) => result.status === "finished");
@@ -219,7 +250,7 @@ function newCard(result) {
     parts.error.hidden = false;
     setText(parts.error, result.error);
   }
-  parts.open.addEventListener("click", () => open(result, { neighbor: (step) => neighbor(result.id, step), mark: (verdict) => mark([cards.get(result.id)?.result ?? result], verdict) }));
+  parts.open.addEventListener("click", () => show(result));
   parts.keep.addEventListener("click", (event) => run(event.target, problem, () => mark([result], "keep")));
   parts.reject.addEventListener("click", (event) => run(event.target, problem, () => mark([result], "reject")));
   parts.keep.hidden = parts.reject.hidden = result.status !== "finished";

@@ -1,4 +1,5 @@
 // The dialog with one video: play it large, keep or reject it, make it again, see how it was made.
+import * as address from "./address.js";
 import { byId, request, run, setText } from "./dom.js";
 import { clock, duration, label, value } from "./format.js";
 import { contentOf, mediaOf } from "./media.js";
@@ -10,7 +11,12 @@ let actions = null;
 
 export function start() {
   dialog.querySelector("[data-close]").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("close", () => byId("viewer-stage").replaceChildren());
+  dialog.addEventListener("close", () => {
+    byId("viewer-stage").replaceChildren();
+    if (!address.get("video")) return; // it was closed by the browser's Back
+    if (history.state?.isOurs) history.back();
+    else address.put({ video: "" });
+  });
   byId("viewer-before").addEventListener("click", () => go(-1));
   byId("viewer-next").addEventListener("click", () => go(1));
   byId("viewer-keep").addEventListener("click", (event) => verdict(event.target, "keep"));
@@ -66,6 +72,7 @@ export function open(result, doing) {
   const names = Object.keys(result.parameters).filter((name) => name !== "family");
   byId("change-name").replaceChildren(...names.map((name) => new Option(label(name), name)));
   showValue();
+  if (address.get("video") !== result.id) address.put({ video: result.id }, !dialog.open);
   if (!dialog.open) dialog.showModal();
 }
 

@@ -10,6 +10,7 @@ import redis
 from PIL import Image
 from rq.job import JobStatus
 
+from svdq.producer import keys
 from svdq.producer.queue import fetch
 from tests.cli.serve.browser import Watched, watched_page
 from tests.cli.serve.servers import Server
@@ -132,3 +133,33 @@ def test_the_next_upload_waits_as_long_as_the_server_asks(desk: Watched) -> None
     expect(page.locator("#upload-summary")).to_have_text("1 uploaded.")
     assert times[1] - times[0] > 2.9
     desk.forgive("503")
+
+
+def test_the_form_follows_the_model_of_a_worker_that_starts(desk: Watched, connection: redis.Redis) -> None:
+    page = desk.page
+    page.reload()
+    expect(page.locator("#svd-width")).to_be_visible()
+    choose(page, "Lake.png")
+    now = int(time.time())
+    connection.zadd(keys.STARTING, {"host:1 wan /models/wan": now + 600})
+    expect(page.locator("#wan-prompt")).to_be_visible()
+    expect(page.locator("#svd-width")).to_be_hidden()
+    expect(page.locator("#add-problem")).to_contain_text("The workers make videos with")
+    page.click("#make")
+    expect(page.locator("#rows .row")).to_have_count(1)
+    [job_id] = connection.lrange("rq:queue:svdq-default", 0, -1)
+    assert fetch(connection, job_id.decode()).kwargs["job"]["family"] == "wan"
+
+
+def test_settings_survive_a_reload(desk: Watched) -> None:
+    page = desk.page
+    page.fill("#svd-frames", "9")
+    page.check("[data-family=svd] [data-checks=formats] [value=gif]")
+    page.select_option("#start", "at")
+    page.locator("#variations").fill("3")
+    page.locator("#folder").focus()
+    page.reload()
+    expect(page.locator("#svd-frames")).to_have_value("9")
+    expect(page.locator("#variations")).to_have_value("3")
+    expect(page.locator("[data-family=svd] [data-checks=formats] [value=gif]")).to_be_checked()
+    expect(page.locator("#at-field")).to_be_visible()

@@ -185,3 +185,35 @@ def test_select_all_means_all_that_match(
         expect(page.locator("#num-picked-rows")).to_have_text("Select all")
         watched.forgive("404")  # of photos that are not there
     assert connection.llen("rq:queue:svdq-default") == 0
+
+
+def test_the_address_has_the_open_video_the_filter_and_the_grouping(desk: Watched) -> None:
+    page = desk.page
+    viewer, title = page.locator("#viewer"), page.locator("#viewer-title")
+    frame(page, 12).click()
+    expect(title).to_have_text("Video 12")
+    page.keyboard.press("ArrowRight")
+    expect(title).to_have_text("Video 11")
+    page.go_back()
+    expect(viewer).to_be_hidden()
+    expect(page.locator(".card")).to_have_count(12)
+    page.go_forward()
+    expect(title).to_have_text("Video 11")
+    page.keyboard.press("Escape")
+    expect(viewer).to_be_hidden()
+    assert "video=" not in page.url
+
+    frame(page, 10).focus()
+    page.keyboard.press("k")
+    expect(card(page, 10)).to_have_class(re.compile("is-keep"))
+    page.select_option("#show", "keep")
+    page.check("#by-photo")
+    expect(page.locator(".card")).to_have_count(1)
+    frame(page, 10).click()
+    page.reload()
+    expect(title).to_have_text("Video 10")
+    page.keyboard.press("Escape")
+    expect(viewer).to_be_hidden()
+    expect(page.locator("#show")).to_have_value("keep")
+    expect(page.locator("#by-photo")).to_be_checked()
+    expect(page.locator(".card")).to_have_count(1)
