@@ -4,12 +4,13 @@ The number of round trips does not depend on the number of kept jobs. Never runs
 functions that anyone with write access to Redis can name.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import redis
+from pydantic import BeforeValidator, Field
 from rq.job import Job
 from rq.registry import BaseRegistry
 from rq.worker import Worker
@@ -18,6 +19,7 @@ from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer import keys
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import SvdqQueue, queues
+from svdq.producer.records import Record
 from svdq.producer.status.ranks import read_groups
 
 #: RQ keeps stopped jobs in the registry of failed ones; this finds the ids of the stopped ones, the newest first.
@@ -170,17 +172,23 @@ def _registries(queue: SvdqQueue) -> dict[str, BaseRegistry]:
 WorkerState = Literal["running", "starting", "none"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerView:
+def _ours(names: str) -> list[str]:
+    return [name for name in names.split(",") if name in keys.QUEUE_NAMES]
+
+
+class WorkerView(Record):
     """One worker group as registered in RQ."""
 
     name: str
-    state: str  # RQ's: idle, busy, suspended, …
-    hostname: str
-    pid: int  # of its rank 0
-    queues: list[str]
-    finished: int
-    failed: int
+    state: str = "?"  # RQ's: idle, busy, suspended, …
+    #: Host and process id of its rank 0.
+    hostname: str = "?"
+    pid: int = 0
+    #: Our queues that it takes jobs from.
+    queues: Annotated[list[str], BeforeValidator(_ours), Field(min_length=1)]
+    #: Number of jobs that it has ended.
+    finished: int = Field(default=0, validation_alias="successful_job_count")
+    failed: int = Field(default=0, validation_alias="failed_job_count")
 
 
 def view_workers(connection: redis.Redis) -> list[WorkerView]:
@@ -193,27 +201,10 @@ def view_workers(connection: redis.Redis) -> list[WorkerView]:
         records = pipeline.execute(raise_on_error=False)
     views = []
     for name, record in zip(names, records, strict=True):
-        if not isinstance(record, dict):
-            continue
-        fields = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in record.items()}
-        queues = [queue for queue in fields.get("queues", "").split(",") if queue in keys.QUEUE_NAMES]
-        if queues:
-            views.append(
-                WorkerView(
-                    name=name.removeprefix(Worker.redis_worker_namespace_prefix),
-                    state=fields.get("state", "?"),
-                    hostname=fields.get("hostname", "?"),
-                    pid=_number(fields.get("pid")),
-                    queues=queues,
-                    finished=_number(fields.get("successful_job_count")),
-                    failed=_number(fields.get("failed_job_count")),
-                )
-            )
+        with contextlib.suppress(ValueError, AttributeError):
+            fields = {key.decode(): value.decode() for key, value in record.items()}
+            views.append(WorkerView(**fields | {"name": name.removeprefix(Worker.redis_worker_namespace_prefix)}))
     return views
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
 def running_models(connection: redis.Redis) -> dict[str, str | None]:

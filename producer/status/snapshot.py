@@ -6,7 +6,7 @@ It takes a fixed number of round trips, whose cost does not depend on the number
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -94,7 +94,7 @@ class Snapshot:
             "videos_per_hour": None if self.videos_per_hour is None else round(self.videos_per_hour, 1),
             "eta_s": None if self.estimate.eta_s is None else round(self.estimate.eta_s, 1),
             "eta_reason": self.estimate.reason or None,
-            "workers": [asdict(worker) for worker in self.workers],
+            "workers": [worker.model_dump() for worker in self.workers],
             "ranks": [rank.as_json() for group in self.groups for rank in group.ranks],
             "jobs": [job.as_json() | self.estimates.get(job.id, Estimate()).as_json() for job in self.jobs],
             "pauses": list(self.pauses),

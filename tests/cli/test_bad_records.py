@@ -123,9 +123,12 @@ def test_bad_records_in_flight_of_workers_and_of_ranks(svdq: Cli, connection: re
         connection.zadd(queue.started_job_registry.key, {f"{job.id}:execution": time.time() + 60})
     connection.hset(bad.key, "created_at", "x")
     connection.zadd(queue.started_job_registry.key, {b"\xff:x": time.time() + 60})
-    connection.sadd("rq:workers", "rq:worker:list", b"rq:worker:\xff", "rq:worker:gone", "rq:worker:odd")
+    connection.sadd(
+        "rq:workers", "rq:worker:list", b"rq:worker:\xff", "rq:worker:gone", "rq:worker:odd", "rq:worker:even"
+    )
     connection.rpush("rq:worker:list", "x")
-    connection.hset("rq:worker:odd", mapping={"queues": "svdq-default", "pid": "x", "state": b"\xff"})
+    connection.hset("rq:worker:odd", mapping={"queues": "svdq-default", "pid": "x"})
+    connection.hset("rq:worker:even", mapping={"queues": "else,svdq-default", "pid": "7"})
     connection.hset(keys.PAUSES, mapping={b"\xff": b"\xfe"})
     connection.hset(b"rq:worker:\xff", "birth", "x")
     put(connection, rank(0, intake=IntakeStatus(worker="w", in_flight=(good.id, bad.id))))
@@ -140,10 +143,10 @@ def test_bad_records_in_flight_of_workers_and_of_ranks(svdq: Cli, connection: re
     done = svdq("status")
     assert (done.returncode, done.stderr) == (0, "")
     assert good.id in done.stdout
-    assert "odd" in done.stdout
+    assert "even" in done.stdout
     done = svdq("status", "--json")
     document = json.loads(done.stdout)
-    assert [(entry["name"], entry["pid"]) for entry in document["workers"]] == [("odd", 0)]
+    assert [(entry["name"], entry["pid"]) for entry in document["workers"]] == [("even", 7)]
     assert [entry["rank"] for entry in document["ranks"]] == [0, 1]
     assert svdq("top").returncode == 0
     assert svdq("status", bad.id).stdout.startswith(f"{bad.id}  ?  started")
