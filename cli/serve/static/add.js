@@ -3,6 +3,7 @@ import { byId, copy, run, sentenceOf, setText, sumOf, tryOn, UNREACHABLE } from 
 import { ofDrop, ofFolder } from "./files.js";
 import { bytes, clock, count, inSeconds } from "./format.js";
 import * as form from "./form.js";
+import { cropOf, draw, watch } from "./thumbnails.js";
 
 const AT_ONCE = 3;
 //: Answers after which all uploads pause, and go on by themselves: no answer at all, and those of a server or proxy in trouble.
@@ -36,7 +37,10 @@ export function start() {
     const files = [...(event.clipboardData?.files ?? [])];
     if (files.length) add(files.map((file) => ({ file, folder: "" })));
   });
-  form.start(() => form.plan(ofState("chosen").length));
+  form.start(() => {
+    form.plan(ofState("chosen").length);
+    ofState("chosen").forEach(showCrop);
+  });
   byId("add-form").addEventListener("submit", (event) => {
     event.preventDefault();
     const chosen = ofState("chosen");
@@ -135,6 +139,7 @@ function add(found, others = 0) {
     photo.parts.remove.setAttribute("aria-label", `Remove ${file.name}`);
     photo.parts.remove.addEventListener("click", () => { drop([photo]); show(); byId("upload-list").focus(); });
     set(photo, "chosen");
+    watch(photo, showCrop);
     fresh.push(photo);
   }
   photos.push(...fresh);
@@ -154,6 +159,13 @@ function set(photo, state, more = {}) {
   photo.parts.remove.hidden = !["chosen", "refused", "failed"].includes(state);
   const words = { chosen: bytes(photo.file.size), waiting: "waits", sending: "uploading", done: photo.reason };
   setText(photo.parts.state, words[state] ?? photo.reason);
+}
+
+/** Draw what a crop removes of a photo, and say so while it can be changed. */
+function showCrop(photo) {
+  const target = form.cropSize();
+  draw(photo, target);
+  if (photo.state === "chosen") setText(photo.parts.state, [bytes(photo.file.size), cropOf(photo, target)].filter(Boolean).join(" · "));
 }
 
 /** Send the next photos: after a failure one, and as many as may be when it has arrived. */

@@ -29,6 +29,13 @@ export function settings() {
 /** Number of videos of each photo. */
 export const variations = () => Math.max(1, Number.parseInt(byId("variations").value, 10) || 1);
 
+/** The size that photos are cropped to, [width, height]; null if nothing is cropped, or the model decides. */
+export function cropSize() {
+  const valueOf = (name) => own(`[name="${name}"]`)[0]?.value ?? "";
+  const size = [Number(valueOf("width")), Number(valueOf("height"))];
+  return valueOf("fit") === "crop" && valueOf("auto_size") !== "yes" && size.every((side) => side > 0) ? size : null;
+}
+
 /** Whether every field has an allowed value; shows the first that does not. */
 export function check() {
   for (const field of own("input, select, textarea")) {

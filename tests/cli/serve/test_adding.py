@@ -163,3 +163,22 @@ def test_settings_survive_a_reload(desk: Watched) -> None:
     expect(page.locator("#variations")).to_have_value("3")
     expect(page.locator("[data-family=svd] [data-checks=formats] [value=gif]")).to_be_checked()
     expect(page.locator("#at-field")).to_be_visible()
+
+
+def test_a_thumbnail_shows_the_crop_before_the_photo_is_sent(desk: Watched) -> None:
+    page = desk.page
+    choose(page, "Tall.png", size=(600, 890))
+    photo = page.locator("#upload-list li")
+    expect(photo).to_contain_text("crop removes 62% of the height")
+    brightness = """(y) => {
+      const canvas = document.querySelector('#upload-list canvas');
+      return canvas.getContext('2d').getImageData(32, y, 1, 1).data.slice(0, 3).reduce((sum, value) => sum + value);
+    }"""
+    assert page.evaluate(brightness, 3) < page.evaluate(brightness, 24) / 2
+    page.select_option("#svd-auto_size", "yes")
+    expect(photo).not_to_contain_text("crop")
+    assert page.evaluate(brightness, 3) == page.evaluate(brightness, 24)
+    page.select_option("#svd-auto_size", "no")
+    page.fill("#svd-width", "512")
+    page.fill("#svd-height", "1024")
+    expect(photo).to_contain_text("crop removes 26% of the width")
