@@ -86,7 +86,7 @@ def need(
     other = RankInfo(capacity=None, weights=0, device="a GPU")
     ranks = [rank] if encodes and decodes else [rank, other] if encodes else [other, rank, other]
     plan = MemoryPlan(ranks, "bfloat16", family=FAMILY, workspace=WORKSPACE_BYTES)
-    return plan.need(0 if encodes else 1, parameters, decodes=decodes)
+    return plan.need(0 if encodes else 1, parameters, *(["decode"] if decodes else []))
 
 
 def table(weights: dict[str, float]) -> list[str]:
