@@ -166,12 +166,9 @@ def test_shapes_and_memory_of_each_part(ranks, open_parts, photo):
     assert encoder.pipeline.unet is None
     assert encoder.pipeline.vae.decoder is None
     first, middle, last = (rank.pipeline for rank in ranks)
-    # Every rank can decode; only the first can encode.
+    # Every rank can encode and decode.
     assert all(rank.unet is not None and rank.vae.decoder is not None for rank in (first, middle, last))
-    assert (first.vae.encoder is not None, first.image_encoder is not None) == (True, True)
-    assert (middle.vae.encoder, middle.image_encoder, middle.feature_extractor) == (None, None, None)
-    assert last.vae.encoder is None
-    assert last.image_encoder is None
+    assert all(rank.vae.encoder is not None and rank.image_encoder is not None for rank in (first, middle, last))
 
 
 def test_info(ranks, tiny_model):
