@@ -6,6 +6,7 @@ import ctypes
 import resource
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import h11
 import uvicorn
@@ -43,7 +44,7 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
         on_ready()
         yield
 
-    async def read_page_state() -> str:
+    async def read_page_state() -> dict[str, Any]:
         snapshot = await app.state.snapshots.get()
         return await backend.read(lambda connection: read_state(connection, backend.storage, snapshot, settings.model))
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from svdq.cli.formatting import condition_reason
-from svdq.cli.serve.api_errors import ApiError
+from svdq.cli.serve.api_errors import ApiError, RedisAwayError
 from svdq.cli.serve.backend import FRESH_S, Shared
 from svdq.cli.serve.form import families
 from svdq.cli.serve.videos import model_stem
@@ -37,14 +37,16 @@ MAX_ROWS, MAX_GROUPS = 100, 50
 ENDINGS = ("finished", "failed", "canceled")
 #: Bytes free on the disk below which the page warns.
 LOW_DISK_BYTES = 2_000_000_000
+#: Seconds after which Redis counts as away; a page that hears nothing for six takes the server for lost.
+ANSWER_S = 3
 #: Seconds after which the send to a page that does not read any more is given up.
 SEND_TIMEOUT_S = 30
 #: Seconds that a stream has to end when the server stops.
 END_S = 1.0
 
 
-def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot, model: str) -> str:
-    """Read the jobs that wait, and return the whole state as JSON text; `model` is the configured one."""
+def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot, model: str) -> dict[str, Any]:
+    """Read the jobs that wait, and return the whole state; `model` is the configured one."""
     running = running_models(connection)
     counts = {status: sum(queue[status] for queue in snapshot.queues.values()) for status in STATUSES}
     waiting = view_many(connection, _first_waiting(connection))
@@ -60,7 +62,7 @@ def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot, mo
     num_ended = [counts[status] for status in (*ENDINGS, "stopped")]
     disk, problem = _disk(storage)
     warnings = _warnings(snapshot, num_waiting, disk) + ([problem] if problem else [])
-    state = {
+    return {
         "families": families(running, model) if running else [],
         "paused": bool(snapshot.pauses),
         "warnings": warnings,
@@ -76,7 +78,6 @@ def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot, mo
         "num_more": max(0, num_waiting + counts["started"] - len(rows)),
         "latest": f"{newest[0]}:{num_ended}" if newest else "",
     }
-    return json.dumps(state, separators=(",", ":"))
 
 
 def _first_waiting(connection: redis.Redis) -> list[str]:
@@ -197,17 +198,21 @@ def _disk(storage: Storage) -> tuple[dict[str, int] | None, str]:
 
 
 async def events(request: Request) -> Response:
-    """Stream the state to a page, now and each second."""
-    states: Shared[str] = request.app.state.page_states
+    """Stream the state to a page, now and each second: after the first, what has changed."""
+    states: Shared[dict[str, Any]] = request.app.state.page_states
     is_ending = anyio.Event()
 
     async def stream() -> AsyncIterator[ServerSentEvent]:
+        sent: dict[str, Any] = {}
         while not is_ending.is_set():
             try:
-                text = await states.get()
-            except ApiError as error:
-                text = json.dumps({"outage": str(error)})
-            yield ServerSentEvent(text, event="state")
+                with anyio.fail_after(ANSWER_S):
+                    state = await states.get()
+                changed = {name: value for name, value in state.items() if name not in sent or sent[name] != value}
+            except (ApiError, TimeoutError):
+                state, changed = {}, {"outage": str(RedisAwayError())}
+            sent = state
+            yield ServerSentEvent(json.dumps(changed, separators=(",", ":")), event="state")
             with anyio.move_on_after(FRESH_S):
                 await is_ending.wait()
 

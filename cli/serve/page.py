@@ -1,14 +1,16 @@
 """The views of the page."""
 
+import hashlib
 import secrets
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import redis
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
@@ -37,7 +39,11 @@ from svdq.producer.submitting.parameters import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES, SYSTEM_FOLDERS
 
 FOLDER = Path(__file__).parent
+#: The address of the static files changes with them, so that browsers keep them for good.
+_DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((FOLDER / "static").iterdir())))
+STATIC = f"/static/{_DIGEST.hexdigest()[:12]}"
 templates = Jinja2Templates(FOLDER / "templates")
+templates.env.globals["static"] = STATIC
 
 _JobId = Annotated[str, StringConstraints(pattern=f"^{JOB_ID.pattern}$")]
 #: Largest number of videos in one action or zip.
@@ -75,8 +81,18 @@ def routes() -> list[BaseRoute]:
         Route("/page/actions", act, methods=["POST"]),
         Route("/page/repeat", repeat, methods=["POST"]),
         Route("/page/zip", download, methods=["POST"]),
-        Mount("/static", StaticFiles(directory=FOLDER / "static")),
+        Mount(STATIC, GZipMiddleware(_Lasting(directory=FOLDER / "static"))),
     ]
+
+
+class _Lasting(StaticFiles):
+    """Files that never change at their address."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """Return a response that browsers keep for a year."""
+        response = super().file_response(*args, **kwargs)
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response
 
 
 async def index(request: Request) -> Response:
@@ -138,8 +154,9 @@ async def add(request: Request) -> Response:
             raise ApiError(400, "The photo is missing.", param="input_reference", code="missing_parameter")
         given = {name: str(value) for name, value in form.fields}
         source = given.pop("source", "")[:1000]
+        name = given.pop("file_name", form.file_name)  # browsers replace quotation marks in that of the file
         wanted = read_spec(given)
-        submissions, _ = await request.app.state.backend.create(form.file, form.file_name, wanted, source=source)
+        submissions, _ = await request.app.state.backend.create(form.file, name, wanted, source=source)
     finally:
         form.close()
     jobs = [

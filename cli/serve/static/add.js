@@ -81,7 +81,6 @@ export function start() {
 
 /** Go on at once after a failure. */
 export function retry() {
-  if (byId("add-problem").textContent === UNREACHABLE) setText(byId("add-problem"), "");
   ofState("failed").forEach((photo) => set(photo, "waiting"));
   endPause();
 }
@@ -178,7 +177,7 @@ function pump() {
 function send(photo) {
   const body = new FormData();
   const folder = [photo.settings.folder, photo.folder].filter(Boolean).join("/");
-  for (const [name, value] of Object.entries({ ...photo.settings, folder, source: photo.source })) if (value) body.append(name, value);
+  for (const [name, value] of Object.entries({ ...photo.settings, folder, source: photo.source, file_name: photo.file.name })) if (value) body.append(name, value);
   // Last: the server reads the settings before the photo.
   body.append("input_reference", photo.file, photo.file.name);
   const request = new XMLHttpRequest();

@@ -1,7 +1,7 @@
 // The dialog that plays two to four videos in sync.
 import { byId, setText } from "./dom.js";
 import { label, value } from "./format.js";
-import { contentOf, pictureOf } from "./media.js";
+import { contentOf, isCalm, pictureOf } from "./media.js";
 
 //: Largest difference between two videos, as a share of their length.
 const MAX_DRIFT = 0.04;
@@ -48,7 +48,7 @@ export function compare(results) {
     return figure;
   }));
   dialog.showModal();
-  play(matchMedia("(prefers-reduced-motion: reduce)").matches === false);
+  play(!isCalm());
 }
 
 function play(isWanted) {

@@ -25,6 +25,11 @@ export class RequestError extends Error {
 
 export const UNREACHABLE = "svdq cannot be reached.";
 
+/** Forget that the server could not be reached, wherever it says so. */
+export function forgetOutage() {
+  document.querySelectorAll(".problem, .status").forEach((place) => { if (place.textContent === UNREACHABLE) setText(place, ""); });
+}
+
 export function sentenceOf(status, text) {
   try {
     return JSON.parse(text).error.message;

@@ -22,9 +22,11 @@ export function connect(onState, onBack) {
     clearTimeout(retry);
     if (source) source.close();
     source = new EventSource("/page/events");
+    let state = {}; // the first event has all of it, and the others what has changed
     source.addEventListener("state", (event) => {
       heard();
-      const state = JSON.parse(event.data);
+      const changed = JSON.parse(event.data);
+      state = changed.outage ? changed : { ...state, ...changed, outage: "" };
       const isBack = isOut && !state.outage;
       show(state.outage);
       onState(state);

@@ -1,6 +1,7 @@
 // Starts the sections of the page, and hands them each state that arrives.
 import * as add from "./add.js";
 import * as compare from "./compare.js";
+import { forgetOutage } from "./dom.js";
 import { connect } from "./live.js";
 import * as form from "./form.js";
 import * as now from "./now.js";
@@ -18,6 +19,7 @@ connect((state) => {
   form.offer(state.families);
   results.refresh(state.latest);
 }, () => {
+  forgetOutage();
   add.retry();
   results.recover();
 });

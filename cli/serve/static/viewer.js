@@ -2,7 +2,7 @@
 import * as address from "./address.js";
 import { byId, request, run, setText } from "./dom.js";
 import { clock, duration, label, value } from "./format.js";
-import { contentOf, mediaOf } from "./media.js";
+import { contentOf, isCalm, mediaOf } from "./media.js";
 
 const dialog = byId("viewer");
 const status = byId("viewer-status");
@@ -88,7 +88,12 @@ function showStage(result) {
   media.element.setAttribute("aria-label", result.name);
   stage.replaceChildren(media.element);
   media.load();
-  media.play();
+  if (!isCalm()) media.play();
+  else if (result.kind === "gif" || result.kind === "webp") {
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: "Play" });
+    button.addEventListener("click", () => { media.play(); button.remove(); });
+    stage.append(button);
+  }
 }
 
 function showMark() {

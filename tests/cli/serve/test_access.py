@@ -2,6 +2,7 @@
 
 import pytest
 
+from svdq.cli.serve.page import STATIC
 from tests.cli.serve.servers import TOKEN, TYPE, Serve, Server, multipart
 
 pytestmark = pytest.mark.slow
@@ -25,7 +26,7 @@ def test_without_the_token(server: Server) -> None:
             assert answer.headers["WWW-Authenticate"]
     assert server.ask("GET", "/health", headers={}).status == 200
     assert server.ask("GET", "/health/live", headers={}).json == {"status": "ok"}
-    assert server.ask("GET", "/static/style.css", headers={}).status == 200
+    assert server.ask("GET", f"{STATIC}/style.css", headers={}).status == 200
 
 
 def test_the_link_sets_a_cookie(server: Server) -> None:
@@ -129,7 +130,7 @@ def test_pages_of_named_origins_may_use_the_api(serve: Serve, server: Server) ->
 
 
 def test_headers_of_every_response(server: Server) -> None:
-    for path in ("/", "/login", "/v1/videos", "/v1/nothing", "/static/style.css", "/health"):
+    for path in ("/", "/login", "/v1/videos", "/v1/nothing", f"{STATIC}/style.css", "/health"):
         headers = server.get(path).headers
         assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; ")
         assert "unsafe" not in headers["Content-Security-Policy"]

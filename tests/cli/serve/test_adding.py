@@ -182,3 +182,17 @@ def test_a_thumbnail_shows_the_crop_before_the_photo_is_sent(desk: Watched) -> N
     page.fill("#svd-width", "512")
     page.fill("#svd-height", "1024")
     expect(photo).to_contain_text("crop removes 26% of the width")
+
+
+def test_a_quotation_mark_in_the_name_of_a_photo_is_not_shown_as_a_number(desk: Watched) -> None:
+    choose(desk.page, "a'b\"c.png")
+    desk.page.click("#make")
+    expect(desk.page.locator("#rows strong")).to_have_text("a'b_c")
+
+
+def test_a_hanging_redis_is_not_a_lost_connection(desk: Watched, connection: redis.Redis) -> None:
+    notice = desk.page.locator("#connection")
+    connection.execute_command("CLIENT", "PAUSE", "9000")
+    expect(notice).to_contain_text("Redis does not answer")
+    expect(notice).to_be_hidden()
+    desk.forgive("503|404")

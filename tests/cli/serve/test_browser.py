@@ -338,6 +338,7 @@ def test_a_lost_connection_is_shown_and_recovers(desk: Watched, site: Site) -> N
     expect(page.locator("#now-problem")).to_have_text("svdq cannot be reached.")
     site.start_server()
     expect(page.locator("#connection")).to_have_text("Connected again.")
+    expect(page.locator("#now-problem")).to_have_text("")
     expect(page.locator("#upload-summary")).to_have_text("1 uploaded.")
     expect(page.locator(".card h3", has_text="Bridge")).to_be_visible()
     expect(page.locator("#connection")).to_be_hidden()

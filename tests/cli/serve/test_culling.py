@@ -217,3 +217,16 @@ def test_the_address_has_the_open_video_the_filter_and_the_grouping(desk: Watche
     expect(page.locator("#show")).to_have_value("keep")
     expect(page.locator("#by-photo")).to_be_checked()
     expect(page.locator(".card")).to_have_count(1)
+
+
+def test_nothing_plays_by_itself_for_a_reader_who_prefers_less_motion(
+    browser: Any, server: Server, connection: redis.Redis, storage: Storage
+) -> None:
+    make(connection, storage, 1)
+    with watched_page(browser, server.url, reduced_motion="reduce") as watched:
+        page = watched.page
+        frame(page, 1).click()
+        image = page.locator("#viewer-stage img")
+        expect(image).to_have_attribute("src", re.compile("picture"))
+        page.locator("#viewer-stage").get_by_role("button", name="Play").click()
+        expect(image).to_have_attribute("src", re.compile("content"))

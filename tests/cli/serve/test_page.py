@@ -1,5 +1,6 @@
 """The page's own views, without a browser: the form, the list of results, actions, zips and the live stream."""
 
+import gzip
 import http.client
 import io
 import json
@@ -14,6 +15,7 @@ import pytest
 import redis
 from PIL import Image
 
+from svdq.cli.serve.page import STATIC
 from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.job_control import pause, resume
@@ -284,7 +286,8 @@ def form_headers(server: Server) -> dict[str, str]:
 
 
 def states(server: Server) -> Iterator[dict[str, object]]:
-    """Yield the states that a page receives."""
+    """Yield the states that a page puts together from what has changed."""
+    state: dict[str, object] = {}
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("GET", "/page/events", headers=server.bearer)
     response = connection.getresponse()
@@ -292,7 +295,8 @@ def states(server: Server) -> Iterator[dict[str, object]]:
     try:
         while line := response.readline():
             if line.startswith(b"data: "):
-                yield json.loads(line.removeprefix(b"data: "))
+                state = state | json.loads(line.removeprefix(b"data: "))
+                yield state
     finally:
         connection.close()
 
@@ -346,3 +350,29 @@ def test_the_stream_says_that_redis_is_away(serve: Serve, own_server: Path, svdq
     state = next(states(server))
     assert state == {"outage": "The queue cannot be reached: Redis does not answer. Try again in a few seconds."}
     assert server.get("/").status == 200
+
+
+def test_the_stream_does_not_repeat_what_is_unchanged(server: Server, connection: redis.Redis) -> None:
+    for number in range(100):
+        enqueue(connection, job(number), f"waits-{number}")
+    page = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    page.request("GET", "/page/events", headers=server.bearer)
+    stream = page.getresponse()
+    sizes: list[int] = []
+    while len(sizes) < 4:
+        line = stream.readline()
+        if line.startswith(b"data: "):
+            sizes.append(len(line))
+    page.close()
+    assert sizes[0] > 10_000
+    assert max(sizes[2:]) < 500
+
+
+def test_static_files_are_compressed_and_kept_by_browsers(server: Server) -> None:
+    html = server.get("/").body.decode()
+    [script] = re.findall(r'<script type="module" src="([^"]+)"', html)
+    assert script.startswith(STATIC)
+    answer = server.get(script.replace("main.js", "results.js"), **{"Accept-Encoding": "gzip"})
+    assert "immutable" in answer.headers["Cache-Control"]
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert b"export" in gzip.decompress(answer.body)
