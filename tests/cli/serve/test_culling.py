@@ -201,7 +201,7 @@ def test_the_address_has_the_open_video_the_filter_and_the_grouping(desk: Watche
     expect(title).to_have_text("Video 11")
     page.keyboard.press("Escape")
     expect(viewer).to_be_hidden()
-    assert "video=" not in page.url
+    page.wait_for_url(lambda url: "video=" not in url)  # the history goes back after the dialog
 
     frame(page, 10).focus()
     page.keyboard.press("k")
