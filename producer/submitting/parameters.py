@@ -61,7 +61,7 @@ class ExpectedModel:
     #: Whether it is in the settings; parameters of another family are then refused.
     is_configured: bool = True
     #: The defaults of its model file, for parameters that a job cannot leave open.
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
