@@ -86,7 +86,7 @@ class Experts:
         if self._model.layout is None:
             return 0  # simulated
         per_weight = INT8_BYTES if "int8" in self._compute.approximate else self._dtype.itemsize
-        num_experts_weights = sum(self._num_weights(each.component) for each in self.segments)
+        num_experts_weights = self._num_expert_weights()
         encodes, decodes = rank == 0, rank == num_ranks - 1
         experts = {segment.component for segment in self.segments}
         layout = self._family.layouts[self._model.layout]
@@ -98,6 +98,14 @@ class Experts:
         memory = self._family.memory
         peaks = [memory(each, shape_for(each, one_by_one), dtype, facts, has_decoder=True) for each in activities]
         return int(weights) + max(peaks)
+
+    def _num_expert_weights(self) -> float:
+        components = [segment.component for segment in self.segments]
+        if self._model.weights:
+            return sum(map(self._num_weights, components))
+        # By the sizes of their files and the header of the first: no rank opens files that it does not load.
+        sizes = [sum(file.stat().st_size for file in self._files(component)) for component in components]
+        return self._num_weights(components[0]) * sum(sizes) / max(1, sizes[0])
 
     def _num_weights(self, component: str) -> int:
         if component in self._model.weights:

@@ -24,7 +24,9 @@ def test_a_folder_of_fp16_files_is_compared(tiny_model, tiny_wan, tmp_path, fami
         if family == "svd" or file.parent.name != "vae":  # that of Wan computes in float32
             file.rename(file.with_suffix(".fp16.safetensors"))
     photo = Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 90).convert("RGB")
-    ours = open_model(resolve(str(folder)), Role(encode=True, decode=True), torch.device("cpu"), torch.float16)
+    ours = open_model(
+        resolve(str(folder)), Role(embed=True, encode=True, decode=True), torch.device("cpu"), torch.float16
+    )
     values = ours.complete(SvdParameters(**SHAPE) if family == "svd" else WanParameters(prompt="A dog.", **SHAPE))
     state = dict(ours.encode(photo, values))
     denoiser = ours.denoiser(state, values)
