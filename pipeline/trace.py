@@ -12,15 +12,13 @@ from typing import Any, NamedTuple
 
 
 class Span(NamedTuple):
-    """One piece of work."""
+    """One piece of work; its times are seconds since the epoch."""
 
     #: The work: `encode`, `steps 4-7`, `decode`, `write`.
     name: str
     #: Its job, or "".
     job_id: str
-    #: Start in seconds since the epoch.
     start_s: float
-    #: End in seconds since the epoch.
     end_s: float
     #: The thread that did it.
     thread: str = ""
@@ -61,15 +59,8 @@ class _OpenSpan:
 
     def __exit__(self, *_: object) -> None:
         # list.append is atomic, so the step loop needs no lock.
-        self._spans.append(
-            Span(
-                name=self._name,
-                job_id=self._job_id,
-                start_s=self._start_s,
-                end_s=time.time(),
-                thread=threading.current_thread().name,
-            )
-        )
+        thread = threading.current_thread().name
+        self._spans.append(Span(self._name, self._job_id, self._start_s, time.time(), thread))
 
 
 _NO_SPAN = contextlib.nullcontext()

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from svdq.pipeline.errors import InputError
 
-#: Formats of video files.
 Format = Literal["mp4", "gif", "webp", "png"]
 #: How a photo of another aspect ratio is fitted to width x height.
 Fit = Literal["crop", "pad", "stretch"]
@@ -20,7 +19,6 @@ Fit = Literal["crop", "pad", "stretch"]
 MAX_FPS = 120
 #: Largest side in pixels.
 MAX_SIDE = 4096
-#: Largest number of frames.
 MAX_FRAMES = 1024
 
 # Fields that all families have, with the same limits.
@@ -32,7 +30,6 @@ Steps = Annotated[int, Field(ge=1, le=1000, description="Denoising steps")]
 Fps = Annotated[int, Field(ge=1, le=MAX_FPS, description="Frames a second")]
 #: None means as many as fit into memory. Changes pixels, so it is recorded.
 ChunkSize = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Frames decoded at a time")]
-#: Seed of the video's only random generator.
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of the noise")]
 
 

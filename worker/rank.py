@@ -115,13 +115,8 @@ def run_rank(process: RankProcess) -> None:
 
 
 def _make_intake(
-    process: RankProcess,
-    loaded: LoadedModel,
-    storage: Storage,
-    plan: MemoryPlan,
-    checkpoints: Checkpoints | None,
+    process: RankProcess, loaded: LoadedModel, storage: Storage, plan: MemoryPlan, checkpoints: Checkpoints | None
 ) -> Intake:
-    """Create the source of rank 0; waits until Redis answers."""
     run, marker, info = process.run, process.marker, loaded.model.info
     num_ranks = process.topology.num_ranks
     storage.sweep()
@@ -149,7 +144,6 @@ def _make_intake(
 
 
 def _warm_up(stage: Stage, plan: MemoryPlan, process: RankProcess, model: VideoModel) -> None:
-    """Warm up all ranks for the shapes of --warmup, with the decode chunks that are planned for them."""
     for shape in process.run.rank.warmup:
         try:
             stage.warm_up_group(plan.admit(model.complete(parameters_of(process.run.model).of_shape(shape))))

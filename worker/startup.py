@@ -36,7 +36,6 @@ STOP_HEARD_S = 1.0
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _T = TypeVar("_T")
-#: The components of all ranks.
 _OF_ALL: TypeAdapter[list[Components]] = TypeAdapter(list[Components])
 
 
@@ -51,7 +50,6 @@ class Signals:
         """Block the signals and start the thread; SIGTERM calls `on_stop` at once, before anything is stopped."""
         self._on_stop = on_stop
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        #: Set on SIGTERM.
         self.stopping = threading.Event()
         self._is_draining = False
         self._stop: Callable[[], object] | None = None

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from svdq.pipeline.errors import SampleError, UnavailableError
 
-#: How to install it.
 ADVICE = "pip install imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg"
 
 

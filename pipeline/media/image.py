@@ -271,12 +271,7 @@ def _convert(image: Image.Image, data: bytes) -> Image.Image | None:
     if mode is None or (mode == "CMYK") != (image.mode == "CMYK") or (mode == "L" and not is_gray):
         raise ValueError(f"it is for {space.strip()} and the photo is {image.mode}")
     transform = ImageCms.buildTransform(
-        profile,
-        _srgb(),
-        mode,
-        "RGB",
-        ImageCms.Intent.RELATIVE_COLORIMETRIC,
-        ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        profile, _srgb(), mode, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION
     )
     if mode == "RGB" and _is_identity(transform):
         return None

@@ -45,7 +45,7 @@ class ComponentLoader:
 
     @property
     def path(self) -> Path:
-        """The folder."""
+        """The model's folder."""
         assert self.model.folder is not None
         return self.model.folder
 
@@ -158,11 +158,6 @@ class ComponentLoader:
         return model
 
     def _assemble(self, kind: Any, component: str, device: torch.device, quantized: Any) -> Any:
-        """Load one component from another file, or with LoRAs.
-
-        Raises:
-            InputError: a file cannot be read, or does not belong to the model.
-        """
         model, read, loras = self.open_changed(kind, component)
         for warning in (warning for lora in loras for warning in warnings_of(lora)):
             logger.warning("%s", warning)
@@ -178,11 +173,8 @@ class ComponentLoader:
         else:
             read = read_folder(self._files(component))
         self._check_complete(component, shapes.keys() - read.keys())
-        return (
-            model,
-            read,
-            [open_lora(lora, shapes, rename) for lora in self.model.loras if lora.component == component],
-        )
+        loras = [open_lora(lora, shapes, rename) for lora in self.model.loras if lora.component == component]
+        return model, read, loras
 
     def _check_complete(self, component: str, missing: Collection[str]) -> None:
         if missing:

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 COMPILED, APPROXIMATE = ("off", "blocks", "whole"), ("int8",)
 #: The repeated blocks of a UNet or transformer, compiled one by one: much faster to compile than the whole, for nearly
 #: the same gain.
-BLOCKS = (
-    "BasicTransformerBlock",
-    "TemporalBasicTransformerBlock",
-    "SpatioTemporalResBlock",
-    "WanTransformerBlock",
-)
+BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock", "WanTransformerBlock")
 #: The compiler: torch's inductor, which generates C++ for CPUs and Triton for GPUs.
 BACKEND: Any = "inductor"
 #: Limit of compiled variants that torch keeps per function: shapes of videos times kinds of a block, with a margin.
@@ -150,7 +145,6 @@ def stored_parts(weight: Any) -> "Iterator[torch.Tensor]":
 
 
 def _compile(unet: Any, what: str) -> None:
-    """Compile the blocks or the whole module at the first use with each shape."""
     import torch
     import torch._dynamo.config as dynamo_config
     import torch._inductor.config as inductor_config

@@ -124,7 +124,6 @@ def _weights(source: Path, component: str, named: tuple[str, str], dtype: torch.
 def _write(
     folder: Path, stem: str, weights: Sequence[_Weight], shard_bytes: int, on_file: Callable[[str, int], None]
 ) -> None:
-    """Write a component's weights in shards, with their index if there are several."""
     folder.mkdir(exist_ok=True)
     by_name = {weight.name: weight for weight in weights}
     split = split_state_dict_into_shards_factory(

@@ -115,7 +115,6 @@ def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | N
 
 
 def _out_of_memory(what: str, device: torch.device, needed: int) -> str:
-    """Describe needed and free memory, and what to do."""
     there = ""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

@@ -19,7 +19,6 @@ _Class = TypeVar("_Class")
 FAMILIES: tuple[Family, ...] = (SVD, WAN)
 #: The family of parameters that name none.
 DEFAULT_FAMILY = SVD.name
-#: The parameters of each family, by its name.
 PARAMETERS: Mapping[str, type[VideoParameters]] = {family.name: family.parameters for family in FAMILIES}
 
 

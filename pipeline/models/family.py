@@ -32,7 +32,6 @@ def imported(target: str) -> Any:
 class FolderLayout:
     """The folder of a model family: a pipeline as diffusers' save_pretrained writes it."""
 
-    #: The class of the pipeline.
     pipeline: str
     #: A hub id of the family, for messages.
     example: str
@@ -40,13 +39,11 @@ class FolderLayout:
     components: Mapping[str, tuple[str, ...]]
     #: Those of the components that a model may lack; the index then names no class for them.
     optional: frozenset[str] = frozenset()
-    #: The components that denoise.
     denoisers: frozenset[str]
     #: Components that are loaded in float32 whatever the dtype.
     float32: frozenset[str] = frozenset()
     #: Entries of the index that are arguments of the pipeline.
     settings: tuple[str, ...] = ()
-    #: The components that have weights.
     weighted: tuple[str, ...]
 
     def dtype_of(self, component: str, dtype: str) -> str:
@@ -60,7 +57,6 @@ class Family:
 
     #: Value of `VideoParameters.family`, and the name of the package.
     name: str
-    #: The parameters of its videos.
     parameters: type[VideoParameters]
     #: Its kinds of folders, by the pipeline class in model_index.json.
     layouts: Mapping[str, FolderLayout]

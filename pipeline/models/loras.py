@@ -43,7 +43,6 @@ class Lora:
     """An open LoRA whose keys are matched to the weights of a component; tensors are read when they are added."""
 
     file: LoraFile
-    #: The open file.
     tensors: Any
     #: The keys of the parts by weight of the component and kind of part.
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -120,11 +119,8 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
 def _is_dropped(name: str, kinds: Collection[str], parts: Collection[str]) -> bool:
     """Return whether diffusers drops it: of a norm, a whole difference but of the head, a bias of time_proj alone."""
     whole = "diff" in kinds and not name.endswith(".bias") and name != "proj_out.weight"
-    return (
-        "norm" in name
-        or whole
-        or (name.endswith("time_proj.bias") and f"{name.removesuffix('bias')}weight" not in parts)
-    )
+    is_alone = name.endswith("time_proj.bias") and f"{name.removesuffix('bias')}weight" not in parts
+    return "norm" in name or whole or is_alone
 
 
 def _weight_of(key: str, names: Collection[str], rename: Callable[[str], str]) -> tuple[str | None, str]:

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from svdq.pipeline.errors import InputError
 
 SUFFIX = ".toml"
-#: What a weights file and a LoRA may be.
 WEIGHTS_SUFFIXES, LORA_SUFFIXES = (".safetensors", ".gguf"), (".safetensors",)
 
 _Sigma = Annotated[float, Field(gt=0, le=1)]
@@ -48,7 +47,6 @@ class ModelFile(_Section):
 
     #: A hub id or a folder: configs, tokenizer, and all weights that are not named below.
     base: str = Field(min_length=1)
-    #: Other weights by component.
     weights: dict[str, str] = {}
     lora: tuple[LoraEntry, ...] = ()
     #: Parameters that a job leaves open.

@@ -96,11 +96,7 @@ def stored_shapes(files: Iterable[Path]) -> Shapes:
 
 
 def _read_shapes(file: Path) -> Shapes | str:
-    """Read the shapes of the weights in a safetensors file, or return its problem as a predicate, e.g. "is missing".
-
-    Raises:
-        InputError: the package safetensors is not installed.
-    """
+    """Read the shapes of the weights in a safetensors file, or return its problem as a predicate, e.g. "is missing"."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:

@@ -145,11 +145,7 @@ def resolve(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> R
 
 
 def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedModel:
-    """Return the model of a model file, from that of its base.
-
-    Raises:
-        InputError: a file is not there, or the base has no such component, parameter or scheduler.
-    """
+    """Return the model of a model file, from that of its base."""
     assert model.folder is not None
     assert model.family is not None
     assert model.layout is not None

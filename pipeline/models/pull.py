@@ -13,7 +13,6 @@ from svdq.pipeline.models.model_file import read_model_file, split_hub_file
 from svdq.pipeline.models.model_folder import class_in, is_half, read_json, weight_files
 from svdq.pipeline.models.model_names import INDEX, split_id
 
-#: Timeout of the hub's answers in seconds.
 _TIMEOUT_S = 30.0
 
 
@@ -38,17 +37,12 @@ def pull_model_file(path: Path, variant: Literal["fp16", "full"], announce: Call
 
 
 def pull(
-    name: str,
-    variant: Literal["fp16", "full"],
-    announce: Callable[[str], object],
-    *,
-    replaced: Collection[str] = (),
+    name: str, variant: Literal["fp16", "full"], announce: Callable[[str], object], *, replaced: Collection[str] = ()
 ) -> Path:
     """Fetch the files of a model that svdq reads from the hub into its cache; return the folder.
 
-    Weights of components that a model file has `replaced` are not fetched.
-
-    Without fp16 weights, a model's full ones are fetched. `announce` is called with a sentence about the sizes before.
+    Weights of components that a model file has `replaced` are not fetched; without fp16 weights, the full ones are.
+    `announce` is called with a sentence about the sizes before.
 
     Raises:
         InputError: the model or revision does not exist, must not be read, is not supported, or the disk has no room.

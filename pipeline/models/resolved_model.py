@@ -17,15 +17,12 @@ def _parsed(segments: object) -> object:
 
 
 class Timings(BaseModel):
-    """The simulated costs of a model."""
+    """The simulated costs of a model: of a denoising step, an encode and a decode, in milliseconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: Milliseconds of a denoising step.
     step_ms: float = Field(50.0, ge=0)
-    #: Milliseconds of an encode.
     encode_ms: float = Field(0.0, ge=0)
-    #: Milliseconds of a decode.
     decode_ms: float = Field(0.0, ge=0)
     #: Milliseconds of the first use of a shape.
     warm_ms: float = Field(0.0, ge=0)
@@ -78,7 +75,6 @@ class ResolvedModel(BaseModel):
     weights: dict[str, Path] = {}
     #: LoRAs, in the order in which they are added.
     loras: tuple[LoraFile, ...] = ()
-    #: The costs of a simulated model.
     timings: Timings | None = None
 
     def described(self) -> dict[str, Any]:

@@ -39,9 +39,7 @@ class SimulatedModel(VideoModel):
         self._role = role
         step_ms = max(timings.step_ms, 0.01)
         prior = CostPrior(
-            encode_steps=timings.encode_ms / step_ms,
-            decode_steps=timings.decode_ms / step_ms,
-            step_s=step_ms / 1000,
+            encode_steps=timings.encode_ms / step_ms, decode_steps=timings.decode_ms / step_ms, step_s=step_ms / 1000
         )
         self.info = ModelInfo(name=name, notice=NOTICE, prior=prior)
         self._plain: dict[tuple[int, ...], Tensor] = {}

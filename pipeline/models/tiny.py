@@ -72,10 +72,7 @@ def _claim(folder: Path, title: str) -> None:
 
 
 def _save(pipeline: Any, folder: Path, **classes: object) -> None:
-    """Write the model; its index names `classes` as published models do, whatever the libraries call them here.
-
-    Components that the model lacks keep no class.
-    """
+    """Write the model; its index names `classes` as published models do, whatever the libraries call them here."""
     with writing(folder):
         pipeline.save_pretrained(folder)
         path = folder / "model_index.json"
@@ -85,10 +82,7 @@ def _save(pipeline: Any, folder: Path, **classes: object) -> None:
 
 
 def _enlarge(weight: torch.Tensor, factor: float) -> None:
-    """Scale a last layer by an empirical factor, since fresh layers shrink their input.
-
-    Frames then vary as those of a trained model, also with the prompt, so that comparisons of bits are meaningful.
-    """
+    """Scale a last layer by an empirical factor: fresh layers shrink their input, and frames would hardly vary."""
     with torch.no_grad():
         weight.mul_(factor)
 
@@ -245,7 +239,6 @@ def _text_encoder(vocabulary: int) -> Any:
 
 
 def _tokenizer() -> Any:
-    """Return a tokenizer whose pieces are the printable characters of ASCII."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import T5TokenizerFast
 

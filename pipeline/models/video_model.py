@@ -73,7 +73,6 @@ class ModelInfo:
     made_of: dict[str, Any] = field(default_factory=dict)
     #: Names the model in checkpoints: of a model file, its fingerprint in `compute` is enough.
     identity: str = ""
-    #: Bytes of the weights loaded on this rank.
     weight_bytes: int = 0
     #: What encode and decode cost before they are measured.
     prior: CostPrior = field(default_factory=lambda: CostPrior(encode_steps=0.18, decode_steps=4.4))
@@ -94,7 +93,6 @@ class Denoiser(Protocol):
 class VideoModel(ABC):
     """A model opened for a role."""
 
-    #: Its properties.
     info: ModelInfo
 
     @abstractmethod

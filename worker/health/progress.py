@@ -52,11 +52,7 @@ class ProgressMonitor(Monitor):
     """The monitor of one rank."""
 
     def __init__(
-        self,
-        connection: redis.Redis,
-        rank_reporter: RankReporter,
-        log: JobLogHandler,
-        marker: CrashMarker,
+        self, connection: redis.Redis, rank_reporter: RankReporter, log: JobLogHandler, marker: CrashMarker
     ) -> None:
         """Start the thread; this monitor alone uses `connection`."""
         self._connection = connection
@@ -192,10 +188,9 @@ class ProgressMonitor(Monitor):
                 self._lost = note[0].job
 
     def _execute(self, pipeline: Pipeline) -> list[Any]:
-        """Send the commands and the collected log lines, which are kept if that fails.
+        """Send the commands and the collected log lines, which are kept if that raises redis.RedisError.
 
-        Raises:
-            redis.RedisError: the server does not answer; commands that it refuses have an error as their answer.
+        Commands that the server refuses have an error as their answer.
         """
         lines = self._log.take()
         for job_id, entries in lines.items():

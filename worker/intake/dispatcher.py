@@ -52,7 +52,6 @@ class Dispatcher:
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         #: What is being prepared for the job that is probably next.
         self._ahead: tuple[str, Future[Prepared]] | None = None
-        #: Number of requests so far.
         self._num_given = 0
         #: Jobs that were queued when the last one was taken.
         self._num_waiting = 0
@@ -119,7 +118,6 @@ class Dispatcher:
             logger.info("Intake is paused; `svdq resume` ends that." if self._was_paused else "Intake is resumed.")
 
     def _give(self, active: ActiveJob, preparing: Future[Prepared]) -> None:
-        """Queue the request of a taken job for the stage, once the job is prepared."""
         job_id = active.rq_job.id
         if not preparing.done():
             waits = self._prefetcher.condition is not None
@@ -168,7 +166,6 @@ class Dispatcher:
         return len(self._reporter.active) == 1
 
     def _is_alone(self) -> bool:
-        """Whether a job is in flight that runs alone."""
         return self._alone in self._reporter.active
 
     def _prefetch(self) -> None:
@@ -185,7 +182,6 @@ class Dispatcher:
                 self._ahead = (rq_job.id, self._load(rq_job.id, arguments, once=True))
 
     def _prepared(self, active: ActiveJob) -> Future[Prepared]:
-        """Return the preparation of a taken job: the one begun in advance, else a new one."""
         if self._ahead is None or self._ahead[0] != active.rq_job.id:
             self._drop_ahead()
             return self._load(active.rq_job.id, active.arguments)
@@ -231,7 +227,6 @@ def is_too_late(now_s: float, until_s: float | None, latencies_s: Collection[flo
 
 
 def _sentence(error: Exception) -> str:
-    """Say why a job cannot be started; log the traceback of an unexpected error."""
     if isinstance(error, SvdqError):
         return str(error)
     logger.error("A photo could not be loaded.", exc_info=error)

@@ -111,7 +111,6 @@ class MemoryPlan:
         return self._workspace + self._family.memory(activity, shape, self._dtype, self._facts, has_decoder=has_decoder)
 
     def _lacking(self, parameters: VideoParameters) -> int | None:
-        """Return the rank that lacks most memory for a video; None if it fits."""
         excesses = {
             rank: self.need(rank, parameters) - there.capacity
             for rank, there in enumerate(self._ranks)

@@ -38,7 +38,6 @@ class SvdDenoiser:
     added_time_ids: Tensor
     #: (1, F, 1, 1, 1)
     guidance_scale: Tensor
-    #: Whether guidance is on.
     guided: bool
     #: Called at the end of a step, which ends the measurement of its memory.
     measured: Callable[[], None] = lambda: None
@@ -190,6 +189,5 @@ class SvdModel(DiffusersModel):
         return scheduler
 
     def _decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
-        """Decode final latents, `decode_chunk_size` frames at a time."""
         video: Tensor = self.pipeline.decode_latents(state["latents"], parameters.num_frames, decode_chunk_size)
         return video[0]

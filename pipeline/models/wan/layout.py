@@ -46,12 +46,7 @@ _LAYOUT = FolderLayout(
         "text_encoder": ("UMT5EncoderModel",),
         "tokenizer": ("T5TokenizerFast", "T5Tokenizer"),
         "image_encoder": ("CLIPVisionModel", "CLIPVisionModelWithProjection"),
-        "image_processor": (
-            "CLIPImageProcessor",
-            "CLIPProcessor",
-            "CLIPImageProcessorFast",
-            "CLIPImageProcessorPil",
-        ),
+        "image_processor": ("CLIPImageProcessor", "CLIPProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil"),
         "scheduler": tuple(SHIFT_SETTINGS),
     },
     optional=frozenset({LOW_NOISE, "image_encoder", "image_processor"}),

@@ -86,7 +86,6 @@ class WanModel(DiffusersModel):
             return state
 
     def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Encode a photo, and the prompts if it can, and draw the initial noise; see `tensor_types`."""
         pipeline = self.pipeline
         state = self.embed(parameters) if self._role.embed else {}
         if self._facts["has_image_encoder"]:
