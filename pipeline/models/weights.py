@@ -103,12 +103,13 @@ def _scaled(tensors: Any, key: str, scale: str) -> Tensor:
 
 
 def _read_gguf(file: Path) -> dict[str, Read]:
+    tensors = _gguf_tensors(file)
     from gguf.quants import dequantize
 
     def read(tensor: Any) -> Tensor:
         return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
 
-    return {tensor.name: _later(read, tensor) for tensor in _gguf_tensors(file)}
+    return {tensor.name: _later(read, tensor) for tensor in tensors}
 
 
 def _gguf_tensors(file: Path) -> Sequence[Any]:
