@@ -170,15 +170,20 @@ def spawn_ranks(num_ranks: int, main: Callable[..., None], *args: Any, device: s
         # A fork server imports torch once for all ranks, and leaves CUDA to them.
         multiprocessing.set_forkserver_preload([__name__, main.__module__])
         # Otherwise it imports modules from the current folder, such as a grp.py there.
+        before = os.environ.get("PYTHONSAFEPATH")
         os.environ["PYTHONSAFEPATH"] = "1"
-        context = torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
-            _enter,
-            (num_ranks, Path(folder), device, main, args),
-            nprocs=num_ranks,
-            join=False,
-            daemon=True,  # an interrupt of this process alone ends them
-            start_method="forkserver",
-        )
+        try:
+            context = torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
+                _enter,
+                (num_ranks, Path(folder), device, main, args),
+                nprocs=num_ranks,
+                join=False,
+                daemon=True,  # an interrupt of this process alone ends them
+                start_method="forkserver",
+            )
+        finally:
+            if before is None:
+                del os.environ["PYTHONSAFEPATH"]
         try:
             while not context.join():
                 pass
