@@ -172,14 +172,21 @@ def svd(tiny_model):
     return open_model(resolve(str(tiny_model)), Role.of_rank(0), CPU, torch.float32)
 
 
+@pytest.fixture(scope="module")
+def models(tiny_model):
+    """A model for each rank: a model is used by one thread at a time."""
+    resolved = resolve(str(tiny_model))
+    return [open_model(resolved, Role.of_rank(0), CPU, torch.float32) for _ in range(7)]
+
+
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_frames_are_those_of_diffusers_for_any_plan(svd, image, reference, data) -> None:
+def test_frames_are_those_of_diffusers_for_any_plan(models, image, reference, data) -> None:
     num_ranks = data.draw(st.sampled_from([1, 2, 3, 7]))
     assignments = [data.draw(plans(num_ranks, parameters.steps)) for parameters in VIDEOS]
     requests = [Request(job_id=f"job-{number}", parameters=video, photo=image) for number, video in enumerate(VIDEOS)]
-    chain = Chain([svd] * num_ranks, requests, assignments)
+    chain = Chain(models[:num_ranks], requests, assignments)
     chain.run()
     for number, expected in enumerate(reference):
         np.testing.assert_array_equal(chain.sink.frames[f"job-{number}"], expected)
