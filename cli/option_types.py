@@ -22,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 MANY = 20
 #: Names of options that most people never need, for the help of commands with many.
 ADVANCED = {
-    *("bind", "checkpoints", "compile", "decode_chunk_size", "depends_on", "dtype", "encoder_rank", "log_format"),
+    *("checkpoints", "compile", "decode_chunk_size", "depends_on", "dtype", "encoder_rank", "experts", "log_format"),
     *("memory_limit", "metrics_address", "metrics_port", "no_lock", "redis_url", "storage", "trace", "warmup"),
 }
 

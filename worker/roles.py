@@ -24,7 +24,8 @@ from svdq.pipeline.planning.binding import Components, Segment, bind
 
 logger = logging.getLogger(__name__)
 
-Binding = Literal["auto", "always", "never"]  # auto: where a rank's memory does not hold all
+#: How the experts of a model are held: all by every rank, or each by some ranks where a rank does not hold all.
+Mode = Literal["auto", "resident", "bound"]
 INT8_BYTES = 1.05  # bytes of a weight in int8, with its share of the scales and of the layers that stay as they are
 
 
@@ -57,20 +58,18 @@ class Experts:
             return None
         return experts if len(experts.segments) > 1 else None
 
-    def assign(
-        self, capacities: Sequence[int | None], binding: Binding, *, encoder_rank: bool = False
-    ) -> list[Components]:
+    def assign(self, capacities: Sequence[int | None], mode: Mode, *, encoder_rank: bool = False) -> list[Components]:
         """Return the components of each rank of so many bytes (None: no limit); an `encoder_rank` only encodes."""
         alone: list[Components] = [frozenset()] if encoder_rank else []
         ranks = range(len(alone), len(capacities))
-        if binding == "never":
+        if mode == "resident":
             return alone + [None for _ in ranks]
         needs = [self._need(rank, len(capacities)) for rank in ranks]
         has_room = [
-            binding == "auto" and (capacity is None or need <= capacity)
+            mode == "auto" and (capacity is None or need <= capacity)
             for need, capacity in zip(needs, capacities[len(alone) :], strict=True)
         ]
-        if binding == "auto" and has_room == [False]:
+        if mode == "auto" and has_room == [False]:
             logger.warning(
                 "The experts of %s need %s, and a single rank has to hold them all; start one more rank, on its own "
                 "GPU, and each loads the expert of its steps.", self._model.name, size_text(needs[0]),

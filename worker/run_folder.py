@@ -57,10 +57,10 @@ class RankConfig(BaseModel):
         default=(),
         description="Change results by more than rounding, and mark them. int8: weights of linear layers in int8.",
     )
-    bind: Literal["auto", "always", "never"] = Field(
+    experts: Literal["auto", "resident", "bound"] = Field(
         default="auto",
-        description="Whether ranks load one expert each of a model with several; auto: where a rank's memory does not "
-        "hold all of them.",
+        description="How ranks hold the experts of a model with several: all of them, or one each; auto: one each "
+        "where a rank's memory does not hold all.",
     )
     encoder_rank: bool = Field(
         default=False,

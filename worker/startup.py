@@ -179,7 +179,7 @@ def _agree_on_components(process: RankProcess, granted: Callable[[], int | None]
 
     def decide(rank_info: Sequence[str]) -> str:
         capacities = [json.loads(capacity) for capacity in rank_info]
-        bound = experts.assign(capacities, config.bind, encoder_rank=config.encoder_rank)
+        bound = experts.assign(capacities, config.experts, encoder_rank=config.encoder_rank)
         return _OF_ALL.dump_json(bound).decode()
 
     decided = _with_others(process, lambda folder: agree(topology, json.dumps(granted()), decide, folder=folder))

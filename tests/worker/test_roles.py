@@ -27,8 +27,8 @@ def experts(tiny_wan: Path) -> Experts:
     return found
 
 
-def assign(experts: Experts, capacities, binding="auto", **options):
-    return experts.assign(capacities, binding, **options)
+def assign(experts: Experts, capacities, mode="auto", **options):
+    return experts.assign(capacities, mode, **options)
 
 
 def test_models_with_one_component_have_no_experts(tiny_model: Path) -> None:
@@ -42,7 +42,7 @@ def test_ranks_with_room_load_all_experts(experts: Experts, capacities) -> None:
 
 
 def test_a_rank_alone_without_room_is_told_to_have_others(experts: Experts, caplog: pytest.LogCaptureFixture) -> None:
-    assert assign(experts, [ROOM]) == assign(experts, [NO_ROOM], "always") == [None]
+    assert assign(experts, [ROOM]) == assign(experts, [NO_ROOM], "bound") == [None]
     assert caplog.text == ""
     assert assign(experts, [NO_ROOM]) == [None]
     assert "a single rank has to hold them all; start one more rank" in caplog.text
@@ -62,15 +62,15 @@ def test_a_rank_with_room_at_the_boundary_loads_both(experts: Experts) -> None:
 
 
 def test_the_option_overrides_the_memory(experts: Experts) -> None:
-    assert assign(experts, [None] * 3, "always") == [HIGH, LOW, LOW]
-    assert assign(experts, [NO_ROOM] * 3, "never") == [None] * 3
-    assert assign(experts, [NO_ROOM], "always") == [None], "a rank alone does all steps"
+    assert assign(experts, [None] * 3, "bound") == [HIGH, LOW, LOW]
+    assert assign(experts, [NO_ROOM] * 3, "resident") == [None] * 3
+    assert assign(experts, [NO_ROOM], "bound") == [None], "a rank alone does all steps"
 
 
 def test_a_rank_that_only_encodes_loads_no_expert(experts: Experts) -> None:
     assert assign(experts, [None] * 3, encoder_rank=True) == [frozenset(), None, None]
     assert assign(experts, [NO_ROOM] * 8, encoder_rank=True) == [frozenset()] + [HIGH] * 3 + [LOW] * 4
-    assert assign(experts, [NO_ROOM] * 2, "never", encoder_rank=True) == [frozenset(), None]
+    assert assign(experts, [NO_ROOM] * 2, "resident", encoder_rank=True) == [frozenset(), None]
 
 
 @pytest.mark.parametrize("encoder_rank", [False, True])
@@ -97,5 +97,5 @@ def test_ranks_of_a_simulated_model_are_bound_when_asked() -> None:
     experts = experts_of("simulated:segments=15+25")
     assert experts.assign([None] * 7, "auto") == [None] * 7
     first, second = {"simulated"}, {"simulated_2"}
-    assert experts.assign([None] * 7, "always") == [first] * 3 + [second] * 4
-    assert experts.assign([None] * 8, "always", encoder_rank=True) == [set()] + [first] * 3 + [second] * 4
+    assert experts.assign([None] * 7, "bound") == [first] * 3 + [second] * 4
+    assert experts.assign([None] * 8, "bound", encoder_rank=True) == [set()] + [first] * 3 + [second] * 4

@@ -58,28 +58,28 @@ def reference(tiny_wan: Path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("ranks", "bind"), [(2, "never"), (3, "always")])
-def test_frames_are_those_of_diffusers(house, tiny_wan: Path, reference, ranks: int, bind: str) -> None:
+@pytest.mark.parametrize(("ranks", "experts"), [(2, "resident"), (3, "bound")])
+def test_frames_are_those_of_diffusers(house, tiny_wan: Path, reference, ranks: int, experts: str) -> None:
     jobs = [submit(house, **video) for video in VIDEOS]
-    group = house.start(ranks, "--burst", "--bind", bind, model=str(tiny_wan), wait=False)
+    group = house.start(ranks, "--burst", "--experts", experts, model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
     for job_id, video in zip(jobs, VIDEOS, strict=True):
         np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, **video))
     bound = "Each rank loads the experts of its steps"
-    assert (bound in group.text) == (bind == "always")
+    assert (bound in group.text) == (experts == "bound")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("bind", ["never", "always"])
-def test_a_first_rank_that_only_encodes(house, tiny_wan: Path, reference, bind: str) -> None:
+@pytest.mark.parametrize("experts", ["resident", "bound"])
+def test_a_first_rank_that_only_encodes(house, tiny_wan: Path, reference, experts: str) -> None:
     jobs = [submit(house, steps=steps) for steps in (6, 3)]
-    group = house.start(3, "--burst", "--encoder-rank", "--bind", bind, model=str(tiny_wan), wait=False)
+    group = house.start(3, "--burst", "--encoder-rank", "--experts", experts, model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
     for job_id, steps in zip(jobs, (6, 3), strict=True):
         np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, steps=steps))
         (sidecar,) = house.sidecars(job_id)
         assert 0 not in [stage["rank"] for stage in sidecar["stages"]]
-    assert ("rank 0: the encoders alone" in group.text) == (bind == "always")
+    assert ("rank 0: the encoders alone" in group.text) == (experts == "bound")
 
 
 def test_a_rank_alone_cannot_only_encode(house) -> None:
@@ -96,7 +96,7 @@ def test_ranks_that_never_open_the_expert_of_the_other_make_the_frames_of_diffus
     opened = tmp_path / "opened"
     environment = {"PYTHONPATH": str(tmp_path / "audit"), "OPENED": str(opened)}
     jobs = [submit(house, **video) for video in VIDEOS]
-    group = house.start(2, "--bind", "always", model=str(tiny_wan), **environment)
+    group = house.start(2, "--experts", "bound", model=str(tiny_wan), **environment)
     house.wait(jobs)
     assert "Each rank loads the experts of its steps" in group.text
     for job_id, video in zip(jobs, VIDEOS, strict=True):
@@ -116,7 +116,7 @@ def test_ranks_that_never_open_the_expert_of_the_other_make_the_frames_of_diffus
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_is_killed_costs_no_bit(house, tiny_wan: Path, until, victim: int) -> None:
     job_id, same = submit(house, steps=60), submit(house, steps=60)
-    group = house.start(3, "--bind", "always", model=str(tiny_wan))
+    group = house.start(3, "--experts", "bound", model=str(tiny_wan))
     until(lambda: house.view(job_id).step >= 20, lambda: group.text)
     os.kill(group.ranks()[victim].pid, signal.SIGKILL)
     house.wait([job_id, same])
@@ -128,7 +128,7 @@ def test_a_rank_that_is_killed_costs_no_bit(house, tiny_wan: Path, until, victim
 @pytest.mark.long
 def test_a_video_of_bound_ranks_is_continued_by_a_rank_alone(house, tiny_wan: Path, until) -> None:
     job_id, same = submit(house, steps=60), submit(house, steps=60)
-    group = house.start(3, "--bind", "always", model=str(tiny_wan))
+    group = house.start(3, "--experts", "bound", model=str(tiny_wan))
     until(lambda: house.view(job_id).step >= 20, lambda: group.text)
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0

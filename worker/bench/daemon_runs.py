@@ -90,7 +90,7 @@ def _worker(
     command += ["--ranks", str(num_ranks), "--trace", str(trace_path)]
     command += ["--warmup", f"{shape.width}x{shape.height}x{shape.frames}"]
     if workload.components:
-        command += ["--bind", "always"]
+        command += ["--experts", "bound"]
     with log_path.open("wb") as log:
         # Not in the folder of the caller: a `notify` in its svdq.toml counts where the variable is empty.
         worker = subprocess.Popen(

@@ -42,8 +42,8 @@ VIDEOS = {
         steps=1000,
         most_steps_again=500,
         options={"family": "wan", "frames": 5, "prompt": "Ein Hund läuft."},
-        undisturbed=("--bind", "never"),
-        disturbed=("--bind", "always"),
+        undisturbed=("--experts", "resident"),
+        disturbed=("--experts", "bound"),
     ),
 }
 
