@@ -18,8 +18,7 @@ from svdq.pipeline.planning.binding import Bounds, Components, bounds_of
 from svdq.pipeline.planning.blocks import Row
 from svdq.pipeline.planning.costs import CostModel, Shape
 from svdq.pipeline.planning.planner import Planner
-from svdq.pipeline.transport.links import Arrival
-from svdq.pipeline.transport.message import Kind, Work
+from svdq.pipeline.transport.message import Kind, Message, Work
 
 logger = logging.getLogger(__name__)
 
@@ -196,13 +195,12 @@ class Admission:
                 steps, num_ranks, useful, costs.encode_s, math.ceil(num_ranks / useful),
             )  # fmt: skip
 
-    def handle(self, arrival: Arrival) -> None:
+    def handle(self, message: Message) -> None:
         """Handle a message from the last rank. Runs in the thread that receives it.
 
         Raises:
             ValueError: it is not a report.
         """
-        message = arrival.message
         self.on_work(message.work)
         if message.kind is Kind.REPORT:
             self.on_report(Report(**message.body))

@@ -3,16 +3,13 @@
 import heapq
 import itertools
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
-
-from torch import Tensor
 
 from svdq.pipeline.loop.outlet import Outlet
 from svdq.pipeline.loop.protocols import Report
 from svdq.pipeline.loop.sample import Sample, sample_from
-from svdq.pipeline.transport.links import Arrival
-from svdq.pipeline.transport.message import Kind
+from svdq.pipeline.transport.message import Kind, Message
 
 #: Samples that may wait, and bytes of their tensors; one sample may wait whatever its size.
 MAX_SAMPLES: Final = 8
@@ -96,43 +93,41 @@ class Router:
     #: For messages that are not kept.
     outlet: Outlet
 
-    def handle(self, arrival: Arrival) -> None:
+    def handle(self, message: Message) -> None:
         """Keep a message, or pass it on.
 
         Raises:
             ValueError, LookupError: it is not valid.
         """
-        message, is_last = arrival.message, self.outlet.downstream is None
+        is_last = self.outlet.downstream is None
         match message.kind:
             case Kind.SAMPLE:
-                self._handle_sample(arrival)
+                self._handle_sample(message)
             case Kind.FRAMES if is_last:
                 self.outlet.note(*message.work)
-                self.outlet.deliver(sample_from(message.body, {}), arrival.receive()["frames"])
+                self.outlet.deliver(sample_from(message.body, {}), message.tensors["frames"])
             case Kind.FRAMES | Kind.WORK:
-                self.outlet.relay(arrival)
+                self.outlet.relay(message)
             case Kind.WARM:
                 if not is_last:
                     # Passed on first, so that all ranks warm up at the same time.
-                    self.outlet.relay(arrival)
+                    self.outlet.relay(message)
                 self.inbox.put(sample_from(message.body, {}))
             case Kind.CLOSE:
                 self.inbox.close()
             case _:
                 raise ValueError(f"a {message.kind.value} message does not go down the chain")
 
-    def _handle_sample(self, arrival: Arrival) -> None:
-        tensors: dict[str, Tensor] = {}
-        sample = replace(sample_from(arrival.message.body, {}), tensors=tensors)
+    def _handle_sample(self, message: Message) -> None:
+        sample = sample_from(message.body, message.tensors)
         if sample.has_work(self.rank):
-            self.outlet.note(*arrival.message.work)
-            self.inbox.wait_for_room(arrival.num_bytes)
-            tensors.update(arrival.receive())
+            self.outlet.note(*message.work)
+            self.inbox.wait_for_room(sum(tensor.nbytes for tensor in sample.tensors.values()))
             self.inbox.put(sample)
         elif self.outlet.downstream is not None:
-            self.outlet.relay(arrival)
+            self.outlet.relay(message)
         elif sample.ended:
-            self.outlet.note(*arrival.message.work)
+            self.outlet.note(*message.work)
             self.outlet.report(Report.of(sample))
         else:
             raise ValueError(f"no rank decodes the sample {sample.job_id}")

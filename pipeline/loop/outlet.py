@@ -5,7 +5,7 @@ from torch import Tensor
 from svdq.pipeline.loop.admission import Admission
 from svdq.pipeline.loop.protocols import Report, Surroundings
 from svdq.pipeline.loop.sample import Sample, sample_body
-from svdq.pipeline.transport.links import Arrival, Sender
+from svdq.pipeline.transport.links import Sender
 from svdq.pipeline.transport.message import Kind, Message, Work, on_host
 from svdq.pipeline.transport.topology import Links, Topology
 
@@ -44,10 +44,10 @@ class Outlet:
         assert self._sink is not None
         self._sink.deliver(sample, on_host({"frames": frames})["frames"].numpy(), self.report)
 
-    def relay(self, arrival: Arrival) -> None:
+    def relay(self, message: Message) -> None:
         """Pass on a message that is not for this rank."""
         assert self._sender is not None
-        arrival.relay(self._sender)
+        self._sender.send(message)
 
     def note(self, *work: Work) -> None:
         """Have rank 0 learn of finished work, soon or with the next message."""

@@ -1,7 +1,7 @@
-"""One-way channels between neighboring ranks, over sockets.
+"""One-way channels between neighboring ranks, over Unix sockets.
 
-Headers and tensors go through a socket, from and to GPUs by way of pinned memory of the host.
-docs/internals/architecture.md explains why neither NCCL nor gloo is used.
+Headers go through the socket, and with them the descriptors of files in memory that hold the tensors, so a rank that
+passes a message on copies nothing. docs/internals/architecture.md explains why neither NCCL nor gloo is used.
 
 If a neighbor dies, its socket closes. An idle channel has no timeout and wakes no process.
 """
@@ -9,25 +9,16 @@ If a neighbor dies, its socket closes. An idle channel has no timeout and wakes 
 import contextlib
 import socket
 import struct
+from array import array
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
-from torch import Tensor
 
-from svdq.pipeline.transport.message import (
-    Message,
-    TensorSpecs,
-    allocate,
-    byte_views,
-    decode_header,
-    encode_header,
-    on_host,
-)
+from svdq.pipeline.transport.message import Message, SharedTensors, decode_header, encode_header
 
 #: Length of the header that follows, in bytes.
 _LENGTH: Final = struct.Struct("!I")
-#: Largest number of buffers per system call (IOV_MAX is 1024 on Linux and macOS).
-_MAX_BUFFERS = 256
 
 
 class ChannelClosedError(ConnectionError):
@@ -47,64 +38,70 @@ class Channel:
         """Whether tensors are in host memory, so that sending them does not wait for a GPU."""
         return self.device.type == "cpu"
 
-    def begin(self, message: Message) -> list[memoryview]:
+    def begin(self, message: Message) -> "Unsent | None":
         """Start sending a message: pass the kernel what it accepts at once, and return the rest.
 
         This avoids waking a thread for a message that fits into the socket's buffer.
         """
+        if message.shared is None and message.tensors:
+            message = replace(message, shared=SharedTensors.of(message.tensors))
         header = encode_header(message)
-        framed = memoryview(_LENGTH.pack(len(header)) + header)
-        buffers = [framed, *byte_views(on_host(message.tensors))]
+        unsent = Unsent(memoryview(_LENGTH.pack(len(header)) + header), message.shared)
         with contextlib.suppress(BlockingIOError):
-            return self._send_some(buffers, socket.MSG_DONTWAIT)
-        return buffers
+            return self._send_some(unsent, socket.MSG_DONTWAIT)
+        return unsent
 
-    def finish(self, buffers: list[memoryview]) -> None:
+    def finish(self, unsent: "Unsent | None") -> None:
         """Send the rest from `begin`, and wait until the kernel has all of it.
 
         Raises:
             OSError: the neighbor is gone.
         """
-        while buffers:
-            buffers = self._send_some(buffers, 0)
+        while unsent is not None:
+            unsent = self._send_some(unsent, 0)
 
-    def _send_some(self, buffers: list[memoryview], flags: int) -> list[memoryview]:
-        num_sent = self._connection.sendmsg(buffers[:_MAX_BUFFERS], (), flags)
-        for position, buffer in enumerate(buffers):
-            if num_sent < len(buffer):
-                return [buffer[num_sent:], *buffers[position + 1 :]]
-            num_sent -= len(buffer)
-        return []
+    def _send_some(self, unsent: "Unsent", flags: int) -> "Unsent | None":
+        passed = (
+            ()
+            if unsent.shared is None
+            else ((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [unsent.shared.descriptor])),)
+        )
+        num_sent = self._connection.sendmsg([unsent.header], passed, flags)
+        rest = unsent.header[num_sent:]
+        return Unsent(rest, None) if rest else None
 
-    def receive_header(self) -> tuple[Message, TensorSpecs]:
-        """Wait, possibly for days, for the next message; return it without its tensors, and their specifications.
+    def receive(self) -> Message:
+        """Wait, possibly for days, for the next message.
 
         Raises:
             ChannelClosedError: the neighbor is gone.
             ValueError, LookupError: the data is not a message.
         """
-        (num_bytes,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
-        return decode_header(self._receive_exactly(num_bytes))
+        # The descriptor comes with the first byte.
+        length, descriptors, _, _ = socket.recv_fds(self._connection, _LENGTH.size, 1)
+        length += self._receive_exactly(_LENGTH.size - len(length), closed=not length)
+        header = self._receive_exactly(*_LENGTH.unpack(length))
+        return decode_header(header, descriptors[0] if descriptors else None)
 
-    def receive_tensors(self, specs: TensorSpecs) -> dict[str, Tensor]:
-        """Receive the tensors that a header has announced, into memory of the host; pinned if the rank has a GPU."""
-        tensors = allocate(specs, pin_memory=self.device.type == "cuda")
-        for view in byte_views(tensors):
-            self._receive_into(view)
-        return tensors
+    def _receive_exactly(self, num_bytes: int, *, closed: bool = False) -> bytearray:
+        received = bytearray(num_bytes)
+        rest = memoryview(received)
+        while rest:
+            num_received = 0 if closed else self._connection.recv_into(rest, flags=socket.MSG_WAITALL)
+            if num_received == 0:
+                raise ChannelClosedError("it closed the connection")
+            rest = rest[num_received:]
+        return received
 
     def close(self) -> None:
         """Close the socket; sent data still arrives."""
         self._connection.close()
 
-    def _receive_exactly(self, num_bytes: int) -> bytearray:
-        received = bytearray(num_bytes)
-        self._receive_into(memoryview(received))
-        return received
 
-    def _receive_into(self, rest: memoryview) -> None:
-        while rest:
-            num_received = self._connection.recv_into(rest, flags=socket.MSG_WAITALL)
-            if num_received == 0:
-                raise ChannelClosedError("it closed the connection")
-            rest = rest[num_received:]
+@dataclass(frozen=True)
+class Unsent:
+    """What the kernel has not yet taken of a message."""
+
+    header: memoryview
+    #: The tensors, which are passed on with the next byte.
+    shared: SharedTensors | None

@@ -10,16 +10,15 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.message import Kind, Message, TensorSpecs, Work, num_payload_bytes
+from svdq.pipeline.transport.channel import Channel, Unsent
+from svdq.pipeline.transport.message import Kind, Message, Work
 
 #: Called once with a sentence, from a link's thread, when the neighbor is gone.
 OnLost = Callable[[str], None]
@@ -43,8 +42,9 @@ class _Rest:
     """The unsent rest of a message."""
 
     message: Message
-    #: None: all of it.
-    buffers: list[memoryview] | None
+    #: Whether sending it has begun, and what is left of it then.
+    begun: bool
+    unsent: Unsent | None
     #: On a GPU: when the message's tensors are computed. This keeps them alive until they are sent.
     ready: torch.cuda.Event | None
 
@@ -73,18 +73,19 @@ class Sender:
         if self._released:
             return
         message = self._with_work(message)
-        # Frames may have to be copied first, which the caller's GPU need not wait for.
-        if message.kind is Kind.FRAMES or (message.tensors and not self._channel.is_direct):
-            self._outbox.put(_Rest(message=message, buffers=None, ready=self._now()))
+        # Frames and tensors of a GPU have to be copied first, which the caller's GPU need not wait for.
+        copies = message.shared is None and bool(message.tensors)
+        if copies and (message.kind is Kind.FRAMES or not self._channel.is_direct):
+            self._outbox.put(_Rest(message=message, begun=False, unsent=None, ready=self._now()))
             return
         try:
             # What fits into the socket's buffer is sent at once; the thread is woken only for the rest.
-            buffers = self._channel.begin(message)
+            unsent = self._channel.begin(message)
         except OSError as error:
             self._lost(error)
             return
-        if buffers or message.kind is Kind.CLOSE:
-            self._outbox.put(_Rest(message=message, buffers=buffers, ready=None))
+        if unsent is not None or message.kind is Kind.CLOSE:
+            self._outbox.put(_Rest(message=message, begun=True, unsent=unsent, ready=None))
         else:
             self._turn.release()
 
@@ -124,8 +125,7 @@ class Sender:
         rest = self._outbox.get()
         if rest.ready is not None:
             rest.ready.wait()
-        buffers = self._channel.begin(rest.message) if rest.buffers is None else rest.buffers
-        self._channel.finish(buffers)
+        self._channel.finish(rest.unsent if rest.begun else self._channel.begin(rest.message))
         self._turn.release()
         return rest.message.kind is not Kind.CLOSE
 
@@ -150,31 +150,6 @@ class Sender:
         self._on_lost(f"Cannot send to rank {self._neighbor} any more: {error}.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arrival:
-    """A message whose header has arrived; its tensors are still to be received, or to be passed on."""
-
-    #: Without tensors.
-    message: Message
-    #: Of the tensors that follow.
-    specs: TensorSpecs
-    #: Where they come from.
-    channel: Channel
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the tensors."""
-        return num_payload_bytes(self.specs)
-
-    def receive(self) -> Mapping[str, Tensor]:
-        """Receive the tensors into the host's memory."""
-        return self.channel.receive_tensors(self.specs)
-
-    def relay(self, to: Sender) -> None:
-        """Receive the tensors and pass the message on."""
-        to.send(replace(self.message, tensors=self.receive()))
-
-
 class Receiver:
     """The receiving end of a link: a thread that hands over each message, in order."""
 
@@ -185,11 +160,10 @@ class Receiver:
         #: Set when CLOSE has arrived, or when `join` must not wait for that any more.
         self._closed = threading.Event()
 
-    def start(self, handle: Callable[[Arrival], None]) -> None:
-        """Begin to receive.
+    def start(self, handle: Callable[[Message], None]) -> None:
+        """Begin to receive; `handle` is called from the receiving thread.
 
-        `handle` is called from the receiving thread, and receives or passes on the tensors of the message before it
-        returns. The next message waits in the socket until then. CLOSE is the last.
+        The next message waits in the socket until it returns. CLOSE is the last.
         """
         target = partial(self._run, handle)
         threading.Thread(target=target, name=f"receive-from-{self._neighbor}", daemon=True).start()
@@ -202,14 +176,14 @@ class Receiver:
         """Unblock `join`; for a rank that stops in the middle of its work."""
         self._closed.set()
 
-    def _run(self, handle: Callable[[Arrival], None]) -> None:
+    def _run(self, handle: Callable[[Message], None]) -> None:
         try:
             if self._channel.device.type == "cuda":
                 # A thread starts on the first GPU, and would open a context there.
                 torch.cuda.set_device(self._channel.device)
             while True:
-                message, specs = self._channel.receive_header()
-                handle(Arrival(message=message, specs=specs, channel=self._channel))
+                message = self._channel.receive()
+                handle(message)
                 if message.kind is Kind.CLOSE:
                     break
             self._channel.close()

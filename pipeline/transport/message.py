@@ -1,20 +1,23 @@
-"""Messages between ranks: a small JSON header and, for a sample, a payload with its tensors in sequence.
+"""Messages between ranks: a small JSON header, and tensors in memory that the ranks share.
 
 Messages contain no pickle or other executable data.
 """
 
 import math
+import mmap
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from pydantic_core import from_json, to_json
 from torch import Tensor
 
-#: Name, dtype and shape of each tensor of a message, in order.
-TensorSpecs = Sequence[tuple[str, str, Sequence[int]]]
+#: Tensors begin at multiples of so many bytes.
+_ALIGNMENT = 64
 
 
 class Kind(Enum):
@@ -48,6 +51,44 @@ class Work(NamedTuple):
     seconds: float
 
 
+class SharedTensors:
+    """Tensors in an unnamed file in memory, which processes share by passing on its descriptor."""
+
+    def __init__(self, specs: Sequence[tuple[str, str, Sequence[int]]], descriptor: int) -> None:
+        """Take over an open file; `specs` are name, dtype and shape of each tensor, in order."""
+        self.specs = specs
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Copy tensors of any device to a new file."""
+        tensors = on_host(tensors)
+        specs = [(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()]
+        descriptor = _memory_file()
+        with open(descriptor, "wb", closefd=False) as file:
+            for tensor in tensors.values():
+                file.write(byte_view(tensor))
+                file.write(bytes(-file.tell() % _ALIGNMENT))
+        return cls(specs, descriptor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors, without a copy; they keep the memory, not its descriptor."""
+        memory: mmap.mmap | None = None
+        found, start = {}, 0
+        for name, dtype_name, shape in self.specs:
+            dtype, number = getattr(torch, dtype_name), math.prod(shape)
+            found[name] = torch.empty(shape, dtype=dtype)
+            if number:
+                memory = memory or mmap.mmap(self.descriptor, 0)  # of an empty file there is none
+                found[name] = torch.frombuffer(memory, dtype=dtype, count=number, offset=start).view(shape)
+            start += number * dtype.itemsize
+            start += -start % _ALIGNMENT
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Message:
     """A message of any kind."""
@@ -57,13 +98,15 @@ class Message:
     body: Mapping[str, Any] = field(default_factory=dict)
     #: The tensors of a sample, or `frames` (F, H, W, 3), uint8.
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    #: The memory of the tensors, once they have been sent; passed on as it is.
+    shared: SharedTensors | None = None
     #: What ranks up the chain have finished.
     work: Sequence[Work] = ()
 
 
 def encode_header(message: Message) -> bytes:
-    """Encode all of a message but the content of its tensors as JSON."""
-    specs = [(name, _dtype_name(tensor.dtype), list(tensor.shape)) for name, tensor in message.tensors.items()]
+    """Encode all of a message but the content of its tensors, which are shared, as JSON."""
+    specs = message.shared.specs if message.shared is not None else ()
     document: dict[str, Any] = {"kind": message.kind.value, "body": message.body, "tensors": specs}
     if message.work:
         document["work"] = message.work
@@ -71,24 +114,17 @@ def encode_header(message: Message) -> bytes:
     return to_json(document)
 
 
-def decode_header(header: bytes | bytearray) -> tuple[Message, TensorSpecs]:
-    """Read a message without its tensors, and what tensors follow; the opposite of `encode_header`.
+def decode_header(header: bytes | bytearray, descriptor: int | None) -> Message:
+    """Read a message; the opposite of `encode_header`. `descriptor` is of the memory of its tensors.
 
     Raises:
         ValueError, LookupError: it is malformed.
     """
     document = from_json(header)
     work = [Work(*each) for each in document.get("work", ())]
-    return Message(kind=Kind(document["kind"]), body=document["body"], work=work), document["tensors"]
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def num_payload_bytes(specs: TensorSpecs) -> int:
-    """Return the bytes of all tensors of a message."""
-    return sum(math.prod(shape) * getattr(torch, dtype).itemsize for _, dtype, shape in specs)
+    shared = SharedTensors(document["tensors"], descriptor) if descriptor is not None else None
+    tensors = shared.tensors() if shared is not None else {}
+    return Message(kind=Kind(document["kind"]), body=document["body"], tensors=tensors, shared=shared, work=work)
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -105,20 +141,13 @@ def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return copies
 
 
-def byte_views(tensors: Mapping[str, Tensor]) -> list[memoryview]:
-    """Return the bytes of host tensors as views, in order; a tensor that is not contiguous is copied first."""
-    return [_bytes_of(tensor) for tensor in tensors.values() if tensor.numel()]
+def byte_view(tensor: Tensor) -> memoryview:
+    """Return the bytes of a host tensor as a view; one that is not contiguous is copied first."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    tensor = tensor.detach().contiguous()
-    if tensor.dtype is torch.bfloat16:  # not supported by numpy
-        tensor = tensor.view(torch.int16)
-    return tensor.numpy().data.cast("B")
-
-
-def allocate(specs: TensorSpecs, *, pin_memory: bool = False) -> dict[str, Tensor]:
-    """Allocate the tensors of a message; pinned host memory allows asynchronous copies to a GPU."""
-    return {
-        name: torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=pin_memory) for name, dtype, shape in specs
-    }
+def _memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("svdq")
+    with tempfile.TemporaryFile() as file:  # on macOS
+        return os.dup(file.fileno())

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from svdq.pipeline.loop.sample import Sample, sample_body, sample_from
 from svdq.pipeline.models.video_model import State
-from svdq.pipeline.transport.message import byte_views
+from svdq.pipeline.transport.message import byte_view
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder
 
@@ -131,8 +131,7 @@ def _checksum(tensors: State) -> int:
     checksum = 0
     for name in sorted(tensors):
         checksum = zlib.crc32(name.encode(), checksum)
-        for view in byte_views({name: tensors[name]}):
-            checksum = zlib.crc32(view, checksum)
+        checksum = zlib.crc32(byte_view(tensors[name]), checksum)
     return checksum
 
 

@@ -202,17 +202,18 @@ def _decode_before_the_last_rank() -> None:
 
 
 def _kill_when_frames_arrive(kill: Callable[[], None]) -> None:
-    from svdq.pipeline.transport.links import Arrival
-    from svdq.pipeline.transport.message import Kind
+    from svdq.pipeline.transport.channel import Channel
+    from svdq.pipeline.transport.message import Kind, Message
 
-    receive = Arrival.receive
+    receive = Channel.receive
 
-    def receive_or_die(arrival: Arrival) -> Any:
-        if arrival.message.kind is Kind.FRAMES:
+    def receive_or_die(channel: Channel) -> Message:
+        message = receive(channel)
+        if message.kind is Kind.FRAMES:
             kill()
-        return receive(arrival)
+        return message
 
-    Arrival.receive = receive_or_die  # type: ignore[method-assign]
+    Channel.receive = receive_or_die  # type: ignore[method-assign]
 
 
 def _refuse(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.links import Arrival, Receiver, Sender
+from svdq.pipeline.transport.links import Receiver, Sender
 from svdq.pipeline.transport.message import Kind, Message, Work
 
 CPU = torch.device("cpu")
@@ -35,13 +35,8 @@ def collect(connection: socket.socket) -> list[Message]:
     """Receive messages to the last."""
     found: list[Message] = []
 
-    def handle(arrival: Arrival) -> None:
-        tensors = arrival.receive()
-        message = arrival.message
-        found.append(Message(kind=message.kind, body=message.body, tensors=tensors, work=message.work))
-
     receiver = Receiver(Channel(connection, CPU), 0, print)
-    receiver.start(handle)
+    receiver.start(found.append)
     receiver.join()
     return found
 
@@ -103,7 +98,7 @@ def test_a_message_is_passed_on_bit_by_bit(pair, second_pair) -> None:
     ]
     message = Message(kind=Kind.FRAMES, body={"a": 1}, tensors={"frames": frames}, work=[Work(0, 8, 26, 27, 2.0)])
     receiver = Receiver(Channel(pair[1], CPU), 0, print)
-    receiver.start(lambda arrival: arrival.relay(onward))
+    receiver.start(onward.send)
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -129,7 +124,7 @@ def test_finished_work_is_sent_at_once_and_then_with_the_next_message(pair) -> N
 
 def test_a_neighbor_that_sends_nonsense_is_reported_as_lost(pair) -> None:
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-    Receiver(Channel(pair[1], CPU), 0, lost.put).start(lambda arrival: None)
+    Receiver(Channel(pair[1], CPU), 0, lost.put).start(lambda message: None)
     pair[0].sendall(b"\0\0\0\2{}")
     assert "Cannot receive from rank 0 any more" in lost.get(timeout=60)
 
@@ -137,9 +132,9 @@ def test_a_neighbor_that_sends_nonsense_is_reported_as_lost(pair) -> None:
 def test_a_rank_that_is_lost_while_a_message_passes_by_is_named(pair, second_pair) -> None:
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
     onward = Sender(Channel(second_pair[0], CPU), 2, lost.put)
-    Receiver(Channel(pair[1], CPU), 0, lost.put).start(lambda arrival: arrival.relay(onward))
+    Receiver(Channel(pair[1], CPU), 0, lost.put).start(onward.send)
     sender = Sender(Channel(pair[0], CPU), 1, print)
-    sender.send(Message(kind=Kind.FRAMES, tensors={"frames": torch.zeros(50_000_000, dtype=torch.uint8)}))
+    sender.send(Message(kind=Kind.WORK, body=LARGE))
     second_pair[1].recv(1000)
     second_pair[1].close()
     assert "Cannot send to rank 2 any more" in lost.get(timeout=60)
@@ -149,7 +144,7 @@ def test_a_rank_that_dies_in_the_middle_of_a_message_that_passes_by_is_named(pai
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
     onward = Sender(Channel(second_pair[0], CPU), 2, lost.put)
     sender = Channel(pair[0], CPU)
-    sender.begin(Message(kind=Kind.FRAMES, tensors={"frames": torch.zeros(50_000_000, dtype=torch.uint8)}))
+    sender.begin(Message(kind=Kind.WORK, body=LARGE))
     sender.close()
-    Receiver(Channel(pair[1], CPU), 0, lost.put).start(lambda arrival: arrival.relay(onward))
+    Receiver(Channel(pair[1], CPU), 0, lost.put).start(onward.send)
     assert "Cannot receive from rank 0 any more: it closed the connection" in lost.get(timeout=60)

@@ -28,10 +28,10 @@ def check(links: list[Links]) -> None:
     assert links[0].rank_info == tuple(f"rank_info {rank}" for rank in range(len(links)))
     for rank, link in enumerate(links):
         assert link.outgoing is not None
-        assert not link.outgoing.begin(Message(kind=Kind.WORK, body={"from": rank}))
+        assert link.outgoing.begin(Message(kind=Kind.WORK, body={"from": rank})) is None
         incoming = links[(rank + 1) % len(links)].incoming
         assert incoming is not None
-        assert incoming.receive_header()[0].body == {"from": rank}
+        assert incoming.receive().body == {"from": rank}
     for link in links:
         assert link.outgoing is not None
         assert link.incoming is not None
