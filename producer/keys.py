@@ -41,6 +41,14 @@ BURSTS: Final = "bursts"
 MAINTAINED: Final = "svdq:maintained"
 #: Hash, job id -> `keep` or `reject`, the verdict of a person about a finished video. It outlives the job.
 VERDICTS: Final = "svdq:verdicts"
+#: String that lives while somebody looks at a page of `svdq serve`.
+LOOKING: Final = "svdq:looking"
+LOOKING_TTL_S: Final = 5
+#: Hash with the key suffix of a job id: `webp`, how the video looks so far, and `step`, the number of steps done.
+PICTURE: Final = "svdq:picture:"
+PICTURE_TTL_S: Final = 300
+#: String that lives as long as one rank's turn to write a picture, with the key suffix of its group's name.
+PICTURE_TURN: Final = "svdq:picture-turn:"
 #: RQ's own: no worker takes jobs while it exists.
 SUSPENDED: Final = "rq:suspended"
 

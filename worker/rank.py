@@ -18,6 +18,7 @@ from svdq.producer.text import count
 from svdq.worker import run_folder
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
+from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.health.watchdog import Watchdog
@@ -66,7 +67,9 @@ def run_rank(process: RankProcess) -> None:
         ending.callback(_remove_checkpoints, checkpoints)
     ending.callback(_exit_if_stopped, stopping)
     ending.callback(_write_trace, process, tracer)
-    monitor = ProgressMonitor(connect(url), reporter, process.log, marker)
+    pictures = Pictures(connect(url), description.group)
+    ending.callback(pictures.close)
+    monitor = ProgressMonitor(connect(url), reporter, process.log, marker, pictures)
     ending.callback(monitor.close)
     result_writer = intake = None
     if topology.last:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from PIL.Image import Image
+from torch import Tensor
 
 from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.models.video_model import Frames
@@ -99,6 +100,12 @@ class Monitor:
 
     def step(self, sample: Sample, index: int) -> None:
         """Handle the start of step `index` of a sample; index == steps means its decode."""
+
+    def picture(self, sample: Sample, step: int, draw: Callable[[], Tensor | None]) -> None:
+        """Handle a video of which `step` steps are done: `draw` makes a picture of it, in any thread; see `VideoModel`.
+
+        What it draws follows the steps, and it holds the memory of a sample.
+        """
 
     def warm_up(self, sample: Sample) -> None:
         """Handle the start of a warm-up for a sample that will come; it has no tensors yet."""

@@ -126,6 +126,7 @@ class UnitLoop:
                     what = f"step {index + 1} of {steps} of {sample.job_id}"
                     changed.update(with_second_try(partial(denoiser.step, state, index), what))
                     state.update(changed)
+                    self._monitor.picture(sample, index + 1, lambda: self._model.picture(denoiser))
                 if not all_finite(changed.values()):
                     which = f"by step {stop} of {steps}"
                     return sample.failed(f"The latents became NaN or infinite {which}{nan_advice(self._model)}")

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.families import family_for
-from svdq.pipeline.models.video_model import ModelInfo, State, VideoModel
+from svdq.pipeline.models.latent_rgb import some_frames, to_bytes
+from svdq.pipeline.models.video_model import Denoiser, ModelInfo, State, VideoModel
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
@@ -72,6 +73,17 @@ class PreviewModel(VideoModel):
         return PreviewDenoiser(state["image_latents"], parameters)
 
     @torch.inference_mode()
+    def picture(self, denoiser: Denoiser) -> Tensor | None:
+        """Draw the latents with their noise: what this model expects is right from the first step on."""
+        assert isinstance(denoiser, PreviewDenoiser)
+        if denoiser.last is None:
+            return None
+        latents, sigma = denoiser.last
+        frames = some_frames(latents[0]).float()  # (F, 192, h, w)
+        colors = frames.unflatten(1, (3, BLOCK * BLOCK)).mean(2).permute(0, 2, 3, 1)
+        return to_bytes(colors / math.sqrt(sigma**2 + 1))
+
+    @torch.inference_mode()
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Rearrange final latents to frames, one at a time; `decode_chunk_size` is ignored."""
         latents = state["latents"][0]  # (F, 192, H/8, W/8)
@@ -92,6 +104,8 @@ class PreviewDenoiser:
         self._parameters = parameters
         self._sigmas = sigmas(parameters.steps)
         self._answer: Tensor | None = None
+        #: The latents after the last step, and their noise level.
+        self.last: tuple[Tensor, float] | None = None
 
     @torch.inference_mode()
     def step(self, state: State, index: int) -> dict[str, Tensor]:
@@ -112,6 +126,7 @@ class PreviewDenoiser:
             difference = frame.to(torch.float32) - x0
             torch.add(difference.mul_(shrink), x0, out=x0)
             out.copy_(x0)
+        self.last = (result, self._sigmas[index + 1])
         return {"latents": result}
 
     def _render_move(self) -> Tensor:

@@ -136,6 +136,14 @@ class VideoModel(ABC):
     def denoiser(self, state: State, parameters: VideoParameters) -> Denoiser:
         """Prepare the denoising of one sample, from any step on that this rank has the component for."""
 
+    def picture(self, denoiser: Denoiser) -> Tensor | None:
+        """Draw some frames (F, h, w, 3), uint8, RGB, of the video that the last step of a denoiser leads to, roughly.
+
+        For people who wait: small and cheap, and None without one. Another thread calls it while the denoiser goes on,
+        so it may be wrong, and may raise anything.
+        """
+        return None
+
     @abstractmethod
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Decode a state after the last step, `decode_chunk_size` frames at a time; only with `Role.decode`.

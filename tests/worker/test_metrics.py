@@ -31,6 +31,7 @@ from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import Condition, IntakeStatus
+from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter, describe
@@ -159,7 +160,9 @@ def _is_complete(samples: Samples) -> bool:
 
 def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> None:
     rank_reporter = RankReporter(describe(TOPOLOGY, CPU, "fake"), CPU)
-    monitor = ProgressMonitor(connection, rank_reporter, JobLogHandler(0), CrashMarker(tmp_path, 0, 0))
+    monitor = ProgressMonitor(
+        connection, rank_reporter, JobLogHandler(0), CrashMarker(tmp_path, 0, 0), Pictures(connection, "group")
+    )
     parameters = SvdParameters(seed=1, steps=8, frames=2)
     job = SvdJob(image=f"inputs/{'a' * 64}.png", name="photo", seed=1)
     taken = TakenJob(job=job, execution=("registry", "execution")).model_dump(mode="json")

@@ -19,6 +19,7 @@ from svdq.producer.queue import fetch
 from svdq.producer.records import read_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
 from svdq.worker.health import progress
+from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, describe
@@ -134,7 +135,7 @@ def monitor(
     connection: redis.Redis, log: JobLogHandler, reporter: RankReporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(progress, "IDLE_RECORD_S", 1.0)
-    monitor = ProgressMonitor(connection, reporter, log, CrashMarker(tmp_path, 0, 0))
+    monitor = ProgressMonitor(connection, reporter, log, CrashMarker(tmp_path, 0, 0), Pictures(connection, "group"))
     yield monitor
     monitor.close()
 

@@ -8,15 +8,18 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import redis
 from redis.client import Pipeline
+from torch import Tensor
 
 from svdq.pipeline.loop.protocols import Monitor
 from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
 from svdq.producer.records import JobMeta, append_log
+from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter
 from svdq.worker.queue import scripts
@@ -52,13 +55,19 @@ class ProgressMonitor(Monitor):
     """The monitor of one rank."""
 
     def __init__(
-        self, connection: redis.Redis, rank_reporter: RankReporter, log: JobLogHandler, marker: CrashMarker
+        self,
+        connection: redis.Redis,
+        rank_reporter: RankReporter,
+        log: JobLogHandler,
+        marker: CrashMarker,
+        pictures: Pictures,
     ) -> None:
         """Start the thread; this monitor alone uses `connection`."""
         self._connection = connection
         self._rank_reporter = rank_reporter
         self._log = log
         self._marker = marker
+        self._pictures = pictures
         self._note: tuple[Sample, int] | None = None
         #: The note that is in Redis.
         self._written: tuple[Sample, int] | None = None
@@ -104,6 +113,10 @@ class ProgressMonitor(Monitor):
         self._note = (sample, index)
         self._last = sample
         self._news.set()
+
+    def picture(self, sample: Sample, step: int, draw: Callable[[], Tensor | None]) -> None:
+        """Offer a picture of how a video looks so far."""
+        self._pictures.offer(sample, step, draw)
 
     def warm_up(self, sample: Sample) -> None:
         """Record that this rank warms up for a sample; lasts until `idle`."""

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from torch import Tensor
+
 from svdq.pipeline.loop.protocols import Monitor
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.planning.costs import Shape
@@ -70,6 +72,10 @@ class Watchdog(Monitor):
             self._learn()
         self._watch(sample, index, phase)
         self._monitor.step(sample, index)
+
+    def picture(self, sample: Sample, step: int, draw: Callable[[], Tensor | None]) -> None:
+        """Pass a picture on."""
+        self._monitor.picture(sample, step, draw)
 
     def warm_up(self, sample: Sample) -> None:
         """Record the beginning of a warm-up, which lasts until `idle`."""

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.diffusers_model import DiffusersModel
+from svdq.pipeline.models.latent_rgb import rgb_of_latents, some_frames
 from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
-from svdq.pipeline.models.video_model import State
+from svdq.pipeline.models.video_model import Denoiser, State
 from svdq.pipeline.video_parameters import VideoParameters
 
 
@@ -39,6 +40,8 @@ class SvdDenoiser:
     #: (1, F, 1, 1, 1)
     guidance_scale: Tensor
     guided: bool
+    #: The latents (1, F, 4, H/8, W/8) of the whole video by the last prediction.
+    expected: Tensor | None = None
     #: Called at the end of a step, which ends the measurement of its memory.
     measured: Callable[[], None] = lambda: None
 
@@ -66,7 +69,8 @@ class SvdDenoiser:
         if self.guided:
             unconditional, conditional = noise_pred.chunk(2)
             noise_pred = unconditional + self.guidance_scale * (conditional - unconditional)
-        previous: Tensor = scheduler.step(noise_pred, timestep, latents, return_dict=False)[0]
+        previous: Tensor
+        previous, self.expected = scheduler.step(noise_pred, timestep, latents, return_dict=False)
         self.measured()
         return {"latents": previous}
 
@@ -182,6 +186,13 @@ class SvdModel(DiffusersModel):
             guided=parameters.guided,
             measured=measured,
         )
+
+    @torch.inference_mode()
+    def picture(self, denoiser: Denoiser) -> Tensor | None:
+        """Draw what the last step leads to; see `VideoModel`."""
+        assert isinstance(denoiser, SvdDenoiser)
+        expected = denoiser.expected
+        return None if expected is None else rgb_of_latents(some_frames(expected[0]))
 
     def _set_timesteps(self, steps: int) -> Any:
         scheduler = type(self.pipeline.scheduler).from_config(self.pipeline.scheduler.config)

@@ -66,6 +66,11 @@ class Schedule:
         latents = scheduler.step(noise_pred, self.timesteps[index], state["latents"], return_dict=False)[0]
         return {"latents": latents, **(_history(scheduler) if keeps else {})}
 
+    def expected(self, latents: Tensor, noise_pred: Tensor, index: int) -> Tensor:
+        """Return x0 = x - sigma v, the clean latents of a flow, before step `index`."""
+        expected: Tensor = latents - self._scheduler.sigmas[index].to(latents.device) * noise_pred
+        return expected
+
 
 def _restore(scheduler: Any, index: int, state: State) -> None:
     """Set what a UniPCMultistepScheduler has kept from the steps before `index`: all outputs up to its order."""
@@ -127,6 +132,8 @@ class WanDenoiser:
     guidance_scales: Mapping[str, float]
     #: Of the transformers' inputs.
     dtype: torch.dtype
+    #: Of the last step: the latents before it, its prediction, and its index.
+    last: tuple[Tensor, Tensor, int] | None = None
     #: Called at the end of a step, which ends the measurement of its memory.
     measured: Callable[[], None] = lambda: None
 
@@ -161,9 +168,21 @@ class WanDenoiser:
         if self.negative_prompt_embeds is not None and self.guidance_scales[component] != 1:
             unconditional = predict(self.negative_prompt_embeds)
             noise_pred = unconditional + self.guidance_scales[component] * (noise_pred - unconditional)
+        self.last = (latents, noise_pred, index)
         changed = self.schedule.step(noise_pred, index, state)
         self.measured()
         return changed
+
+    def expected(self, choose: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """Return frames (F, C, H', W') of the latents of the whole video by the last prediction, as `choose` picks."""
+        if self.last is None:
+            return None
+        *both, index = self.last
+        latents, noise_pred = (choose(each[0].transpose(0, 1)) for each in both)
+        if self.first_frame_mask is not None:  # the first frame is the photo
+            latents, noise_pred = latents.clone(), noise_pred.clone()
+            latents[0], noise_pred[0] = self.condition[0, :, 0], 0
+        return self.schedule.expected(latents, noise_pred, index)
 
 
 def first_frame_mask(latents: Tensor) -> Tensor:

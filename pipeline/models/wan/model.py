@@ -17,9 +17,10 @@ from torch import Tensor
 
 from svdq.pipeline.errors import InputError, how_to_install
 from svdq.pipeline.models.diffusers_model import DiffusersModel
+from svdq.pipeline.models.latent_rgb import rgb_of_latents, some_frames
 from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.resolved_model import ResolvedModel
-from svdq.pipeline.models.video_model import Role, State
+from svdq.pipeline.models.video_model import Denoiser, Role, State
 from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
@@ -136,6 +137,13 @@ class WanModel(DiffusersModel):
             dtype=self._dtype,
             measured=measured,
         )
+
+    @torch.inference_mode()
+    def picture(self, denoiser: Denoiser) -> Tensor | None:
+        """Draw what the last step leads to; see `VideoModel`."""
+        assert isinstance(denoiser, WanDenoiser)
+        expected = denoiser.expected(some_frames)
+        return None if expected is None else rgb_of_latents(expected)
 
     def _decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Decode; a `decode_chunk_size` below the number of frames decodes in tiles, which changes pixels."""

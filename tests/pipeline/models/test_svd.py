@@ -11,6 +11,7 @@ from gpu_checks.references import call_diffusers
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.diffusers_model import to_uint8
+from svdq.pipeline.models.latent_rgb import rgb_of_latents
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
@@ -230,3 +231,19 @@ def test_frames_become_the_bytes_of_diffusers_own_conversion() -> None:
     frames = to_uint8(video)
     assert (frames.dtype, frames.is_contiguous()) == (torch.uint8, True)
     np.testing.assert_array_equal(frames.numpy(), expected)
+
+
+def test_pictures_change_with_the_steps_up_to_the_latents(ranks, reference, photo):
+    """After the last step the expected latents are those that are decoded."""
+    values, model = parameters(steps=4), ranks[0]
+    tensors = model.encode(photo, values)
+    denoiser = model.denoiser(tensors, values)
+    assert model.picture(denoiser) is None
+    pictures = []
+    for index in range(values.steps):
+        tensors |= denoiser.step(tensors, index)
+        pictures.append(model.picture(denoiser))
+    assert len({picture.numpy().tobytes() for picture in pictures}) == 4
+    assert torch.equal(pictures[-1], rgb_of_latents(tensors["latents"][0]))
+    assert (pictures[-1].shape, pictures[-1].dtype) == ((3, 8, 16, 3), torch.uint8)
+    assert np.array_equal(model.decode(tensors, values, 3).numpy(), reference(photo, values, 3))

@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.work import Decoder
 from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.latent_rgb import rgb_of_latents
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.tiny import VARIANTS, write_tiny_wan
@@ -300,3 +301,21 @@ def test_no_call_of_the_vae_changes_the_next(opened, photo_bytes, kind):
     assert kept
     assert [each() for each in kept] == [None] * len(kept)
     assert all(map(torch.equal, before, all_calls()))
+
+
+@pytest.mark.parametrize("kind", [*VARIANTS, "distilled"])
+def test_pictures_change_with_the_steps_up_to_the_latents(opened, photo, kind):
+    """After the last step the expected latents are those that are decoded."""
+    model = opened(kind)
+    values = model.complete(parameters())
+    state = model.encode(photo, values)
+    denoiser = model.denoiser(state, values)
+    assert model.picture(denoiser) is None
+    pictures = []
+    for index in range(values.steps):
+        state |= denoiser.step(state, index)
+        pictures.append(model.picture(denoiser))
+    assert len({picture.numpy().tobytes() for picture in pictures}) == values.steps
+    rest = slice(0 if denoiser.first_frame_mask is None else 1, None)  # that of the photo is not denoised
+    made = rgb_of_latents(state["latents"][0].transpose(0, 1))
+    assert (pictures[-1].int() - made.int()).abs()[rest].max() <= 1
