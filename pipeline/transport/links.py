@@ -130,13 +130,11 @@ class Sender:
         return rest.message.kind is not Kind.CLOSE
 
     def _with_work(self, message: Message) -> Message:
-        """Return the message with all noted work, after what it carries already."""
-        if not self._work:
-            return message
-        work = list(message.work)
+        """Return the message with all noted work, before what it carries already, which is newer."""
+        work = []
         while self._work:
             work.append(self._work.popleft())
-        return replace(message, work=work)
+        return replace(message, work=[*work, *message.work]) if work else message
 
     def _now(self) -> torch.cuda.Event | None:
         """Return a CUDA event that marks the end of this thread's stream so far."""

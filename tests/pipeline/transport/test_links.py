@@ -106,7 +106,7 @@ def test_a_message_is_passed_on_bit_by_bit(pair, second_pair) -> None:
     passed_on, close = messages
     assert (passed_on.kind, passed_on.body, close.kind) == (Kind.FRAMES, {"a": 1}, Kind.CLOSE)
     assert torch.equal(passed_on.tensors["frames"], frames)
-    assert list(passed_on.work) == [Work(0, 8, 26, 27, 2.0), Work(1, 7, 1, 5, 0.5)]
+    assert list(passed_on.work) == [Work(1, 7, 1, 5, 0.5), Work(0, 8, 26, 27, 2.0)]
 
 
 def test_finished_work_is_sent_at_once_and_then_with_the_next_message(pair) -> None:
@@ -148,3 +148,13 @@ def test_a_rank_that_dies_in_the_middle_of_a_message_that_passes_by_is_named(pai
     sender.close()
     Receiver(Channel(pair[1], CPU), 0, lost.put).start(onward.send)
     assert "Cannot receive from rank 0 any more: it closed the connection" in lost.get(timeout=60)
+
+
+def test_finished_work_of_a_rank_stays_in_order_when_a_message_passes_by(pair) -> None:
+    sender = Sender(Channel(pair[0], CPU), 1, print)
+    sender.send_work()
+    sender.note([Work(0, 7, 0, 1, 1.0)])
+    sender.send(Message(kind=Kind.SAMPLE, work=[Work(0, 7, 1, 5, 1.0)]))
+    sender.close()
+    sample, _ = collect(pair[1])
+    assert [work.stop for work in sample.work] == [1, 5]
