@@ -57,7 +57,6 @@ SECTIONS = {
         "config": ("svdq.cli.machine:config", "Show the settings and where they come from."),
         "redis": ("svdq.cli.machine:redis", "Start or stop the embedded Redis server."),
         "deploy": ("svdq.cli.deploy:deploy", "Write units that run svdq as a service."),
-        "completion": ("svdq.cli.machine:completion", "Print the script that completes commands in a shell."),
     },
     "Measure and plan": {
         "bench": ("svdq.cli.bench:bench", "Measure the pipeline."),
@@ -71,36 +70,6 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 #: Why the output cannot be written: a full disk, a used-up quota, a file size limit, a broken disk.
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-
-#: Names in other programs, by command, and what does the same here.
-GUESSES = {
-    "svdq": {
-        **dict.fromkeys(("ls", "jobs"), "use `svdq list`"),
-        **dict.fromkeys(("ps", "queue", "show", "info"), "use `svdq status`"),
-        **dict.fromkeys(("rm", "delete", "remove", "kill"), "`svdq cancel` is for jobs, `svdq prune` for old videos"),
-        "stop": "`svdq cancel` is for jobs, `svdq pause` for the queue, Ctrl-C for a worker",
-        **dict.fromkeys(("run", "start", "render"), "use `svdq worker`"),
-        **dict.fromkeys(("add", "create", "generate"), "use `svdq submit`"),
-        **dict.fromkeys(("web", "ui", "server"), "use `svdq serve`"),
-        **dict.fromkeys(("get", "download"), "use `svdq fetch`"),
-        **dict.fromkeys(("clean", "purge"), "use `svdq prune`"),
-        "pull": "use `svdq model pull`",
-        "help": "use `svdq --help`",
-        "version": "use `svdq --version`",
-    },
-    "worker": {
-        **dict.fromkeys(("--gpus", "--gpu", "--num-gpus", "--devices"), "--ranks sets how many GPUs it uses"),
-        **dict.fromkeys(("--daemon", "--detach", "-d"), "`svdq deploy systemd` runs it as a service"),
-    },
-    "submit": {
-        "--dry-run": "all photos are checked before any is queued, and `svdq cancel` takes jobs back",
-        **dict.fromkeys(("--width", "--height", "--resolution"), "--size 1024x576 sets the size"),
-        **dict.fromkeys(("--duration", "--seconds", "--length"), "--frames and --fps set the length"),
-        **dict.fromkeys(("--count", "--num", "-n"), "--variations makes several videos of a photo"),
-        **dict.fromkeys(("-o", "--out", "--output-dir"), "--output sets the folder in the storage"),
-        "--model": "`svdq worker --model` or SVDQ_MODEL sets the model",
-    },
-}
 
 
 class LazyGroup(click.Group):
@@ -163,7 +132,7 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(error.ctx.get_help() if error.ctx else error.message, err=True)  # noqa: TID251 - many lines
         return EXIT_BAD_INPUT
     except click.ClickException as error:
-        text, context = _hint(error) or error.format_message(), getattr(error, "ctx", None)
+        text, context = error.format_message(), getattr(error, "ctx", None)
         help_of = f" See `{context.command_path} --help`." if context else ""
         return _complain(f"{text}{'' if text.endswith(('.', '?', '?)')) else '.'}{help_of}", error.exit_code)
     except SvdqError as error:
@@ -210,14 +179,6 @@ def _complain(sentence: str, exit_code: int) -> int:
 
     echo(f"Error: {' '.join(sentence.split())}", err=True)
     return exit_code
-
-
-def _hint(error: click.ClickException) -> str | None:
-    # Releases of click before 8.4 do not tell the command.
-    guess = getattr(error, "command_name", None) or getattr(error, "option_name", None)
-    context = getattr(error, "ctx", None)
-    hint = GUESSES.get(context.info_name or "", {}).get(guess or "") if context else None
-    return hint and f"{error.message.rstrip('.')}: {hint}."
 
 
 def notify_systemd() -> None:

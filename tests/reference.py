@@ -30,8 +30,8 @@ and `--report` list failures), and so does a worker ended by Ctrl-C.
 
 ## Shell completion
 
-`svdq completion bash`, `zsh` and `fish` print a script that completes commands, options and files;
-[its examples](#svdq-completion) show where to put it.
+`eval "$(_SVDQ_COMPLETE=bash_source svdq)"` in `~/.bashrc` completes commands, options and files; `zsh_source` is for
+zsh, and `_SVDQ_COMPLETE=fish_source svdq | source` for fish.
 """
 
 

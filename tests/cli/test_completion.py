@@ -43,10 +43,3 @@ def test_commands_are_completed_without_importing_them() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert "plain,submit" in done.stdout
     assert done.stdout.splitlines()[-1] == "MODULES svdq.cli.main"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_scripts_ask_svdq(svdq: Cli, shell: str) -> None:
-    done = svdq("completion", shell)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"_SVDQ_COMPLETE={shell}_complete" in done.stdout
