@@ -9,7 +9,6 @@ from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import selection_options, with_connection, with_settings
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer.keys import PRIORITIES
 
 if TYPE_CHECKING:
@@ -81,45 +80,28 @@ def cancel(connection: "redis.Redis", selection: "Selection") -> int:
 @click.command()
 @selection_options("all", "failed", since="Jobs that ended")
 @click.option("--force", is_flag=True, help="Also finished jobs; their files stay until new ones replace them.")
-@click.option(
-    "--family",
-    type=click.Choice(tuple(PARAMETERS)),
-    help="Make jobs of another family of models anew for this one: failed jobs, unless others are selected.",
-)
 @with_settings
-def retry(settings: "Settings", selection: "Selection", force: bool, family: str | None) -> int:
+def retry(settings: "Settings", selection: "Selection", force: bool) -> int:
     """Queue failed, stopped or canceled jobs again, with the same id and seed, at the end of their queue.
 
-    IDs may be shortened to their first characters. If one of them cannot be queued, none is. With --family, jobs of
-    another family become new ones with the same photos, prompts and names, also prompts beside the photos that the
-    other family has ignored; those that were queued are canceled.
+    IDs may be shortened to their first characters. If one of them cannot be queued, none is.
 
     \b
     Examples:
       svdq retry --failed --since 12h
       svdq retry --status canceled --name 'cup*'
       svdq retry 1f0c --force
-      svdq retry --family wan
     """
     from svdq.producer import job_control
     from svdq.producer.queue import session
-    from svdq.producer.status.selection import Selection
     from svdq.producer.storage.storage import Storage
-    from svdq.producer.submitting.model_choice import make_anew
 
     place = Storage(settings.storage) if force else None
-    action: Action = "retry --family" if family else "retry --force" if force else "retry"
-    if family and force:
-        raise InputError("--family and --force cannot be combined; give one of them.")
-    if family and selection == Selection():
-        selection = Selection(statuses=("failed",))
+    action: Action = "retry --force" if force else "retry"
     with session(settings) as connection:
 
         def act(job_id: str) -> str:
-            if family is None:
-                job_control.retry(connection, job_id, storage=place)
-            elif (made := make_anew(connection, job_id, family)) != job_id:
-                return f"made anew for {PARAMETERS[family].title}: {made}"
+            job_control.retry(connection, job_id, storage=place)
             return "queued"
 
         return _print(_each(act, _selected(connection, action, selection)))

@@ -38,13 +38,12 @@ from svdq.producer.untrusted_job import key_of, read_many
 if TYPE_CHECKING:
     from svdq.producer.storage.storage import Storage
 
-Action = Literal["cancel", "retry", "retry --force", "retry --family", "move"]
+Action = Literal["cancel", "retry", "retry --force", "move"]
 #: Statuses of the jobs that each action applies to.
 STATUSES_FOR: Mapping[Action, Sequence[str]] = {
     "cancel": ("queued", "started", "scheduled", "deferred"),
     "retry": keys.UNRENDERED,
     "retry --force": ("finished", *keys.UNRENDERED),
-    "retry --family": ("queued", *keys.UNRENDERED),
     "move": ("queued",),
 }
 #: Why an action does not apply to a job of another status.
@@ -52,7 +51,6 @@ _REFUSALS: Mapping[Action, str] = {
     "cancel": "it has ended already",
     "retry": "only failed, stopped and canceled jobs are retried; --force renders finished ones again",
     "retry --force": "it has not ended",
-    "retry --family": "only queued, failed, stopped and canceled jobs are made anew",
     "move": "only queued jobs can be moved",
 }
 

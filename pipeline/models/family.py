@@ -124,7 +124,6 @@ class Family:
         if not isinstance(parameters, self.parameters):
             raise InputError(
                 f"The model {model} makes videos of {self.parameters.title}, and this one is for {parameters.title}: "
-                f"start a worker with a model of {parameters.title}, or make such jobs anew with `svdq retry --family "
-                f"{self.name} --status failed --status queued`."
+                f"start a worker with a model of {parameters.title}, or submit it again with --family {self.name}."
             )
         return self.complete(parameters, facts)

@@ -1,9 +1,8 @@
-"""The model that videos are for: the one that is expected, and jobs that are queued again for another one."""
+"""The model that videos are for: the one that is expected, and finished videos of another one."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import redis
 from rq.job import JobStatus
@@ -13,17 +12,15 @@ from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.model_file import SUFFIX, is_model_file, read_model_file
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.embedded_redis import running_url
-from svdq.producer.job import JOBS, VIDEO_FIELDS
-from svdq.producer.job_control import cancel, check, retry
-from svdq.producer.queue import fetch, read_arguments, session
-from svdq.producer.records import REPLACED_NOTE
+from svdq.producer.job import JOBS
+from svdq.producer.job_control import retry
+from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view_many
 from svdq.producer.status.registries import running_defaults, running_models
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Enqueued, Entry, enqueue_many
-from svdq.producer.submitting.job_spec import make_job
-from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, as_key
+from svdq.producer.submitting.enqueue import Enqueued
+from svdq.producer.submitting.parameters import ExpectedModel
 
 
 def configured_model(settings: Settings) -> ExpectedModel | None:
@@ -93,49 +90,3 @@ def replace_videos(
                 retry(connection, view.id, storage=storage)
                 replaced[view.id] = view.model
     return replaced
-
-
-def make_anew(connection: redis.Redis, job_id: str, family: str) -> str:
-    """Queue the photo and the prompt of a job anew for another family, and cancel the job if it is queued.
-
-    A recorded prompt counts, too. Parameters that both families have and that are not the defaults stay. A job of that
-    family is only retried. Returns the id of the queued job.
-
-    Raises:
-        InputError: the other family cannot make such a video, or the job is not one of svdq or has another status.
-    """
-    check(connection, "retry --family", [job_id])
-    rq_job = fetch(connection, job_id)
-    arguments, is_queued = read_arguments(rq_job), rq_job.get_status(refresh=False) is JobStatus.QUEUED
-    if arguments is None:
-        raise InputError(f"Job {job_id!r} is not a job of this version of svdq; submit its photo again.")
-    job = arguments.job
-    if job.family == family:
-        if not is_queued:
-            retry(connection, job_id)
-        return job_id
-    notes = {name: text for name, text in arguments.notes.items() if name != REPLACED_NOTE}
-    fields = type(job).model_fields
-    kept = {name for name in VIDEO_FIELDS if name in fields and getattr(job, name) != fields[name].default}
-    if kept & {"width", "height"}:
-        kept |= {"width", "height"}
-    was_drawn = job.digest(seed_was_drawn=True) == job_id
-    if was_drawn:
-        kept.remove("seed")
-    options: dict[str, Any] = {name: notes[name] for name in ("prompt", "negative_prompt") if name in notes}
-    options |= {name: getattr(job, name) for name in kept}
-    options = {name: value for name, value in options.items() if name in JOBS[family].model_fields}
-    options["family"] = family
-    made = make_job(SubmitOptions(**options), spell=as_key, image=job.image, name=job.name, folder=job.folder)
-    is_named = not was_drawn and job.digest(seed_was_drawn=False) != job_id
-    entry = Entry(
-        job=made,
-        job_id=made.digest(seed_was_drawn=was_drawn, given_name=job.name if is_named else ""),
-        photo=arguments.photo,
-        priority=rq_job.origin.removeprefix("svdq-"),
-        notes={name: text for name, text in notes.items() if name not in options},
-    )
-    enqueue_many(connection, [entry])
-    if is_queued:
-        cancel(connection, job_id)
-    return entry.job_id

@@ -5,7 +5,7 @@ import errno
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -207,14 +207,13 @@ class PromptFiles:
     num_ignored: int = 0  # number of text files beside photos whose videos take no prompt
 
     def spec_for(self, spec: JobSpec, photo: Path) -> JobSpec:
-        """Add the prompt beside a photo to a spec without one; a family without prompts records it."""
+        """Add the prompt beside a photo to a spec without one, if its family takes prompts."""
         path = prompt_path(photo)
         if spec.has_prompts or path is None:
             return spec
         if spec.with_prompt("") is spec:
             self.num_ignored += os.path.isfile(path)  # unlike `Path.is_file`, it refuses no name
-            ignored = usable_prompt(photo)
-            return replace(spec, notes=(*spec.notes, ("prompt", ignored))) if ignored else spec
+            return spec
         prompt = read_prompt(path)
         if prompt is None:
             return spec

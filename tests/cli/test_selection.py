@@ -11,7 +11,7 @@ from rq.job import JobStatus
 from rq.utils import now, utcformat
 
 from svdq.producer.job import SvdJob
-from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
+from svdq.producer.queue import SvdqQueue, fetch, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.test_jobs import Cli, add, fail, finish
@@ -82,17 +82,6 @@ def test_the_same_selection_everywhere(svdq: Cli, connection: redis.Redis, setti
     video_id = add_video(Storage(settings.storage), 7, name="cup9")
     assert svdq("fetch", "--status", "finished", "--name", "cup*", "--output", "v").stdout.startswith(video_id)
     assert statuses(connection, [dog.id]) == ["queued"]
-
-
-def test_failed_and_queued_jobs_are_made_anew_for_another_family(svdq: Cli, connection: redis.Redis) -> None:
-    one, two = named(connection, "1" * 20, "one"), named(connection, "2" * 20, "two")
-    fail(one)
-    [line] = svdq("retry", "--family", "wan").stdout.splitlines()
-    assert line.startswith(f"{one.id}  made anew for Wan: ")
-    assert read_job(fetch(connection, line.split()[-1])).family == "wan"
-    assert svdq("retry", "--family", "wan", "--status", "queued").stdout.count("made anew") == 1
-    assert statuses(connection, [one.id, two.id]) == ["failed", "canceled"]
-    assert svdq("retry", "--family", "wan", "--force").returncode == 2
 
 
 @pytest.mark.parametrize("command", [["cancel"], ["retry"], ["move", "--front"], ["fetch", "--output", "videos"]])

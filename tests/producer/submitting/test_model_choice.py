@@ -15,7 +15,7 @@ from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.job_view import job_status
 from svdq.producer.status.ranks import RankStatus
 from svdq.producer.submitting.job_spec import JobSpec, make_job
-from svdq.producer.submitting.model_choice import configured_model, expected_model, make_anew
+from svdq.producer.submitting.model_choice import configured_model, expected_model
 from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
 from svdq.producer.submitting.submission import submit
 
@@ -168,25 +168,3 @@ def test_prompts_beside_the_photos_decide_where_nothing_else_does(
     assert [(job.parameters.get("family"), job.prompt) for job in jobs] == [("wan", ""), ("wan", "A wave breaks.")]
     [plain_again] = submit(settings, [plain], SubmitOptions(seed=1))
     assert "family" not in job_status(settings, plain_again.id).parameters
-
-
-def test_jobs_are_made_anew_for_another_family(
-    connection: redis.Redis, settings: Settings, photo: Path, tmp_path: Path
-) -> None:
-    photo.with_suffix(".txt").write_text("A wave breaks.")
-    wanted = [
-        SubmitOptions(),
-        SubmitOptions(seed=7),
-        SubmitOptions(seed=7, frames=25, width=576, height=320, formats=("gif",), motion_bucket_id=5),
-    ]
-    ids = [submit(settings, [photo], replace(each, family="svd"))[0].id for each in wanted]
-    made = [make_anew(connection, job_id, "wan") for job_id in ids]
-    wanted[2] = replace(wanted[2], motion_bucket_id=None)
-    again = [submit(settings, [photo], replace(each, family="wan"))[0] for each in wanted]
-    assert [(each.id, each.is_new) for each in again] == [(job_id, False) for job_id in made], "as if submitted so"
-    assert {job_status(settings, job_id).prompt for job_id in made} == {"A wave breaks."}
-    assert {job_status(settings, job_id).status for job_id in ids} == {"canceled"}
-    assert make_anew(connection, made[0], "wan") == made[0]
-    [short] = submit(settings, [photo], SubmitOptions(frames=14, family="svd"))
-    with pytest.raises(InputError, match="frames 14 is not allowed"):
-        make_anew(connection, short.id, "wan")
