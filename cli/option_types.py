@@ -23,7 +23,7 @@ MANY = 20
 #: Names of options that most people never need, for the help of commands with many.
 ADVANCED = {
     *("checkpoints", "compile", "decode_chunk_size", "depends_on", "dtype", "encoder_rank", "experts", "log_format"),
-    *("memory_limit", "metrics_address", "metrics_port", "no_lock", "redis_url", "storage", "trace", "warmup"),
+    *("memory_limit", "metrics_address", "metrics_port", "redis_url", "storage", "trace", "warmup"),
 }
 
 _storage_option = click.option(

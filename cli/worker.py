@@ -29,7 +29,6 @@ COUNT = click.IntRange(1, 1000)
     "--ranks", type=COUNT, help="Ranks of the group [default: one per GPU; without GPUs one per core, at most 7]."
 )
 @click.option("--groups", type=COUNT, default=1, show_default=True, help="Groups that share the queue.")
-@click.option("--no-lock", is_flag=True, help="Start a burst although another one uses the same devices.")
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Also write the summary to a .json file."
 )
@@ -66,7 +65,6 @@ def worker(
     redis_url: str | None,
     storage: str | None,
     memory_limit: str | None,
-    no_lock: bool,
     report: Path | None,
     notify: tuple[str, ...],
     **options: Any,
@@ -74,8 +72,7 @@ def worker(
     """Start a group of ranks that renders queued jobs.
 
     Ctrl-C once stops taking jobs and finishes those in flight; twice stops now. A burst exits with 1 if all its videos
-    failed or it found the queue paused, and with 0 and leaves the queue alone if another burst uses the same devices,
-    as may happen with a crontab.
+    failed or it found the queue paused.
 
     \b
     Examples:
@@ -97,7 +94,7 @@ def worker(
     )
     rank = RankConfig(**{name: options.pop(name) for name in RankConfig.model_fields if name in options})
     with _logging(rank.log_format):
-        code = _start(settings, LaunchOptions(rank=rank, **options), report, no_lock=no_lock)
+        code = _start(settings, LaunchOptions(rank=rank, **options), report)
     sys.exit(code)
 
 
@@ -119,15 +116,15 @@ def _logging(log_format: str) -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, *, no_lock: bool) -> int:
-    """Check all that can be checked before any rank starts, then run unless another burst does."""
+def _start(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
+    """Check all that can be checked before any rank starts, then run."""
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.pipeline.models.model_names import resolve
     from svdq.producer.files import check_target
     from svdq.producer.queue import connect
-    from svdq.worker.launcher.gpus import devices_of, visible_gpus
+    from svdq.worker.launcher.gpus import visible_gpus
     from svdq.worker.outages import check_storage
-    from svdq.worker.run_folder import burst_lock, check_home
+    from svdq.worker.run_folder import check_home
 
     rank = options.rank
     # Not by the types of the options: `svdq deploy` parses them for another user and a later time.
@@ -140,14 +137,7 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     connect(settings).close()
     check_home(settings.home)
     check_storage(settings.storage)
-    if not rank.burst or no_lock:
-        return _run(settings, model, options, report)
-    devices = devices_of(rank.device, options.ranks and options.ranks * options.groups)
-    with burst_lock(settings.home, devices) as holder:
-        if holder is not None:
-            echo(holder, err=True)
-            return 0
-        return _run(settings, model, options, report)
+    return _run(settings, model, options, report)
 
 
 def _run(settings: "Settings", model: "ResolvedModel", options: "LaunchOptions", report: Path | None) -> int:

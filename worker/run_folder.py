@@ -1,16 +1,13 @@
-"""The files that a launcher and its ranks share: their configuration, process ids, errors, traces and locks."""
+"""The files that a launcher and its ranks share: their configuration, process ids, errors and traces."""
 
 import contextlib
-import fcntl
 import json
 import math
 import os
-import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -25,7 +22,6 @@ from svdq.producer.files import make_home, sweep, temporary_name
 from svdq.producer.processes import is_running, start_of
 from svdq.producer.settings import SECRETS, Settings
 
-LOCKS = "locks"  # folder under SVDQ_HOME; its files stay, since a second run could lock a new file of the same name
 RUN = "run"  # folder under SVDQ_HOME with a folder for each running launcher
 PROBE_BYTES = 2**14  # bytes that a home must have room for; a full disk still takes empty files
 
@@ -123,30 +119,6 @@ def check_home(home: Path) -> None:
             f"The folder {str(home)!r} cannot be written ({error.strerror}); set SVDQ_HOME to a folder that you can "
             "write to."
         ) from error
-
-
-@contextlib.contextmanager
-def burst_lock(home: Path, devices: Sequence[str]) -> Iterator[str | None]:
-    """Hold a lock for each device during a block; yield a sentence if another run holds one of them, else None."""
-    folder = home / LOCKS
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as held:
-        for device in sorted(devices):
-            path = folder / f"burst-{re.sub(r'[^A-Za-z0-9-]', '-', device)}"
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            held.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-                yield (
-                    f"Another `svdq worker --burst` of this home uses the same device ({device}, {holder}); this one "
-                    "leaves the queue to it. With --no-lock it would not."
-                )
-                return
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()}, since {datetime.now():%Y-%m-%d %H:%M}\n".encode(), 0)
-        yield None
 
 
 @contextlib.contextmanager

@@ -82,12 +82,6 @@ def visible_gpus() -> list[str]:
     return list(dict.fromkeys(takewhile(_DEVICE.match, names)))
 
 
-def devices_of(device: str, num_ranks: int | None) -> list[str]:
-    """Name the devices that a run uses: as many visible GPUs as it has ranks (None: all of them), else `cpu`."""
-    gpus = [] if device == "cpu" else visible_gpus()
-    return [f"gpu {name}" for name in gpus[:num_ranks]] or ["cpu"]
-
-
 def lasting_names(devices: Sequence[str]) -> list[str]:
     """Replace numbers of GPUs, which change when one is lost, by UUIDs, unless they are from CUDA_VISIBLE_DEVICES."""
     uuids = {} if "CUDA_VISIBLE_DEVICES" in os.environ else all_gpus().uuids
