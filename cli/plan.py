@@ -1,4 +1,4 @@
-"""`svdq plan`: estimates GPUs, time and cost of a number of videos, and what else would help."""
+"""`svdq plan`: estimates GPUs, time and cost of a number of videos."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -43,7 +43,7 @@ def plan(
     gpu_hour_price: float | None,
     as_json: bool,
 ) -> None:
-    """Estimate how many GPUs a number of videos needs, the time and the cost, and what else would help.
+    """Estimate how many GPUs a number of videos needs, the time and the cost.
 
     The JSON beside a finished video has its costs: seconds of the encode, the steps and the decode. The plan compares
     one GPU, one pipeline over all GPUs, and a replica on each GPU.
@@ -137,6 +137,3 @@ def _sentences(found: "CapacityPlan", now_s: float) -> Iterator[str]:
             time_s = next(row.time_s for row in found.rows if row.gpus == found.fewest)
             end = clock(now_s + time_s)
             yield f"{enough} enough for {question.videos:,} videos in {available}: started now, they are done at {end}."
-    for change in found.changes:
-        time = seconds(change.time_s)
-        yield f"{change.what}: {change.factor:.2f} times as many videos; {question.videos:,} in {time}."

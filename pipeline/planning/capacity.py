@@ -5,9 +5,8 @@ ranks. Where ranks hold one of two experts each, K1 of them do T1 steps and K2 t
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
-from typing import Self
 
 from svdq.pipeline.planning.costs import Costs
 
@@ -78,10 +77,6 @@ class VideoCosts:
         """Return the seconds until `ranks` replicas, of whole videos each, have made `num_videos`."""
         return math.ceil(num_videos / ranks) * self.video_s(ranks)
 
-    def scaled(self, **factors: float) -> Self:
-        """Return the video with its costs as by `Costs.scaled`."""
-        return replace(self, costs=self.costs.scaled(**factors))
-
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityQuestion:
@@ -91,7 +86,7 @@ class CapacityQuestion:
     videos: int
     #: Seconds available; None without a deadline.
     deadline_s: float | None = None
-    #: Number of GPUs; None: as many as were measured together, else as the deadline needs, else 1.
+    #: Number of GPUs; None: as many as the deadline needs, else 1.
     gpus: int | None = None
     #: Price of a GPU hour in any currency.
     gpu_hour_price: float | None = None
@@ -116,18 +111,6 @@ class CapacityRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """A possible change instead of, or besides, buying GPUs."""
-
-    #: The change, as the start of a sentence.
-    what: str
-    #: Factor by which the number of videos per hour grows.
-    factor: float
-    #: Seconds until all are done with it.
-    time_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class CapacityPlan:
     """The answer."""
 
@@ -138,8 +121,6 @@ class CapacityPlan:
     rows: tuple[CapacityRow, ...]
     #: Fewest GPUs of a pipeline that meets the deadline; None without a deadline, or if no number does.
     fewest: int | None
-    #: Other changes that would help.
-    changes: tuple[Change, ...]
 
 
 def make_plan(video: VideoCosts, question: CapacityQuestion) -> CapacityPlan:
@@ -149,8 +130,7 @@ def make_plan(video: VideoCosts, question: CapacityQuestion) -> CapacityPlan:
     if question.deadline_s is not None:
         numbers = range(1, MOST_GPUS + 1)
         fewest = next((ranks for ranks in numbers if video.time_s(ranks, num_videos) <= question.deadline_s), None)
-    measured = len(video.costs.step_s) if len(video.costs.step_s) > 1 else None
-    gpus = question.gpus or measured or fewest or 1
+    gpus = question.gpus or fewest or 1
     layouts = {"one GPU": (1, video.video_s(), video.time_s(1, num_videos))}
     if gpus > 1:
         layouts |= {
@@ -164,27 +144,6 @@ def make_plan(video: VideoCosts, question: CapacityQuestion) -> CapacityPlan:
         gpus=gpus,
         rows=tuple(_row(name, *layout, question) for name, layout in layouts.items()),
         fewest=fewest,
-        changes=changes(video, gpus, num_videos),
-    )
-
-
-def changes(video: VideoCosts, gpus: int, num_videos: int) -> tuple[Change, ...]:
-    """Compare another GPU with cheaper steps and a faster decode, best first, and then with a smaller size.
-
-    Half the pixels come last, since they make a different video. They are assumed to halve all costs; the gain is at
-    least that, since attention grows faster than the number of pixels.
-    """
-    options = [
-        ("One more GPU", video, gpus + 1),
-        ("Halving the time of a step (lower precision, a compiled model)", video.scaled(step=0.5), gpus),
-    ]
-    if video.costs.decode_s:
-        options.append(("Halving the time of the decode", video.scaled(decode=0.5), gpus))
-    options.sort(key=lambda option: option[1].pace_s(option[2]))
-    options.append(("Half the pixels", video.scaled(step=0.5, encode=0.5, decode=0.5), gpus))
-    return tuple(
-        Change(what=what, factor=video.pace_s(gpus) / other.pace_s(ranks), time_s=other.time_s(ranks, num_videos))
-        for what, other, ranks in options
     )
 
 

@@ -103,13 +103,3 @@ def test_costs_in_money() -> None:
     row = make_plan(H100, CapacityQuestion(videos=500, gpus=7, gpu_hour_price=2.0)).rows[1]
     assert row.cost == pytest.approx(500 * 22.623 / 3600 * 2)
     assert row.cost_a_video == pytest.approx(22.623 / 3600 * 2)
-
-
-def test_what_else_would_help() -> None:
-    found = {
-        change.what.partition(" (")[0]: change.factor for change in make_plan(H100, CapacityQuestion(videos=9)).changes
-    }
-    assert found["Halving the time of a step"] == pytest.approx(22.623 / (22.623 - 9.55))
-    assert found["One more GPU"] == pytest.approx(2)
-    assert found["Halving the time of the decode"] == pytest.approx(22.623 / (22.623 - 1.6915))
-    assert found["Half the pixels"] == pytest.approx(2)
