@@ -39,9 +39,10 @@ const movable = () => [...byId("rows").children].map((root) => root.dataset.id)
 
 /** Select all videos, also those that are not shown, or none. */
 async function pick(isWanted) {
+  const { ids } = isWanted ? await request("GET", "/page/waiting") : { ids: [] };
   selected.clear();
+  ids.forEach((id) => selected.add(id));
   isAll = isWanted;
-  if (isWanted) (await request("GET", "/page/waiting")).ids.forEach((id) => selected.add(id));
   rows.forEach((row, id) => { row.parts.pick.checked = selected.has(id); });
   showPicked();
 }
