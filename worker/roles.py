@@ -13,8 +13,9 @@ import torch
 from svdq.pipeline.models.components import name_of
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.families import family_named
-from svdq.pipeline.models.memory import Activity, shape_for, size_text
+from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_folder import WEIGHTS, loaded_files, stored_shapes
+from svdq.pipeline.models.needs import ModelSize
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.svd.family import SvdParameters
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 #: How the experts of a model are held: all by every rank, or each by some ranks where a rank does not hold all.
 Mode = Literal["auto", "resident", "bound"]
-INT8_BYTES = 1.05  # bytes of a weight in int8, with its share of the scales and of the layers that stay as they are
 
 
 class Experts:
@@ -84,27 +84,31 @@ class Experts:
         """Return the bytes of a typical video with all experts."""
         if self._model.layout is None:
             return 0  # simulated
-        per_weight = INT8_BYTES if "int8" in self._compute.approximate else self._dtype.itemsize
-        num_experts_weights = self._num_expert_weights()
-        encodes, decodes = rank == 0, rank == num_ranks - 1
-        experts = {segment.component for segment in self.segments}
-        layout = self._family.layouts[self._model.layout]
-        others = [name for name in layout.weighted if name not in experts and (encodes or name == "vae")]
-        weights = per_weight * num_experts_weights + self._dtype.itemsize * sum(map(self._num_weights, others))
-        activities: list[Activity] = ["step", *["encode"] * encodes, *["decode"] * decodes]  # type: ignore[list-item]
         one_by_one = self._typical.model_copy(update={"decode_chunk_size": 1})
-        dtype, facts = name_of(self._dtype), self._model.facts
-        memory = self._family.memory
-        peaks = [memory(each, shape_for(each, one_by_one), dtype, facts, has_decoder=True) for each in activities]
-        return int(weights) + max(peaks)
+        encodes, decodes = rank == 0, rank == num_ranks - 1
+        phases = self.size().phases(one_by_one, "resident", encodes=encodes, decodes=decodes, workspace=0)
+        return max(phases.values())
 
-    def _num_expert_weights(self) -> float:
-        components = [segment.component for segment in self.segments]
+    def size(self) -> ModelSize:
+        """Return the size of the model, by the headers of its files."""
+        assert self._model.layout is not None
+        layout, experts = self._family.layouts[self._model.layout], [segment.component for segment in self.segments]
+        found: dict[str, float] = {name: self._num_weights(name) for name in layout.weighted if name not in experts}
         if self._model.weights:
-            return sum(map(self._num_weights, components))
-        # By the sizes of their files and the header of the first: no rank opens files that it does not load.
-        sizes = [sum(file.stat().st_size for file in self._files(component)) for component in components]
-        return self._num_weights(components[0]) * sum(sizes) / max(1, sizes[0])
+            found |= {name: self._num_weights(name) for name in experts}
+        else:
+            # By the sizes of their files and the header of the first: no rank opens files that it does not load.
+            sizes = [sum(file.stat().st_size for file in self._files(name)) for name in experts]
+            first = self._num_weights(experts[0])
+            found |= {name: first * size / max(1, sizes[0]) for name, size in zip(experts, sizes, strict=True)}
+        return ModelSize(
+            family=self._family,
+            layout=layout,
+            facts=self._model.facts,
+            num_weights={name: number for name, number in found.items() if number},
+            dtype=name_of(self._dtype),
+            int8="int8" in self._compute.approximate,
+        )
 
     def _num_weights(self, component: str) -> int:
         if component in self._model.weights:

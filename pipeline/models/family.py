@@ -52,6 +52,24 @@ class FolderLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishedModel:
+    """A model of the hub, as far as it is known without its files."""
+
+    #: The pipeline class, by which its family has its layout.
+    layout: str
+    facts: Facts
+    #: Number of weights of each component.
+    num_weights: Mapping[str, int]
+    #: Bytes of a weight in the files that svdq fetches for GPUs, by component.
+    stored: Mapping[str, int]
+
+    @property
+    def download_bytes(self) -> int:
+        """The bytes of its weights on the hub."""
+        return sum(number * self.stored[component] for component, number in self.num_weights.items())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """A model family, without torch. The targets `module:attribute` are imported on demand."""
 
@@ -74,6 +92,10 @@ class Family:
     published_as: str
     #: The facts of its published model, which count if no folder is known.
     published: Facts
+    #: The published models whose sizes are known, by hub id.
+    models: Mapping[str, PublishedModel]
+    #: Returns the number of equal blocks of a denoising component; None: its blocks cannot be streamed.
+    num_blocks: Callable[[Facts], int | None]
     #: Reads the facts of a folder; the name is for messages. Raises InputError if svdq cannot run such a model.
     read_facts: Callable[[Path, str], Facts]
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.

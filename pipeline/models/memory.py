@@ -7,6 +7,9 @@ from svdq.pipeline.video_parameters import VideoParameters
 #: Activities that are estimated and measured separately.
 Activity = Literal["encode", "step", "decode"]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
+#: What a rank does with a video one after the other, and for which it may load what it needs: also the embedding of its
+#: prompt, whose activations are small.
+Phase = Literal["embed", "encode", "step", "decode"]
 
 #: Bytes of a GPU kept free for fragmentation and CUDA's context. A guess that was never measured.
 RESERVE_BYTES = 500_000_000

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, size_text
+from svdq.pipeline.models.needs import INT8_BYTES, published_size
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
-from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
-from svdq.worker.roles import INT8_BYTES
+from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo
 
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
-GPUS_GB = (24, 40, 48, 80)
+GPUS_GB = (16, 24, 40, 48, 80)
 #: What CUDA's own context takes of a GPU: a guess, as docs/internals/performance.md says.
 CONTEXT_BYTES = 800_000_000
 SIZES = {"480p": (832, 480), "720p": (1280, 720)}
@@ -77,9 +77,7 @@ def need(
     chunk: int | None = None,
 ) -> int:
     """Return what a worker expects a rank to need for 81 frames."""
-    width, height = SIZES[size]
-    video = WanParameters(seed=0, width=width, height=height, frames=81, decode_chunk_size=chunk)
-    parameters = FAMILY.complete(video, PUBLISHED)
+    parameters = video_of(size, chunk)
     components = None if steps else ()
     rank = RankInfo(capacity=None, weights=int(weight_bytes), device="a GPU", decodes=decodes, components=components)
     # Rank 0 encodes, the last one decodes.
@@ -87,6 +85,37 @@ def need(
     ranks = [rank] if encodes and decodes else [rank, other] if encodes else [other, rank, other]
     plan = MemoryPlan(ranks, "bfloat16", family=FAMILY, workspace=WORKSPACE_BYTES)
     return plan.need(0 if encodes else 1, parameters, *(["decode"] if decodes else []))
+
+
+def in_rounds(gpu_gb: int, *, int8: bool, streamed: bool = False) -> MemoryPlan:
+    """Return the plan of a rank that works in rounds alone, with the published sizes."""
+    sizes = [published_size("Wan-AI/Wan2.2-I2V-A14B-Diffusers", int8=int8, streamed=each) for each in (streamed, True)]
+    size, with_streams = sizes
+    assert size is not None
+    assert with_streams is not None
+    rank = RankInfo(
+        capacity=room(gpu_gb),
+        weights=size.held("step", "rounds"),
+        phase_weights=size.phase_weights(),
+        streamed_weights=None if streamed else with_streams.held("step", "rounds"),
+        device="a GPU",
+        encodes=True,
+        decodes=True,
+    )
+    return MemoryPlan([rank], "bfloat16", family=FAMILY, workspace=WORKSPACE_BYTES)
+
+
+def video_of(size: str, chunk: int | None = None) -> WanParameters:
+    """Return a complete video of 81 frames; a chunk of 1 decodes in tiles."""
+    width, height = SIZES[size]
+    return FAMILY.complete(  # type: ignore[return-value]
+        WanParameters(seed=0, width=width, height=height, frames=81, decode_chunk_size=chunk), PUBLISHED
+    )
+
+
+def rounds(size: str, *, int8: bool, streamed: bool) -> int:
+    """Return what a worker expects a rank to need that works in rounds alone, and decodes in tiles."""
+    return in_rounds(0, int8=int8, streamed=streamed).need(0, video_of(size, chunk=1))
 
 
 def table(weights: dict[str, float]) -> list[str]:
@@ -101,6 +130,7 @@ def table(weights: dict[str, float]) -> list[str]:
                 need(size, encoders, encodes=True, steps=False),
                 need(size, expert),
                 need(size, expert + decoder, decodes=True),
+                *(rounds(size, int8=dtype == "int8", streamed=each) for each in (False, True)),
             ]
             smallest = [next((f"{gpu} GB" for gpu in GPUS_GB if each <= room(gpu)), "none of these") for each in needs]
             cells = [f"{size_text(each)}: {gpu}" for each, gpu in zip(needs, smallest, strict=True)]
@@ -117,3 +147,21 @@ def test_the_table_in_the_documentation_is_what_a_worker_expects(weights: dict[s
 def test_a_rank_of_24_gb_decodes_480p_in_tiles(weights: dict[str, float]) -> None:
     held = weights["int8"] + weights["vae"]
     assert need("480p", held, decodes=True, chunk=1) <= room(24) < need("480p", held, decodes=True)
+
+
+def test_one_gpu_of_24_gb_makes_480p_in_int8_in_rounds() -> None:
+    video = video_of("480p")
+    assert in_rounds(24, int8=True).admit(video).decode_chunk_size == 81, "not in tiles"
+    with pytest.raises(
+        DoesNotFitError, match=r"on rank 0 of 1, which has 15\.9 GB: start the worker with --offload blocks"
+    ):
+        in_rounds(16, int8=True).admit(video)
+    assert in_rounds(16, int8=False, streamed=True).admit(video).decode_chunk_size == 81
+
+
+def test_what_streaming_does_not_help_is_not_told_of_it() -> None:
+    """The encode of 720p needs more than 16 GB."""
+    for streamed in (False, True):
+        with pytest.raises(DoesNotFitError, match="choose fewer frames, a smaller size, or grant more"):
+            in_rounds(16, int8=True, streamed=streamed).admit(video_of("720p"))
+    assert in_rounds(24, int8=False, streamed=True).admit(video_of("720p")).decode_chunk_size == 1

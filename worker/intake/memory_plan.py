@@ -1,14 +1,14 @@
 """The memory plan of a group: whether a video fits, and in which chunks it is decoded."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, chunk_of, shape_for, size_text
+from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, Phase, chunk_of, shape_for, size_text
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.planning.binding import Components
@@ -28,8 +28,12 @@ class RankInfo(BaseModel):
 
     #: Bytes for weights and activations; None: no limit.
     capacity: int | None
-    #: Bytes of its weights.
+    #: Bytes of its weights; in rounds, the most that it holds at a time.
     weights: int
+    #: The bytes of the weights that it holds in each phase, if it works in rounds.
+    phase_weights: Mapping[Phase, int] = {}
+    #: The bytes that it would hold for steps with `--offload blocks`; None: it has that, or cannot.
+    streamed_weights: int | None = None
     #: The kind of GPU, or cpu.
     device: str
     #: Ranks that share the GPU, those of other groups included.
@@ -100,10 +104,25 @@ class MemoryPlan:
 
         The first rank must be able to encode it and the last to decode it, without `also`.
         """
-        has_steps = self._ranks[rank].components is None or bool(self._ranks[rank].components)
-        steps: list[Activity] = ["step"] if has_steps else []
-        peaks = [self._expected(each, parameters) for each in {*steps, *self._in_any_case(rank), *also}]
-        return self._ranks[rank].weights + max(peaks)
+        return max(self._phases(rank, parameters, *also).values())
+
+    def _phases(self, rank: int, parameters: VideoParameters, *also: Activity) -> dict[Phase, int]:
+        there = self._ranks[rank]
+        steps: list[Activity] = ["step"] if there.components is None or there.components else []
+        activities = {*steps, *self._in_any_case(rank), *also}
+        needs: dict[Phase, int] = {
+            each: there.phase_weights.get(each, there.weights) + self._expected(each, parameters) for each in activities
+        }
+        if "encode" in activities and "embed" in there.phase_weights:
+            needs["embed"] = there.phase_weights["embed"] + self._workspace
+        return needs
+
+    def _would_fit_streamed(self, rank: int, parameters: VideoParameters) -> bool:
+        there, needs = self._ranks[rank], self._phases(rank, parameters)
+        if there.streamed_weights is None or there.capacity is None or "step" not in needs:
+            return False
+        needs["step"] += there.streamed_weights - there.phase_weights.get("step", there.weights)
+        return max(needs.values()) <= there.capacity
 
     def _expected(self, activity: Activity, parameters: VideoParameters) -> int:
         has_decoder = self._ranks[0].decodes or len(self._ranks) == 1
@@ -126,6 +145,8 @@ class MemoryPlan:
         in_chunks = f", decoded {chunk} at a time," if chunk < parameters.num_frames else ""
         shape = f"{parameters.width}x{parameters.height} with {count(parameters.num_frames, 'frame')}{in_chunks}"
         smaller = "fewer frames, a smaller size" + (", a smaller --decode-chunk-size" if chunk > 1 else "")
+        if self._would_fit_streamed(rank, parameters):
+            return f"{shape} needs about {need} {where}: start the worker with --offload blocks, or choose {smaller}."
         return f"{shape} needs about {need} {where}: choose {smaller}, or grant more with --memory-limit."
 
 

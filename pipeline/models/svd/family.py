@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from svdq.pipeline.models.family import Facts, Family, FolderLayout
+from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.model_folder import read_json
 from svdq.pipeline.planning.binding import Segment
@@ -81,6 +81,18 @@ LAYOUT = FolderLayout(
 #: SVD-XT's, which are diffusers' defaults: the frames that it was trained with, and the width of CLIP's projection.
 PUBLISHED: dict[str, Any] = {"num_frames": 25, "cross_attention_dim": 1024}
 
+_NUM_WEIGHTS = {"unet": 1_524_623_082, "vae": 97_742_847, "image_encoder": 632_076_800}
+#: By hub id; the worker on GPUs takes the files in half precision.
+MODELS = {
+    f"stabilityai/stable-video-diffusion-{name}": PublishedModel(
+        layout=LAYOUT.pipeline,
+        facts=PUBLISHED | {"num_frames": frames},
+        num_weights=_NUM_WEIGHTS,
+        stored=dict.fromkeys(_NUM_WEIGHTS, 2),
+    )
+    for name, frames in {"img2vid": 14, "img2vid-xt": 25, "img2vid-xt-1-1": 25}.items()
+}
+
 # Elements (of the dtype computed in) alive at the peak, besides the weights. Taken from the published modules with
 # attention as a fused kernel; the table is in docs/internals/performance.md.
 #: A step, for each pixel and frame, without and with guidance.
@@ -143,6 +155,8 @@ FAMILY = Family(
     half="fp16",
     published_as="stable-video-diffusion",
     published=PUBLISHED,
+    models=MODELS,
+    num_blocks=lambda _: None,
     read_facts=read_facts,
     complete=complete,
     prior=prior,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family import Facts, Family
+from svdq.pipeline.models.family import Facts, Family, PublishedModel
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.wan.layout import (
     LAYOUTS,
@@ -155,6 +155,46 @@ PUBLISHED: Facts = {
     "vae": VAE_DEFAULTS,
 }
 
+_TEXT_ENCODER, _VAE = {"text_encoder": 5_680_910_336}, {"vae": 126_892_531}
+#: Bytes of a weight on the hub: Wan 2.2's text encoder is there in bfloat16, 2.1's image encoder in float16.
+_STORED = {"transformer": 4, "transformer_2": 4, "vae": 4, "text_encoder": 2}
+_WAN_2_1 = PublishedModel(
+    layout="WanImageToVideoPipeline",
+    facts={
+        **PUBLISHED,
+        "boundary_ratio": None,
+        "has_image_encoder": True,
+        "transformer": TRANSFORMER_DEFAULTS | {"in_channels": 36, "image_dim": 1280},
+    },
+    num_weights={"transformer": 16_394_878_784, "image_encoder": 632_076_800, **_TEXT_ENCODER, **_VAE},
+    stored=_STORED | {"text_encoder": 4, "image_encoder": 2},
+)
+#: The published models by hub id. Numbers of weights are counted on their modules without contents.
+MODELS = {
+    "Wan-AI/Wan2.2-I2V-A14B-Diffusers": PublishedModel(
+        layout="WanImageToVideoPipeline",
+        facts=PUBLISHED,
+        num_weights={"transformer": 14_288_901_184, "transformer_2": 14_288_901_184, **_TEXT_ENCODER, **_VAE},
+        stored=_STORED,
+    ),
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": PublishedModel(
+        layout="WanPipeline",
+        facts={
+            **PUBLISHED,
+            "boundary_ratio": None,
+            "expand_timesteps": True,
+            "transformer": TRANSFORMER_DEFAULTS
+            | {"num_attention_heads": 24, "in_channels": 48, "out_channels": 48, "ffn_dim": 14336, "num_layers": 30},
+            "vae": VAE_DEFAULTS
+            | {"base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "in_channels": 12, "scale_factor_spatial": 16},
+        },
+        num_weights={"transformer": 4_999_787_712, "vae": 704_688_668, **_TEXT_ENCODER},
+        stored=_STORED,
+    ),
+    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": _WAN_2_1,
+    "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": _WAN_2_1,
+}
+
 # Elements alive at the peak, besides the weights: counted on the published modules with tensors without contents and
 # attention as a fused kernel. The table is in docs/internals/performance.md.
 #: A step, for each token and unit of the transformer's width; more with a timestep for each token (TI2V-5B).
@@ -259,6 +299,8 @@ FAMILY = Family(
     half="bf16",
     published_as="wan2",
     published=PUBLISHED,
+    models=MODELS,
+    num_blocks=lambda facts: int(facts["transformer"]["num_layers"]),
     read_facts=read_facts,
     use_scheduler=use_scheduler,
     complete=complete,

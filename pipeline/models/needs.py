@@ -1,0 +1,107 @@
+"""How much memory a rank needs for a video, by which components of the model it holds at a time. Without torch.
+
+A rank does the phases of a video one after the other: it embeds the prompt, encodes the photo, does the steps of each
+denoising component, and decodes. So it needs what the largest phase needs; in rounds it holds only the phase's weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from svdq.pipeline.models.families import FAMILIES
+from svdq.pipeline.models.family import Facts, Family, FolderLayout
+from svdq.pipeline.models.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Phase, shape_for
+from svdq.pipeline.models.model_folder import DTYPES
+from svdq.pipeline.video_parameters import VideoParameters
+
+#: What a rank holds: all of the model, one denoising component and the others, or what the present phase needs.
+Residency = Literal["resident", "bound", "rounds"]
+#: Bytes of a weight in int8, with its share of the scales and of the layers that stay as they are.
+INT8_BYTES = 1.05
+#: Blocks on the GPU while they are streamed: the present one, the next one and one that leaves; and the layers outside
+#: of blocks, which take less than a block.
+STREAMED_BLOCKS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """A model, as far as it decides what a GPU holds."""
+
+    family: Family
+    layout: FolderLayout
+    facts: Facts
+    #: Number of weights of each component that the model has.
+    num_weights: Mapping[str, float]
+    #: Torch's name of the dtype computed in.
+    dtype: str
+    #: Whether the denoising components have int8 weights.
+    int8: bool = False
+    #: Whether the blocks of the denoising components come from host memory one by one.
+    streamed: bool = False
+
+    def weights(self, component: str) -> int:
+        """Return the bytes of a component's weights on the GPU."""
+        num_weights = self.num_weights[component]
+        if component not in self.layout.denoisers:
+            return int(num_weights * ITEM_BYTES[self.layout.dtype_of(component, self.dtype)])
+        num_bytes = num_weights * (INT8_BYTES if self.int8 else ITEM_BYTES[self.dtype])
+        num_blocks = self.family.num_blocks(self.facts) if self.streamed else None
+        return int(num_bytes if num_blocks is None else num_bytes * min(1.0, STREAMED_BLOCKS / num_blocks))
+
+    def held(self, phase: Phase, residency: Residency, *, encodes: bool = True) -> int:
+        """Return the bytes of the weights that a rank holds in a phase; in rounds, of the largest component of steps.
+
+        `encodes`: whether it has the encoders, too, if it does not work in rounds.
+        """
+        steps = [self.weights(name) for name in self.num_weights if name in self.layout.denoisers]
+        text = {name for name in self.num_weights if name.startswith("text_encoder")}
+        photo = self.num_weights.keys() - self.layout.denoisers - text
+        if residency == "rounds":
+            own = {"embed": text, "encode": photo, "decode": {"vae"}}
+            return max(steps) if phase == "step" else sum(map(self.weights, own[phase]))
+        others = sum(map(self.weights, text | photo if encodes else {"vae"}))
+        return others + (sum(steps) if residency == "resident" else max(steps))
+
+    def phase_weights(self) -> dict[Phase, int]:
+        """Return the bytes of the weights that a rank holds in each phase of a round."""
+        return {phase: self.held(phase, "rounds") for phase in get_args(Phase)}
+
+    def phases(
+        self,
+        video: VideoParameters,
+        residency: Residency,
+        *,
+        encodes: bool = True,
+        decodes: bool = True,
+        workspace: int = WORKSPACE_BYTES,
+    ) -> dict[Phase, int]:
+        """Return the bytes that a rank needs in each phase of a complete video; the largest is what it needs.
+
+        `encodes` and `decodes`: whether it is the first and the last rank of its group. `workspace` is what libraries
+        take of a GPU.
+        """
+        peaks: dict[Phase, int] = {"step": self._peak("step", video)}
+        if encodes:
+            peaks |= {"embed": 0, "encode": self._peak("encode", video)}
+        if decodes:
+            peaks["decode"] = self._peak("decode", video)
+        return {each: self.held(each, residency, encodes=encodes) + peak + workspace for each, peak in peaks.items()}
+
+    def _peak(self, activity: Activity, video: VideoParameters) -> int:
+        return self.family.memory(activity, shape_for(activity, video), self.dtype, self.facts, has_decoder=True)
+
+
+def published_size(name: str, *, int8: bool = False, streamed: bool = False) -> ModelSize | None:
+    """Return the size of a published model on GPUs, by its hub id and without any file; None: it is not known."""
+    for family in FAMILIES:
+        if (found := family.models.get(name.partition("@")[0])) is not None:
+            return ModelSize(
+                family=family,
+                layout=family.layouts[found.layout],
+                facts=found.facts,
+                num_weights=found.num_weights,
+                dtype=DTYPES[family.half],
+                int8=int8,
+                streamed=streamed,
+            )
+    return None
