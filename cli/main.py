@@ -26,6 +26,7 @@ SECTIONS = {
     "Make videos": {
         "submit": ("svdq.cli.submit:submit", "Submit photos to be made into videos."),
         "batch": ("svdq.cli.submit:batch", "Submit the photos of a list, each with its own parameters."),
+        "caption": ("svdq.cli.caption:caption", "Write a prompt beside each photo, by a vision model."),
         "watch": ("svdq.cli.watch:watch", "Submit photos as they are dropped into a folder."),
         "worker": ("svdq.cli.worker:worker", "Start a group of ranks that renders queued jobs."),
         "serve": ("svdq.cli.serve.command:serve", "Serve a web page and the /v1/videos API."),

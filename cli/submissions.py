@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_REASONS = 20  # largest number of bad photos printed
 
 
-class _Bar(Observer):
+class Bar(Observer):
     """Shows the progress of each phase on a terminal's stderr, and lists the bad photos."""
 
     def __init__(self, *, is_drawn: bool) -> None:
@@ -38,21 +38,26 @@ class _Bar(Observer):
             self._progress.start()
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._progress:
             self._progress.stop()
 
     def begin(self, work: str, total: int) -> None:
+        """Begin a phase."""
         if self._progress:
             self._progress.reset(self._task, description=work, total=total)
 
     def advance(self) -> None:
+        """Count one as done."""
         if self._progress:
             self._progress.advance(self._task)
 
     def leave_out(self, reason: str) -> None:
+        """Keep the reason, to be printed when the bar is gone."""
         self.reasons.append(reason)
 
     def note(self, text: str) -> None:
+        """Print a sentence."""
         echo(text, err=True)
 
 
@@ -76,7 +81,7 @@ def submit_and_print(
     is_drawn = is_bulk and sys.stderr.isatty() and not (sys.stdout.isatty() and (as_json or has_lines))
     made: list[Submission] = []
     try:
-        with contextlib.closing(_Bar(is_drawn=is_drawn)) as bar:
+        with contextlib.closing(Bar(is_drawn=is_drawn)) as bar:
             submissions = submit_all(settings, requests, skip_bad=skip_bad, observer=bar)
             try:
                 for submission in submissions:
@@ -89,7 +94,7 @@ def submit_and_print(
                 made += submissions
                 raise
     except BadPhotosError as error:
-        _print_reasons(error.reasons)
+        print_reasons(error.reasons)
         raise
     if is_bulk and not as_json:
         num_new = sum(submission.is_new for submission in made)
@@ -100,19 +105,20 @@ def submit_and_print(
     photos: dict[str, list[str]] = {}
     for submission in made:
         photos.setdefault(submission.id, []).append(os.path.basename(submission.photo))
-    _print_reasons([f"One video of the same photo: {', '.join(of)}." for of in photos.values() if len(set(of)) > 1])
+    print_reasons([f"One video of the same photo: {', '.join(of)}." for of in photos.values() if len(set(of)) > 1])
     if cropped := {submission.photo: submission for submission in made if submission.warning}:
         first = next(iter(cropped.values()))
         others = f"Photos that lose much: {len(cropped):,}, such as " if len(cropped) > 1 else ""
         echo(f"{others}{first.name}: {first.warning}; --size auto or --fit pad keeps more.", err=True)
     if bar.reasons:
-        _print_reasons(bar.reasons)
+        print_reasons(bar.reasons)
         echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
     exit_code = EXIT_FAILED if bar.reasons else 0
     return max(exit_code, _wait(settings, made, as_json)) if do_wait else exit_code
 
 
-def _print_reasons(reasons: Sequence[str]) -> None:
+def print_reasons(reasons: Sequence[str]) -> None:
+    """Print why photos were left out, the first of many."""
     for reason in reasons[:MAX_REASONS]:
         echo(reason, err=True)
     if len(reasons) > MAX_REASONS:

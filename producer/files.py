@@ -72,6 +72,26 @@ def write_file(path: Path, parts: Iterable[str]) -> None:
             target.unlink(missing_ok=True)
 
 
+def create_file(path: Path, text: str) -> bool:
+    """Write a new file atomically; return False if there is one, which stays as it is. Raises InputError."""
+    whole = path.absolute().with_name(f".{temporary_name()}")
+    try:
+        whole.write_text(text, encoding="utf-8")
+        try:
+            os.link(whole, path)
+        except FileExistsError:
+            return False
+        except OSError:  # some file systems, such as exFAT, have no hard links
+            if os.path.lexists(path):
+                return False
+            os.replace(whole, path)
+    except OSError as error:
+        raise InputError(f"The file {str(path)!r} cannot be written ({error.strerror}); give another place.") from error
+    finally:
+        whole.unlink(missing_ok=True)
+    return True
+
+
 def is_regular(path: Path) -> bool:
     """Return whether a path is a regular file or does not exist."""
     return not path.is_symlink() and (path.is_file() or not path.exists())

@@ -28,10 +28,10 @@ def poster_of_video(path: Path, kind: str) -> bytes:
         raise InputError(f"The file {path.name!r} cannot be read.") from error
 
 
-def poster_of_picture(data: bytes) -> bytes:
+def poster_of_picture(data: bytes, side: int = MAX_SIDE, max_pixels: int = MAX_PIXELS) -> bytes:
     """Return the first frame of a gif, webp, png or photo, upright, as a JPEG; raises InputError."""
     try:
-        return _encode(upright_srgb(_reduced(data, MAX_SIDE, MAX_PIXELS)))
+        return _encode(upright_srgb(_reduced(data, side, max_pixels), note=lambda sentence: None), side)
     except SampleError as error:
         raise InputError(str(error)) from error
 
@@ -82,8 +82,8 @@ def _first_frame(path: Path) -> Image.Image:
         raise InputError(f"The first frame of {path.name!r} cannot be decoded.") from error
 
 
-def _encode(image: Image.Image) -> bytes:
-    image.thumbnail((MAX_SIDE, MAX_SIDE))
+def _encode(image: Image.Image, side: int = MAX_SIDE) -> bytes:
+    image.thumbnail((side, side))
     image.info.clear()
     file = io.BytesIO()
     image.save(file, "JPEG", quality=80)

@@ -108,6 +108,12 @@ def read_file(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
     return file.read(num_bytes)
 
 
+def read_photo(path: Path, max_pixels: int) -> bytes:
+    """Read a photo's bytes; raises InputError if it cannot be read or is too large for so many pixels."""
+    with _plain_errors(path), open_regular(path) as file:
+        return read_file(file, path, max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20))
+
+
 def _check(path: Path, max_pixels: int) -> Photo:
     with _plain_errors(path), open_regular(path) as file, _BYTES.take(os.fstat(file.fileno()).st_size):
         data = read_file(file, path, max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20))
