@@ -19,7 +19,7 @@ class RankMeasurements:
     finished_s: list[float]  # when each video was finished, in order; on the last rank only
     failures: list[str]  # why videos failed; on rank 0 only
     cpu_s: float  # CPU time in seconds, in the loop from the first video on
-    rss_mb: list[float]  # resident memory after each hundredth video and at the end, MiB
+    rss_mb: float  # resident memory at the end, MiB
     gpu_mb: float | None = None  # peak GPU memory of its tensors, including weights, in MiB; None on a CPU
 
 
@@ -34,25 +34,18 @@ class Run:
     encode_ms: float
     decode_ms: float
     samples: int
-    #: Seconds from taking the first video to its end, and divided by W = T*t + E + D.
-    first_sample_s: float
-    first_sample_over_ideal: float
+    first_sample_s: float  # seconds from taking the first video to its end
     #: Seconds per video in steady state: median and 95th percentile over windows of K consecutive videos, over which
     #: the split rotates.
     per_sample_s: float
     per_sample_p95_s: float
     per_sample_mean_s: float  # seconds in which the group does the work of one video
-    #: Median and 95th percentile of the intervals between finished videos.
-    interval_s: float
-    interval_p95_s: float
     #: The ideal pace divided by `per_sample_mean_s`: W/K, where t is the harmonic mean of the ranks' step times; if
     #: ranks are bound, the pace of those with the slower expert.
     efficiency: float
     busy_share: list[float]  # share of the steady part in which each rank computed
     steps_per_rank: list[float]  # average number of steps per video
-    #: Resident memory at the end, and after the first hundred videos (empty for shorter runs), MiB.
-    rss_mb: list[float]
-    rss_after_100_mb: list[float]
+    rss_mb: list[float]  # resident memory at the end, MiB
     gpu_mb: list[float]  # peak GPU memory of tensors in MiB; empty on CPUs and through the daemon
     cpu_ms: list[float]  # CPU milliseconds per video
 
@@ -66,11 +59,10 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
     ranks, costs = len(logs), video.costs
     steady_s = finished_s[warmup_samples : len(finished_s) - warmup_samples]
-    intervals_s = [later - earlier for earlier, later in itertools.pairwise(steady_s)]
     paces_s = [(later - earlier) / ranks for earlier, later in zip(steady_s, steady_s[ranks:], strict=False)]
     one_rank_s = video.video_s(ranks)
     pace_s = one_rank_s / work_rate(logs, costs, steady_s[0])
-    first_sample_s = finished_s[0] - min(span.start_s for log in logs for span in log.spans if span.kind == "encode")
+    began_s = min(span.start_s for log in logs for span in log.spans if span.kind == "encode")
     return Run(
         ranks=ranks,
         steps=video.steps,
@@ -78,18 +70,14 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
         encode_ms=costs.encode_s * 1000,
         decode_ms=costs.decode_s * 1000,
         samples=len(finished_s),
-        first_sample_s=first_sample_s,
-        first_sample_over_ideal=first_sample_s / one_rank_s,
+        first_sample_s=finished_s[0] - began_s,
         per_sample_s=median(paces_s),
         per_sample_p95_s=_percentile_95(paces_s),
         per_sample_mean_s=pace_s,
-        interval_s=median(intervals_s),
-        interval_p95_s=_percentile_95(intervals_s),
         efficiency=(one_rank_s / ranks if video.segments is None else video.pace_s(ranks)) / pace_s,
         busy_share=[busy_share(log.spans, steady_s[0], steady_s[-1]) for log in logs],
         steps_per_rank=[sum(span.num_steps for span in log.spans) / len(finished_s) for log in logs],
-        rss_mb=[log.rss_mb[-1] for log in logs],
-        rss_after_100_mb=[log.rss_mb[0] for log in logs if len(log.rss_mb) > 1],
+        rss_mb=[log.rss_mb for log in logs],
         gpu_mb=[log.gpu_mb for log in logs if log.gpu_mb is not None],
         cpu_ms=[log.cpu_s * 1000 / len(finished_s) for log in logs],
     )

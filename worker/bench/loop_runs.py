@@ -74,13 +74,12 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     stage = Stage(topology, links, model, surroundings, device=device, components=workload.components)
     stage.warm_up(workload.parameters)
     stage.run()
-    monitor.note()
     log = RankMeasurements(
         spans=tracer.spans,
         finished_s=sink.finished_s if sink else [],
         failures=source.failures if source else [],
         cpu_s=monitor.cpu_s,
-        rss_mb=monitor.rss_mb,
+        rss_mb=psutil.Process().memory_info().rss / 2**20,
         gpu_mb=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
     )
     Path(folder, f"rank{topology.rank}.json").write_bytes(TypeAdapter(RankMeasurements).dump_json(log))
@@ -133,26 +132,14 @@ class _TimingSink(Sink):
 
 
 class _UsageMonitor(Monitor):
-    """Records resident memory at every hundredth sample, and processor time from the first sample on."""
+    """Measures processor time from the first sample on."""
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._latest = ""
-        self._num_seen = 0
         self._cpu_before_s: float | None = None
-        self.rss_mb: list[float] = []
 
     def step(self, sample: Sample, index: int) -> None:
         if self._cpu_before_s is None:
             self._cpu_before_s = time.process_time()
-        if sample.job_id != self._latest:
-            self._latest = sample.job_id
-            self._num_seen += 1
-            if self._num_seen % 100 == 0:
-                self.note()
-
-    def note(self) -> None:
-        self.rss_mb.append(self._process.memory_info().rss / 2**20)
 
     @property
     def cpu_s(self) -> float:
