@@ -48,8 +48,7 @@ def how_to_install(extra: str) -> str:
 def require_torch(what: str) -> None:
     """Check that PyTorch is installed, which `what` needs, such as "a worker".
 
-    Raises:
-        InputError: PyTorch is not installed.
+    Raises InputError if PyTorch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
         raise InputError(

@@ -36,8 +36,7 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of the noise")
 class VideoParameters(BaseModel):
     """The parameters of one video; frozen, and unknown fields are refused.
 
-    Raises:
-        pydantic.ValidationError: a value is out of range.
+    Raises pydantic.ValidationError if a value is out of range.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -65,8 +64,7 @@ class VideoParameters(BaseModel):
     def of_shape(cls, text: str) -> Self:
         """Parse a shape such as 1024x576x25 (width, height, frames); other parameters have their defaults.
 
-        Raises:
-            InputError: the text is not a shape of this family.
+        Raises InputError if the text is not a shape of this family.
         """
         try:
             width, height, frames = (int(item) for item in text.split("x"))

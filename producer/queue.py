@@ -72,9 +72,7 @@ def server_url(settings: Settings) -> str:
 def connect(settings: Settings) -> redis.Redis:
     """Connect for an interactive command, within about five seconds unless the server is loading its data.
 
-    Raises:
-        UnavailableError: the server cannot be reached.
-        InputError: the URL is invalid.
+    Raises UnavailableError if the server cannot be reached, and InputError if the URL is invalid.
     """
     url = server_url(settings)
     check_url(url)

@@ -39,8 +39,7 @@ FLUSH_S = 6.0
 def run_rank(process: RankProcess) -> None:
     """Run a rank until no more jobs come. On SIGTERM it stops after a step, and its process ends here with 0.
 
-    Raises:
-        SvdqError: the settings, the options, the model or the device cannot be used.
+    Raises SvdqError if the settings, the options, the model or the device cannot be used.
     """
     config, settings = process.run.rank, process.run.settings
     topology, marker, url = process.topology, process.marker, server_url(settings)

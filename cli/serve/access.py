@@ -124,8 +124,7 @@ MIN_LENGTH = 16
 def find_token(settings: Settings) -> tuple[str, bool]:
     """Return the token, created on first use, and whether it is new.
 
-    Raises:
-        InputError: the token is too short, or its file cannot be used or can be read by others.
+    Raises InputError if the token is too short, or its file cannot be used or can be read by others.
     """
     if settings.serve_token is not None:
         return settings.serve_token, False

@@ -271,8 +271,7 @@ async def _submit(
 ) -> tuple[Submission, JobView]:
     """Make a video, or rely on the one that exists; one that is being deleted is made anew when it has stopped.
 
-    Raises:
-        ApiError: somebody has just deleted the new one.
+    Raises ApiError if somebody has just deleted the new one.
     """
     state, headers = request.app.state, request.headers
     is_repeated = bool(headers.get("idempotency-key")) or headers.get("x-stainless-retry-count", "0") != "0"

@@ -138,11 +138,7 @@ class Protocol(H11Protocol):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind a socket; port 0 takes a free one.
-
-    Raises:
-        InputError: the address cannot be used.
-    """
+    """Bind a socket; port 0 takes a free one; raises InputError if the address cannot be used."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=2048)
@@ -158,8 +154,7 @@ def listen(host: str, port: int) -> socket.socket:
 def run(app: Starlette, listener: socket.socket) -> int:
     """Serve until SIGINT or SIGTERM, for at most three seconds more; return the number of the signal.
 
-    Raises:
-        SvdqError: the application has not started.
+    Raises SvdqError if the application has not started.
     """
 
     async def run_app(scope: Scope, receive: Receive, send: Send) -> None:

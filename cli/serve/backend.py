@@ -69,11 +69,7 @@ class Backend:
         self._storage = anyio.CapacityLimiter(STORAGE_THREADS)
 
     async def read(self, work: Callable[[redis.Redis], T]) -> T:
-        """Run short work with Redis in a thread.
-
-        Raises:
-            ApiError: Redis is away.
-        """
+        """Run short work with Redis in a thread; raises ApiError if Redis is away."""
         try:
             with anyio.fail_after(READ_TIMEOUT_S):
                 return await anyio.to_thread.run_sync(
@@ -96,11 +92,9 @@ class Backend:
         """Store a photo and enqueue its jobs; when this returns, both survive a crash of everything.
 
         `file_name` and `source`, the path from the folder that was dropped, are the client's and no paths here. Returns
-        the submissions, and the jobs of those that were not removed at once.
-
-        Raises:
-            ApiError: the photo or a parameter is not allowed, and nothing was stored; or Redis is away.
-            UnavailableError: the storage cannot be written.
+        the submissions, and the jobs of those that were not removed at once. Raises ApiError if the photo or a
+        parameter is not allowed, and nothing was stored; or Redis is away, and UnavailableError if the storage cannot
+        be written.
         """
         num_bytes = photo.seek(0, io.SEEK_END)
         photo.seek(0)
@@ -121,9 +115,7 @@ class Backend:
     async def remove(self, job_id: str) -> None:
         """Remove a job; one that is in flight is canceled, and removed when it has stopped.
 
-        Raises:
-            ApiError: Redis is away.
-            UnavailableError: the storage cannot be reached.
+        Raises ApiError if Redis is away, and UnavailableError if the storage cannot be reached.
         """
 
         def work(connection: redis.Redis) -> bool:
@@ -193,9 +185,7 @@ class Backend:
 def options_of(view: JobView) -> SubmitOptions:
     """Return the parameters of a video, to make another one with.
 
-    Raises:
-        ApiError: its record has none.
-        InputError: another version of svdq made it.
+    Raises ApiError if its record has none, and InputError if another version of svdq made it.
     """
     if "image" not in view.parameters:
         raise no_such_video(view.id)

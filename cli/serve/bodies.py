@@ -93,8 +93,7 @@ class FormReader:
     async def read(self, request: Request) -> Form:
         """Read a form with at most one photo, or a JSON object; the caller closes it.
 
-        Raises:
-            ApiError: the body is neither, is too large or arrives too slowly.
+        Raises ApiError if the body is neither, is too large or arrives too slowly.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
@@ -177,8 +176,7 @@ def _parse_json(data: bytes) -> Form:
 def _with_photo(form: Form) -> Form:
     """Merge the fields of a form; a photo in them goes to disk, since the request may wait for others.
 
-    Raises:
-        ApiError: a field cannot be read, or there are two photos.
+    Raises ApiError if a field cannot be read, or there are two photos.
     """
     try:
         form.fields, url = flatten(form.fields)

@@ -114,8 +114,7 @@ def serve(
 def _worker_beside(settings: Settings) -> Iterator[None]:
     """Run a worker within a block; it then stops after its current step, or at once on a Ctrl-C.
 
-    Raises:
-        InputError: PyTorch is not installed.
+    Raises InputError if PyTorch is not installed.
     """
     require_torch("a worker beside the server")
     environment = os.environ | settings.environment()

@@ -58,10 +58,7 @@ class _Buffer(bytearray):
 def zip_of(storage: Storage, keys: Iterable[str]) -> Iterator[bytes]:
     """Yield a zip of files in parts; holds one file in memory at a time. Videos are not compressed again.
 
-    A file that was removed meanwhile is left out.
-
-    Raises:
-        UnavailableError: the storage cannot be reached.
+    A file that was removed meanwhile is left out. Raises UnavailableError if the storage cannot be reached.
     """
     buffer = _Buffer()
     with zipfile.ZipFile(cast(IO[bytes], buffer), "w", zipfile.ZIP_STORED) as archive:
@@ -96,10 +93,7 @@ class Content:
     async def video(self, view: JobView, kind: str | None, asked: Headers) -> Response:
         """Return a file of a finished video; without a format its mp4, else the first; frames as a zip.
 
-        `asked` are the headers of the request.
-
-        Raises:
-            ApiError: the video has no such file, or it was removed.
+        `asked` are the headers of the request. Raises ApiError if the video has no such file, or it was removed.
         """
         files, storage = files_of(view), self._backend.storage
         if not files:
@@ -136,8 +130,7 @@ class Content:
     async def poster(self, view: JobView) -> Response:
         """Return a small picture: the first frame of a finished video, the photo of any other job.
 
-        Raises:
-            ApiError: there is neither.
+        Raises ApiError if there is neither.
         """
         for kind, key in files_of(view).items():
             if kind != "png":

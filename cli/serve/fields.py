@@ -90,10 +90,8 @@ def read_request(
     """Read the fields of a request: names with texts or, of JSON, values.
 
     Times of day are after `now`, the family is that of the configured `model` unless the request says otherwise, and
-    `base` has the parameters that the request does not give.
-
-    Raises:
-        ApiError: a field is unknown, is there twice, or has a value that is not allowed.
+    `base` has the parameters that the request does not give. Raises ApiError if a field is unknown, is there twice, or
+    has a value that is not allowed.
     """
     given = _known(fields)
 

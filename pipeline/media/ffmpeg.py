@@ -27,8 +27,7 @@ def find_ffmpeg() -> str:
 def ffmpeg_version() -> str:
     """Run ffmpeg and return its version, such as `ffmpeg version 7.0.2-static`.
 
-    Raises:
-        UnavailableError: there is no ffmpeg, or it does not run.
+    Raises UnavailableError if there is no ffmpeg, or it does not run.
     """
     program = find_ffmpeg()
     try:

@@ -69,9 +69,8 @@ _pillow_limits: tuple[int | None, int] = (None, 0)
 def open_photo(data: bytes) -> Image.Image:
     """Read only the header of a photo.
 
-    Raises:
-        UnidentifiedImageError: the format is not in `EXTENSIONS`.
-        Exception: the photo is damaged; Pillow's plugins raise many types.
+    Raises UnidentifiedImageError if the format is not in `EXTENSIONS`, and Exception if the photo is damaged; Pillow's
+    plugins raise many types.
     """
     with pillow_without_limits():
         try:
@@ -145,9 +144,8 @@ def pillow_without_limits() -> Iterator[None]:
 def load_photo(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode the first frame of an image file.
 
-    Raises:
-        SampleError: the bytes are not a complete image in one of the formats of `EXTENSIONS`, or it has too many
-            pixels, which is checked before anything is decoded.
+    Raises SampleError if the bytes are not a complete image in one of the formats of `EXTENSIONS`, or it has too many
+    pixels, which is checked before anything is decoded.
     """
     try:
         image = open_photo(data)
@@ -176,10 +174,8 @@ def prepare_photo(
 ) -> Image.Image:
     """Fit a photo to exactly `width` x `height` pixels in RGB by the steps above; an opened image is not changed.
 
-    `note` is called with a sentence if a part of the file, such as its color profile, cannot be used.
-
-    Raises:
-        SampleError: as from `load_photo`.
+    `note` is called with a sentence if a part of the file, such as its color profile, cannot be used. Raises
+    SampleError as from `load_photo`.
     """
     image = load_photo(photo, max_pixels) if isinstance(photo, bytes) else photo
     image = upright_srgb(image, note)

@@ -76,10 +76,8 @@ class ComponentLoader:
         """Load a diffusers pipeline whose other components are None.
 
         Weights are mapped from their files, and converted, quantized and copied to a GPU one by one. On a CPU, weights
-        that already have the dtype stay mapped, so that all ranks of a host share their pages.
-
-        Raises:
-            InputError: a component cannot be loaded, for whatever reason.
+        that already have the dtype stay mapped, so that all ranks of a host share their pages. Raises InputError if a
+        component cannot be loaded, for whatever reason.
         """
         be_quiet()
         import diffusers
@@ -132,8 +130,7 @@ class ComponentLoader:
     def load(self, component: str, device: torch.device, quantized: Any = None) -> Any:
         """Load one component that has weights; `quantized` is diffusers' config for quantizing it.
 
-        Raises:
-            InputError: the files lack a weight, for which diffusers would use random values.
+        Raises InputError if the files lack a weight, for which diffusers would use random values.
         """
         import diffusers
         import transformers
@@ -188,8 +185,7 @@ class ComponentLoader:
 def check_model_file(model: ResolvedModel, layout: FolderLayout) -> Iterator[str]:
     """Yield a sentence about each file that a model file names, and its warnings; reads headers only.
 
-    Raises:
-        InputError: a file cannot be read, or does not belong to the model.
+    Raises InputError if a file cannot be read, or does not belong to the model.
     """
     be_quiet()
     import diffusers

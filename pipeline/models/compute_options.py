@@ -62,10 +62,7 @@ def dtype_of(options: ComputeOptions, device: "torch.device", half: str = "fp16"
 def quantization(options: ComputeOptions) -> Any:
     """Return diffusers' config for weights of linear layers in int8, with a scale for each row; None: no such option.
 
-    diffusers quantizes while it loads, one weight at a time.
-
-    Raises:
-        InputError: a package is missing.
+    diffusers quantizes while it loads, one weight at a time. Raises InputError if a package is missing.
     """
     if "int8" not in options.approximate:
         return None

@@ -50,10 +50,8 @@ def convert(
     """Write the copy; the target, which must not exist, appears when it is complete.
 
     `on_file` is called with each weights file, below the target, and its bytes before it is written. Returns the bytes
-    of all weights that were converted to `dtype`, float16 or bfloat16.
-
-    Raises:
-        InputError: the original has no weights, the target exists, or its disk has no room.
+    of all weights that were converted to `dtype`, float16 or bfloat16. Raises InputError if the original has no
+    weights, the target exists, or its disk has no room.
     """
     name, source = model.name, model.folder
     if source is None or model.family is None or model.layout is None:

@@ -66,8 +66,7 @@ def with_second_try(compute: Callable[[], _T], what: str) -> _T:
 def describe_failure(error: Exception, where: str) -> str:
     """Describe why a sample failed. Errors of svdq are sentences already; others are logged with their traceback.
 
-    Raises:
-        RuntimeError: the GPU has stopped working; only a new process can recover.
+    Raises RuntimeError if the GPU has stopped working; only a new process can recover.
     """
     if isinstance(error, SampleError):
         return str(error)
@@ -94,10 +93,8 @@ def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | N
     """Raise every error of a block that loads a model as an `InputError`; errors of ours are unchanged.
 
     `what` is the model or its part, as the start of the sentence; `needed` returns the bytes of all weights that this
-    rank loads, where known. A restart would not help, whatever the error.
-
-    Raises:
-        InputError: why it cannot be loaded.
+    rank loads, where known. A restart would not help, whatever the error. Raises InputError, which says why it cannot
+    be loaded.
     """
     try:
         yield

@@ -35,8 +35,7 @@ def family_for(parameters: VideoParameters) -> Family:
 def family_of(folder: Path, name: str) -> tuple[Family, FolderLayout]:
     """Return the family of a model folder, and its kind of folder.
 
-    Raises:
-        InputError: the folder has no readable model_index.json, or it names no pipeline that svdq runs.
+    Raises InputError if the folder has no readable model_index.json, or it names no pipeline that svdq runs.
     """
     pipeline = pipeline_of(folder, name)
     for family in FAMILIES:
@@ -55,8 +54,7 @@ def parameters_of(model: ResolvedModel) -> type[VideoParameters]:
 def class_for(document: object, classes: Mapping[str, type[_Class]]) -> type[_Class]:
     """Choose from classes by family the one that a document's `family` names; without one, it is SVD's.
 
-    Raises:
-        ValueError: there is no such family.
+    Raises ValueError if there is no such family.
     """
     family = document.get("family", DEFAULT_FAMILY) if isinstance(document, Mapping) else None
     if not isinstance(family, str) or family not in classes:
@@ -67,8 +65,7 @@ def class_for(document: object, classes: Mapping[str, type[_Class]]) -> type[_Cl
 def parse_parameters(document: object) -> VideoParameters:
     """Make parameters from their JSON, which anyone may have written.
 
-    Raises:
-        ValueError: they are not valid (pydantic's ValidationError is one).
+    Raises ValueError if they are not valid (pydantic's ValidationError is one).
     """
     return class_for(document, PARAMETERS).model_validate(document)
 

@@ -20,8 +20,7 @@ def open_model(
 ) -> VideoModel:
     """Open a model for a role, with only the components that it needs; `dtype` overrides that of the options.
 
-    Raises:
-        InputError: the model cannot be loaded, or has no weights for the options.
+    Raises InputError if the model cannot be loaded, or has no weights for the options.
     """
     # Imported on demand: diffusers takes seconds, and a preview or simulated group does not need it.
     if model.family is not None:

@@ -44,8 +44,7 @@ def _fetch_again(folder: Path, name: str, otherwise: str) -> str:
 def read_json(folder: Path, file: str, name: str) -> dict[str, Any]:
     """Read one JSON file of a model folder, such as `unet/config.json`; `name` is the model's, for messages.
 
-    Raises:
-        InputError: the file cannot be read, or is not an object.
+    Raises InputError if the file cannot be read, or is not an object.
     """
     try:
         content = json.loads((folder / file).read_text(encoding="utf-8"))
@@ -125,8 +124,7 @@ def _read_shapes(file: Path) -> Shapes | str:
 def writing(folder: Path) -> Iterator[None]:
     """Raise an error of a block that writes a model into a folder, such as a full disk, as an `InputError`.
 
-    Raises:
-        InputError: why it cannot be written.
+    Raises InputError, which says why it cannot be written.
     """
     from safetensors import SafetensorError
 
@@ -142,8 +140,7 @@ def writing(folder: Path) -> Iterator[None]:
 def pipeline_of(folder: Path, name: str) -> str:
     """Return the class of the pipeline in a model folder; the name is for messages.
 
-    Raises:
-        InputError: the folder has no readable model_index.json, or it names no pipeline.
+    Raises InputError if the folder has no readable model_index.json, or it names no pipeline.
     """
     pipeline = read_json(folder, "model_index.json", name).get("_class_name")
     if not isinstance(pipeline, str):

@@ -19,9 +19,7 @@ _TIMEOUT_S = 30.0
 def pull_model_file(path: Path, variant: Literal["fp16", "full"], announce: Callable[[str], object]) -> None:
     """Fetch what a model file names on the hub, and nothing of the base that it replaces.
 
-    Raises:
-        InputError: as `pull`; or a file that it names does not exist here.
-        UnavailableError: as `pull`.
+    Raises InputError as `pull`; or a file that it names does not exist here, and UnavailableError as `pull`.
     """
     given = read_model_file(path)
     if not Path(given.base).expanduser().is_dir():
@@ -42,11 +40,9 @@ def pull(
     """Fetch the files of a model that svdq reads from the hub into its cache; return the folder.
 
     Weights of components that a model file has `replaced` are not fetched; without fp16 weights, the full ones are.
-    `announce` is called with a sentence about the sizes before.
-
-    Raises:
-        InputError: the model or revision does not exist, must not be read, is not supported, or the disk has no room.
-        UnavailableError: the hub cannot be reached, or the transfer broke off.
+    `announce` is called with a sentence about the sizes before. Raises InputError if the model or revision does not
+    exist, must not be read, is not supported, or the disk has no room, and UnavailableError if the hub cannot be
+    reached, or the transfer broke off.
     """
     repository, revision = split_id(name)
     try:

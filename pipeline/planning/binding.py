@@ -92,11 +92,7 @@ def bounds_of(
 
 
 def parse_segments(text: str) -> tuple[int, int]:
-    """Parse the steps of two experts, such as 15+25.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Parse the steps of two experts, such as 15+25; raises ValueError if it is something else."""
     found = re.fullmatch(r"([1-9]\d{0,2})\+([1-9]\d{0,2})", text)
     if found is None:
         raise ValueError("the steps of two experts are written like 15+25")

@@ -253,11 +253,8 @@ def wait_for_jobs(
     """Wait until all jobs have ended, also through a restart of Redis; return them in the given order.
 
     `job_ids` are full ids. After `timeout_s` seconds the jobs are returned as they are. `on_look` is called at each
-    look with the jobs that had not ended before, without most of those that wait.
-
-    Raises:
-        InputError: there is no such job, or it was removed while it was waited for.
-        UnavailableError: Redis cannot be reached.
+    look with the jobs that had not ended before, without most of those that wait. Raises InputError if there is no such
+    job, or it was removed while it was waited for, and UnavailableError if Redis cannot be reached.
     """
     job_ids = [job_ids] if isinstance(job_ids, str) else list(dict.fromkeys(job_ids))
     answered = time.monotonic()

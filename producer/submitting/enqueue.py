@@ -66,9 +66,7 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
     """Enqueue jobs in one round trip; of those whose id exists, only the failed and canceled ones are queued again.
 
     A kill in between loses and duplicates nothing: each job is enqueued atomically, and the rest can be enqueued again.
-
-    Raises:
-        InputError: an id is taken by a record that cannot be read; the other jobs are enqueued.
+    Raises InputError if an id is taken by a record that cannot be read; the other jobs are enqueued.
     """
     script = connection.register_script(_ENQUEUE)
     rq_jobs = []
@@ -127,10 +125,8 @@ def new_rq_job(queue: SvdqQueue, entry: Entry, *, after: Sequence[str] = ()) -> 
 def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[str]) -> Enqueued:
     """Enqueue a job as `enqueue_many` does, but as soon as other jobs have finished or failed.
 
-    As in RQ, a canceled job keeps the jobs after it waiting, until it is retried or they are canceled.
-
-    Raises:
-        InputError: there is no such other job, it is canceled already, or the id is taken by an unreadable record.
+    As in RQ, a canceled job keeps the jobs after it waiting, until it is retried or they are canceled. Raises
+    InputError if there is no such other job, it is canceled already, or the id is taken by an unreadable record.
     """
     queue = queue_of(connection, entry.priority)
     while True:

@@ -119,8 +119,7 @@ class SubmitOptions:
     def family_for(self, model: ExpectedModel | None, spell: Callable[[str], str] = as_flag) -> str | None:
         """Return the family of models that all parameters apply to; None if nothing decides, so that it is the default.
 
-        Raises:
-            InputError: there is none; `spell` returns the name of a parameter for errors.
+        Raises InputError if there is none; `spell` returns the name of a parameter for errors.
         """
         family = self.family
         if family is not None and family not in tuple(JOBS):
@@ -164,10 +163,8 @@ def read_parameters(given: Mapping[str, Any], spell: Callable[[str], str] = as_k
     """Convert parameters by their names, as texts or values, to fields of `SubmitOptions`.
 
     Names are those of `FIELDS` and `auto_size`; None counts as not given. `size` is width and height, such as 576x320,
-    or `auto`, or `auto:576x320`. The job checks which values are allowed.
-
-    Raises:
-        InputError: a value is not of the parameter's type, or contradicts another; `spell` returns the names for it.
+    or `auto`, or `auto:576x320`. The job checks which values are allowed. Raises InputError if a value is not of the
+    parameter's type, or contradicts another; `spell` returns the names for it.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -228,8 +225,7 @@ def shorten(value: object) -> str:
 def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions, ...]:
     """Return all combinations of values such as `motion_bucket_id=60,127,180`; the last parameter changes fastest.
 
-    Raises:
-        InputError: a sweep cannot be parsed, or a parameter has values twice.
+    Raises InputError if a sweep cannot be parsed, or a parameter has values twice.
     """
     columns: list[list[dict[str, Any]]] = []
     taken = set(options.given())

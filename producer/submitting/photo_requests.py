@@ -59,8 +59,7 @@ def requests_for(sources: Sources, spec: JobSpec) -> list[Request]:
 def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> list[Request | InputError]:
     """Return a request for each row of a list, or why the row is invalid.
 
-    Raises:
-        InputError: the file cannot be read or split into rows.
+    Raises InputError if the file cannot be read or split into rows.
     """
     read_rows = READERS.get(path.suffix.lower())
     if read_rows is None:

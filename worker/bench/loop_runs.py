@@ -149,9 +149,8 @@ class _UsageMonitor(Monitor):
 def spawn_ranks(num_ranks: int, main: Callable[..., None], *args: Any, device: str = "cpu") -> None:
     """Run `main(topology, links, *args)`, a module-level function, in `num_ranks` processes with one torch thread each.
 
-    Raises:
-        SvdqError: a rank raised one, which is raised here, or was ended by a signal.
-        torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text has its traceback.
+    Raises SvdqError if a rank raised one, which is raised here, or was ended by a signal, and
+    torch.multiprocessing.ProcessRaisedException if a rank raised anything else; the text has its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
         # A fork server imports torch once for all ranks, and leaves CUDA to them.

@@ -188,10 +188,8 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, repla
     """Return the result of a job whose files exist, because a crash prevented its acknowledgement; else None.
 
     `job` has frames filled in; the decode_chunk_size of the files may differ. `model` must have made them. Those of the
-    sidecar with the digest `replaced` are to be rendered again.
-
-    Raises:
-        UnavailableError: the storage cannot be reached.
+    sidecar with the digest `replaced` are to be rendered again. Raises UnavailableError if the storage cannot be
+    reached.
     """
     key = job.sidecar_key(job_id)
     if not storage.exists(key):

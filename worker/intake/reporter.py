@@ -109,8 +109,7 @@ class Reporter:
     def write_ends(self) -> None:
         """Write to Redis what has ended.
 
-        Raises:
-            redis.RedisError: Redis does not answer; the reports that are not written are kept.
+        Raises redis.RedisError if Redis does not answer; the reports that are not written are kept.
         """
         while not self._reports.empty():
             report = self._reports.get()
