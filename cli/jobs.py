@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from svdq.producer.status.snapshot import Snapshot
 
 POLL_S = 0.5  # seconds between polls for new log entries
-#: Seconds between two refreshes of `svdq top`; ranks report about once a second.
-INTERVAL_S = 1.0
-#: Seconds after the end of a job in which its last log entries may still arrive.
-LAST_ENTRIES_S = 3.0
+INTERVAL_S = 1.0  # seconds between two refreshes of `svdq top`; ranks report about once a second
+LAST_ENTRIES_S = 3.0  # seconds after the end of a job in which its last log entries may still arrive
 
 
 @click.command()

@@ -18,8 +18,7 @@ from svdq.producer.keys import STATUSES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-#: Smallest number of things of which commands print totals in place of a line each.
-MANY = 20
+MANY = 20  # smallest number of things of which commands print totals in place of a line each
 #: Names of options that most people never need, for the help of commands with many.
 ADVANCED = {
     *("checkpoints", "compile", "decode_chunk_size", "depends_on", "dtype", "encoder_rank", "experts", "log_format"),

@@ -15,8 +15,7 @@ from typing import ClassVar
 class SvdqError(Exception):
     """Base of every error that svdq raises on purpose; its text is one clear sentence."""
 
-    #: Exit code of a program that ends with it.
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[int] = 1  # exit code of a program that ends with it
 
 
 class InputError(SvdqError):

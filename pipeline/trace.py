@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 class Span(NamedTuple):
     """One piece of work; its times are seconds since the epoch."""
 
-    #: The work: `encode`, `steps 4-7`, `decode`, `write`.
-    name: str
+    name: str  # the work: `encode`, `steps 4-7`, `decode`, `write`
     #: Its job, or "".
     job_id: str
     start_s: float
     end_s: float
-    #: The thread that did it.
-    thread: str = ""
+    thread: str = ""  # the thread that did it
 
     @property
     def kind(self) -> str:

@@ -12,20 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from svdq.pipeline.errors import InputError
 
 Format = Literal["mp4", "gif", "webp", "png"]
-#: How a photo of another aspect ratio is fitted to width x height.
-Fit = Literal["crop", "pad", "stretch"]
+Fit = Literal["crop", "pad", "stretch"]  # how a photo of another aspect ratio is fitted to width x height
 
-#: Largest rate of a file, in frames a second.
-MAX_FPS = 120
-#: Largest side in pixels.
-MAX_SIDE = 4096
+MAX_FPS = 120  # largest rate of a file, in frames a second
+MAX_SIDE = 4096  # largest side in pixels
 MAX_FRAMES = 1024
 
 # Fields that all families have, with the same limits.
 #: None means the model's default, filled in when a worker takes the job.
 Frames = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Number of frames")]
-#: diffusers: num_inference_steps.
-Steps = Annotated[int, Field(ge=1, le=1000, description="Denoising steps")]
+Steps = Annotated[int, Field(ge=1, le=1000, description="Denoising steps")]  # diffusers: num_inference_steps
 #: Of the file and, where the model has it, of its conditioning.
 Fps = Annotated[int, Field(ge=1, le=MAX_FPS, description="Frames a second")]
 #: None means as many as fit into memory. Changes pixels, so it is recorded.
@@ -41,12 +37,9 @@ class VideoParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    #: The family of models in messages.
-    title: ClassVar[str]
-    #: The sides of a video must be multiples of this many pixels.
-    side_multiple: ClassVar[int]
-    #: Frame counts are 1 more than a multiple of this.
-    frame_step: ClassVar[int] = 1
+    title: ClassVar[str]  # the family of models in messages
+    side_multiple: ClassVar[int]  # the sides of a video must be multiples of this many pixels
+    frame_step: ClassVar[int] = 1  # frame counts are 1 more than a multiple of this
 
     if TYPE_CHECKING:
         # Each family declares these itself: the ids of jobs are made from their JSON, in the order of the fields. What

@@ -24,8 +24,7 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 #: The note that says where a photo was, from the folder that was submitted on: no path of a machine.
 SOURCE_NOTE = "source"
-#: The note with the digest of the sidecar of a finished video that is to be rendered again.
-REPLACED_NOTE = "replaced"
+REPLACED_NOTE = "replaced"  # the note with the digest of the sidecar of a finished video that is to be rendered again
 
 
 class Record(BaseModel):
@@ -44,8 +43,7 @@ class JobArguments(Record):
     """The keyword arguments of an RQ job."""
 
     job: AnyJob
-    #: Path of its photo at submission.
-    photo: str = Field(default="", exclude_if=not_)
+    photo: str = Field(default="", exclude_if=not_)  # path of its photo at submission
     #: Notes of the submitter, such as a prompt that its model ignores, and of svdq.
     notes: dict[str, str] = Field(default={}, exclude_if=not_)
 
@@ -167,8 +165,7 @@ def sidecar_digest(sidecar: bytes) -> str:
     return hashlib.sha256(sidecar).hexdigest()
 
 
-#: Largest number of characters in a log entry; a long traceback loses its middle.
-MAX_TEXT = 4000
+MAX_TEXT = 4000  # largest number of characters in a log entry; a long traceback loses its middle
 
 #: Appends lines to the log of a job, unless it was removed, up to a size. KEYS: the job. ARGV: field, lines, bytes.
 _APPEND = """

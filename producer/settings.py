@@ -56,10 +56,8 @@ class Settings(BaseModel):
     redis_url: str | None = Field(None, min_length=1, repr=False)
     #: An absolute folder or an fsspec URL. Not in repr: it may hold a password.
     storage: str = Field(default_factory=lambda data: str(data["home"] / "storage"), min_length=1, repr=False)
-    #: `preview`, or the folder or hub id of a model in diffusers' layout.
-    model: str = Field("preview", min_length=1)
-    #: Largest number of pixels of a photo.
-    max_pixels: int = Field(100_000_000, ge=1)
+    model: str = Field("preview", min_length=1)  # `preview`, or the folder or hub id of a model in diffusers' layout
+    max_pixels: int = Field(100_000_000, ge=1)  # largest number of pixels of a photo
     #: Number of crashes of a rank after which the job it computes is set aside as failed.
     max_attempts: int = Field(2, ge=1)
     #: Seconds that the first step of its kind may take before its rank counts as stalled and is restarted.

@@ -53,7 +53,5 @@ class Budget:
                 self._changed.notify_all()
 
 
-#: Bytes of memory that decodings of photos take at a time, all of this process together.
-DECODED = Budget(1 << 27)
-#: The same for one photo that somebody else has sent or dropped.
-MAX_DECODED_BYTES = 480 << 20
+DECODED = Budget(1 << 27)  # bytes of memory that decodings of photos take at a time, all of this process together
+MAX_DECODED_BYTES = 480 << 20  # the same for one photo that somebody else has sent or dropped

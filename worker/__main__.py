@@ -46,10 +46,8 @@ gc.enable()
 
 logger = logging.getLogger("svdq.worker")
 
-#: Seconds before a group that was restarted tries to start again.
-RELOAD_S = 10.0
-#: Seconds in which the launcher kills a group that has recorded an error.
-KILLED_WITHIN_S = 5.0
+RELOAD_S = 10.0  # seconds before a group that was restarted tries to start again
+KILLED_WITHIN_S = 5.0  # seconds in which the launcher kills a group that has recorded an error
 
 
 @click.command()

@@ -26,12 +26,10 @@ from svdq.producer.settings import Settings
 
 #: Paths that need no token, as those of static files: probes, and the login.
 OPEN_PATHS = ("/health", "/health/live", "/login")
-#: Methods that change nothing.
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # methods that change nothing
 #: A Host header: a name, or an IPv6 address in brackets; and a port.
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::\d{0,5})?", re.ASCII)
-#: Seconds that a browser keeps the cookie.
-COOKIE_MAX_AGE_S = 90 * 24 * 60 * 60
+COOKIE_MAX_AGE_S = 90 * 24 * 60 * 60  # seconds that a browser keeps the cookie
 
 #: Sent with every response. Referrer-Policy is not `no-referrer`, with which browsers send `Origin: null`.
 RESPONSE_HEADERS: Mapping[str, str] = {
@@ -56,8 +54,7 @@ class ServeOptions:
     #: Address to listen on: an IP address or `localhost`.
     host: str = "127.0.0.1"
     port: int = 8765
-    #: The secret that every client must have.
-    token: str
+    token: str  # the secret that every client must have
     #: More names by which clients may address the server, such as that of a reverse proxy; lower case.
     allowed_hosts: tuple[str, ...] = ()
     #: Origins such as https://videos.example.com, or `*`, whose pages may use the API with the token.
@@ -115,10 +112,8 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
-#: Name of the file in the home.
-FILE_NAME = "serve-token"
-#: Least length of a token, in characters.
-MIN_LENGTH = 16
+FILE_NAME = "serve-token"  # name of the file in the home
+MIN_LENGTH = 16  # least length of a token, in characters
 
 
 def find_token(settings: Settings) -> tuple[str, bool]:

@@ -37,14 +37,11 @@ from svdq.producer.submitting.parameters import SEED_BITS, SubmitOptions
 from svdq.producer.submitting.submission import Submission
 
 MAX_PAGE = 100
-#: Ends of pages that are remembered: their jobs may be deleted before the next page is asked for.
-MAX_ENDS = 1000
+MAX_ENDS = 1000  # ends of pages that are remembered: their jobs may be deleted before the next page is asked for
 #: Headers of the answer of `/v1/videos/sync`.
 SYNC_HEADERS = ("X-Video-Id", "X-Model", "X-Inference-Time-S", "X-Stage-Durations", "X-Peak-Memory-MB")
-#: Seconds between two looks at a video that somebody waits for.
-POLL_S = 0.5
-#: Milliseconds after which clients are told to ask again: the shortest and the longest.
-POLL_MS = (2000, 5000)
+POLL_S = 0.5  # seconds between two looks at a video that somebody waits for
+POLL_MS = (2000, 5000)  # milliseconds after which clients are told to ask again: the shortest and the longest
 
 
 def routes() -> list[BaseRoute]:

@@ -15,8 +15,7 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-#: Headers of errors after which a client may try again: seconds.
-RETRY = {"Retry-After": "2"}
+RETRY = {"Retry-After": "2"}  # headers of errors after which a client may try again: seconds
 #: The id of the request that is being answered, in its response and in the log.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 

@@ -76,14 +76,10 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
     return app
 
 
-#: Seconds in which the headers of a request must arrive, and the rest of a body after the answer.
-HEADERS_S = 15.0
-#: Connections at a time; requests on more of them are answered with 503.
-MAX_CONNECTIONS = 1000
-#: An option of glibc's mallopt, from malloc.h.
-_M_MMAP_THRESHOLD = -3
-#: Seconds that running requests have after a signal.
-GRACE_S = 2
+HEADERS_S = 15.0  # seconds in which the headers of a request must arrive, and the rest of a body after the answer
+MAX_CONNECTIONS = 1000  # connections at a time; requests on more of them are answered with 503
+_M_MMAP_THRESHOLD = -3  # an option of glibc's mallopt, from malloc.h
+GRACE_S = 2  # seconds that running requests have after a signal
 
 
 class Protocol(H11Protocol):

@@ -33,24 +33,20 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Bytes of photos in memory at a time; a larger photo waits until it is alone.
-PHOTO_BYTES = Budget(1 << 26)
+PHOTO_BYTES = Budget(1 << 26)  # bytes of photos in memory at a time; a larger photo waits until it is alone
 #: Threads that read Redis, that store photos, and that read the storage; others wait.
 READING_THREADS = 8
 WRITING_THREADS = 4
 STORAGE_THREADS = 8
-#: Seconds that a read may take, the start of the embedded server included.
-READ_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 10.0  # seconds that a read may take, the start of the embedded server included
 #: Seconds for which Redis counts as away after it has failed, so that hundreds of requests do not wait for it in turn.
 AWAY_S = 1.0
-#: Seconds for which a `Shared` value is given to everybody who asks.
-FRESH_S = 1.0
+FRESH_S = 1.0  # seconds for which a `Shared` value is given to everybody who asks
 #: Seconds that a request waits for a job in flight to stop, between two looks, and until nobody waits any more.
 STOP_S = 1.5
 POLL_S = 0.25
 GIVE_UP_S = 600.0
-#: Characters of a file's name that are kept.
-MAX_NAME = 255
+MAX_NAME = 255  # characters of a file's name that are kept
 
 
 class Backend:

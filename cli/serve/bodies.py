@@ -19,16 +19,12 @@ from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.fields import PHOTOS, decode_data_url, flatten, two_photos
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 
-#: Bytes of a body without a photo, and of the text fields of one with a photo.
-MAX_SMALL_BYTES = 1 << 20
-#: Bytes of a JSON body with a photo in it, which is parsed in memory.
-MAX_JSON_BYTES = 64 << 20
+MAX_SMALL_BYTES = 1 << 20  # bytes of a body without a photo, and of the text fields of one with a photo
+MAX_JSON_BYTES = 64 << 20  # bytes of a JSON body with a photo in it, which is parsed in memory
 #: Bytes of all text fields of a form, which are kept in memory; one may be a photo as a data URL.
 MAX_TEXT_BYTES = 8 << 20
-#: Bytes per pixel of the largest photo that may be uploaded: 8-bit RGBA without compression.
-BYTES_PER_PIXEL = 4
-#: Bytes of a photo that are kept in memory; the rest goes to disk.
-SPOOLED_BYTES = 64 * 1024
+BYTES_PER_PIXEL = 4  # bytes per pixel of the largest photo that may be uploaded: 8-bit RGBA without compression
+SPOOLED_BYTES = 64 * 1024  # bytes of a photo that are kept in memory; the rest goes to disk
 #: Seconds in which a body must arrive: a small one, and one with a photo.
 SMALL_S = 30.0
 PHOTO_S = 600.0

@@ -28,19 +28,16 @@ from svdq.producer.text import parse_future
 
 #: The API's names for parameters that svdq calls otherwise.
 RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}
-#: Texts for families that take them; of others, they are recorded.
-PROMPTS = ("prompt", "negative_prompt")
+PROMPTS = ("prompt", "negative_prompt")  # texts for families that take them; of others, they are recorded
 #: Frames and frames a second of each family's videos, where they are left to the model.
 USUAL = {"svd": (25, 7), "wan": (81, 16)}
 #: Names of the photo: those of OpenAI, of vLLM-Omni, and of SGLang and FastVideo.
 PHOTOS = ("input_reference", "image_reference", "reference_url")
 PHOTO = PHOTOS[0]
-#: The data URL of a photo that is an object.
-_PHOTO_URL = "image_url"
+_PHOTO_URL = "image_url"  # the data URL of a photo that is an object
 #: Objects with further parameters; OpenAI's clients flatten them to names such as `extra_params[fps]`.
 EXTRAS = ("extra_params", "extra_body", "extra_json", "video_params")
-#: Such objects within each other.
-_MAX_DEPTH = 3
+_MAX_DEPTH = 3  # such objects within each other
 _OFF = ("false", "0")
 #: Parameters of other servers that svdq has not, with the texts that ask for nothing.
 NO_OPS: Mapping[str, tuple[str, ...]] = {
@@ -75,8 +72,7 @@ class VideoRequest:
     """A request for a video."""
 
     spec: JobSpec
-    #: The model that is to make the video; "" for whichever runs.
-    model: str = ""
+    model: str = ""  # the model that is to make the video; "" for whichever runs
     #: A sentence about a size that could not be kept; "" for none.
     notice: str = ""
 

@@ -37,10 +37,8 @@ LABELS: Mapping[str, str] = {
 PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off"}
 #: Shown first; the others are below "More settings".
 MAIN = ("prompt", "width", "height", "auto_size", "frames", "motion_bucket_id", "formats")
-#: Descriptions of at most this many words say no more than the label.
-NUM_PLAIN_WORDS = 3
-#: Fields besides the parameters of a video.
-OWN_FIELDS = ("variations", "priority", "folder", "at")
+NUM_PLAIN_WORDS = 3  # descriptions of at most this many words say no more than the label
+OWN_FIELDS = ("variations", "priority", "folder", "at")  # fields besides the parameters of a video
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +47,15 @@ class FormField:
 
     name: str
     label: str
-    #: `number`, `text`, `choice` or `checks`.
-    kind: str
-    #: As text; formats are separated by spaces; "" leaves it to the model.
-    default: str
-    #: What it means; "" where the label says it.
-    hint: str = ""
-    #: Shown while there is no value.
-    placeholder: str = ""
+    kind: str  # `number`, `text`, `choice` or `checks`
+    default: str  # as text; formats are separated by spaces; "" leaves it to the model
+    hint: str = ""  # what it means; "" where the label says it
+    placeholder: str = ""  # shown while there is no value
     #: Limits of a number and its step; `high` is the longest length of a text.
     low: str = ""
     high: str = ""
     step: str = "any"
-    #: Values, each with its words.
-    choices: tuple[tuple[str, str], ...] = ()
+    choices: tuple[tuple[str, str], ...] = ()  # values, each with its words
 
     @property
     def is_main(self) -> bool:

@@ -12,8 +12,7 @@ from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView
 from svdq.producer.text import rfc3339
 
-#: Ids of jobs that RQ allows.
-JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")  # ids of jobs that RQ allows
 #: The API's word for each status of RQ; any other is a failure, since clients wait for these four only.
 STATUS = {
     "queued": "queued",

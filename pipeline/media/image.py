@@ -33,8 +33,7 @@ MAX_PIXELS = 178_000_000
 
 #: Largest compressed color profile or text of a PNG in bytes; Pillow allows 1 MiB, and profiles of printers are larger.
 MAX_PNG_CHUNK_BYTES = 1 << 26
-#: Largest profile that is read, in bytes; profiles of printers have up to about 2 MB.
-MAX_PROFILE_BYTES = 1 << 23
+MAX_PROFILE_BYTES = 1 << 23  # largest profile that is read, in bytes; profiles of printers have up to about 2 MB
 #: Largest difference of a channel, out of 255, by which a profile counts as sRGB: there are several roundings of it.
 SRGB_TOLERANCE = 2
 #: Accepted formats by Pillow's name, and the extension they are stored with. Documents are left out, and formats whose
@@ -57,8 +56,7 @@ EXTENSIONS = {
 _DECODING_BYTES = {"WEBP": 16, "AVIF": 16, "HEIF": 10, "JPEG2000": 24}
 #: The same of all other formats; of a tile of a TIFF; and of a JPEG's coefficients for each channel.
 _PIXEL_BYTES, _TILE_BYTES, _COEFFICIENT_BYTES = 4, 8, 2
-#: Formats that Pillow reads without loading more plugins.
-_COMMON = ("JPEG", "PNG")
+_COMMON = ("JPEG", "PNG")  # formats that Pillow reads without loading more plugins
 
 _lock = threading.Lock()
 #: Number of open blocks of `pillow_without_limits`, and Pillow's limits before the first.

@@ -138,8 +138,7 @@ def _write_png(frames: NDArray[np.uint8], path: Path, comment: str) -> None:
         Image.fromarray(frame).save(path / f"frame_{number:04}.png", pnginfo=info, compress_level=4)
 
 
-#: Frames after the end that minterpolate needs for the last frames of a video.
-NUM_AHEAD = 4
+NUM_AHEAD = 4  # frames after the end that minterpolate needs for the last frames of a video
 
 #: minterpolate follows the motion of blocks; there are no cuts to detect. It refuses sides below 32 pixels, which are
 #: padded. Full range keeps the colors of given frames within 2 of 255.

@@ -40,8 +40,7 @@ class ComponentLoader:
     model: ResolvedModel
     layout: FolderLayout
     role: Role
-    #: Of the weights, where a component or a layer is not kept in float32.
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the weights, where a component or a layer is not kept in float32
 
     @property
     def path(self) -> Path:

@@ -18,8 +18,7 @@ COMPILED, APPROXIMATE = ("off", "blocks", "whole"), ("int8",)
 #: The repeated blocks of a UNet or transformer, compiled one by one: much faster to compile than the whole, for nearly
 #: the same gain.
 BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock", "WanTransformerBlock")
-#: The compiler: torch's inductor, which generates C++ for CPUs and Triton for GPUs.
-BACKEND: Any = "inductor"
+BACKEND: Any = "inductor"  # the compiler: torch's inductor, which generates C++ for CPUs and Triton for GPUs
 #: Limit of compiled variants that torch keeps per function: shapes of videos times kinds of a block, with a margin.
 MAX_COMPILED = 4096
 #: Largest batch of CUDA's fused attention kernels, where it is a grid dimension. Attention over frames has a batch of
@@ -33,10 +32,8 @@ class ComputeOptions:
 
     #: Type of weights and activations: auto (float32 on CPUs, half precision on GPUs), fp32, fp16 or bf16.
     dtype: str = "auto"
-    #: What torch.compile compiles, of COMPILED.
-    compiled: str = "off"
-    #: What changes results by more than rounding, of APPROXIMATE.
-    approximate: tuple[str, ...] = ()
+    compiled: str = "off"  # what torch.compile compiles, of COMPILED
+    approximate: tuple[str, ...] = ()  # what changes results by more than rounding, of APPROXIMATE
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, by name, as in JSON."""
@@ -44,8 +41,7 @@ class ComputeOptions:
         return found | ({"approximate": list(self.approximate)} if self.approximate else {})
 
 
-#: The defaults of diffusers.
-DEFAULTS = ComputeOptions()
+DEFAULTS = ComputeOptions()  # the defaults of diffusers
 
 
 def dtype_of(options: ComputeOptions, device: "torch.device", half: str = "fp16") -> "torch.dtype":

@@ -25,8 +25,7 @@ from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_folder import loaded_files, read_json, weight_files, writing
 from svdq.pipeline.models.resolved_model import ResolvedModel
 
-#: Bytes of weights in a file of the copy, and so about the memory that writing it takes.
-SHARD_BYTES = 2 * 1024**3
+SHARD_BYTES = 2 * 1024**3  # bytes of weights in a file of the copy, and so about the memory that writing it takes
 #: Copied as they are: small, and in half precision their pixels differ more than they save.
 _UNCHANGED = ("vae", "image_encoder")
 

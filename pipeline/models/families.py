@@ -17,8 +17,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 _Class = TypeVar("_Class")
 
 FAMILIES: tuple[Family, ...] = (SVD, WAN)
-#: The family of parameters that name none.
-DEFAULT_FAMILY = SVD.name
+DEFAULT_FAMILY = SVD.name  # the family of parameters that name none
 PARAMETERS: Mapping[str, type[VideoParameters]] = {family.name: family.parameters for family in FAMILIES}
 
 

@@ -7,8 +7,7 @@ comfy/latent_formats.py (github.com/comfyanonymous/ComfyUI): SD15, Wan21 and Wan
 import torch
 from torch import Tensor
 
-#: Frames of a picture, at most: evenly chosen.
-MAX_FRAMES = 8
+MAX_FRAMES = 8  # frames of a picture, at most: evenly chosen
 
 #: By the number of channels: three factors for each (red, green, blue), then the three biases.
 _FACTORS = {

@@ -13,15 +13,13 @@ Phase = Literal["embed", "encode", "step", "decode"]
 
 #: Bytes of a GPU kept free for fragmentation and CUDA's context. A guess that was never measured.
 RESERVE_BYTES = 500_000_000
-#: Workspace of cuDNN and cuBLAS in bytes, added to estimates on GPUs. A guess.
-WORKSPACE_BYTES = 1_000_000_000
+WORKSPACE_BYTES = 1_000_000_000  # workspace of cuDNN and cuBLAS in bytes, added to estimates on GPUs. A guess.
 #: Factor on what the operations of a VAE hold, for the copies that cuDNN makes to convolve with channels last: they are
 #: some 1.6 GB of Wan at 832x480, for whose decode ComfyUI plans 1.37 times as much. Until a card says otherwise.
 VAE_COPIES = 1.4
 
 MemoryShape = tuple[int, ...]
-#: Bytes of an element, by torch's name of its dtype.
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of an element, by torch's name of its dtype
 
 
 def size_text(num_bytes: int) -> str:

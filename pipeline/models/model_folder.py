@@ -15,8 +15,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError, how_to_install, reason_of
 from svdq.pipeline.models.family import FolderLayout
 
-#: Supported types of weights, as named by safetensors.
-_DTYPES = {"F16", "BF16", "F32"}
+_DTYPES = {"F16", "BF16", "F32"}  # supported types of weights, as named by safetensors
 #: Names of weights files, whole or in parts, and of the indexes of parts.
 _WEIGHTS_FILE = re.compile(
     r"(diffusion_pytorch_)?model(\.fp16)?(-\d{5}-of-\d{5})?(\.fp16)?\.safetensors(\.index(\.fp16)?\.json)?"
@@ -26,13 +25,10 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 #: Weights that suit each of torch's dtypes, the best first: True for half precision, False for full. bfloat16 has the
 #: range of the full weights; float32 must equal diffusers bit by bit, so nothing may be rounded.
 WEIGHTS = {"float32": (False,), "float16": (True, False), "bfloat16": (False, True)}
-#: The file that marks folders with random weights that svdq has written.
-UNTRAINED = "UNTRAINED.md"
-#: Advice about a folder without readable configs.
-_SAVED = "give a folder that diffusers' save_pretrained has written"
+UNTRAINED = "UNTRAINED.md"  # the file that marks folders with random weights that svdq has written
+_SAVED = "give a folder that diffusers' save_pretrained has written"  # advice about a folder without readable configs
 
-#: The shape of each weight, by name.
-Shapes = dict[str, list[int]]
+Shapes = dict[str, list[int]]  # the shape of each weight, by name
 
 
 def _fetch_again(folder: Path, name: str, otherwise: str) -> str:

@@ -15,15 +15,12 @@ from torch import Tensor
 from svdq.pipeline.errors import InputError, how_to_install
 from svdq.pipeline.models.loras import Lora, open_safetensors
 
-#: What ComfyUI puts before the names of a denoiser.
-_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
-#: Scales of a weight in fp8, beside it; the older name and the newer one.
-_SCALES = ("scale_weight", "weight_scale")
+_PREFIXES = ("model.diffusion_model.", "diffusion_model.")  # what ComfyUI puts before the names of a denoiser
+_SCALES = ("scale_weight", "weight_scale")  # scales of a weight in fp8, beside it; the older name and the newer one
 #: Tensors in files of ComfyUI that are no weights: how the inputs of a layer are rounded, and markers of the format.
 _NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", "comfy_quant", *_SCALES)
 
-#: Reads one weight, as stored.
-Read = Callable[[], Tensor]
+Read = Callable[[], Tensor]  # reads one weight, as stored
 
 
 class Weights(dict[str, Tensor]):

@@ -9,24 +9,18 @@ from dataclasses import dataclass
 
 from svdq.pipeline.planning.costs import CostPrior
 
-#: The denoising components that a rank holds; None: all of the model.
-Components = frozenset[str] | None
-#: The units that a rank may do of a video: the first, and the one after the last.
-Bounds = tuple[int, int]
+Components = frozenset[str] | None  # the denoising components that a rank holds; None: all of the model
+Bounds = tuple[int, int]  # the units that a rank may do of a video: the first, and the one after the last
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """The steps of a video that one component of a model does."""
 
-    #: Name of the component in the model folder, such as `unet`.
-    component: str
-    #: Its first step.
-    start: int
-    #: The step after its last.
-    stop: int
-    #: The cost of a step, relative to other segments.
-    cost: float = 1.0
+    component: str  # name of the component in the model folder, such as `unet`
+    start: int  # its first step
+    stop: int  # the step after its last
+    cost: float = 1.0  # the cost of a step, relative to other segments
 
 
 def bind(segments: Sequence[Segment], has_room: Sequence[bool], prior: CostPrior) -> list[Components]:

@@ -14,8 +14,7 @@ from typing import Self
 from svdq.pipeline.planning.binding import Bounds
 from svdq.pipeline.planning.costs import Costs
 
-#: Rounding of floats, in seconds.
-_TOLERANCE = 1e-9
+_TOLERANCE = 1e-9  # rounding of floats, in seconds
 
 
 class Row:

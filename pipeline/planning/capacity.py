@@ -10,8 +10,7 @@ from statistics import median
 
 from svdq.pipeline.planning.costs import Costs
 
-#: Largest number of GPUs that a plan considers.
-MOST_GPUS = 512
+MOST_GPUS = 512  # largest number of GPUs that a plan considers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +81,10 @@ class VideoCosts:
 class CapacityQuestion:
     """The work to be done, and the available resources."""
 
-    #: Number of videos N.
-    videos: int
-    #: Seconds available; None without a deadline.
-    deadline_s: float | None = None
-    #: Number of GPUs; None: as many as the deadline needs, else 1.
-    gpus: int | None = None
-    #: Price of a GPU hour in any currency.
-    gpu_hour_price: float | None = None
+    videos: int  # number of videos N
+    deadline_s: float | None = None  # seconds available; None without a deadline
+    gpus: int | None = None  # number of GPUs; None: as many as the deadline needs, else 1
+    gpu_hour_price: float | None = None  # price of a GPU hour in any currency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +98,7 @@ class CapacityRow:
     pace_s: float
     time_s: float
     videos_an_hour: float
-    #: Whether it is done in time; None without a deadline.
-    in_time: bool | None
+    in_time: bool | None  # whether it is done in time; None without a deadline
     #: Total cost and cost per video; None without a price.
     cost: float | None
     cost_a_video: float | None
@@ -115,10 +109,8 @@ class CapacityPlan:
     """The answer."""
 
     question: CapacityQuestion
-    #: Number of GPUs of the pipeline.
-    gpus: int
-    #: One GPU, the pipeline, replicas, and what the deadline needs, without duplicates.
-    rows: tuple[CapacityRow, ...]
+    gpus: int  # number of GPUs of the pipeline
+    rows: tuple[CapacityRow, ...]  # one GPU, the pipeline, replicas, and what the deadline needs, without duplicates
     #: Fewest GPUs of a pipeline that meets the deadline; None without a deadline, or if no number does.
     fewest: int | None
 

@@ -17,8 +17,7 @@ class RankWork:
     rank: int
     start: int
     stop: int
-    #: When it should be finished, as of the last forecast.
-    expected_s: float = math.inf
+    expected_s: float = math.inf  # when it should be finished, as of the last forecast
 
 
 @dataclass(slots=True)
@@ -26,8 +25,7 @@ class InFlight:
     """The unfinished work of a sample in flight."""
 
     shape: Hashable
-    #: The fair share of each rank in it.
-    share_s: list[float]
+    share_s: list[float]  # the fair share of each rank in it
     #: When it is ready for its next rank, at the latest known.
     ready_s: float
     works: list[RankWork]

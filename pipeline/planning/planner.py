@@ -17,16 +17,14 @@ from svdq.pipeline.planning.spread import spread
 #: How much further ahead each rank is than the one before, in fair shares: one is the rank's part of a video, the rest
 #: covers units that exceed a share, whole steps and disturbances.
 STAIR_SHARES = 1.8
-#: The most for the sake of steps that are longer than a share: more would only be kept in memory.
-MAX_STAIR_SHARES = 3.0
+MAX_STAIR_SHARES = 3.0  # the most for the sake of steps that are longer than a share: more would only be kept in memory
 #: How much later each of the last videos reaches the next block than the one before, in fair shares. A rank works on
 #: what has arrived: if a later video came first, the one before would wait for all of its work.
 APART_SHARES = 0.3
 #: Seconds of work to which very short steps are put together while many videos wait: to take over a video and to hand
 #: it on costs a rank about a millisecond, however short its steps are.
 MIN_STAGE_S = 0.02
-#: Seconds in which a video is taken from the queue and sent to the rank that begins it.
-LEAD_S = 0.05
+LEAD_S = 0.05  # seconds in which a video is taken from the queue and sent to the rank that begins it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +44,8 @@ class _Reach:
     """Ranks for which videos should be admitted neither too late nor too early."""
 
     ranks: range
-    #: The least seconds from the admission of a video until it reaches them.
-    least_s: float
-    #: How many seconds of work they should have in advance.
-    ahead_s: float
+    least_s: float  # the least seconds from the admission of a video until it reaches them
+    ahead_s: float  # how many seconds of work they should have in advance
 
 
 class Planner:

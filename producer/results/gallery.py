@@ -29,8 +29,7 @@ TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
 BROWSER_SUFFIXES = ("jpg", "png", "webp", "avif", "gif", "bmp")
 #: Fields of a job that are no choice about its video, or that a card shows anyway.
 _OWN = ("name", "folder", "formats", "decode_chunk_size", "seed")
-#: Largest total size of embedded videos in bytes: browsers fail on larger pages.
-MAX_EMBEDDED = 500 * 2**20
+MAX_EMBEDDED = 500 * 2**20  # largest total size of embedded videos in bytes: browsers fail on larger pages
 
 
 @dataclass(frozen=True, kw_only=True)

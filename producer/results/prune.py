@@ -28,8 +28,7 @@ from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
 
 CHECKPOINTS = "checkpoints"
 
-#: Keys of photos in JSON text, found without parsing it.
-_INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())
+_INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())  # keys of photos in JSON text, found without parsing it
 
 
 @dataclass(frozen=True, kw_only=True)

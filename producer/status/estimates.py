@@ -17,8 +17,7 @@ from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupSt
 
 Parameters = Mapping[str, Any]
 
-#: Largest factor by which costs are scaled to a shape of another size, as they do not grow evenly.
-MAX_SCALE = 2.0
+MAX_SCALE = 2.0  # largest factor by which costs are scaled to a shape of another size, as they do not grow evenly
 
 NO_WORKER = "No worker is running."
 STARTING = "A worker is starting."
@@ -33,8 +32,7 @@ class Waiting:
     """The jobs waiting in the queues."""
 
     num_jobs: int = 0
-    #: The parameters of an evenly spaced sample of them; of all if there are few.
-    sample: Sequence[Parameters] = ()
+    sample: Sequence[Parameters] = ()  # the parameters of an evenly spaced sample of them; of all if there are few
     num_ahead: Mapping[str, int] = field(default_factory=dict)  # by id of requested jobs
 
 
@@ -43,8 +41,7 @@ class Estimate:
     """When a job, or all jobs, will be done."""
 
     num_ahead: int | None = None  # number of jobs taken before it; None if it is not in a queue
-    #: Seconds until it is done; None if there is nothing to do or the time is unknown.
-    eta_s: float | None = None
+    eta_s: float | None = None  # seconds until it is done; None if there is nothing to do or the time is unknown
     reason: str = ""  # why the time is unknown, as a sentence, or ""
     condition: Condition | None = None  # what it waits for although a group has it
 

@@ -25,8 +25,7 @@ POLL_S = 0.3
 #: Pauses are at least this many times as long as a look: with thousands of jobs a look takes a while.
 POLL_SHARE = 3
 MAX_OUTAGE_S = 30.0
-#: Waiting jobs that are read at a look; further ones are read when they have started.
-MAX_WAITING = 20
+MAX_WAITING = 20  # waiting jobs that are read at a look; further ones are read when they have started
 #: The exception class before the sentence on a traceback's last line, such as `svdq.pipeline.errors.SampleError: `.
 _EXCEPTION_CLASS = re.compile(r"^(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)): ")
 

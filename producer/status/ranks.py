@@ -53,12 +53,10 @@ class IntakeStatus(Record):
     in_flight: tuple[str, ...] = ()  # ids of jobs, the longest in flight first
     finished: Whole = 0
     failed: Whole = 0
-    #: Seconds between two finished videos while the group is busy; None until known.
-    pace_s: Seconds | None = None
+    pace_s: Seconds | None = None  # seconds between two finished videos while the group is busy; None until known
     costs: tuple[ShapeCosts, ...] = ()  # the latest last
     draining: bool = False
-    #: GPUs that have failed and were left out, each with the reason, a clause.
-    failed_gpus: Mapping[str, str] = {}
+    failed_gpus: Mapping[str, str] = {}  # GPUs that have failed and were left out, each with the reason, a clause
 
 
 class RankStatus(Record):
@@ -74,8 +72,7 @@ class RankStatus(Record):
     notice: str = ""
     model: str  # of family "" if it makes videos of any
     family: str = ""
-    #: Of a model file: its LoRAs with their strengths, and the parameters that it fills in.
-    loras: tuple[str, ...] = ()
+    loras: tuple[str, ...] = ()  # of a model file: its LoRAs with their strengths, and the parameters that it fills in
     defaults: dict[str, Any] = Field({})
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment

@@ -186,8 +186,7 @@ class WorkerView(Record):
     pid: int = 0
     #: Our queues that it takes jobs from.
     queues: Annotated[list[str], BeforeValidator(_ours), Field(min_length=1)]
-    #: Number of jobs that it has ended.
-    finished: int = Field(default=0, validation_alias="successful_job_count")
+    finished: int = Field(default=0, validation_alias="successful_job_count")  # number of jobs that it has ended
     failed: int = Field(default=0, validation_alias="failed_job_count")
 
 

@@ -97,8 +97,7 @@ def complete_id(beginning: str, known: Sequence[str]) -> str:
 #: Where a page begins: the time of submission as RQ writes it, which sorts as text, and the id.
 Place = tuple[bytes, str]
 
-#: Ids read at first, per queue and status; more if a page needs them.
-WINDOW = 1000
+WINDOW = 1000  # ids read at first, per queue and status; more if a page needs them
 
 
 def list_jobs(

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from svdq.producer.files import open_regular, temporary_name
 
-#: Folder for files being written, below the root so that a rename stays on one file system.
-TEMPORARY = "tmp"
+TEMPORARY = "tmp"  # folder for files being written, below the root so that a rename stays on one file system
 
 
 @dataclass(frozen=True, kw_only=True)

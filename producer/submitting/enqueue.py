@@ -58,8 +58,7 @@ class Enqueued:
 
     rq_job: rq.job.Job  # the new job, or the existing one with this id
     is_new: bool
-    #: How an existing job had ended that is queued again: failed, stopped or canceled; "" for others.
-    was: str = ""
+    was: str = ""  # how an existing job had ended that is queued again: failed, stopped or canceled; "" for others
 
 
 def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqueued]:

@@ -28,8 +28,7 @@ WITH_PROMPTS = frozenset(name for name, job in JOBS.items() if "prompt" in job.m
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
-#: The end of a whole number as pandas and spreadsheets write it: 14.0.
-_NO_FRACTION = re.compile(r"(?<=\d)\.0+$")
+_NO_FRACTION = re.compile(r"(?<=\d)\.0+$")  # the end of a whole number as pandas and spreadsheets write it: 14.0
 
 
 @cache
@@ -58,8 +57,7 @@ class ExpectedModel:
 
     name: str
     family: str
-    #: Whether it is in the settings; parameters of another family are then refused.
-    is_configured: bool = True
+    is_configured: bool = True  # whether it is in the settings; parameters of another family are then refused
     #: The defaults of its model file, for parameters that a job cannot leave open.
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
 

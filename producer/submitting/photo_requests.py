@@ -38,8 +38,7 @@ class Request:
     path: Path
     spec: JobSpec
     source: str = ""  # as in `Photo`; "" for its own folder and name
-    #: Prefix of errors: where the user asked for it, such as `list.csv, line 7: `.
-    where: str = ""
+    where: str = ""  # prefix of errors: where the user asked for it, such as `list.csv, line 7: `
     data: bytes | None = None  # as in `Photo`
 
     @property

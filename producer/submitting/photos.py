@@ -26,11 +26,9 @@ ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 
 #: Largest number of bytes per pixel of any photo file (four channels of 32-bit floats); larger files are not read.
 MAX_BYTES_PER_PIXEL = 16
-#: Bytes of UTF-8; leaves room for a suffix within a file system's 255.
-MAX_NAME_BYTES = 180
+MAX_NAME_BYTES = 180  # bytes of UTF-8; leaves room for a suffix within a file system's 255
 MAX_FOREIGN_BYTES = 1 << 28  # largest size in bytes of a photo that was uploaded or dropped
-#: Bytes of files held in memory at a time, independent of the number of threads.
-_BYTES = Budget(1 << 25)
+_BYTES = Budget(1 << 25)  # bytes of files held in memory at a time, independent of the number of threads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +37,7 @@ class Photo:
 
     path: Path  # the user's path; of an upload, only the name of the file
     sha256: str
-    #: Extension of its real format, without the dot, independent of the file's name.
-    extension: str
+    extension: str  # extension of its real format, without the dot, independent of the file's name
     name: str  # stem of the file's name, sanitized for `Job.name`
     num_bytes: int
     size: tuple[int, int] | None = None  # width and height in pixels, upright; None if they are not known

@@ -36,8 +36,7 @@ class Source:
     """A photo file."""
 
     path: Path
-    #: Its folder relative to the given folder, such as `day 1/morning`; "" for the given folder itself.
-    folder: str = ""
+    folder: str = ""  # its folder relative to the given folder, such as `day 1/morning`; "" for the given folder itself
     root: str = ""  # name of the given folder; "" for a file that was given itself
 
     @property

@@ -55,13 +55,10 @@ class WatchOptions:
     """How a folder is watched."""
 
     selection: Selection = field(default_factory=Selection)
-    #: Whether files that existed before the folder was first watched are submitted, too.
-    existing: bool = False
+    existing: bool = False  # whether files that existed before the folder was first watched are submitted, too
     stable_for_s: float = 2.0  # seconds without a change after which a file has stopped growing
-    #: The action on photos after submission: `keep`, `move:DIR` or `delete`.
-    on_success: str = "keep"
-    #: Process what is there, then end; files that still grow or are on hold are left to the next run.
-    once: bool = False
+    on_success: str = "keep"  # the action on photos after submission: `keep`, `move:DIR` or `delete`
+    once: bool = False  # process what is there, then end; files that still grow or are on hold are left to the next run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,7 @@ REJECTED = "rejected"  # folder in the watched folder for files that are no phot
 #: A file that is no photo must be unchanged for this many times `--stable-for`: it may be half copied.
 BAD_FACTOR = 4
 HOLD_S = 2.0  # seconds until a file on hold is tried again
-#: Seconds without a file on hold for a reason after which the reason is reported again.
-REPORT_AGAIN_S = 60.0
+REPORT_AGAIN_S = 60.0  # seconds without a file on hold for a reason after which the reason is reported again
 
 
 @dataclass
@@ -42,8 +41,7 @@ class Prompts:
 
     config: FolderConfig
     post_submit: PostSubmit
-    #: Seconds without a change after which a prompt has been written to its end.
-    stable_for_s: float
+    stable_for_s: float  # seconds without a change after which a prompt has been written to its end
 
     def add(self, file: WaitingFile, spec: JobSpec) -> JobSpec | None:
         """Return the parameters of a photo with the prompt beside it, or None if that is new and may still grow."""

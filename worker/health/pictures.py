@@ -19,8 +19,7 @@ logger = logging.getLogger(__name__)
 GROUP_S, RANK_S, TRY_S = 1.0, 2.0, 0.3
 #: Size of a picture, and the qualities that are tried until it fits; after the last one both sides are halved.
 MAX_BYTES, QUALITIES = 10_000, (50, 15)
-#: Longest side in pixels.
-MAX_SIDE = 160
+MAX_SIDE = 160  # longest side in pixels
 
 
 class _Offer(NamedTuple):

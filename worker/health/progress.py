@@ -28,10 +28,8 @@ from svdq.worker.queue.rq_worker import TakenJob
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two contacts with Redis; a progress bar needs no more.
-INTERVAL_S = 0.25
-#: Seconds for which the list of canceled jobs is valid: a job may be stopped and retried soon after.
-FRESH_S = 1.0
+INTERVAL_S = 0.25  # seconds between two contacts with Redis; a progress bar needs no more
+FRESH_S = 1.0  # seconds for which the list of canceled jobs is valid: a job may be stopped and retried soon after
 #: Seconds between two records of this rank while it computes, and while it is idle.
 RECORD_S, IDLE_RECORD_S = 1.0, 5.0
 

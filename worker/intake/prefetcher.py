@@ -36,25 +36,20 @@ class RefusedError(SvdqError):
 class IntakeOptions:
     """How a group takes jobs."""
 
-    #: Decides which videos fit into memory.
-    memory: MemoryPlan
-    #: End when the queue is empty.
-    burst: bool = False
-    #: Largest number of pixels of a photo.
-    max_pixels: int = 100_000_000
+    memory: MemoryPlan  # decides which videos fit into memory
+    burst: bool = False  # end when the queue is empty
+    max_pixels: int = 100_000_000  # largest number of pixels of a photo
     #: Seconds since the epoch at which the group is stopped; videos that would not be done by then are not started.
     until_s: float | None = None
     #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
     #: Encodes the prompts of a video ahead of time; the model keeps the result.
     embed: Callable[[VideoParameters], object] = lambda parameters: None
-    #: Number of crashes of a rank after which the job it computes is set aside.
-    max_attempts: int = 2
+    max_attempts: int = 2  # number of crashes of a rank after which the job it computes is set aside
     #: Most jobs in flight at once. Sockets limit the bytes that wait between ranks; without this limit a group with
     #: small samples could take the whole queue while its last rank waits for a slow disk.
     max_in_flight: int = 25
-    #: What ranks of this host were working on when this group crashed.
-    suspects: Sequence[CrashSuspect] = ()
+    suspects: Sequence[CrashSuspect] = ()  # what ranks of this host were working on when this group crashed
     #: Called with a job's id; records during a block that the photo of the job is being prepared.
     mark_prepare: Callable[[str], AbstractContextManager[object]] = nullcontext
 
@@ -63,14 +58,10 @@ class IntakeOptions:
 class Prepared:
     """One of photo, sample and result, and the job."""
 
-    #: The photo at its video's size.
-    photo: Image | None = None
-    #: Its furthest checkpoint.
-    resume: Sample | None = None
-    #: Its result, when it is finished.
-    result: dict[str, Any] | None = None
-    #: With all parameters: those that it leaves open are filled in.
-    job: Job
+    photo: Image | None = None  # the photo at its video's size
+    resume: Sample | None = None  # its furthest checkpoint
+    result: dict[str, Any] | None = None  # its result, when it is finished
+    job: Job  # with all parameters: those that it leaves open are filled in
 
 
 class Prefetcher:

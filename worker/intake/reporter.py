@@ -19,10 +19,8 @@ from svdq.worker.queue.rq_worker import ActiveJob
 
 logger = logging.getLogger(__name__)
 
-#: Different jobs in a row that fail alike before the group takes no more.
-NUM_ALIKE = 3
-#: Latest videos whose latency decides whether another one can be done in time.
-NUM_LATENCIES = 9
+NUM_ALIKE = 3  # different jobs in a row that fail alike before the group takes no more
+NUM_LATENCIES = 9  # latest videos whose latency decides whether another one can be done in time
 
 _ID = re.compile(r"\b(?=\w*\d)[0-9a-f]{8,}\b")
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")

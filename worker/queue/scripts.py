@@ -123,8 +123,7 @@ return 1
 #: KEYS: job. ARGV: field, value.
 _SET_FIELD = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], ARGV[1], ARGV[2]) end"
 
-#: Seconds after which a scheduled job without a record counts as deleted.
-MISSING_S = 60
+MISSING_S = 60  # seconds after which a scheduled job without a record counts as deleted
 FOREVER = 1e18
 
 

@@ -12,8 +12,7 @@ from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
 
-#: 8 for the VAE times 8 for the UNet's three halvings.
-SIZE_MULTIPLE = 64
+SIZE_MULTIPLE = 64  # 8 for the VAE times 8 for the UNet's three halvings
 
 Side = Annotated[int, side(SIZE_MULTIPLE)]
 
@@ -26,8 +25,7 @@ class SvdParameters(VideoParameters):
 
     #: Not written, because the ids of earlier jobs were made without it.
     family: Literal["svd"] = Field(default="svd", exclude=True)
-    #: None means the model's default (14 or 25).
-    frames: Frames = None
+    frames: Frames = None  # None means the model's default (14 or 25)
     steps: Steps = 25
     width: Side = 1024
     height: Side = 576
@@ -97,8 +95,7 @@ MODELS = {
 # attention as a fused kernel; the table is in docs/internals/performance.md.
 #: A step, for each pixel and frame, without and with guidance.
 STEP_ELEMENTS = {1: 136, 2: 282}
-#: An encode, per pixel.
-ENCODE_ELEMENTS = 655
+ENCODE_ELEMENTS = 655  # an encode, per pixel
 #: A decode, per pixel: times the frames decoded at a time, and times all frames.
 DECODE_ELEMENTS, FRAME_ELEMENTS = 1021, 3.2
 #: Bytes of the VAE's weights in float32, to which an encode in float16 converts them.
