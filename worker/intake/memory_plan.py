@@ -17,8 +17,7 @@ from svdq.producer.text import count
 
 logger = logging.getLogger(__name__)
 
-#: Those of a video, or a job, which has more.
-_Parameters = TypeVar("_Parameters", bound=VideoParameters)
+_Parameters = TypeVar("_Parameters", bound=VideoParameters)  # those of a video, or a job, which has more
 
 
 class RankInfo(BaseModel):
@@ -26,25 +25,19 @@ class RankInfo(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    #: Bytes for weights and activations; None: no limit.
-    capacity: int | None
-    #: Bytes of its weights; in rounds, the most that it holds at a time.
-    weights: int
+    capacity: int | None  # bytes for weights and activations; None: no limit
+    weights: int  # bytes of its weights; in rounds, the most that it holds at a time
     #: The bytes of the weights that it holds in each phase, if it works in rounds.
     phase_weights: Mapping[Phase, int] = {}
     #: The bytes that it would hold for steps with `--offload blocks`; None: it has that, or cannot.
     streamed_weights: int | None = None
-    #: The kind of GPU, or cpu.
-    device: str
-    #: Ranks that share the GPU, those of other groups included.
-    ranks_per_gpu: int = 1
+    device: str  # the kind of GPU, or cpu
+    ranks_per_gpu: int = 1  # ranks that share the GPU, those of other groups included
     #: Whether it has the encoders of photos, and the VAE decoder.
     encodes: bool = False
     decodes: bool = False
-    #: The denoising components that it has; None: all of the model.
-    components: Components = None
-    #: How it computes: `ModelInfo.compute`.
-    compute: dict[str, Any] = {}
+    components: Components = None  # the denoising components that it has; None: all of the model
+    compute: dict[str, Any] = {}  # how it computes: `ModelInfo.compute`
 
 
 class DoesNotFitError(SvdqError):
