@@ -62,6 +62,21 @@ def check_computes(device: torch.device, dtype: torch.dtype, options: ComputeOpt
         )
 
 
+def check_streaming(device: torch.device, options: ComputeOptions, *, can_stream: bool) -> None:
+    """Raise an InputError if `--offload blocks` cannot be used; `can_stream`: whether the model has equal blocks."""
+    if options.offload == "off":
+        return
+    other = "--compile" if options.compiled != "off" else "--approximate int8" if options.approximate else ""
+    if other:
+        raise InputError(f"--offload blocks does not work with {other}; leave one of them out.")
+    if not can_stream:
+        raise InputError("--offload blocks is for models of Wan, whose transformers have equal blocks; leave it out.")
+    if device.type != "cuda":
+        raise InputError(
+            "--offload blocks needs a GPU: on a processor, all weights are in host memory already; leave it out."
+        )
+
+
 def _failure(attempt: Callable[[], None]) -> str:
     try:
         with warnings.catch_warnings(), torch.inference_mode():

@@ -108,6 +108,7 @@ class Experts:
             num_weights={name: number for name, number in found.items() if number},
             dtype=name_of(self._dtype),
             int8="int8" in self._compute.approximate,
+            streamed=self._compute.offload == "blocks",
         )
 
     def _num_weights(self, component: str) -> int:

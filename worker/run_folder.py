@@ -58,6 +58,11 @@ class RankConfig(BaseModel):
         description="How ranks hold the experts of a model with several: all of them, or one each; auto: one each "
         "where a rank's memory does not hold all.",
     )
+    offload: Literal["off", "blocks"] = Field(
+        default="off",
+        description="Keep the transformers of Wan in host memory; blocks: copy each block to the GPU while the one "
+        "before computes. The frames stay the same.",
+    )
     encoder_rank: bool = Field(
         default=False,
         description="Give the first rank the encoders alone, where a text encoder and an expert do not share a GPU.",
@@ -73,7 +78,9 @@ class RankConfig(BaseModel):
     @property
     def compute(self) -> ComputeOptions:
         """How the denoising components compute."""
-        return ComputeOptions(dtype=self.dtype, compiled=self.compile, approximate=self.approximate)
+        return ComputeOptions(
+            dtype=self.dtype, compiled=self.compile, approximate=self.approximate, offload=self.offload
+        )
 
 
 class RunConfig(BaseModel):

@@ -14,12 +14,13 @@ import torch
 from pydantic import TypeAdapter
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.video_model import Role, VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.files import private_folder
-from svdq.worker.device import capacity, check_computes, choose_device, name_of, num_gpus
+from svdq.worker.device import capacity, check_computes, check_streaming, choose_device, name_of, num_gpus
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
@@ -132,6 +133,9 @@ def _load_model(process: RankProcess) -> LoadedModel:
     compute = config.compute
     dtype = dtype_for(process.run.model, device, compute)
     check_computes(device, dtype, compute)
+    resolved = process.run.model
+    can_stream = resolved.family is not None and family_named(resolved.family).num_blocks(resolved.facts) is not None
+    check_streaming(device, compute, can_stream=can_stream)
     if device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
@@ -158,6 +162,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
     info = RankInfo(
         capacity=granted,
         weights=model.info.weight_bytes,
+        streamed_weights=model.info.streamed_bytes if can_stream and compute.offload == "off" else None,
         device=name_of(device),
         ranks_per_gpu=sharing,
         encodes=role.encode,

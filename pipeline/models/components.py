@@ -85,7 +85,9 @@ class ComponentLoader:
         quantized = quantization(options)
         for each in self.needed():
             with in_a_sentence(f"The {each} of the model {self.name}", device, self._needed_bytes):
-                parts[each] = self.load(each, device, quantized if each in self.layout.denoisers else None)
+                is_denoiser = each in self.layout.denoisers
+                where = torch.device("cpu") if is_denoiser and options.offload == "blocks" else device
+                parts[each] = self.load(each, where, quantized if is_denoiser else None)
         with in_a_sentence(f"The model {self.name}", device, self._needed_bytes):
             parts |= self._without_weights()
             pipeline: Any = getattr(diffusers, pipeline_class)(**parts)

@@ -115,7 +115,8 @@ class DiffusersModel(VideoModel):
             made_of=model.described(),
             identity=name if model.base is None else "a model file",
             prior=self.family.prior(self._facts),
-            weight_bytes=sum(map(weight_bytes, self._modules().values())),
+            weight_bytes=self._weight_bytes(streamed=options.offload == "blocks"),
+            streamed_bytes=self._weight_bytes(streamed=True),
             compute=options.changed()
             | {"dtype": name_of(dtype)}
             | ({"weights": model.fingerprint} if model.fingerprint is not None else {}),
@@ -137,6 +138,10 @@ class DiffusersModel(VideoModel):
     def _modules(self) -> dict[str, torch.nn.Module]:
         parts = self.pipeline.components.items()
         return {name: part for name, part in parts if isinstance(part, torch.nn.Module)}
+
+    def _weight_bytes(self, *, streamed: bool) -> int:
+        modules = self._modules().items()
+        return sum(weight_bytes(module, streamed=streamed and name in self._denoisers) for name, module in modules)
 
     def broken_weights(self) -> str:
         """Return the name of the first weight that is not finite, such as `unet (conv_in.weight)`, or ""."""

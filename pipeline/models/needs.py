@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from svdq.pipeline.models.compute_options import STREAMED_BLOCKS
 from svdq.pipeline.models.families import FAMILIES
 from svdq.pipeline.models.family import Facts, Family, FolderLayout
 from svdq.pipeline.models.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Phase, shape_for
@@ -18,9 +19,6 @@ from svdq.pipeline.video_parameters import VideoParameters
 Residency = Literal["resident", "bound", "rounds"]
 #: Bytes of a weight in int8, with its share of the scales and of the layers that stay as they are.
 INT8_BYTES = 1.05
-#: Blocks on the GPU while they are streamed: the present one, the next one and one that leaves; and the layers outside
-#: of blocks, which take less than a block.
-STREAMED_BLOCKS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +43,9 @@ class ModelSize:
         if component not in self.layout.denoisers:
             return int(num_weights * ITEM_BYTES[self.layout.dtype_of(component, self.dtype)])
         num_bytes = num_weights * (INT8_BYTES if self.int8 else ITEM_BYTES[self.dtype])
+        # Layers outside of blocks take less than one more.
         num_blocks = self.family.num_blocks(self.facts) if self.streamed else None
-        return int(num_bytes if num_blocks is None else num_bytes * min(1.0, STREAMED_BLOCKS / num_blocks))
+        return int(num_bytes if num_blocks is None else num_bytes * min(1.0, (STREAMED_BLOCKS + 1) / num_blocks))
 
     def held(self, phase: Phase, residency: Residency, *, encodes: bool = True) -> int:
         """Return the bytes of the weights that a rank holds in a phase; in rounds, of the largest component of steps.

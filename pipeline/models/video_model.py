@@ -73,7 +73,8 @@ class ModelInfo:
     made_of: dict[str, Any] = field(default_factory=dict)
     #: Names the model in checkpoints: of a model file, its fingerprint in `compute` is enough.
     identity: str = ""
-    weight_bytes: int = 0
+    weight_bytes: int = 0  # that the device holds
+    streamed_bytes: int = 0  # the same if blocks were streamed from host memory
     #: What encode and decode cost before they are measured.
     prior: CostPrior = field(default_factory=lambda: CostPrior(encode_steps=0.18, decode_steps=4.4))
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, ComputeOptions
+from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, OFFLOADED, ComputeOptions
 from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
@@ -21,6 +21,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker import run_folder
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import CheckpointStore, Codec
+from svdq.worker.device import check_streaming
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.run_folder import RankConfig, RunConfig, rank_options
 from svdq.worker.startup import check_alike, prepare_compiling
@@ -37,11 +38,16 @@ def test_the_options_of_a_rank_are_those_of_the_pipeline() -> None:
 
     assert CliRunner().invoke(rank, [], catch_exceptions=False).exit_code == 0
     assert found.pop() == RankConfig()
-    for option, names in (("dtype", ["auto", *DTYPES]), ("compile", COMPILED), ("approximate", APPROXIMATE)):
+    for option, names in (
+        ("dtype", ["auto", *DTYPES]),
+        ("compile", COMPILED),
+        ("approximate", APPROXIMATE),
+        ("offload", OFFLOADED),
+    ):
         for name in names:
             assert CliRunner().invoke(rank, [f"--{option}", name], catch_exceptions=False).exit_code == 0
             compute = found.pop().compute
-            assert name in (compute.dtype, compute.compiled, *compute.approximate)
+            assert name in (compute.dtype, compute.compiled, *compute.approximate, compute.offload)
         assert CliRunner().invoke(rank, [f"--{option}", "no-such"]).exit_code == 2
 
 
@@ -92,6 +98,21 @@ SAMPLE = Sample(
 
 def codec(options: ComputeOptions) -> Codec:
     return Codec(model="m", device=torch.device("cpu"), compute=options.changed() | {"dtype": "float32"})
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "can_stream", "words"),
+    [
+        ("cuda", {"compiled": "blocks"}, True, "does not work with --compile"),
+        ("cuda", {"approximate": ("int8",)}, True, "does not work with --approximate int8"),
+        ("cuda", {}, False, "is for models of Wan"),
+        ("cpu", {}, True, "needs a GPU"),
+    ],
+)
+def test_streaming_that_cannot_be_is_one_sentence(device: str, options, can_stream: bool, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_streaming(torch.device(device), ComputeOptions(offload="blocks", **options), can_stream=can_stream)
+    check_streaming(torch.device(device), ComputeOptions(**options), can_stream=can_stream)
 
 
 def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(tmp_path: Path, caplog) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.work import Decoder
 from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.latent_rgb import rgb_of_latents
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
@@ -103,6 +104,18 @@ def test_same_bits_on_ranks_with_one_expert_each(opened, reference, photo, kind,
     assert (first.component, second.component) == ("transformer", "transformer_2")
     ranks = [high] * first.stop + [low] * (second.stop - second.start)
     assert np.array_equal(render(high, ranks, photo, values), reference(kind, photo, values))
+
+
+def test_same_bits_with_streamed_blocks(folders, reference, photo):
+    """On a processor, diffusers' hooks move blocks to where they are already, and without a stream."""
+    streaming = ComputeOptions(offload="blocks")
+    model = open_model(resolve(str(folders / "i2v-a14b")), EVERYTHING, CPU, torch.float32, streaming)
+    for expert in (model.pipeline.transformer, model.pipeline.transformer_2):
+        assert all(block._diffusers_hook.get_hook("group_offloading") for block in expert.blocks)
+    values = model.complete(parameters())
+    assert np.array_equal(render(model, [model] * 5, photo, values), reference("i2v-a14b", photo, values))
+    assert model.info.compute == {"dtype": "float32"}, "they continue each other's videos"
+    assert model.broken_weights() == ""
 
 
 def test_an_expert_with_a_guidance_scale_of_1_computes_one_prediction(opened, reference, photo):
