@@ -36,8 +36,16 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     "--segments",
     callback=parse_experts,
     metavar="STEPS+STEPS",
-    help="Simulate two experts with these shares of the steps, 15+25, and bind each rank to one.",
+    help="Simulate two experts with these shares of the steps, 15+25.",
 )
+@click.option(
+    "--experts",
+    type=click.Choice(["bound", "rounds"]),
+    default="bound",
+    show_default=True,
+    help="With --segments: each rank holds one expert, or the only rank one at a time, in rounds over many videos.",
+)
+@click.option("--load-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated load, in rounds.")
 @click.option("--rank-speed", callback=_numbers, help="Slowdown of each simulated rank: 1,1,1,1.5,1,1,1.")
 @click.option("--samples", type=click.IntRange(1, 10**6), default=80, show_default=True, help="Videos per run.")
 @click.option(
@@ -66,7 +74,7 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
 
     Efficiency is the ideal time per video, (steps x step + encode + decode) / ranks, divided by the measured time
     between finished videos in steady state. For ranks of unequal speed, step is the harmonic mean of theirs. With
-    --segments, the ideal is what the ranks with the slower expert need.
+    --segments, the ideal is what the ranks with the slower expert need; of rounds, it has no time to load.
 
     With --burst, the same ranks get each number N of videos at once. The table compares the time until the last one
     ends with the lower bound of any schedule, the larger of one video's time W and N x W / ranks, and with the shortest
@@ -78,6 +86,7 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
       svdq bench --through daemon                 with real Redis and real files
       svdq bench --burst 1,2,7,8,10,14,20,50      a few videos at a time
       svdq bench --steps 40 --segments 15+25      ranks that hold one of two experts each
+      svdq bench --ranks 1 --segments 15+25 --experts rounds --load-ms 500 --burst 60
     """
     # Like Ctrl-C, so that ranks, workers and their Redis server end and temporary folders are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

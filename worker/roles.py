@@ -22,11 +22,14 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights import num_weights
 from svdq.pipeline.planning.binding import Components, Segment, bind
+from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import Costs
+from svdq.pipeline.planning.rounds import LOAD_SHARE
 
 logger = logging.getLogger(__name__)
 
-#: How the experts of a model are held: all by every rank, or each by some ranks where a rank does not hold all.
-Mode = Literal["auto", "resident", "bound"]
+#: How ranks hold the experts of a model: all, each by some ranks, or one at a time. auto: all where memory suffices.
+Mode = Literal["auto", "resident", "bound", "rounds"]
 
 
 class Experts:
@@ -58,6 +61,10 @@ class Experts:
             return None
         return experts if len(experts.segments) > 1 else None
 
+    def in_rounds(self, capacity: int | None, mode: Mode) -> bool:
+        """Return whether a rank alone, of so many bytes (None: no limit), holds one expert at a time."""
+        return mode == "rounds" or (mode == "auto" and capacity is not None and self._need(0, 1) > capacity)
+
     def assign(self, capacities: Sequence[int | None], mode: Mode, *, encoder_rank: bool = False) -> list[Components]:
         """Return the components of each rank of so many bytes (None: no limit); an `encoder_rank` only encodes."""
         alone: list[Components] = [frozenset()] if encoder_rank else []
@@ -69,16 +76,25 @@ class Experts:
             mode == "auto" and (capacity is None or need <= capacity)
             for need, capacity in zip(needs, capacities[len(alone) :], strict=True)
         ]
-        if mode == "auto" and has_room == [False]:
-            logger.warning(
-                "The experts of %s need %s, and a single rank has to hold them all; start one more rank, on its own "
-                "GPU, and each loads the expert of its steps.", self._model.name, size_text(needs[0]),
-            )  # fmt: skip
         prior = replace(self._prior, encode_steps=0.0) if alone else self._prior
         components = alone + bind(self.segments, has_room, prior)
         if any(components[len(alone) :]):
             logger.info("%s", _described(components, self.segments, max(needs)))
+            faster = self._faster_in_rounds(len(capacities))
+            if faster > LOAD_SHARE:
+                logger.info(
+                    "Groups of one rank in rounds would be about %.0f%% faster: `svdq worker --experts rounds --groups "
+                    "%d --ranks 1`.", 100 * faster, len(capacities),
+                )  # fmt: skip
         return components
+
+    def _faster_in_rounds(self, num_ranks: int) -> float:
+        """Return the share by which groups of one rank in rounds are faster than a group whose ranks are bound."""
+        prior = self._prior
+        costs = Costs(step_s=(1.0,), encode_s=prior.encode_steps, decode_s=prior.decode_steps)
+        first, second = (segment.stop - segment.start for segment in self.segments)
+        video = VideoCosts(steps=first + second, costs=costs, segments=(first, second))
+        return video.pace_s(num_ranks) / video.rounds_pace_s(num_ranks) - 1
 
     def _need(self, rank: int, num_ranks: int) -> int:
         """Return the bytes of a typical video with all experts."""

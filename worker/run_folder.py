@@ -53,10 +53,10 @@ class RankConfig(BaseModel):
         default=(),
         description="Change results by more than rounding, and mark them. int8: weights of linear layers in int8.",
     )
-    experts: Literal["auto", "resident", "bound"] = Field(
+    experts: Literal["auto", "resident", "bound", "rounds"] = Field(
         default="auto",
-        description="How ranks hold the experts of a model with several: all of them, or one each; auto: one each "
-        "where a rank's memory does not hold all.",
+        description="How a rank holds the experts of a model with several: all of them; one; or, if it is the only "
+        "rank of its group, one at a time, in rounds over many videos. auto: all where its memory suffices.",
     )
     offload: Literal["off", "blocks"] = Field(
         default="off",

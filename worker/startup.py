@@ -143,8 +143,10 @@ def _load_model(process: RankProcess) -> LoadedModel:
         prepare_compiling(settings.home, topology.num_ranks)
     # svdq worker counts the ranks of all groups; torchrun has one group.
     sharing = config.ranks_per_gpu or ranks_per_gpu(num_visible, topology.num_ranks)
-    components = _agree_on_components(process, lambda: capacity(device, settings.memory_limit, sharing), dtype)
-    role = replace(Role.of_rank(topology.rank), components=components)
+    components, in_rounds = _agree_on_components(
+        process, lambda: capacity(device, settings.memory_limit, sharing), dtype
+    )
+    role = replace(Role.of_rank(topology.rank), components=components, in_rounds=in_rounds)
     if config.encoder_rank and topology.first:
         role = replace(role, decode=False)
     num_threads = torch.get_num_threads()
@@ -173,14 +175,23 @@ def _load_model(process: RankProcess) -> LoadedModel:
     return LoadedModel(model=model, device=device, info=info)
 
 
-def _agree_on_components(process: RankProcess, granted: Callable[[], int | None], dtype: torch.dtype) -> Components:
-    """Return the experts that this rank loads; waits for the other ranks if the model has several."""
+def _agree_on_components(
+    process: RankProcess, granted: Callable[[], int | None], dtype: torch.dtype
+) -> tuple[Components, bool]:
+    """Return the experts that this rank loads, and whether one at a time; waits for the others if there are several."""
     config, topology = process.run.rank, process.topology
     if config.encoder_rank and topology.num_ranks == 1:
         raise InputError("--encoder-rank leaves the first rank without steps; give at least two, such as --ranks 2.")
     experts = Experts.of(process.run.model, config.compute, dtype)
     if experts is None:
-        return frozenset() if config.encoder_rank and topology.first else None
+        return frozenset() if config.encoder_rank and topology.first else None, False
+    if topology.num_ranks == 1:
+        return None, experts.in_rounds(granted(), config.experts)
+    if config.experts == "rounds":
+        raise InputError(
+            "A rank that works in rounds is a group of its own; start one for each GPU: "
+            f"`svdq worker --experts rounds --groups {topology.num_ranks} --ranks 1`."
+        )
 
     def decide(rank_info: Sequence[str]) -> str:
         capacities = [json.loads(capacity) for capacity in rank_info]
@@ -188,7 +199,7 @@ def _agree_on_components(process: RankProcess, granted: Callable[[], int | None]
         return _OF_ALL.dump_json(bound).decode()
 
     decided = _with_others(process, lambda folder: agree(topology, json.dumps(granted()), decide, folder=folder))
-    return _OF_ALL.validate_json(decided)[topology.rank]
+    return _OF_ALL.validate_json(decided)[topology.rank], False
 
 
 def _with_others(process: RankProcess, meet: Callable[[Path], _T]) -> _T:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from svdq.pipeline.loop.protocols import Report, Request, Source
+from svdq.pipeline.loop.rounds import RoundsInbox
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.failures import describe_failure
 from svdq.pipeline.models.video_model import VideoModel
@@ -18,6 +19,7 @@ from svdq.pipeline.planning.binding import Bounds, Components, bounds_of
 from svdq.pipeline.planning.blocks import Row
 from svdq.pipeline.planning.costs import CostModel, Shape
 from svdq.pipeline.planning.planner import Planner
+from svdq.pipeline.planning.rounds import Outlook, legs_of
 from svdq.pipeline.transport.message import Kind, Message, Work
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ LOOK_S = 0.005
 class _Admitted:
     """The facts of a sample in flight that the plan needs at its end."""
 
+    job_id: str
     shape: Shape
     #: Costs of its steps, relative to each other.
     steps: Sequence[float]
@@ -48,14 +51,19 @@ class Admission:
         model: VideoModel,
         components: Sequence[Components],
         begin: Callable[[Sample], None],
+        inbox: RoundsInbox | None = None,
     ) -> None:
-        """Begin with the first index; `components` are those of each rank, and `begin` gets each admitted sample."""
+        """Begin with the first index; `components` are those of each rank, and `begin` gets each admitted sample.
+
+        With an `inbox`, which is that of the only rank, its rounds decide when a sample is admitted.
+        """
         self._source = source
         self._planner = planner
         self._costs = costs
         self._model = model
         self._components = components
         self._begin = begin
+        self._inbox = inbox
         self._num_admitted = 0
         #: Why the thread ended early.
         self.error: BaseException | None = None
@@ -90,6 +98,8 @@ class Admission:
 
     def _wait_until_wanted(self) -> bool:
         """Wait until a rank can begin another sample soon; return False after `release`."""
+        if self._inbox is not None:
+            return self._inbox.wait_until_wanted()
         while not self._released:
             self._news.clear()
             with self._lock:
@@ -100,9 +110,17 @@ class Admission:
             time.sleep(LOOK_S)
         return False
 
-    @torch.inference_mode()
     def admit(self, request: Request) -> Sample:
         """Make a sample of a request, with its plan; a resumed one goes on with its tensors."""
+        sample = self._sample_of(request)
+        if self._inbox is not None and not sample.ended:
+            segments = self._model.segments(sample.parameters)
+            legs = legs_of(segments, max(sample.step + 1, 0), has_text=sample.step < -1)
+            self._inbox.expect(sample.index, legs, request.num_waiting)
+        return sample
+
+    @torch.inference_mode()
+    def _sample_of(self, request: Request) -> Sample:
         index, self._num_admitted = self._num_admitted, self._num_admitted + 1
         parameters, resume = request.parameters, request.resume
         segments = self._model.segments(parameters)
@@ -119,7 +137,9 @@ class Admission:
                 first_unit=resume.step + 1 if resume is not None else 0,
                 bounds=bounds,
             )
-            self._in_flight[index] = _Admitted(shape=shape, steps=steps, only_rank_0_encodes=alone)
+            self._in_flight[index] = _Admitted(
+                job_id=request.job_id, shape=shape, steps=steps, only_rank_0_encodes=alone
+            )
         sample = Sample(
             job_id=request.job_id,
             index=index,
@@ -140,12 +160,13 @@ class Admission:
                 ran_out=False,
             )
         try:
-            tensors = dict(self._model.embed(parameters))
+            embedded = self._model.embed(parameters)
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(describe_failure(error, "while its prompt was encoded"))
+        tensors = dict(embedded or {})
         if request.photo is not None:
             tensors["photo"] = torch.from_numpy(np.array(request.photo))
-        return replace(sample, tensors=tensors)
+        return replace(sample, tensors=tensors, step=-1 if embedded is not None else -2)
 
     def _bounds(self, request: Request) -> list[Bounds] | None:
         """Return the units that each rank may do; None if every rank may do all."""
@@ -165,7 +186,22 @@ class Admission:
                 number = sum(admitted.steps[max(each.start - 1, 0) : each.stop - 1])
                 self._costs.record(admitted.shape, each.rank, kind, number, each.seconds)
                 self._planner.finished(each.sample, each.rank, each.stop, time.monotonic())
+                if self._inbox is not None and self._costs.is_measured(admitted.shape):
+                    self._inbox.learn(self._row(admitted).upto_s[-1])
         self._news.set()
+
+    def _row(self, admitted: _Admitted) -> Row:
+        return Row.of(self._costs.estimate(admitted.shape), admitted.steps)
+
+    def outlook(self) -> dict[str, Outlook]:
+        """Forecast the videos of a rank that works in rounds, by job; nothing before their costs are measured."""
+        with self._lock:
+            admitted = dict(self._in_flight)
+            if self._inbox is None or not all(self._costs.is_measured(each.shape) for each in admitted.values()):
+                return {}
+            rows = {index: self._row(each) for index, each in admitted.items()}
+        found = self._inbox.outlook(lambda index, leg: rows[index].seconds(0, leg.start, leg.stop))
+        return {admitted[index].job_id: outlook for index, outlook in found.items()}
 
     def on_report(self, report: Report) -> None:
         """Handle the end of a sample."""

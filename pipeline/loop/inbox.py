@@ -3,13 +3,9 @@
 import heapq
 import itertools
 import threading
-from dataclasses import dataclass
 from typing import Final
 
-from svdq.pipeline.loop.outlet import Outlet
-from svdq.pipeline.loop.protocols import Report
-from svdq.pipeline.loop.sample import Sample, sample_from
-from svdq.pipeline.transport.message import Kind, Message
+from svdq.pipeline.loop.sample import Sample
 
 #: Samples that may wait, and bytes of their tensors; one sample may wait whatever its size.
 MAX_SAMPLES: Final = 8
@@ -64,6 +60,10 @@ class Inbox:
             self._changed.notify_all()
             return work
 
+    def returned(self, sample: Sample, *, is_decoded: bool) -> Sample:
+        """Take back a sample that `take` has given, after its units."""
+        return sample
+
     def has_before(self, index: int) -> bool:
         """Whether work with a lower index waits."""
         with self._changed:
@@ -80,54 +80,3 @@ class Inbox:
         with self._changed:
             self._released = True
             self._changed.notify_all()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Router:
-    """Handles arrivals in the receiving thread, so that passing messages wait for no computation and may overtake."""
-
-    #: This rank.
-    rank: int
-    #: Work for the stage loop.
-    inbox: Inbox
-    #: For messages that are not kept.
-    outlet: Outlet
-
-    def handle(self, message: Message) -> None:
-        """Keep a message, or pass it on.
-
-        Raises:
-            ValueError, LookupError: it is not valid.
-        """
-        is_last = self.outlet.downstream is None
-        match message.kind:
-            case Kind.SAMPLE:
-                self._handle_sample(message)
-            case Kind.FRAMES if is_last:
-                self.outlet.note(*message.work)
-                self.outlet.deliver(sample_from(message.body, {}), message.tensors["frames"])
-            case Kind.FRAMES | Kind.WORK:
-                self.outlet.relay(message)
-            case Kind.WARM:
-                if not is_last:
-                    # Passed on first, so that all ranks warm up at the same time.
-                    self.outlet.relay(message)
-                self.inbox.put(sample_from(message.body, {}))
-            case Kind.CLOSE:
-                self.inbox.close()
-            case _:
-                raise ValueError(f"a {message.kind.value} message does not go down the chain")
-
-    def _handle_sample(self, message: Message) -> None:
-        sample = sample_from(message.body, message.tensors)
-        if sample.has_work(self.rank):
-            self.outlet.note(*message.work)
-            self.inbox.wait_for_room(sum(tensor.nbytes for tensor in sample.tensors.values()))
-            self.inbox.put(sample)
-        elif self.outlet.downstream is not None:
-            self.outlet.relay(message)
-        elif sample.ended:
-            self.outlet.note(*message.work)
-            self.outlet.report(Report.of(sample))
-        else:
-            raise ValueError(f"no rank decodes the sample {sample.job_id}")

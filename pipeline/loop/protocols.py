@@ -110,6 +110,9 @@ class Monitor:
     def warm_up(self, sample: Sample) -> None:
         """Handle the start of a warm-up for a sample that will come; it has no tensors yet."""
 
+    def loading(self, components: str, expected_s: float | None) -> None:
+        """Handle the start of loading a set of components, which took `expected_s` before; lasts until `idle`."""
+
     def idle(self) -> None:
         """Handle an idle stage: it waits for work, or for room to pass it on."""
 

@@ -40,7 +40,8 @@ class Sample:
     #: K+1 indices of its T+2 units, which are the encode, T steps and the decode: rank r does the units from
     #: boundaries[r] up to, not including, boundaries[r+1]. Empty: ranks only warm up for it.
     boundaries: tuple[int, ...]
-    #: The next denoising step; -1 before it is encoded, `parameters.steps` when denoising is done.
+    #: The next denoising step; -1 before it is encoded, -2 before its prompts are, where these wait for their encoder;
+    #: `parameters.steps` when denoising is done.
     step: int
     #: The state; before the encode `photo` (H, W, 3), uint8, and embeddings of texts. Empty for a sample that has
     #: failed or was canceled and travels on as a header alone.

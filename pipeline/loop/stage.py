@@ -4,6 +4,7 @@
 """
 
 import gc
+import math
 import threading
 from collections.abc import Sequence
 
@@ -11,15 +12,18 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.loop.admission import Admission
-from svdq.pipeline.loop.inbox import Inbox, Router
+from svdq.pipeline.loop.inbox import Inbox
 from svdq.pipeline.loop.outlet import Outlet
 from svdq.pipeline.loop.protocols import Surroundings
+from svdq.pipeline.loop.rounds import RoundsInbox
+from svdq.pipeline.loop.router import Router
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.work import KEEP_EVERY_S, UnitLoop, Warmup
 from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.planning.costs import CostModel
 from svdq.pipeline.planning.planner import Planner
+from svdq.pipeline.planning.rounds import Outlook
 from svdq.pipeline.transport.links import Receiver
 from svdq.pipeline.transport.topology import Links, Topology
 from svdq.pipeline.video_parameters import VideoParameters
@@ -42,10 +46,12 @@ class Stage:
         components: Sequence[Components] = (),
         planner: Planner | None = None,
         keep_every_s: float = KEEP_EVERY_S,
+        most_bytes: float = math.inf,
     ) -> None:
         """Connect a rank to its neighbors and surroundings.
 
-        On rank 0, `components` are the denoising components of each rank; none: all ranks have all.
+        On rank 0, `components` are the denoising components of each rank; none: all ranks have all. A rank that works
+        in rounds keeps at most `most_bytes` of waiting samples.
         """
         assert (surroundings.source is not None) == topology.first
         rank, num_ranks = topology.rank, topology.num_ranks
@@ -54,6 +60,11 @@ class Stage:
         self._stopping = threading.Event()
         #: Measured on rank 0.
         self.costs = CostModel(num_ranks, model.info.prior)
+        self._inbox = Inbox()
+        rounds: RoundsInbox | None = None
+        if model.sets:
+            assert num_ranks == 1
+            self._inbox = rounds = RoundsInbox(model, surroundings.monitor, surroundings.tracer, most_bytes)
         self._admission: Admission | None = None
         if surroundings.source is not None:
             self._admission = Admission(
@@ -63,12 +74,12 @@ class Stage:
                 model,
                 components or [None] * num_ranks,
                 self._begin,
+                rounds,
             )
         #: From the rank before, or on rank 0 from the last rank.
         self._incoming: Receiver | None = None
         if links.incoming is not None:
             self._incoming = Receiver(links.incoming, (rank - 1) % num_ranks, surroundings.on_lost)
-        self._inbox = Inbox()
         self._outlet = Outlet(topology, links, surroundings, self._admission)
         self._warmup = Warmup(model, surroundings.tracer, self._outlet.downstream)
         self._units = UnitLoop(
@@ -95,6 +106,7 @@ class Stage:
             sample, frames = self._units.run(work)
             if self.stopped:
                 break
+            sample = self._inbox.returned(sample, is_decoded=frames is not None)
             self._hand_over(sample, frames)
         if self._admission is not None and self._admission.error is not None:
             raise self._admission.error
@@ -113,6 +125,16 @@ class Stage:
         if self._incoming is not None:
             self._incoming.release()
         self._outlet.release()
+
+    def end_after_leg(self) -> None:
+        """Make `run` of a rank in rounds return when its present sample needs other components; from any thread."""
+        self._inbox.release()
+        if self._admission is not None:
+            self._admission.release()
+
+    def outlook(self) -> dict[str, Outlook]:
+        """Forecast the videos of a rank that works in rounds, by job."""
+        return {} if self._admission is None else self._admission.outlook()
 
     @property
     def stopped(self) -> bool:

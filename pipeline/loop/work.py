@@ -68,7 +68,9 @@ class UnitLoop:
             to_move = {name: tensor for name, tensor in sample.tensors.items() if name != "photo"}
             moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in to_move.items()}
             sample = replace(sample, tensors={**sample.tensors, **moved})
-        if sample.step < 0:
+        if sample.step < -1:
+            sample = self._embed(sample)
+        if sample.step < 0 and sample.has_work(self.rank):
             sample = self._encode(sample)
         if self._goes_on(sample) and sample.step < sample.parameters.steps:
             sample = self._denoise(sample)
@@ -78,6 +80,19 @@ class UnitLoop:
 
     def _goes_on(self, sample: Sample) -> bool:
         return sample.has_work(self.rank) and not self._is_interrupted(sample)
+
+    def _embed(self, sample: Sample) -> Sample:
+        if self._monitor.canceled(sample.job_id):
+            return replace(sample, canceled=True, tensors={})
+        self._monitor.step(sample, 0)
+        try:
+            with self._tracer.span("embed", sample.job_id):
+                embed = partial(self._model.embed, sample.parameters)
+                embedded = with_second_try(embed, f"the encode of the prompts of {sample.job_id}")
+        except Exception as error:  # noqa: BLE001 - one bad job must not affect others
+            return sample.failed(describe_failure(error, "while its prompt was encoded"))
+        assert embedded is not None
+        return replace(sample, step=-1, tensors={**sample.tensors, **embedded})
 
     def _encode(self, sample: Sample) -> Sample:
         if self._monitor.canceled(sample.job_id):
@@ -95,7 +110,10 @@ class UnitLoop:
             return sample.failed(describe_failure(error, "while its photo was encoded"))
         seconds = time.perf_counter() - started
         self._done(Work(self.rank, sample.index, 0, 1, seconds))
-        return replace(sample, step=0, tensors=tensors, seconds={"encode": seconds})
+        sample = replace(sample, step=0, tensors=tensors, seconds={"encode": seconds})
+        if self._model.sets:
+            self._checkpointer.save(sample)  # it waits for its first expert
+        return sample
 
     def _denoise(self, sample: Sample) -> Sample:
         """Do steps and save the sample after them."""

@@ -26,6 +26,8 @@ class Timings(BaseModel):
     decode_ms: float = Field(0.0, ge=0)
     #: Milliseconds of the first use of a shape.
     warm_ms: float = Field(0.0, ge=0)
+    #: Milliseconds of loading the encoders or an expert, on a rank that holds one set at a time.
+    load_ms: float = Field(0.0, ge=0)
     #: Two experts, each of which does some of the steps: 15+25 of 40, and of other numbers in proportion.
     segments: Annotated[tuple[int, int], BeforeValidator(_parsed)] | None = None
     #: Factor by which this rank's steps are slower than `step_ms`.

@@ -19,6 +19,7 @@ from svdq.pipeline.models.resolved_model import Timings
 from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel
 from svdq.pipeline.planning.binding import Segment, split_steps
 from svdq.pipeline.planning.costs import CostPrior
+from svdq.pipeline.planning.rounds import DECODER, ENCODERS
 from svdq.pipeline.video_parameters import VideoParameters
 
 #: Of Stable Video Diffusion without -xt.
@@ -42,6 +43,11 @@ class SimulatedModel(VideoModel):
             encode_steps=timings.encode_ms / step_ms, decode_steps=timings.decode_ms / step_ms, step_s=step_ms / 1000
         )
         self.info = ModelInfo(name=name, notice=NOTICE, prior=prior)
+        if role.in_rounds:
+            experts = ("simulated",) if timings.segments is None else ("simulated", "simulated_2")
+            self.sets = (ENCODERS, *experts, DECODER)
+        #: The set that is loaded, in rounds.
+        self._held = ""
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0
         #: The segments of the present sample that this rank does not have.
@@ -82,6 +88,12 @@ class SimulatedModel(VideoModel):
         self._clock_s = time.perf_counter()
         self._sleep(self._timings.warm_ms)
 
+    def hold(self, components: str) -> None:
+        """Sleep for `load_ms`; the decoder, a small model, has come with the encoders."""
+        if components != DECODER:
+            time.sleep(self._timings.load_ms / 1000)
+        self._held = components
+
     def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
         """Sleep, and number the latents by the seed; (1, F, 4, H/8, W/8), float16. The photo is ignored."""
         self._clock_s = time.perf_counter()
@@ -93,7 +105,8 @@ class SimulatedModel(VideoModel):
     def denoiser(self, state: State, parameters: VideoParameters) -> "SimulatedModel":
         """Return this model: it keeps the present sample only."""
         self._clock_s = time.perf_counter()
-        self._missing = [each for each in self.segments(parameters) if not self._role.has(each.component)]
+        here = self._role.has if not self.sets else self._held.__eq__
+        self._missing = [each for each in self.segments(parameters) if not here(each.component)]
         # numpy sets one element ten times faster than torch, which keeps the host's share of a simulated step small.
         self._latents = state["latents"]
         self._flat = self._latents.cpu().numpy().reshape(-1)

@@ -4,7 +4,7 @@ A rank opens a model for its role, and only what that needs is loaded. `family.p
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -40,6 +40,8 @@ class Role:
     components: frozenset[str] | None = None
     #: Whether it has the decoder: the last rank, and every other one that has room for it.
     decode: bool = False
+    #: Whether it holds one set of these at a time, while it works in rounds.
+    in_rounds: bool = False
 
     @classmethod
     def of_rank(cls, rank: int) -> Self:
@@ -95,6 +97,8 @@ class VideoModel(ABC):
     """A model opened for a role."""
 
     info: ModelInfo
+    #: The sets of components of which it holds one at a time, in the order of units; none: it holds all.
+    sets: Sequence[str] = ()
 
     @abstractmethod
     def complete(self, parameters: VideoParameters) -> VideoParameters:
@@ -119,8 +123,19 @@ class VideoModel(ABC):
         """Return the name of the first weight that is NaN or infinite, or ""; reads all weights."""
         return ""
 
-    def embed(self, parameters: VideoParameters) -> State:
-        """Encode the prompts, if it has any; only with `Role.embed`. May be called from any thread."""
+    def hold(self, components: str) -> None:  # noqa: B027 - most hold all
+        """Load one of `sets` in place of the one before.
+
+        Raises:
+            InputError: it cannot be loaded.
+        """
+
+    def embed(self, parameters: VideoParameters) -> State | None:
+        """Encode the prompts, if it has any; only with `Role.embed`. May be called from any thread.
+
+        Returns:
+            None: the text encoder is not loaded, and has not encoded these texts before.
+        """
         return {}
 
     @abstractmethod

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from svdq.pipeline.planning.costs import Costs
+from svdq.pipeline.planning.rounds import LOAD_SHARE
 
 MOST_GPUS = 512  # largest number of GPUs that a plan considers
 
@@ -42,6 +43,10 @@ class VideoCosts:
         first_s, second_s = self._experts_s(ranks)
         first, second = self.division(ranks)
         return max(first_s / first, second_s / second)
+
+    def rounds_pace_s(self, ranks: int) -> float:
+        """Return the seconds between two videos of groups of one rank in rounds, if loading takes all that it may."""
+        return self.video_s(ranks) / ranks * (1 + LOAD_SHARE)
 
     def division(self, ranks: int) -> tuple[int, int]:
         """Return K1 and K2, with which the slower experts are as fast as possible; at least two ranks."""

@@ -116,9 +116,14 @@ class CostModel:
         elif num_steps:
             measured.step_s[rank].append(seconds / num_steps)
 
+    def is_measured(self, shape: Shape) -> bool:
+        """Return whether all costs of a shape are measured."""
+        measured = self._measured.get(shape)
+        return measured is not None and bool(measured.step_s) and all(measured.ends_s.values())
+
     def measured(self) -> list[ShapeCosts]:
         """Return the costs of the last shapes of which all was measured, in the order of their first measurement."""
-        whole = [shape for shape, each in list(self._measured.items()) if each.step_s and all(each.ends_s.values())]
+        whole = [shape for shape in list(self._measured) if self.is_measured(shape)]
         return [ShapeCosts(**self.estimate(shape).model_dump(), **shape._asdict()) for shape in whole[-MAX_SHAPES:]]
 
     def estimate(self, shape: Shape) -> Costs:

@@ -26,6 +26,7 @@ CPU = torch.device("cpu")
 class CountingModel:
     """Counts steps in the latents; fails where it is told to."""
 
+    sets = ()
     info = ModelInfo(name="counting", notice="", prior=CostPrior(encode_steps=0, decode_steps=0))
 
     def __init__(self) -> None:

@@ -47,6 +47,19 @@ def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
+def test_a_rank_in_rounds_loads_each_expert_once_for_many_videos(svdq, tmp_path, through) -> None:
+    trace = tmp_path / "out.trace"
+    options = ["--segments", "2+4", "--experts", "rounds", "--load-ms", "5", "--through", through, "--trace", trace]
+    result = svdq("bench", "--ranks", "1", *QUICK, *options, "--burst", "12")
+    assert result.returncode == 0, result.stderr
+    names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
+    assert names.count("steps 0-1") == names.count("steps 2-5") == 14
+    # That of the first burst, and of the other at most two: the worker may see its first job before it sees the rest.
+    assert 2 <= names.count("load simulated") == names.count("load simulated_2") <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
 def test_bound_ranks_do_only_the_steps_of_their_expert(svdq, tmp_path, through, monkeypatch) -> None:
     path = tmp_path / "out.json"
     # `svdq bench --through daemon` starts its own Redis server and must not use this one.

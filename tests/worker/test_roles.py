@@ -1,6 +1,7 @@
 """Which rank loads which expert: by the memory that ranks have, and as the user says."""
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,19 @@ def test_ranks_with_room_load_all_experts(experts: Experts, capacities) -> None:
     assert assign(experts, capacities) == [None] * 7
 
 
-def test_a_rank_alone_without_room_is_told_to_have_others(experts: Experts, caplog: pytest.LogCaptureFixture) -> None:
-    assert assign(experts, [ROOM]) == assign(experts, [NO_ROOM], "bound") == [None]
-    assert caplog.text == ""
-    assert assign(experts, [NO_ROOM]) == [None]
-    assert "a single rank has to hold them all; start one more rank" in caplog.text
+def test_a_rank_alone_without_room_works_in_rounds(experts: Experts) -> None:
+    assert [experts.in_rounds(capacity, "auto") for capacity in (None, ROOM, NO_ROOM)] == [False, False, True]
+    assert experts.in_rounds(None, "rounds")
+    assert not experts.in_rounds(NO_ROOM, "resident")
+
+
+def test_bound_ranks_say_where_rounds_would_be_faster(experts: Experts, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assign(experts, [NO_ROOM] * 2)
+    assert re.search(r"would be about \d+% faster: `svdq worker --experts rounds --groups 2 --ranks 1`", caplog.text)
+    caplog.clear()
+    assign(experts, [NO_ROOM] * 8)  # 3 + 5 ranks share 15 + 25 steps evenly
+    assert "faster" not in caplog.text
 
 
 def test_ranks_without_room_load_the_expert_of_their_steps(experts: Experts, caplog: pytest.LogCaptureFixture) -> None:

@@ -91,6 +91,8 @@ def _worker(
     command += ["--warmup", f"{shape.width}x{shape.height}x{shape.frames}"]
     if workload.components:
         command += ["--experts", "bound"]
+    if workload.in_rounds:
+        command += ["--experts", "rounds"]
     with log_path.open("wb") as log:
         # Not in the folder of the caller: a `notify` in its svdq.toml counts where the variable is empty.
         worker = subprocess.Popen(

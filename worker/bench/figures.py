@@ -179,8 +179,17 @@ def make_bursts(logs: Sequence[RankMeasurements], video: VideoCosts, videos: Seq
 
 
 def burst_times(logs: Sequence[RankMeasurements], videos: Sequence[int]) -> list[tuple[float, float]]:
-    """Return the start of the first encode and the end of the last video of each burst; bursts do not overlap."""
+    """Return the start of the first encode and the end of the last video of each burst; bursts do not overlap.
+
+    In rounds a burst starts when what encodes it is loaded.
+    """
     starts_s = sorted(span.start_s for log in logs for span in log.spans if span.kind == "encode")
+    loads_s = sorted(span.start_s for log in logs for span in log.spans if span.name.startswith("load "))
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
-    ends = list(itertools.accumulate(videos))
-    return [(starts_s[end - number], finished_s[end - 1]) for end, number in zip(ends, videos, strict=True)]
+    times, before_s = [], 0.0
+    for number, end in zip(videos, itertools.accumulate(videos), strict=True):
+        encode_s = starts_s[end - number]
+        start_s = next((load_s for load_s in loads_s if before_s < load_s < encode_s), encode_s)
+        before_s = finished_s[end - 1]
+        times.append((start_s, before_s))
+    return times

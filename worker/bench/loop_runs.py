@@ -45,6 +45,7 @@ class Workload:
     #: Parameters of every video, without the defaults of the model; only the seed differs, counting up.
     parameters: VideoParameters
     components: tuple[Components, ...] = ()  # the components of each rank, if ranks are bound to some
+    in_rounds: bool = False  # whether the only rank holds one expert at a time
     bursts: tuple[int, ...]  # numbers of videos that are supplied at once, each after all before it have ended
     device: str = "cpu"  # cpu, cuda or auto
 
@@ -60,7 +61,7 @@ def run_loop(workload: Workload) -> list[RankMeasurements]:
 
 def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str) -> None:
     device = choose_device(workload.device, topology.local_rank)
-    role = Role.of_rank(topology.rank)
+    role = replace(Role.of_rank(topology.rank), in_rounds=workload.in_rounds)
     if workload.components:
         role = replace(role, components=workload.components[topology.rank])
     resolved = workload.models[topology.rank]

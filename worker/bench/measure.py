@@ -45,8 +45,10 @@ class BenchOptions:
     device: str
     through: str  # loop or daemon
     burst: tuple[int, ...] | None = None  # numbers of videos of bursts, or None for a run of `samples`
-    #: The steps of each of two simulated experts, in proportion, to which ranks are bound; None: all ranks have all.
+    #: The steps of each of two simulated experts, in proportion; None: all ranks have all.
     segments: tuple[int, int] | None = None
+    experts: str = "bound"  # whether ranks hold one expert each, or one rank works in rounds: bound or rounds
+    load_ms: float = 0.0  # of the encoders and of each expert in rounds
 
     @property
     def is_simulated(self) -> bool:
@@ -67,13 +69,18 @@ class BenchOptions:
             )
         if self.rank_speed is not None and self.through == "daemon":
             raise InputError("--rank-speed goes through the loop only; leave out --through daemon.")
+        in_rounds = self.experts == "rounds"
         if self.segments is not None and (
-            not self.is_simulated or self.ranks < 2 or 0 in split_steps(self.steps, self.segments)
+            not self.is_simulated or (self.ranks < 2 and not in_rounds) or 0 in split_steps(self.steps, self.segments)
         ):
             raise InputError(
-                f"--segments {self.segments[0]}+{self.segments[1]} needs the simulated model, at least two ranks, "
-                "and a step for each expert."
+                f"--segments {self.segments[0]}+{self.segments[1]} needs the simulated model, at least two ranks or "
+                "--experts rounds, and a step for each expert."
             )
+        if in_rounds and (self.segments is None or self.ranks > 1):
+            raise InputError("--experts rounds needs --ranks 1, and two experts, such as --segments 15+25.")
+        if self.load_ms and not in_rounds:
+            raise InputError(f"--load-ms {self.load_ms:g} needs --experts rounds: other ranks load only once.")
         needed = 2 * self.num_warmup + self.ranks + 2
         if self.burst is None and self.samples < needed:
             raise InputError(
@@ -113,13 +120,14 @@ def _workload(options: BenchOptions) -> Workload:
     frames = options.frames or DEFAULT_FRAMES - (DEFAULT_FRAMES - 1) % kind.frame_step
     parameters = kind.of_shape(f"{options.size}x{frames}").model_copy(update={"steps": options.steps})
     components: tuple[Components, ...] = ()
-    if options.segments is not None:
+    if options.segments is not None and options.experts == "bound":
         # As a worker binds ranks that have no room for both experts.
         model = open_model(models[0], Role(), torch.device("cpu"), torch.float32)
         components = tuple(bind(model.segments(parameters), [False] * ranks, model.info.prior))
     return Workload(
         models=models,
         components=components,
+        in_rounds=options.experts == "rounds",
         parameters=parameters,
         bursts=(options.samples,) if options.burst is None else (max(1, options.num_warmup), *options.burst),
         device=options.device,
@@ -132,7 +140,7 @@ def _models(options: BenchOptions) -> tuple[ResolvedModel, ...]:
         return (resolve(options.model, on_gpus=on_gpus),) * options.ranks
     timings = f"step_ms={options.step_ms},encode_ms={options.encode_ms},decode_ms={options.decode_ms}"
     if options.segments is not None:
-        timings += f",segments={options.segments[0]}+{options.segments[1]}"
+        timings += f",segments={options.segments[0]}+{options.segments[1]},load_ms={options.load_ms}"
     speeds = options.rank_speed or (1.0,) * options.ranks
     return tuple(resolve(f"simulated:{timings},slowdown={speed}") for speed in speeds)
 

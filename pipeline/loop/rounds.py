@@ -1,0 +1,115 @@
+"""The samples of a rank that works in rounds: it holds one set of components at a time, and has no neighbors."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from svdq.pipeline.loop.inbox import Inbox
+from svdq.pipeline.loop.protocols import Monitor
+from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.models.video_model import VideoModel
+from svdq.pipeline.planning.rounds import GATHER_S, Leg, Outlook, Rounds
+from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.message import on_host
+
+logger = logging.getLogger(__name__)
+
+
+class RoundsInbox(Inbox):
+    """Hands out samples for one leg at a time, and loads the set of components that it needs.
+
+    A sample that waits is in the host's memory, with its next units up to the end of its next leg in its boundaries.
+    """
+
+    def __init__(self, model: VideoModel, monitor: Monitor, tracer: Tracer, most_bytes: float) -> None:
+        super().__init__()
+        self._model = model
+        self._monitor = monitor
+        self._tracer = tracer
+        self._rounds = Rounds(model.sets, most_bytes)
+        self._waiting: dict[int, Sample] = {}
+
+    def wait_until_wanted(self) -> bool:
+        """Wait until the round takes one more video; return False after `release`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._released or self._rounds.wants_more())
+            return not self._released
+
+    def expect(self, index: int, legs: Sequence[Leg], num_waiting: int) -> None:
+        """Add a sample that `put` follows for, behind which so many jobs wait."""
+        with self._changed:
+            self._rounds.admit(index, legs, num_waiting=num_waiting, now=time.monotonic())
+
+    def put(self, work: Sample) -> None:
+        """Add a sample that was admitted, or of which a leg is done."""
+        tensors = on_host(work.tensors)
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        with self._changed:
+            if work.step >= 0:
+                self._rounds.state_bytes = max(self._rounds.state_bytes, num_bytes)
+            self._waiting[work.index] = replace(work, tensors=tensors)
+            self._changed.notify_all()
+
+    def wait_for_room(self, num_bytes: int) -> None:
+        """Return at once: the round has room for all that it takes."""
+
+    def take(self) -> Sample | None:
+        """Wait for a sample and take it, after its set of components is loaded; None at the end, or after `release`."""
+        while True:
+            with self._changed:
+                index = None
+                while index is None:
+                    if self._released or (self._closed and not len(self._rounds)):
+                        return None
+                    index = self._rounds.choose(time.monotonic())
+                    self._changed.notify_all()  # a round may take videos now
+                    if index not in self._waiting:
+                        index = None
+                        self._changed.wait(GATHER_S if len(self._rounds) else None)
+                leg = self._rounds.leg(index)
+                if leg.components == self._rounds.held:
+                    return replace(self._waiting.pop(index), boundaries=(0, leg.stop))
+            self._load(leg.components)
+
+    def _load(self, components: str) -> None:
+        self._monitor.loading(components, self._rounds.load_s.get(components))
+        started = time.perf_counter()
+        with self._tracer.span(f"load {components}"):
+            self._model.hold(components)
+        seconds = time.perf_counter() - started
+        logger.info("Loaded the %s in %.1f s, for %d videos.", components, seconds, len(self._rounds))
+        self._monitor.idle()
+        with self._changed:
+            self._rounds.held, self._rounds.load_s[components] = components, seconds
+
+    def returned(self, sample: Sample, *, is_decoded: bool) -> Sample:
+        """Take back a sample that `take` has given, and return it with all of its units."""
+        with self._changed:
+            if sample.ended:
+                self._rounds.end(sample.index)
+            elif is_decoded or not sample.has_work(0):
+                self._rounds.advance(sample.index)
+            self._changed.notify_all()
+        return replace(sample, boundaries=(0, sample.parameters.steps + 2))
+
+    def has_before(self, index: int) -> bool:
+        """Return False: nothing interrupts a leg."""
+        return False
+
+    def close(self) -> None:
+        """Have `take` return None when all is done."""
+        with self._changed:
+            self._rounds.close()
+        super().close()
+
+    def learn(self, video_s: float) -> None:
+        """Learn how long a video like the last one takes on this rank."""
+        with self._changed:
+            self._rounds.video_s = video_s
+            self._changed.notify_all()
+
+    def outlook(self, seconds: Callable[[int, Leg], float]) -> dict[int, Outlook]:
+        """Forecast the samples here, by index; see `Rounds.outlook`."""
+        with self._changed:
+            return self._rounds.outlook(seconds)

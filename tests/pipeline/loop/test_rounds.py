@@ -1,0 +1,132 @@
+"""A rank in rounds: loads of each set, bits, failures, cancellation, checkpoints and the end after a leg."""
+
+import threading
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.loop.protocols import Request
+from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.planning.binding import Segment
+from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER
+from tests.pipeline.fakes import Alone, CountingModel, request
+
+
+class RoundsModel(CountingModel):
+    """Two experts, and a text encoder for all prompts; notes what is loaded, and refuses what another set does."""
+
+    sets = (TEXT_ENCODER, ENCODERS, "first", "second", DECODER)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.unloadable = ""
+
+    def hold(self, components: str) -> None:
+        if components == self.unloadable:
+            raise InputError(f"The {components} cannot be loaded.")
+        self.loads.append(components)
+
+    def segments(self, parameters):
+        return (
+            Segment(component="first", start=0, stop=2),
+            Segment(component="second", start=2, stop=parameters.steps),
+        )
+
+    def embed(self, parameters):
+        return {} if self.loads and self.loads[-1] == TEXT_ENCODER else None
+
+    def encode(self, photo, parameters):
+        assert self.loads[-1] == ENCODERS
+        return super().encode(photo, parameters)
+
+    def denoiser(self, tensors, parameters):
+        step = int(tensors["latents"].max())
+        assert self.loads[-1] == ("first" if step < 2 else "second")
+        return super().denoiser(tensors, parameters)
+
+    def decode(self, tensors, parameters, decode_chunk_size):
+        assert self.loads[-1] == DECODER
+        return super().decode(tensors, parameters, decode_chunk_size)
+
+
+def requests(number: int, **options) -> list[Request]:
+    return [request(seed, **options) for seed in range(number)]
+
+
+def make(model: CountingModel, wanted: list[Request]) -> Alone:
+    alone = Alone(model, wanted)
+    alone.stage.run()
+    return alone
+
+
+def test_each_set_is_loaded_once_a_round_and_every_step_is_done_once() -> None:
+    model = RoundsModel()
+    alone = make(model, requests(2))
+    assert model.loads == list(model.sets)
+    assert {job: int(frames.max()) for job, frames in alone.sink.frames.items()} == {"job-0": 5, "job-1": 5}
+    assert [report.failure for report in alone.source.reports.values()] == [None, None]
+
+
+def test_many_videos_of_different_steps_need_a_few_rounds() -> None:
+    model = RoundsModel()
+    wanted = [request(seed, steps=3 + seed % 4) for seed in range(20)]
+    alone = make(model, wanted)
+    assert [int(alone.sink.frames[each.job_id].max()) for each in wanted] == [each.parameters.steps for each in wanted]
+    # The first round is small, and the next ones are not.
+    assert model.loads == list(model.sets) * (len(model.loads) // len(model.sets))
+    assert len(model.loads) // len(model.sets) < 6
+
+
+def test_a_failed_video_and_a_canceled_one_end_alone() -> None:
+    model = RoundsModel()
+    model.fail_step[0] = RuntimeError("broken")
+    alone = Alone(model, requests(3))
+    alone.monitor.cancel_at["job-1"] = 2
+    alone.stage.run()
+    reports = alone.source.reports
+    assert "broken" in (reports["job-0"].failure or "")
+    assert reports["job-1"].canceled
+    assert int(alone.sink.frames["job-2"].max()) == 5
+
+
+def test_a_video_is_saved_after_each_leg_and_continues_from_there() -> None:
+    model = RoundsModel()
+    alone = make(model, requests(1))
+    saved = [sample.step for sample in alone.checkpointer.samples]
+    assert saved == [0, 2, 5]
+    for sample in alone.checkpointer.samples:
+        again = RoundsModel()
+        resumed = Request(job_id="job-0", parameters=sample.parameters, photo=None, resume=sample)
+        frames = make(again, [resumed]).sink.frames["job-0"]
+        assert int(frames.max()) == 5
+        assert again.loads == {0: ["first", "second", DECODER], 2: ["second", DECODER], 5: [DECODER]}[sample.step]
+
+
+def test_a_load_that_fails_ends_the_rank_and_no_video() -> None:
+    model = RoundsModel()
+    model.unloadable = "second"
+    alone = Alone(model, requests(2))
+    with pytest.raises(InputError, match="The second cannot be loaded"):
+        alone.stage.run()
+    assert alone.source.reports == {}
+
+
+def test_the_end_after_a_leg_leaves_the_other_videos() -> None:
+    model = RoundsModel()
+    alone = Alone(model, requests(2))
+    begun = threading.Event()
+
+    def step(sample: Sample, index: int) -> None:
+        if index == 1:
+            alone.stage.end_after_leg()
+            begun.set()
+
+    alone.monitor.step = step
+    alone.stage.run()
+    assert begun.is_set()
+    assert model.loads[-1] == "first"
+    assert [sample.step for sample in alone.checkpointer.samples] == [0, 0, 2], (
+        "the leg is finished, and no other begun"
+    )
+    assert alone.source.reports == {}
