@@ -1,29 +1,24 @@
 """`svdq cancel`, `retry`, `move`, `pause` and `resume`: change jobs and queues."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import click
+import redis
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import selection_options, with_connection, with_settings
 from svdq.pipeline.errors import InputError
+from svdq.producer import job_control
+from svdq.producer.job_control import Action
 from svdq.producer.keys import PRIORITIES
-
-if TYPE_CHECKING:
-    import redis
-
-    from svdq.producer.job_control import Action
-    from svdq.producer.settings import Settings
-    from svdq.producer.status.selection import Selection
+from svdq.producer.queue import session
+from svdq.producer.settings import Settings
+from svdq.producer.status.selection import Selection, complete_ids, select
 
 
-def _selected(connection: "redis.Redis", action: "Action", selection: "Selection") -> list[str]:
+def _selected(connection: redis.Redis, action: Action, selection: Selection) -> list[str]:
     """Find the selected jobs; jobs selected by ID are all checked before the first one changes."""
-    from svdq.producer import job_control
-    from svdq.producer.status.selection import complete_ids, select
-
     selection = selection.among(job_control.STATUSES_FOR[action])
     if selection.job_ids:
         ids = complete_ids(connection, selection.job_ids)
@@ -35,7 +30,7 @@ def _selected(connection: "redis.Redis", action: "Action", selection: "Selection
     return ids
 
 
-def _each(act: Callable[[str], str], job_ids: Iterable[str]) -> "Iterator[tuple[str, str | InputError]]":
+def _each(act: Callable[[str], str], job_ids: Iterable[str]) -> Iterator[tuple[str, str | InputError]]:
     """Apply an action to jobs; a job that another process has changed meanwhile does not stop the others."""
     for job_id in job_ids:
         try:
@@ -44,7 +39,7 @@ def _each(act: Callable[[str], str], job_ids: Iterable[str]) -> "Iterator[tuple[
             yield job_id, error
 
 
-def _print(outcomes: "Iterable[tuple[str, str | InputError]]") -> int:
+def _print(outcomes: Iterable[tuple[str, str | InputError]]) -> int:
     exit_code = 0
     for job_id, outcome in outcomes:
         if isinstance(outcome, InputError):
@@ -58,7 +53,7 @@ def _print(outcomes: "Iterable[tuple[str, str | InputError]]") -> int:
 @click.command()
 @selection_options("all", "queued")
 @with_connection
-def cancel(connection: "redis.Redis", selection: "Selection") -> int:
+def cancel(connection: redis.Redis, selection: Selection) -> int:
     """Cancel jobs: waiting jobs become canceled at once, jobs in flight stop at their next step.
 
     IDs may be shortened to their first characters. If one of them cannot be canceled, none is.
@@ -70,8 +65,6 @@ def cancel(connection: "redis.Redis", selection: "Selection") -> int:
       svdq cancel --name 'cup*' --since 22:00
       svdq cancel --status scheduled
     """
-    from svdq.producer import job_control
-
     outcomes = job_control.cancel_many(connection, _selected(connection, "cancel", selection))
     stops = "stops at its next step"
     return _print((job_id, stops if outcome == "stopping" else outcome) for job_id, outcome in outcomes)
@@ -81,7 +74,7 @@ def cancel(connection: "redis.Redis", selection: "Selection") -> int:
 @selection_options("all", "failed", since="Jobs that ended")
 @click.option("--force", is_flag=True, help="Also finished jobs; their files stay until new ones replace them.")
 @with_settings
-def retry(settings: "Settings", selection: "Selection", force: bool) -> int:
+def retry(settings: Settings, selection: Selection, force: bool) -> int:
     """Queue failed, stopped or canceled jobs again, with the same id and seed, at the end of their queue.
 
     IDs may be shortened to their first characters. If one of them cannot be queued, none is.
@@ -92,8 +85,6 @@ def retry(settings: "Settings", selection: "Selection", force: bool) -> int:
       svdq retry --status canceled --name 'cup*'
       svdq retry 1f0c --force
     """
-    from svdq.producer import job_control
-    from svdq.producer.queue import session
     from svdq.producer.storage.storage import Storage
 
     place = Storage(settings.storage) if force else None
@@ -112,7 +103,7 @@ def retry(settings: "Settings", selection: "Selection", force: bool) -> int:
 @click.option("--front", is_flag=True, help="To the front of the queue, in the order given, else oldest first.")
 @click.option("--priority", type=click.Choice(PRIORITIES), help="To the queue of this priority.")
 @with_connection
-def move(connection: "redis.Redis", selection: "Selection", front: bool, priority: str | None) -> int:
+def move(connection: redis.Redis, selection: Selection, front: bool, priority: str | None) -> int:
     """Move queued jobs to the front of their queue, or to another priority.
 
     IDs may be shortened to their first characters. If one of them cannot be moved, none is.
@@ -123,8 +114,6 @@ def move(connection: "redis.Redis", selection: "Selection", front: bool, priorit
       svdq move 1f0c 2a7d --priority high
       svdq move --name 'cup*' --priority low
     """
-    from svdq.producer import job_control
-
     if not front and priority is None:
         raise InputError("Give a destination: --front, --priority high, default or low, or both.")
 
@@ -139,20 +128,16 @@ def move(connection: "redis.Redis", selection: "Selection", front: bool, priorit
 
 @click.command()
 @with_connection
-def pause(connection: "redis.Redis") -> None:
+def pause(connection: redis.Redis) -> None:
     """Stop taking jobs from the queues; jobs in flight are finished."""
-    from svdq.producer import job_control
-
     job_control.pause(connection)
     echo("Paused until `svdq resume`.")
 
 
 @click.command()
 @with_connection
-def resume(connection: "redis.Redis") -> None:
+def resume(connection: redis.Redis) -> None:
     """Resume taking jobs, also in groups that paused because too many jobs failed."""
-    from svdq.producer import job_control
-
     for sentence in job_control.pauses(connection):
         echo(sentence)
     job_control.resume(connection)

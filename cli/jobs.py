@@ -2,25 +2,24 @@
 
 import contextlib
 import os
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from select import select as wait_readable
 
 import click
+import redis
 
 from svdq.cli.formatting import describe, echo, echo_json, outage_of
 from svdq.cli.option_types import json_option, selection_options, with_connection
-
-if TYPE_CHECKING:
-    import redis
-    from rich.console import Console
-
-    from svdq.producer.records import LogEntry
-    from svdq.producer.status.selection import Selection
-    from svdq.producer.status.snapshot import Snapshot
+from svdq.producer.records import LogEntry, read_log
+from svdq.producer.status.estimates import Estimate
+from svdq.producer.status.job_view import view
+from svdq.producer.status.selection import Selection, complete_ids, select
+from svdq.producer.status.selection import list_jobs as newest_jobs
+from svdq.producer.status.snapshot import Snapshot, estimate, take
+from svdq.producer.text import rfc3339
 
 POLL_S = 0.5  # seconds between polls for new log entries
 INTERVAL_S = 1.0  # seconds between two refreshes of `svdq top`; ranks report about once a second
@@ -31,7 +30,7 @@ LAST_ENTRIES_S = 3.0  # seconds after the end of a job in which its last log ent
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
 @json_option("ID")
 @with_connection
-def status(connection: "redis.Redis", job_ids: tuple[str, ...], as_json: bool) -> None:
+def status(connection: redis.Redis, job_ids: tuple[str, ...], as_json: bool) -> None:
     """Show jobs: status, step, estimated end, files and, as JSON, all parameters.
 
     Without an ID: when all jobs will be done, the number of jobs by queue and status, and for each group its ranks and
@@ -43,11 +42,6 @@ def status(connection: "redis.Redis", job_ids: tuple[str, ...], as_json: bool) -
       svdq status 1f0c            one job, by the first characters of its id
       svdq status 1f0c --json     every parameter as used
     """
-    from svdq.producer.status.estimates import Estimate
-    from svdq.producer.status.job_view import view
-    from svdq.producer.status.selection import complete_ids
-    from svdq.producer.status.snapshot import estimate
-
     if not job_ids:
         print_snapshot(connection, as_json)
         return
@@ -58,10 +52,9 @@ def status(connection: "redis.Redis", job_ids: tuple[str, ...], as_json: bool) -
         echo_json(job.as_json() | expected.as_json()) if as_json else echo(describe(job, expected, whole_prompt=True))
 
 
-def print_snapshot(connection: "redis.Redis", as_json: bool) -> None:
+def print_snapshot(connection: redis.Redis, as_json: bool) -> None:
     """Print the state of all queues, ranks and videos in flight."""
-    from svdq.cli.view import lines_of
-    from svdq.producer.status.snapshot import take
+    from svdq.cli.view import lines_of  # rich takes a tenth of the time of a command
 
     snapshot = take(connection)
     echo_json(snapshot.as_json()) if as_json else echo(*lines_of(snapshot))
@@ -73,7 +66,7 @@ def print_snapshot(connection: "redis.Redis", as_json: bool) -> None:
 @selection_options()
 @json_option("job")
 @with_connection
-def list_jobs(connection: "redis.Redis", limit: int, offset: int, selection: "Selection", as_json: bool) -> None:
+def list_jobs(connection: redis.Redis, limit: int, offset: int, selection: Selection, as_json: bool) -> None:
     """List the newest jobs of all queues, newest first; with IDs, which may be shortened, these jobs.
 
     \b
@@ -83,9 +76,6 @@ def list_jobs(connection: "redis.Redis", limit: int, offset: int, selection: "Se
       svdq list --offset 50                      the next page
       svdq list --json | jq -r '.outputs[]'
     """
-    from svdq.producer.status.selection import list_jobs as newest_jobs
-    from svdq.producer.status.selection import select
-
     if selection.job_ids or selection.name or selection.since:
         jobs = select(connection, selection)
         jobs = (jobs if selection.job_ids else jobs[::-1])[offset : offset + limit]
@@ -105,7 +95,7 @@ def list_jobs(connection: "redis.Redis", limit: int, offset: int, selection: "Se
 )
 @json_option("entry")
 @with_connection
-def logs(connection: "redis.Redis", job_id: str, follow: bool, as_json: bool) -> None:
+def logs(connection: redis.Redis, job_id: str, follow: bool, as_json: bool) -> None:
     """Show what workers logged about a job, oldest first.
 
     The log is kept as long as the job. Of a long log only the newest part is kept.
@@ -114,9 +104,6 @@ def logs(connection: "redis.Redis", job_id: str, follow: bool, as_json: bool) ->
     Examples:
       svdq logs 1f0c --follow
     """
-    from svdq.producer.status.selection import complete_ids
-    from svdq.producer.text import rfc3339
-
     [job_id] = complete_ids(connection, [job_id])
     is_empty = True
     for entry in _entries(connection, job_id, follow):
@@ -127,13 +114,8 @@ def logs(connection: "redis.Redis", job_id: str, follow: bool, as_json: bool) ->
         echo(f"No worker has logged anything about job {job_id} yet.", err=True)
 
 
-def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[LogEntry]":
+def _entries(connection: redis.Redis, job_id: str, follow: bool) -> Iterator[LogEntry]:
     """Yield the present entries and, with `follow`, new ones until the job has ended, also after an outage of Redis."""
-    import redis
-
-    from svdq.producer.records import read_log
-    from svdq.producer.status.job_view import view
-
     last: LogEntry | None = None
     ended_at: float | None = None
     is_away = False
@@ -157,7 +139,7 @@ def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[
         time.sleep(POLL_S)
 
 
-def _lines(entry: "LogEntry") -> list[str]:
+def _lines(entry: LogEntry) -> list[str]:
     first, *more = entry.text.splitlines() or [""]
     head = f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}  {entry.host} rank {entry.rank}  {entry.level}  {first}"
     return [head, *(f"    {line}" for line in more)]
@@ -166,7 +148,7 @@ def _lines(entry: "LogEntry") -> list[str]:
 @click.command()
 @json_option()
 @with_connection
-def top(connection: "redis.Redis", as_json: bool) -> None:
+def top(connection: redis.Redis, as_json: bool) -> None:
     """Watch the queues, every rank, and the videos in flight as they move through the ranks.
 
     It runs until you press q or Ctrl-C. With --json or without a terminal it prints the state once, as `svdq status`.
@@ -176,19 +158,14 @@ def top(connection: "redis.Redis", as_json: bool) -> None:
       svdq top
     """
     from rich.console import Console
-
-    console = Console()
-    if as_json or not sys.stdout.isatty() or console.is_dumb_terminal:
-        print_snapshot(connection, as_json)
-    else:
-        _show(connection, console)
-
-
-def _show(connection: "redis.Redis", console: "Console") -> None:
     from rich.live import Live
 
     from svdq.cli.view import draw
 
+    console = Console()
+    if as_json or not sys.stdout.isatty() or console.is_dumb_terminal:
+        print_snapshot(connection, as_json)
+        return
     # Like Ctrl-C, so that the terminal is restored.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Suspending would leave the shell on our screen.
@@ -200,12 +177,8 @@ def _show(connection: "redis.Redis", console: "Console") -> None:
                 return
 
 
-def _snapshots(connection: "redis.Redis") -> "Iterator[tuple[Snapshot, str]]":
+def _snapshots(connection: redis.Redis) -> Iterator[tuple[Snapshot, str]]:
     """Yield snapshots without end; while Redis does not answer, the last one and a sentence that says so."""
-    import redis
-
-    from svdq.producer.status.snapshot import take
-
     snapshot, outage = take(connection), ""
     while True:
         yield snapshot, outage
@@ -219,7 +192,7 @@ def _snapshots(connection: "redis.Redis") -> "Iterator[tuple[Snapshot, str]]":
 def _keys() -> Iterator[Callable[[float], bool]]:
     """Read keys without echo; yield a function that waits some seconds for a key and returns whether it is q."""
     if sys.stdin is None or not sys.stdin.isatty():
-        yield lambda seconds: bool(select.select([], [], [], seconds)[0])  # sleeps
+        yield lambda seconds: bool(wait_readable([], [], [], seconds)[0])  # sleeps
         return
     import termios
     import tty
@@ -227,7 +200,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
     fd = sys.stdin.fileno()
 
     def is_quit_within(seconds: float) -> bool:
-        if not select.select([fd], [], [], seconds)[0]:
+        if not wait_readable([fd], [], [], seconds)[0]:
             return False
         pressed = os.read(fd, 1024)
         return not pressed or b"q" in pressed  # nothing: the terminal is gone

@@ -3,16 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import click
 
 from svdq.cli.formatting import clock, echo, echo_json, table
 from svdq.cli.option_types import MILLISECONDS, STEP_MS, NumberRange, json_option, parse_experts
-from svdq.producer.text import count, duration
-
-if TYPE_CHECKING:
-    from svdq.pipeline.planning.capacity import CapacityPlan, VideoCosts
+from svdq.pipeline.planning.binding import split_steps
+from svdq.pipeline.planning.capacity import CapacityPlan, CapacityQuestion, VideoCosts, make_plan
+from svdq.pipeline.planning.costs import Costs
+from svdq.producer.text import count, duration, parse_duration, parse_future
 
 
 @click.command()
@@ -56,10 +55,6 @@ def plan(
       svdq plan --videos 500 --deadline 8h --step-ms 764 --encode-ms 140 --decode-ms 3383 --gpu-hour-price 2.5
       svdq plan --videos 50 --step-ms 5000 --decode-ms 5000 --segments 15+25 --gpus 7
     """
-    from svdq.pipeline.planning.binding import split_steps
-    from svdq.pipeline.planning.capacity import CapacityQuestion, VideoCosts, make_plan
-    from svdq.pipeline.planning.costs import Costs
-
     now = datetime.now().astimezone()
     costs = Costs(step_s=(step_ms / 1000,), encode_s=encode_ms / 1000, decode_s=decode_ms / 1000)
     video = VideoCosts(steps=steps or sum(segments or (25,)), costs=costs)
@@ -78,7 +73,7 @@ def plan(
         echo(f"{_describe(video)}.", *table(_rows(found)), "", *_sentences(found, now.timestamp()))
 
 
-def _describe(video: "VideoCosts") -> str:
+def _describe(video: VideoCosts) -> str:
     step_s = video.step_s(len(video.costs.step_s))
     words = f"{count(video.steps, 'step')} of {seconds(step_s)}"
     for name, value in (("encode", video.costs.encode_s), ("decode", video.costs.decode_s)):
@@ -91,14 +86,12 @@ def _describe(video: "VideoCosts") -> str:
 
 def _deadline_s(text: str, now: datetime) -> float:
     """Parse a duration such as 8h, or a future time; return seconds."""
-    from svdq.producer.text import parse_duration, parse_future
-
     if not set(text) & set(":-"):
         return parse_duration(text, "--deadline").total_seconds()
     return (parse_future(text, "--deadline", now) - now).total_seconds()
 
 
-def _rows(found: "CapacityPlan") -> list[list[str]]:
+def _rows(found: CapacityPlan) -> list[list[str]]:
     question = found.question
     rows = [["layout", "GPUs", "a video", "videos/h", f"{question.videos:,} videos"]]
     rows[0] += ["in time"] * (question.deadline_s is not None)
@@ -125,7 +118,7 @@ def seconds(value: float) -> str:
     return f"{value:.4g} s" if value < 600 else duration(value)
 
 
-def _sentences(found: "CapacityPlan", now_s: float) -> Iterator[str]:
+def _sentences(found: CapacityPlan, now_s: float) -> Iterator[str]:
     question = found.question
     if question.deadline_s is not None:
         available = duration(question.deadline_s)

@@ -5,24 +5,27 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import click
+import redis
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from svdq.cli.formatting import condition_sentence, describe, echo, echo_json, sentence_of_workers
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import json_option, redis_option
-from svdq.producer.text import printable
-
-if TYPE_CHECKING:
-    import redis
-    from rich.live import Live
-    from rich.text import Text
-
-    from svdq.producer.settings import Settings
-    from svdq.producer.status.estimates import Estimate
-    from svdq.producer.status.job_view import JobView
-    from svdq.producer.status.ranks import GroupStatus
+from svdq.producer.job_control import pauses
+from svdq.producer.queue import session
+from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
+from svdq.producer.status.estimates import Estimate
+from svdq.producer.status.job_view import JobView, wait_for_jobs
+from svdq.producer.status.ranks import GroupStatus, conditions_of, read_groups
+from svdq.producer.status.registries import worker_state
+from svdq.producer.status.selection import complete_ids
+from svdq.producer.status.snapshot import estimate
+from svdq.producer.text import parse_duration, printable
 
 NO_WORKER_S = 2.0  # seconds without a worker before a notice is printed
 MAX_SHOWN = 20  # largest number of jobs whose progress is shown
@@ -44,11 +47,6 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
       svdq wait 1f0c 2a7d --json
       svdq wait 1f0c --timeout 2h
     """
-    from svdq.producer.queue import session
-    from svdq.producer.settings_loader import load_settings
-    from svdq.producer.status.selection import complete_ids
-    from svdq.producer.text import parse_duration
-
     timeout_s = None if timeout is None else parse_duration(timeout, "--timeout").total_seconds()
     settings = load_settings(redis_url=redis_url)
     with session(settings) as connection:
@@ -64,26 +62,23 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
 
 
 def wait_for(
-    settings: "Settings",
+    settings: Settings,
     job_ids: Sequence[str],
     *,
     quiet: bool,
-    on_end: "Callable[[JobView], None] | None" = None,
+    on_end: Callable[[JobView], None] | None = None,
     timeout_s: float | None = None,
-) -> "tuple[list[JobView], int]":
+) -> tuple[list[JobView], int]:
     """Wait until all jobs have ended or the time is over; return them in the order of `job_ids`, and the exit code.
 
     `quiet` prints nothing; `on_end` is called with each job when it ends.
     """
-    from svdq.producer.status.job_view import wait_for_jobs
-    from svdq.producer.status.snapshot import estimate
-
     job_ids = list(dict.fromkeys(job_ids))
     live = _start_live() if sys.stderr.isatty() and not quiet else None
     reasons = _Reasons(partial(live.console.print, markup=False, highlight=False) if live else partial(echo, err=True))
     ended: dict[str, JobView] = {}
 
-    def show(connection: "redis.Redis", views: "list[JobView]") -> None:
+    def show(connection: redis.Redis, views: list[JobView]) -> None:
         groups = reasons.log(connection, views)
         if live:
             live.update(_progress(views, estimate(connection, views, groups)), refresh=True)
@@ -116,17 +111,14 @@ def _interrupted(left: Sequence[str]) -> str:
     return f"Job {left[0]} goes on; follow it with `svdq wait {left[0]}`, cancel it with `svdq cancel {left[0]}`."
 
 
-def _start_live() -> "Live":
-    from rich.console import Console
-    from rich.live import Live
+def _start_live() -> Live:
 
     live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
     live.start()
     return live
 
 
-def _progress(views: "Sequence[JobView]", estimates: "dict[str, Estimate]") -> "Text":
-    from rich.text import Text
+def _progress(views: Sequence[JobView], estimates: dict[str, Estimate]) -> Text:
 
     left = [view for view in views if not view.ended]
     lines = [printable(describe(view, estimates.get(view.id))) for view in left[:MAX_SHOWN]]
@@ -143,12 +135,8 @@ class _Reasons:
         self._no_worker_since = math.inf
         self._logged: set[str] = set()
 
-    def log(self, connection: "redis.Redis", views: "Sequence[JobView]") -> "list[GroupStatus]":
+    def log(self, connection: redis.Redis, views: Sequence[JobView]) -> list[GroupStatus]:
         """Log new reasons; return the groups of ranks."""
-        from svdq.producer.job_control import pauses
-        from svdq.producer.status.ranks import conditions_of, read_groups
-        from svdq.producer.status.registries import worker_state
-
         now = time.monotonic()
         groups = read_groups(connection)
         has_worker = bool(groups) or worker_state(connection) != "none"

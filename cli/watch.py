@@ -2,7 +2,7 @@
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,15 +18,16 @@ from svdq.cli.video_options import (
     with_defaults_from,
 )
 from svdq.pipeline.errors import InputError
-
-if TYPE_CHECKING:
-    from svdq.producer.watching.state import Event
+from svdq.producer.settings_loader import load_for_watching
+from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.text import parse_duration
+from svdq.producer.watching.folder_config import PHOTO_GLOBS, Selection, WatchOptions
+from svdq.producer.watching.state import Event
+from svdq.producer.watching.watcher import watch as watch_folder
 
 
 def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: str) -> float:
     """Parse a duration; a number without a unit is in seconds."""
-    from svdq.producer.text import parse_duration
-
     seconds = parse_duration(value if value[-1:].isalpha() else f"{value}s", "--stable-for").total_seconds()
     if seconds == 0:
         raise InputError(f"--stable-for {value} is not allowed: it must be longer than 0, such as 2s.")
@@ -88,17 +89,12 @@ def watch(
       svdq watch /srv/drop --on-success move:done --glob '*.jpg' --glob '*.png'
       svdq watch ~/inbox --once --on-success move:done
     """
-    from svdq.producer.settings_loader import load_for_watching
-    from svdq.producer.submitting.job_spec import JobSpec
-    from svdq.producer.watching.folder_config import PHOTO_GLOBS, Selection, WatchOptions
-    from svdq.producer.watching.watcher import watch as watch_folder
-
     settings = load_for_watching(folder, redis_url=redis_url, storage=storage)
     watching = {name: others.pop(name) for name in ("existing", "stable_for_s", "on_success")}
     spec = JobSpec(options=with_defaults_from(like, [read_options(**others)]), priority=priority)
     selection = Selection(recursive=recursive, globs=globs or PHOTO_GLOBS)
 
-    def report(event: "Event") -> None:
+    def report(event: Event) -> None:
         echo_json(event.as_json()) if as_json else echo(event.text, err=event.kind in ("problem", "resolved"))
         if event.kind == "watching":
             notify_systemd()
