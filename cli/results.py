@@ -77,11 +77,8 @@ def report(settings: "Settings", since: datetime, until: datetime | None, as_jso
 )
 @since_option("Only jobs that ended")
 @click.option("--limit", type=click.IntRange(min=1), help="Largest number of videos; the newest are kept.")
-@click.option("--embed", is_flag=True, help="Embed the videos in the page, to send it as one file.")
 @with_settings
-def gallery(
-    settings: "Settings", folder: Path | None, page: Path, since: datetime | None, limit: int | None, embed: bool
-) -> None:
+def gallery(settings: "Settings", folder: Path | None, page: Path, since: datetime | None, limit: int | None) -> None:
     """Write an HTML page of the finished videos and of failed jobs with their reasons.
 
     The page opens from disk. Each video shows its first frame, and plays under the pointer or with keyboard focus. With
@@ -91,7 +88,6 @@ def gallery(
     Examples:
       svdq gallery -o night.html --since 22:00
       svdq fetch --all --output videos && svdq gallery videos -o videos/index.html
-      svdq gallery --embed --limit 20 -o to-send.html
     """
     from svdq.producer.queue import session
     from svdq.producer.results.finished_videos import OUTPUTS, find_results
@@ -112,7 +108,7 @@ def gallery(
         failures = [view for view in failures if since is None or (view.ended_at or view.created_at) >= since]
     found = find_results(place, since=since, folder=under, on_bad=warn)
     results = sorted(found, key=lambda result: result.finished_at, reverse=True)[:limit]
-    write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}", embed=embed)
+    write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}")
     echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")
 
 

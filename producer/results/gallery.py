@@ -29,7 +29,6 @@ TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
 BROWSER_SUFFIXES = ("jpg", "png", "webp", "avif", "gif", "bmp")
 #: Fields of a job that are no choice about its video, or that a card shows anyway.
 _OWN = ("name", "folder", "formats", "decode_chunk_size", "seed")
-MAX_EMBEDDED = 500 * 2**20  # largest total size of embedded videos in bytes: browsers fail on larger pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,47 +37,32 @@ class Links:
 
     storage: Storage
     page: Path
-    embed: bool
 
     def to(self, key: str) -> str:
         """Return the percent-encoded link to a file, relative to the page."""
-        folder = self.storage.folder
-        if folder is None:
-            return quote(self.storage.location(key), safe="/:")
-        return quote(os.path.relpath(folder / key, self.page.absolute().parent))
-
-    def media(self, key: str, media_type: str) -> str:
-        """Return the link to a file, or its content as a data URL; "" if it was removed meanwhile."""
-        if not self.embed:
-            return self.to(key)
-        return "".join(_data_url(data, media_type) for _, data in self.storage.read_many([key]))
+        assert self.storage.folder is not None
+        return quote(os.path.relpath(self.storage.folder / key, self.page.absolute().parent))
 
 
 def write_gallery(
-    page: Path, storage: Storage, results: Sequence[Result], failures: Sequence[JobView], *, title: str, embed: bool
+    page: Path, storage: Storage, results: Sequence[Result], failures: Sequence[JobView], *, title: str
 ) -> None:
-    """Write failures, then videos, newest first; `embed` puts the videos into the page. Raises InputError."""
-    if not embed and storage.folder is None:
+    """Write failures, then videos, newest first; raises InputError."""
+    if storage.folder is None:
         raise InputError(
             f"The storage {storage.shown!r} is not on this machine, so a page cannot link to its videos: bring them "
-            "here with `svdq fetch --all --output DIR` and give that folder, or give --embed."
-        )
-    size = sum(result.size for result in results)
-    if embed and size > MAX_EMBEDDED:
-        raise InputError(
-            f"With --embed the page would have {size / 2**20:,.0f} MiB of videos, more than browsers open "
-            f"({MAX_EMBEDDED / 2**20:.0f} MiB); select fewer with --since or --limit, or leave --embed out."
+            "here with `svdq fetch --all --output DIR` and give that folder."
         )
     environment = Environment(
         loader=PackageLoader("svdq.producer.results"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    links = Links(storage=storage, page=page, embed=embed)
+    links = Links(storage=storage, page=page)
     differing = _differing(results)
     parts = environment.get_template("gallery.html").generate(
         version=version("svdq"),
         title=title,
         summary=f"{count(len(results), 'video')}, {count(len(failures), 'failure')}.",
-        # Rendered one by one, since each may hold a video.
+        # Rendered one by one, since there may be thousands.
         cards=itertools.chain(
             (_failure_card(links, view) for view in failures),
             (_video_card(links, result, differing) for result in results),
@@ -131,9 +115,7 @@ def _video_card(links: Links, result: Result, differing: Mapping[str, list[str]]
         "finished_at": result.finished_at.astimezone(),
         "seed": job.get("seed", "?"),
         "frame": _frame(links, result),
-        "files": []
-        if links.embed
-        else [(word if word in TYPES else "frames", links.to(key)) for key, word in words.items()],
+        "files": [(word if word in TYPES else "frames", links.to(key)) for key, word in words.items()],
     }
 
 
@@ -155,35 +137,30 @@ def _frame(links: Links, result: Result) -> dict[str, str] | None:
     kind = next((kind for kind in TYPES if kind in by_type), None)
     # A folder of frames cannot be played: show its first frame.
     key = by_type[kind] if kind else result.files[0].key
-    video = links.media(key, TYPES[kind]) if kind == "mp4" else ""
+    video = links.to(key) if kind == "mp4" else ""
     still = "" if kind == "mp4" else _still(links.storage, key)
     if not video and not still:
         return None
     return {
         "video": video,
         "still": still,
-        "moving": links.media(key, TYPES[kind]) if kind and kind != "mp4" else "",
-        "link": "" if links.embed else links.to(key),
+        "moving": links.to(key) if kind and kind != "mp4" else "",
+        "link": links.to(key),
     }
 
 
 def _photo(links: Links, image: str) -> dict[str, str] | None:
     if not INPUT_KEY.fullmatch(image) or not links.storage.exists(image):
         return None
-    is_shown_by_browsers = image.endswith(BROWSER_SUFFIXES)
-    source = links.to(image) if is_shown_by_browsers and not links.embed else _still(links.storage, image)
-    return {"source": source, "link": "" if links.embed else links.to(image)} if source else None
+    source = links.to(image) if image.endswith(BROWSER_SUFFIXES) else _still(links.storage, image)
+    return {"source": source, "link": links.to(image)} if source else None
 
 
 def _still(storage: Storage, key: str) -> str:
     for _, data in storage.read_many([key]):
         with contextlib.suppress(InputError):
-            return _data_url(poster_of_picture(data), "image/jpeg")
+            return f"data:image/jpeg;base64,{base64.b64encode(poster_of_picture(data)).decode()}"
     return ""
-
-
-def _data_url(data: bytes, media_type: str) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
 def _words(value: object) -> str:

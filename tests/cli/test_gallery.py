@@ -1,6 +1,5 @@
 """`svdq gallery`: a page that opens from disk, whatever videos are called, in a real browser where there is one."""
 
-import base64
 import io
 import json
 import os
@@ -182,19 +181,6 @@ def test_videos_of_a_photo_are_named_by_its_path_and_what_differs(svdq: Cli, sto
     assert {option["value"] for option in page.all("option")} >= {"", "photo"}
 
 
-def test_embedded_the_page_needs_nothing_else(svdq: Cli, storage: Storage, photo: Path, tmp_path: Path) -> None:
-    job_id = add_video(storage, 1, photo=photo.read_bytes())
-    add_video(storage, 2, formats=("png",), photo=b"no photo at all")
-    page = tmp_path / "one.html"
-    assert svdq("gallery", "--embed", "-o", page).returncode == 0
-    shown = Page(page)
-    assert [link[:22] for link in shown.links() if not link.startswith("data:")] == []
-    [video] = shown.all("video")
-    data = str(video["data-src"]).removeprefix("data:video/mp4;base64,")
-    assert base64.b64decode(data) == storage.read(f"outputs/photo-{job_id}.mp4")
-    assert sum(str(button.get("aria-label")).startswith("Play ") for button in shown.all("button")) == 2
-
-
 def test_a_folder_that_was_fetched(svdq: Cli, home: Path, tmp_path: Path) -> None:
     elsewhere = Storage(str(tmp_path / "elsewhere"))
     add_video(elsewhere, 1, folder="deep")
@@ -206,15 +192,14 @@ def test_a_folder_that_was_fetched(svdq: Cli, home: Path, tmp_path: Path) -> Non
     assert not home.exists(), "no Redis was asked"
 
 
-@pytest.mark.parametrize("embed", [False, True])
-def test_files_that_are_removed_meanwhile_spoil_no_page(storage: Storage, tmp_path: Path, embed: bool) -> None:
+def test_files_that_are_removed_meanwhile_spoil_no_page(storage: Storage, tmp_path: Path) -> None:
     for number, kind in enumerate(("mp4", "gif", "png")):
         add_video(storage, number, name=kind, formats=(kind,))
     found = list(find_results(storage))
     for result in found:
         for key in result.outputs:
             storage.remove(key)
-    write_gallery(tmp_path / "page.html", storage, found, [], title="Videos", embed=embed)
+    write_gallery(tmp_path / "page.html", storage, found, [], title="Videos")
     page = Page(tmp_path / "page.html")
     assert all(name in page.text for name in ("mp4", "gif", "png"))
     assert len(page.all("article")) == 3

@@ -168,14 +168,13 @@ def test_the_error_names_a_missing_bucket(s3: str) -> None:
         storage.write_text("outputs/a.json", "{}")
 
 
-@pytest.mark.parametrize("command", ["submit", "fetch", "gallery", "report", "prune"])
+@pytest.mark.parametrize("command", ["submit", "fetch", "report", "prune"])
 def test_a_server_that_does_not_answer_is_exit_code_3(
     svdq: Cli, connection: redis.Redis, photo: Path, s3: str, command: str
 ) -> None:
     arguments = {
         "submit": [photo],
         "fetch": ["--all", "--output", "videos"],
-        "gallery": ["--embed"],
         "report": [],
         "prune": ["--older-than", "30d", "--yes"],
     }[command]
