@@ -44,7 +44,6 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +56,6 @@ class ServeOptions:
     token: str  # the secret that every client must have
     #: More names by which clients may address the server, such as that of a reverse proxy; lower case.
     allowed_hosts: tuple[str, ...] = ()
-    #: Origins such as https://videos.example.com, or `*`, whose pages may use the API with the token.
-    allowed_origins: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -93,11 +90,6 @@ class ServeOptions:
 def is_host(text: str) -> bool:
     """Return whether a text is the name of a host or its IP address, without a port."""
     return _NAME.fullmatch(text) is not None or _is_address(text)
-
-
-def is_origin(text: str) -> bool:
-    """Return whether a text is an origin of pages as browsers write it, or `*` for all."""
-    return text == "*" or _ORIGIN.fullmatch(text) is not None
 
 
 def _is_address(host: str) -> bool:

@@ -12,7 +12,6 @@ import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -28,9 +27,6 @@ from svdq.cli.serve.review import StoredVideos
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.settings import Settings
 from svdq.producer.status.snapshot import take
-
-#: Headers that a page of another site may read.
-EXPOSED_HEADERS = ("X-Request-Id", "Openai-Poll-After-Ms", "Retry-After", "Content-Disposition", *api.SYNC_HEADERS)
 
 
 def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], None]) -> Starlette:
@@ -48,19 +44,9 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
         snapshot = await app.state.snapshots.get()
         return await backend.read(lambda connection: read_state(connection, backend.storage, snapshot, settings.model))
 
-    middleware = [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=options.allowed_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=EXPOSED_HEADERS,
-        ),
-        Middleware(Access, options=options),
-    ]
     app = Starlette(
         routes=[*api.routes(), *page.routes()],
-        middleware=middleware,
+        middleware=[Middleware(Access, options=options)],
         exception_handlers=dict.fromkeys(ANSWERED, answer_error),
         lifespan=lifespan,
     )

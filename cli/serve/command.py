@@ -40,20 +40,12 @@ Examples:
     metavar="NAME",
     help="A name that clients may use for this server, such as that of a reverse proxy; repeatable.",
 )
-@click.option(
-    "--allow-origin",
-    "allowed_origins",
-    multiple=True,
-    metavar="ORIGIN",
-    help="A site whose pages may use the API with the token, such as https://videos.example.com; repeatable.",
-)
 @click.option("--with-worker", is_flag=True, help="Start a worker beside the server, and stop it with the server.")
 @storage_options
 def serve(
     host: str,
     port: int,
     allowed_hosts: tuple[str, ...],
-    allowed_origins: tuple[str, ...],
     with_worker: bool,
     storage: str | None,
     redis_url: str | None,
@@ -67,7 +59,7 @@ def serve(
     current step, and its videos are continued at the next start.
     """
     try:
-        from svdq.cli.serve.access import ServeOptions, find_token, is_host, is_origin, token_file
+        from svdq.cli.serve.access import ServeOptions, find_token, is_host, token_file
         from svdq.cli.serve.api_errors import add_request_id
         from svdq.cli.serve.app import listen, make_app, run
     except ModuleNotFoundError as error:
@@ -82,9 +74,6 @@ def serve(
     for name in allowed_hosts:
         if not is_host(name):
             raise InputError(f"--allow-host {name!r} is not a name; give one without http:// and port.")
-    for origin in allowed_origins:
-        if not is_origin(origin):
-            raise InputError(f"--allow-origin {origin!r} is not an origin; give one such as https://videos.example.com")
     settings = load_settings(redis_url=redis_url, storage=storage)
     token, is_new = find_token(settings)
     listener = listen(host, port)
@@ -93,7 +82,6 @@ def serve(
         port=listener.getsockname()[1],
         token=token,
         allowed_hosts=tuple(name.lower() for name in allowed_hosts),
-        allowed_origins=allowed_origins,
     )
 
     def report() -> None:
