@@ -23,8 +23,17 @@ PRINTING = ("skip_bad", "do_wait", "verbose", "as_json")  # the options that `su
 @click.option("--recursive", is_flag=True, help="Include subfolders; videos keep the folders of their photos.")
 @parameter_options
 @job_options
+@click.option(
+    "--last",
+    "last_image",
+    type=GivenPath(),
+    metavar="PHOTO",
+    help="Photo that is the last frame, for models that take one [default: name.last.jpg for name.jpg, or none].",
+)
 @with_settings
-def submit(settings: "Settings", photos: tuple[str, ...], recursive: bool, **options: Any) -> int:
+def submit(
+    settings: "Settings", photos: tuple[str, ...], recursive: bool, last_image: Path | None, **options: Any
+) -> int:
     """Submit photos to be made into videos, one job each.
 
     PHOTO is a file, a folder, a pattern in quotes such as 'holiday/*.jpg', or - for paths on standard input, separated
@@ -34,7 +43,8 @@ def submit(settings: "Settings", photos: tuple[str, ...], recursive: bool, **opt
     with the same parameters is the same job: submitting it again returns the existing job, so an interrupted command
     can be repeated, and queues it again if it failed or was canceled. Another --name or --output makes it another job.
 
-    For models that take prompts, photo.txt beside photo.jpg is its prompt, unless --prompt is given.
+    For models that take prompts, photo.txt beside photo.jpg is its prompt, unless --prompt is given. For models that
+    take a last frame, photo.last.jpg is that of photo.jpg where both are submitted.
 
     \b
     Examples:
@@ -44,6 +54,7 @@ def submit(settings: "Settings", photos: tuple[str, ...], recursive: bool, **opt
       svdq submit 'holiday/*.jpg' --size 576x320 --format mp4 --format gif
       svdq submit photo.jpg --variations 4 --sweep motion_bucket_id=60,127,180
       svdq submit photo.jpg --prompt "A wave breaks on the beach." --frames 81 --size 832x480
+      svdq submit closed.jpg --last open.jpg --prompt "The flower opens."
       svdq submit photo.jpg --name '{stem}-{seed}'
       find . -name '*.jpg' -newer last | svdq submit -
       svdq submit other.jpg --like video.mp4
@@ -59,13 +70,14 @@ def submit(settings: "Settings", photos: tuple[str, ...], recursive: bool, **opt
     sources = find_photos(photos, recursive=recursive, stdin=stdin, storage=folder)
     if sources.num_others:
         echo(f"Files left out because they have no photo suffix: {sources.num_others:,}.", err=True)
-    return submit_and_print(settings, requests_for(sources, spec), **printing)
+    return submit_and_print(settings, requests_for(sources, spec, last_image), **printing)
 
 
 BATCH_HELP = f"""Submit the photos of a list, each with its own parameters.
 
 FILE is a .csv file whose first line names the columns, or a .jsonl file with an object on each line. Columns are photo
-(a path, relative to the list), the parameters of `svdq submit` ({", ".join(PARAMETER_KEYS)}; also
+(a path, relative to the list), last (that of the photo of the last frame), the parameters of `svdq submit`
+({", ".join(PARAMETER_KEYS)}; also
 width and height instead of size), and priority, at, name and output. An empty or missing field takes the value of the
 option, such as --frames, or else its default, and the prompt that of photo.txt beside photo.jpg.
 

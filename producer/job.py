@@ -47,9 +47,7 @@ class Job(VideoParameters):
     @field_validator("image")
     @classmethod
     def _image_is_an_input(cls, image: str) -> str:
-        if not INPUT_KEY.fullmatch(image):
-            raise ValueError(f"{image!r} is not of the form inputs/<sha256>.<ext>")
-        return image
+        return check_input_key(image)
 
     @field_validator("name")
     @classmethod
@@ -78,6 +76,11 @@ class Job(VideoParameters):
         """The parameters for the pipeline."""
         cls = PARAMETERS[self.family]
         return cls.model_validate({field: getattr(self, field) for field in cls.model_fields})
+
+    @property
+    def photos(self) -> tuple[str, ...]:
+        """The storage keys of its photos."""
+        return (self.image,)
 
     def output_stem(self, job_id: str) -> str:
         """Return the storage key of its files without their extension."""
@@ -109,9 +112,27 @@ class SvdJob(Job, SvdParameters):
 
 
 class WanJob(Job, WanParameters):
-    """A job of Wan."""
+    """A job of Wan; `last_image` is the storage key of a photo, as `image` is."""
+
+    @field_validator("last_image")
+    @classmethod
+    def _last_image_is_an_input(cls, last_image: str | None) -> str | None:
+        return last_image if last_image is None else check_input_key(last_image)
+
+    @model_validator(mode="after")
+    def _loops_one_way(self) -> Self:
+        if self.loop and self.boomerang:
+            raise ValueError("loop and boomerang exclude each other")
+        return self
+
+    @property
+    def photos(self) -> tuple[str, ...]:
+        """The storage keys of its photos: of the first frame and, if there is one, of the last."""
+        return (self.image,) if self.last_image is None else (self.image, self.last_image)
 
 
+#: The fields that name the photos and the files of a job, besides the parameters of its video.
+NAMING = ("image", "last_image", "name", "folder")
 JOBS: Mapping[str, type[Job]] = {"svd": SvdJob, "wan": WanJob}
 
 
@@ -120,15 +141,20 @@ def parse_job(document: object) -> Job:
     return class_for(document, JOBS).model_validate(document)
 
 
+def check_input_key(key: str) -> str:
+    """Return the storage key of a photo; raises ValueError if it is none."""
+    if not INPUT_KEY.fullmatch(key):
+        raise ValueError(f"{key!r} is not of the form inputs/<sha256>.<ext>")
+    return key
+
+
 def is_folder_name(name: str) -> bool:
     """Return whether all file systems and object stores accept a folder name, and `ls` shows it."""
     is_plain = bool(name.strip()) and name.isprintable() and "\\" not in name and not name.startswith(".")
     return is_plain and len(name.encode()) <= MAX_FOLDER_NAME_BYTES
 
 
-#: The parameters that users give: the fields of all families but those of the photo and the names of files.
-VIDEO_FIELDS = tuple(
-    dict.fromkeys(name for job in JOBS.values() for name in job.model_fields if name not in ("image", "name", "folder"))
-)
+#: The parameters that users give: the fields of all families but those of the photos and the names of files.
+VIDEO_FIELDS = tuple(dict.fromkeys(name for job in JOBS.values() for name in job.model_fields if name not in NAMING))
 #: The same as users name them: one size for width and height, and format for formats.
 PARAMETER_KEYS = (*(name for name in VIDEO_FIELDS if name not in ("width", "height", "formats")), "size", "format")

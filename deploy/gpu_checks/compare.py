@@ -43,7 +43,7 @@ _PARAMETERS = dict.fromkeys(
     name
     for family in PARAMETERS.values()
     for name in family.model_fields
-    if name not in ("family", "width", "height", "seed")
+    if name not in ("family", "width", "height", "seed", "last_image")
 )
 
 
@@ -81,20 +81,28 @@ def render(
     device: str = "cpu",
     options: ComputeOptions = DEFAULTS,
     components: Sequence[Components] = (),
+    last_photo: Image.Image | None = None,
 ) -> list[Frames]:
     """Render videos of one prepared photo with this pipeline in parallel.
 
     The photo has the size of all videos, and these have the model's defaults filled in. `components` are the denoising
-    components of each rank; none: all ranks have all.
+    components of each rank; none: all ranks have all. `last_photo` is that of the videos which have a last image.
 
     Returns:
         The frames (F, H, W, 3) of each.
     """
     assert all((video.width, video.height) == image.size for video in videos), "the photo is prepared for another size"
     with tempfile.TemporaryDirectory(prefix="svdq-compare-") as folder:
-        spawn_ranks(
-            num_ranks, _rank_main, model, Path(folder), image, videos, device, options, components, device=device
-        )
+        requests = [
+            Request(
+                job_id=f"video-{number}",
+                parameters=video,
+                photo=image,
+                last_photo=last_photo if getattr(video, "last_image", None) else None,
+            )
+            for number, video in enumerate(videos)
+        ]
+        spawn_ranks(num_ranks, _rank_main, model, Path(folder), requests, device, options, components, device=device)
         return [np.load(Path(folder, f"video-{number}.npy")) for number in range(len(videos))]
 
 
@@ -103,8 +111,7 @@ def _rank_main(
     links: Links,
     model_name: str,
     folder: Path,
-    image: Image.Image,
-    videos: Sequence[VideoParameters],
+    requests: Sequence[Request],
     wanted: str,
     options: ComputeOptions,
     components: Sequence[Components],
@@ -113,10 +120,6 @@ def _rank_main(
     role = replace(Role.of_rank(topology.rank), components=components[topology.rank] if components else None)
     resolved = resolve(model_name)
     model = open_model(resolved, role, device, dtype_for(resolved, device, options), options)
-    requests = [
-        Request(job_id=f"video-{number}", parameters=parameters, photo=image)
-        for number, parameters in enumerate(videos)
-    ]
     run_stage(topology, links, model, requests, _FolderSink(folder), device=device, components=components)
 
 
@@ -133,9 +136,9 @@ def run_stage(
 
 
 def render_with_diffusers(
-    model: str, image: Image.Image, parameters: VideoParameters, *, device: str = "cpu"
+    model: str, image: Image.Image, parameters: VideoParameters, *, device: str = "cpu", **more: Any
 ) -> NDArray[np.uint8]:
-    """Render one video with diffusers' pipeline of its family; return frames (F, H, W, 3)."""
+    """Render one video with diffusers' pipeline of its family; return frames (F, H, W, 3); see `call_diffusers`."""
     from svdq.pipeline.models.components import be_quiet
 
     be_quiet()  # before the import, since transformers warns while it is imported
@@ -143,7 +146,7 @@ def render_with_diffusers(
     dtype = dtype_for(resolve(model), torch.device(device))
     pipeline = open_diffusers(family_for(parameters).name, model, dtype).to(device)
     pipeline.set_progress_bar_config(disable=True)
-    frames = call_diffusers(pipeline, image, parameters)[0]
+    frames = call_diffusers(pipeline, image, parameters, **more)[0]
     return np.stack([np.asarray(frame) for frame in frames])
 
 

@@ -38,14 +38,15 @@ def open_diffusers(family: str, model: str, dtype: torch.dtype) -> Any:
 def call_diffusers(pipeline: Any, image: Image, parameters: SvdParameters | WanParameters, **more: Any) -> Any:
     """Call a pipeline with the parameters of a video; return the frames of each video.
 
-    `more` are other arguments of the pipeline, which override those from the parameters. The scheduler of a pipeline of
-    Wan is replaced by one with the shift of the parameters.
+    `more` are other arguments of the pipeline, such as `last_image`, which override those from the parameters. The
+    scheduler of a pipeline of Wan is replaced by one with the shift of the parameters.
     """
     if isinstance(parameters, SvdParameters):
         names = ["height", "width", "num_frames", "min_guidance_scale", "max_guidance_scale", "fps", "motion_bucket_id"]
         names += ["noise_aug_strength", "decode_chunk_size"]
     else:
         names = ["prompt", "negative_prompt", "height", "width", "num_frames", "guidance_scale", "guidance_scale_2"]
+        more = {"last_image": image if parameters.loop else None} | more
         kind = type(pipeline.scheduler)
         shift = {SHIFT_SETTINGS[kind.__name__]: parameters.flow_shift}
         pipeline.scheduler = kind.from_config(pipeline.scheduler.config, **shift)

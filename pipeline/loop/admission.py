@@ -12,7 +12,7 @@ import torch
 
 from svdq.pipeline.loop.protocols import Report, Request, Source
 from svdq.pipeline.loop.rounds import RoundsInbox
-from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.loop.sample import PHOTOS, Sample
 from svdq.pipeline.models.failures import describe_failure
 from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.binding import Bounds, Components, bounds_of
@@ -164,8 +164,9 @@ class Admission:
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(describe_failure(error, "while its prompt was encoded"))
         tensors = dict(embedded or {})
-        if request.photo is not None:
-            tensors["photo"] = torch.from_numpy(np.array(request.photo))
+        for name, photo in zip(PHOTOS, (request.photo, request.last_photo), strict=True):
+            if photo is not None:
+                tensors[name] = torch.from_numpy(np.array(photo))
         return replace(sample, tensors=tensors, step=-1 if embedded is not None else -2)
 
     def _bounds(self, request: Request) -> list[Bounds] | None:

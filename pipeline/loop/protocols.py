@@ -28,6 +28,8 @@ class Request:
     parameters: VideoParameters
     #: The photo, exactly width x height; None if the model needs none or the video is resumed.
     photo: Image | None
+    #: The photo of the last frame, of the same size; None if the video has none of its own.
+    last_photo: Image | None = None
     #: The job, as JSON that its sample carries to the sink.
     job: Mapping[str, Any] = field(default_factory=dict)
     #: Whether the worker chose `decode_chunk_size`, because the job leaves it open.

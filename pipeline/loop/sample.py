@@ -14,6 +14,9 @@ from pydantic import ConfigDict, TypeAdapter
 from svdq.pipeline.models.families import AnyParameters
 from svdq.pipeline.models.video_model import State
 
+#: The tensors of a sample that are photos: the first frame and, where a job has one, the last.
+PHOTOS = ("photo", "last_photo")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
@@ -43,7 +46,7 @@ class Sample:
     #: The next denoising step; -1 before it is encoded, -2 before its prompts are, where these wait for their encoder;
     #: `parameters.steps` when denoising is done.
     step: int
-    #: The state; before the encode `photo` (H, W, 3), uint8, and embeddings of texts. Empty for a sample that has
+    #: The state; before the encode the `PHOTOS`, (H, W, 3), uint8, and embeddings of texts. Empty for a sample that has
     #: failed or was canceled and travels on as a header alone.
     tensors: State = field(default_factory=dict)
     #: The job that it is made for, as JSON of the source, which the pipeline does not read.

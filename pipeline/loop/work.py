@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.loop.protocols import Surroundings
-from svdq.pipeline.loop.sample import Sample, sample_body
+from svdq.pipeline.loop.sample import PHOTOS, Sample, sample_body
 from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
 from svdq.pipeline.models.memory import ChunkLimits, chunk_of
 from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_advice
@@ -65,7 +65,7 @@ class UnitLoop:
         """
         frames = None
         if self._device.type != "cpu":
-            to_move = {name: tensor for name, tensor in sample.tensors.items() if name != "photo"}
+            to_move = {name: tensor for name, tensor in sample.tensors.items() if name not in PHOTOS}
             moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in to_move.items()}
             sample = replace(sample, tensors={**sample.tensors, **moved})
         if sample.step < -1:
@@ -100,11 +100,10 @@ class UnitLoop:
         self._monitor.step(sample, 0)
         started = time.perf_counter()
         tensors = {**sample.tensors}
-        photo = tensors.pop("photo", None)
-        image = None if photo is None else Image.fromarray(photo.numpy())
+        photos = [Image.fromarray(tensors.pop(name).numpy()) for name in PHOTOS if name in tensors]
         try:
             with self._tracer.span("encode", sample.job_id):
-                encode = partial(self._model.encode, image, sample.parameters)
+                encode = partial(self._model.encode, photos[0] if photos else None, sample.parameters, *photos[1:])
                 tensors.update(with_second_try(encode, f"the encode of {sample.job_id}"))
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(describe_failure(error, "while its photo was encoded"))

@@ -154,25 +154,29 @@ _FILTERS = (
 
 
 def change_motion(
-    frames: NDArray[np.uint8], fps: int, folder: Path, *, boomerang: bool, interpolate: int | None
+    frames: NDArray[np.uint8], fps: int, folder: Path, *, boomerang: bool, interpolate: int | None, loop: bool = False
 ) -> NDArray[np.uint8]:
     """Return the frames of a video as they are to be shown.
 
     The result can be many times as large as the video, so it is in a file of `folder` and not in memory.
 
     Frames are (F, H, W, 3), uint8, RGB. A boomerang shows them forward and back; first and last are not repeated, so
-    that a loop does not halt. `interpolate` adds frames up to this rate, above `fps`; None adds none.
+    that a loop does not halt. The last frame of a `loop`, which is the first again, is left out for the same reason.
+    `interpolate` adds frames up to this rate, above `fps`; None adds none.
 
     Raises:
         SampleError: ffmpeg refuses the frames, or cannot be started.
         OSError: a condition such as a full disk; the same call may succeed later.
     """
     last = len(frames) - 1
-    order = [*range(len(frames)), *range(last - 1, 0, -1)] if boomerang else list(range(len(frames)))
+    order = list(range(last if loop else len(frames)))
+    if boomerang:
+        order += range(last - 1, 0, -1)
+    goes_on = boomerang or loop
     if interpolate is None:
-        return frames[order] if boomerang else frames
+        return frames[order] if goes_on else frames
     # A loop goes on with its first frames; otherwise the last frame stays.
-    ahead = [order[index % len(order)] if boomerang else last for index in range(NUM_AHEAD)]
+    ahead = [order[index % len(order)] if goes_on else last for index in range(NUM_AHEAD)]
     num_frames = (2 * len(order) * interpolate + fps) // (2 * fps)  # of the same duration, rounded
     path = folder / "frames.rgb"
     _, height, width, _ = frames.shape

@@ -165,7 +165,8 @@ class DiffusersModel(VideoModel):
         if on_cpu and self._options.compiled == "off":
             return
         if self._role.encode and not on_cpu:
-            self.encode(PIL.Image.new("RGB", (parameters.width, parameters.height), "gray"), parameters)
+            gray = PIL.Image.new("RGB", (parameters.width, parameters.height), "gray")
+            self.encode(gray, parameters, gray)
         state = self.zeros(parameters)
         for segment in self.segments(parameters):
             if segment.component in self._denoisers:
@@ -174,13 +175,15 @@ class DiffusersModel(VideoModel):
             self.decode(state, parameters, parameters.decode_chunk_size or parameters.num_frames)
 
     @torch.inference_mode()
-    def encode(self, photo: PIL.Image.Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Encode a photo of exactly width x height and draw the initial noise; see `VideoModel`."""
+    def encode(
+        self, photo: PIL.Image.Image | None, parameters: VideoParameters, last_photo: PIL.Image.Image | None = None
+    ) -> dict[str, Tensor]:
+        """Encode photos of exactly width x height and draw the initial noise; see `VideoModel`."""
         assert self._role.encode
         assert photo is not None
-        assert photo.size == (parameters.width, parameters.height)
+        assert all(each.size == (parameters.width, parameters.height) for each in (photo, last_photo or photo))
         with self._meter.measuring("encode", shape_for("encode", parameters)):
-            return self._encode(photo, parameters)
+            return self._encode(photo, parameters, last_photo)
 
     @torch.inference_mode()
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
@@ -194,8 +197,10 @@ class DiffusersModel(VideoModel):
             return to_uint8(video)
 
     @abstractmethod
-    def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Encode a photo of the right size; see `encode`."""
+    def _encode(
+        self, photo: PIL.Image.Image, parameters: VideoParameters, last_photo: PIL.Image.Image | None
+    ) -> dict[str, Tensor]:
+        """Encode photos of the right size; see `encode`."""
 
     @abstractmethod
     def _decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:

@@ -51,20 +51,26 @@ class PreviewModel(VideoModel):
         return (Segment(component="preview", start=0, stop=parameters.steps),)
 
     @torch.inference_mode()
-    def encode(self, photo: Image.Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Rearrange a photo: return `image_latents` (1, 192, H/8, W/8) and noise, `latents` (1, F, 192, H/8, W/8)."""
+    def encode(
+        self, photo: Image.Image | None, parameters: VideoParameters, last_photo: Image.Image | None = None
+    ) -> dict[str, Tensor]:
+        """Rearrange photos: return `image_latents` (1 or 2, 192, H/8, W/8) and noise, `latents` (1, F, 192, H/8, W/8).
+
+        Of two photos, the second is the last frame.
+        """
         assert photo is not None
         assert photo.size == (parameters.width, parameters.height)
         generator = torch.Generator("cpu").manual_seed(parameters.seed)
         # In diffusers' order, the noise of `noise_aug_strength` comes first; a preview shows the photo unchanged.
         torch.randn((1, 3, parameters.height, parameters.width), generator=generator)
-        blocks = torch.from_numpy(_space_to_depth(np.asarray(photo)))
-        shape = (1, parameters.num_frames, *blocks.shape)
+        photos = [photo] if last_photo is None else [photo, last_photo]
+        blocks = torch.from_numpy(np.stack([_space_to_depth(np.asarray(each)) for each in photos]))
+        shape = (1, parameters.num_frames, *blocks.shape[1:])
         latents = torch.randn(shape, generator=generator, dtype=self._dtype)
         # The initial standard deviation of the scheduler (diffusers: init_noise_sigma).
         latents *= math.sqrt(SIGMA_MAX**2 + 1)
         return {
-            "image_latents": _to_values(blocks, self._dtype)[None].to(self._device),
+            "image_latents": _to_values(blocks, self._dtype).to(self._device),
             "latents": latents.to(self._device),
         }
 
@@ -131,10 +137,13 @@ class PreviewDenoiser:
 
     def _render_move(self) -> Tensor:
         """Render the camera move as bytes: (F, 192, H/8, W/8), uint8."""
-        photo = Image.fromarray(_depth_to_space(_to_bytes(self._image_latents[0]).cpu().numpy()))
+        blocks = _to_bytes(self._image_latents).cpu().numpy()
+        photo, last_photo = (Image.fromarray(_depth_to_space(blocks[place])) for place in (0, -1))
         boxes = camera_move(self._parameters)
         # Pillow filters in integers, so the result is the same everywhere and with any number of threads.
-        frames = (photo.resize(photo.size, Image.Resampling.BICUBIC, box=box) for box in boxes)
+        frames = [photo.resize(photo.size, Image.Resampling.BICUBIC, box=box) for box in boxes]
+        if len(blocks) > 1:
+            frames = [Image.blend(frame, last_photo, place / (len(frames) - 1)) for place, frame in enumerate(frames)]
         return torch.from_numpy(np.stack([_space_to_depth(np.asarray(frame)) for frame in frames]))
 
 
@@ -154,7 +163,7 @@ def camera_move(parameters: VideoParameters) -> list[tuple[float, float, float, 
     """Return for each frame the part of the photo that it shows: (left, upper, right, lower) in pixels.
 
     The move begins with the whole photo and is eased at both ends; how far it goes depends on `motion_bucket_id`, and
-    where to on the seed. The part has the shape of the photo.
+    where to on the seed. In a loop it comes back. The part has the shape of the photo.
     """
     # Fibonacci hashing: neighboring seeds look in quite different directions.
     angle = 2 * math.pi * ((parameters.seed * 0x9E3779B97F4A7C15) % 2**64) / 2**64
@@ -164,6 +173,8 @@ def camera_move(parameters: VideoParameters) -> list[tuple[float, float, float, 
     boxes = []
     for frame in range(parameters.num_frames):
         time = frame / max(1, parameters.num_frames - 1)
+        if getattr(parameters, "loop", False):
+            time = 1 - abs(2 * time - 1)
         moved = zoom * time * time * (3 - 2 * time)
         width, height = parameters.width * (1 - moved), parameters.height * (1 - moved)
         left = (parameters.width - width) * (0.5 + 0.5 * math.cos(angle))

@@ -94,8 +94,10 @@ class SimulatedModel(VideoModel):
             time.sleep(self._timings.load_ms / 1000)
         self._held = components
 
-    def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Sleep, and number the latents by the seed; (1, F, 4, H/8, W/8), float16. The photo is ignored."""
+    def encode(
+        self, photo: Image | None, parameters: VideoParameters, last_photo: Image | None = None
+    ) -> dict[str, Tensor]:
+        """Sleep, and number the latents by the seed; (1, F, 4, H/8, W/8), float16. Photos are ignored."""
         self._clock_s = time.perf_counter()
         latents = self._plain_latents(parameters).clone()
         latents.view(-1)[0] = parameters.seed % _MODULUS

@@ -19,15 +19,18 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 
-#: Wan with two experts (2.2 I2V-A14B), CLIP's image encoder (2.1 I2V-14B), or the photo as first latent frame (2.2
-#: TI2V-5B).
-Variant = Literal["i2v-a14b", "i2v-14b", "ti2v-5b"]
-VARIANTS: tuple[Variant, ...] = ("i2v-a14b", "i2v-14b", "ti2v-5b")
+#: Wan with two experts (2.2 I2V-A14B), CLIP's image encoder (2.1 I2V-14B), the same for first and last frame (2.1
+#: FLF2V-14B), or the photo as first latent frame (2.2 TI2V-5B).
+Variant = Literal["i2v-a14b", "i2v-14b", "flf2v-14b", "ti2v-5b"]
+VARIANTS: tuple[Variant, ...] = ("i2v-a14b", "i2v-14b", "flf2v-14b", "ti2v-5b")
+_WITH_IMAGE_ENCODER = ("i2v-14b", "flf2v-14b")
 
 #: Width of CLIP's projection in SVD, and of Wan's text and image encoders.
 _EMBEDDING_DIM, _TEXT_DIM, _IMAGE_DIM = 32, 32, 16
 _CLIP: dict[str, Any] = {"image_size": 224, "patch_size": 32, "intermediate_size": 64}
 _CLIP |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+#: Tokens of a photo: CLIP's patches and one for the whole.
+_IMAGE_TOKENS = (224 // 32) ** 2 + 1
 #: The scheduler's settings as published with stable-video-diffusion-img2vid-xt.
 SVD_SCHEDULER: dict[str, Any] = {
     "num_train_timesteps": 1000,
@@ -166,8 +169,9 @@ def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: st
     be_quiet()
     import diffusers
 
-    has_experts, is_expanded, has_image = (variant == each for each in ("i2v-a14b", "ti2v-5b", "i2v-14b"))
-    settings = WAN_SCHEDULERS[scheduler] | ({"flow_shift": 5.0} if is_expanded else {})
+    has_experts, is_expanded, has_image = variant == "i2v-a14b", variant == "ti2v-5b", variant in _WITH_IMAGE_ENCODER
+    shift = {"ti2v-5b": 5.0, "flf2v-14b": 16.0}.get(variant)
+    settings = WAN_SCHEDULERS[scheduler] | ({"flow_shift": shift} if shift else {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         tokenizer = _tokenizer()
@@ -210,8 +214,11 @@ def _transformer(variant: Variant) -> Any:
         num_layers=2,
         # Positions of up to 2048x2048 pixels and 1021 frames.
         rope_max_seq_len=256,
-        **({"image_dim": _IMAGE_DIM, "added_kv_proj_dim": 24} if variant == "i2v-14b" else {}),
+        **({"image_dim": _IMAGE_DIM, "added_kv_proj_dim": 24} if variant in _WITH_IMAGE_ENCODER else {}),
+        pos_embed_seq_len=2 * _IMAGE_TOKENS if variant == "flf2v-14b" else None,
     )
+    if variant == "flf2v-14b":
+        torch.nn.init.normal_(transformer.condition_embedder.image_embedder.pos_embed)
     _enlarge(transformer.proj_out.weight, 3.0)
     for block in transformer.blocks:
         _enlarge(block.attn2.to_out[0].weight, 16.0)

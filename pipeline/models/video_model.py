@@ -139,9 +139,10 @@ class VideoModel(ABC):
         return {}
 
     @abstractmethod
-    def encode(self, photo: Image | None, parameters: VideoParameters) -> State:
+    def encode(self, photo: Image | None, parameters: VideoParameters, last_photo: Image | None = None) -> State:
         """Encode a photo of exactly width x height and draw the initial noise; only with `Role.encode`.
 
+        `last_photo` is the last frame, where the parameters ask for one.
         With `Role.embed` the prompts, too; else `embed` of another rank has the rest of the state.
 
         All random numbers of a video are drawn here, from one CPU generator seeded with `parameters.seed`, in the order

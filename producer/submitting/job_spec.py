@@ -33,6 +33,8 @@ NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family"}
 
 #: Smallest multiple of sides that are chosen: Wan 2.2 TI2V-5B needs 32, though others of its family take 16.
 _AUTO_MULTIPLE = 32
+#: A storage key in place of that of a photo that is not checked yet.
+ANY_PHOTO = f"inputs/{'0' * 64}.jpg"
 #: Allowed format specifications, such as `04` or `.2f`: no nested fields, and no width that exhausts memory.
 _LAYOUT = re.compile(r"[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?")
 
@@ -83,6 +85,10 @@ class JobSpec:
         options = tuple(map(add, self.options))
         return self if options == self.options else replace(self, options=options)
 
+    def with_last_photo(self) -> "JobSpec":
+        """Return it for photos that have another one for the last frame."""
+        return replace(self, options=tuple(replace(each, last_image=ANY_PHOTO) for each in self.options))
+
     def check(self, spell: Callable[[str], str] = as_flag) -> None:
         """Raise InputError if a value is not allowed; `spell` returns the name of a parameter for it."""
         check_priority(self.priority)
@@ -94,7 +100,7 @@ class JobSpec:
             )
         for options in self.options:
             for variation in {0, self.variations - 1}:
-                job = self._make(options, variation, spell, image=f"inputs/{'0' * 64}.jpg", name="photo")
+                job = self._make(options, variation, spell, image=ANY_PHOTO, name="photo")
             if self.name is not None:
                 _render(self.name, job, job.name, index=1, variation=0)
 
@@ -108,6 +114,7 @@ class JobSpec:
         return make_job(options, model=self.model, spell=spell, variation=variation, folder=self.folder, **photo)
 
     def _job(self, photo: Photo, options: SubmitOptions, variation: int, index: int) -> tuple[Job, str]:
+        options = replace(options, last_image=photo.last.key) if photo.last else options
         job = self._make(options, variation, image=photo.key, name=photo.name, photo_size=photo.size)
         drawn = options.seed is None
         given_name = ""
@@ -179,8 +186,7 @@ def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], sp
         )
     allowed = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     if not field:  # a rule about several parameters, which names them itself
-        for name in job.model_fields:
-            allowed = allowed.replace(name, spell(name))
+        allowed = re.sub(r"\w+", lambda word: spell(word[0]) if word[0] in job.model_fields else word[0], allowed)
         return f"{allowed}; change one of them."
     if first["type"] == "string_too_long":
         allowed = f"at most {first['ctx']['max_length']:,} characters, and has {len(first['input']):,}"

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
-from svdq.producer.job import JOBS, VIDEO_FIELDS
+from svdq.producer.job import JOBS, NAMING, VIDEO_FIELDS
 
 SEED_BITS = 32  # number of bits of random seeds: short enough to type again
 MAX_VIDEOS = 10_000  # largest number of videos of one photo in a submission
@@ -43,7 +43,7 @@ def rules_of(family: str) -> dict[str, dict[str, Any]]:
 
 def as_key(field: str) -> str:
     """Spell a parameter as a column of a list or a key of svdq.toml."""
-    return "format" if field == "formats" else field
+    return {"formats": "format", "last_image": "last"}.get(field, field)
 
 
 def as_flag(field: str) -> str:
@@ -88,6 +88,9 @@ class SubmitOptions:
     guidance_scale: float | None = None
     guidance_scale_2: float | None = None
     flow_shift: float | None = None
+    loop: bool | None = None
+    #: The storage key of the photo of the last frame; `Photo.last` replaces it.
+    last_image: str | None = None
     #: Choose width and height for the shape of each photo; the given ones or the defaults give the number of pixels.
     auto_size: bool | None = None
 
@@ -105,7 +108,7 @@ class SubmitOptions:
         recorded = {"family": DEFAULT_FAMILY} | {
             name: tuple(value) if name == "formats" and isinstance(value, list) else value  # JSON has no tuples
             for name, value in job.items()
-            if name not in ("image", "name", "folder")
+            if name not in NAMING
         }
         if unknown := recorded.keys() - set(VIDEO_FIELDS):
             raise InputError(

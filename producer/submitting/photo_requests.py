@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from svdq.producer.submitting.photos import source_path
 from svdq.producer.submitting.sources import Sources
 from svdq.producer.text import parse_future
 
-OWN_COLUMNS = ("photo", "priority", "at", "name", "output")
+OWN_COLUMNS = ("photo", "last", "priority", "at", "name", "output")
 COLUMNS = (*OWN_COLUMNS, *FIELDS)
 NO_OPTIONS = JobSpec()
 
@@ -40,6 +41,8 @@ class Request:
     source: str = ""  # as in `Photo`; "" for its own folder and name
     where: str = ""  # prefix of errors: where the user asked for it, such as `list.csv, line 7: `
     data: bytes | None = None  # as in `Photo`
+    last: Path | None = None  # the photo of the last frame
+    last_data: bytes | None = None
 
     @property
     def full_source(self) -> str:
@@ -48,11 +51,23 @@ class Request:
         return self.source or source_path(folder, self.path.name)
 
 
-def requests_for(sources: Sources, spec: JobSpec) -> list[Request]:
-    """Ask for the same videos of each photo; those of subfolders go to folders of the same names."""
-    folders = {photo.folder for photo in sources.photos}
-    specs = {below: replace(spec, folder=read_folder(f"{spec.folder}/{below}".strip("/"))) for below in folders}
-    return [Request(path=photo.path, spec=specs[photo.folder], source=photo.source) for photo in sources.photos]
+def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> list[Request]:
+    """Ask for the same videos of each photo; those of subfolders go to folders of the same names.
+
+    `last` is the photo of the last frame, of those that have none of their own.
+    """
+
+    @cache
+    def spec_of(below: str, *, has_last: bool) -> JobSpec:
+        placed = replace(spec, folder=read_folder(f"{spec.folder}/{below}".strip("/")))
+        return placed.with_last_photo() if has_last else placed
+
+    requests = []
+    for photo in sources.photos:
+        own = photo.last or last
+        own_spec = spec_of(photo.folder, has_last=own is not None)
+        requests.append(Request(path=photo.path, spec=own_spec, source=photo.source, last=own))
+    return requests
 
 
 def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> list[Request | InputError]:
@@ -75,12 +90,13 @@ def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> lis
         for line, row in read_rows(text):
             where = f"{path.name}, line {line}: "
             try:
-                photo, spec = _parse(row, now, defaults)
+                photo, last, spec = _parse(row, now, defaults)
             except InputError as error:
                 requests.append(InputError(f"{where}{error}"))
             else:
                 spec = specs.setdefault(spec, spec)  # rows that ask for the same share one
-                requests.append(Request(path=path.parent / photo, spec=spec, where=where))
+                own = path.parent / last if last else None
+                requests.append(Request(path=path.parent / photo, spec=spec, where=where, last=own))
     except InputError as error:  # in a line, which makes the rest of the file unreadable
         raise InputError(f"{path.name}, {error}") from error
     if not requests:
@@ -88,7 +104,7 @@ def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> lis
     return requests
 
 
-def _parse(row: Mapping[str, Any] | InputError, now: datetime, defaults: JobSpec) -> tuple[str, JobSpec]:
+def _parse(row: Mapping[str, Any] | InputError, now: datetime, defaults: JobSpec) -> tuple[str, str, JobSpec]:
     if isinstance(row, InputError):
         raise row
     if row.keys() - set(COLUMNS):
@@ -107,8 +123,10 @@ def _parse(row: Mapping[str, Any] | InputError, now: datetime, defaults: JobSpec
         folder=read_folder(given["output"]) if "output" in given else defaults.folder,
         at=parse_future(given["at"], "at", now) if "at" in given else defaults.at,
     )
+    if "last" in given:
+        spec = spec.with_last_photo()
     spec.check(spell=as_key)
-    return given["photo"], spec
+    return given["photo"], given.get("last", ""), spec
 
 
 def _no_such_column(names: Iterable[str]) -> InputError:

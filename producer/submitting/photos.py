@@ -44,6 +44,7 @@ class Photo:
     #: Where it was, from the submitted folder on, such as `holiday/day 1/cup.jpg`; "" if that is not known.
     source: str = ""
     data: bytes | None = field(default=None, repr=False)  # the bytes of an upload; None: they are in the file
+    last: "Photo | None" = None  # that of the last frame
 
     @property
     def shown_path(self) -> str:

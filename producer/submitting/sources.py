@@ -5,7 +5,7 @@ import errno
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +28,8 @@ SYSTEM_FOLDERS = frozenset(
     {"@eadir", "#recycle", "$recycle.bin", "__macosx", "lost+found", "system volume information"}
 )
 SUFFIX = ".txt"
+#: What the name of a photo has before its suffix if it is the last frame of the photo without that.
+LAST = ".last"
 MAX_BYTES = 1 << 16  # bytes; the longest prompt has less
 
 
@@ -38,6 +40,7 @@ class Source:
     path: Path
     folder: str = ""  # its folder relative to the given folder, such as `day 1/morning`; "" for the given folder itself
     root: str = ""  # name of the given folder; "" for a file that was given itself
+    last: Path | None = None  # the photo of the last frame
 
     @property
     def source(self) -> str:
@@ -70,6 +73,8 @@ def find_photos(
 ) -> Sources:
     """Find photos for the arguments of a command line. Files given by name may have any suffix.
 
+    `cup.last.jpg` is the last frame of `cup.jpg` where both are found, and else a photo as any other.
+
     Args:
         words: files, folders, patterns, or `-` for a list of files and folders on `stdin`.
         recursive: include subfolders, except hidden ones and those of the system.
@@ -93,7 +98,21 @@ def find_photos(
             photos += walk.file_or_folder(Path(word))
     if not photos:
         raise InputError("There are no paths on standard input; give photos, such as by `find . -name '*.jpg'`.")
-    return Sources(photos=tuple(photos), num_others=walk.num_others)
+    return Sources(photos=tuple(_in_pairs(photos)), num_others=walk.num_others)
+
+
+def _in_pairs(photos: Sequence[Source]) -> Iterator[Source]:
+    """Make `cup.last.jpg` the last frame of `cup.jpg` where both are among the photos."""
+    stems = {photo.path.with_suffix("") for photo in photos}
+    lasts: dict[Path, Path] = {}
+    for photo in photos:
+        stem = photo.path.with_suffix("")
+        if stem.suffix.lower() == LAST and stem.with_suffix("") in stems:
+            lasts.setdefault(stem.with_suffix(""), photo.path)
+    used = set(lasts.values())
+    for photo in photos:
+        if photo.path not in used:
+            yield replace(photo, last=lasts.get(photo.path.with_suffix("")))
 
 
 def _lines(stdin: BinaryIO) -> list[str]:

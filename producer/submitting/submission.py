@@ -91,6 +91,7 @@ def submit(
     skip_bad: bool = False,
     at: datetime | None = None,
     output: str = "",
+    last_image: str | Path | None = None,
 ) -> list[Submission]:
     """Submit photos, one job each; of existing jobs, queue the failed and canceled ones again.
 
@@ -104,6 +105,7 @@ def submit(
         skip_bad: leave out bad photos.
         at: when to queue the jobs; without a time zone it is local time.
         output: folder for the files, below outputs/ of the storage.
+        last_image: the photo of the last frame, of photos without a `NAME.last.jpg`.
 
     Raises InputError and UnavailableError as `submit_all`.
     """
@@ -119,7 +121,11 @@ def submit(
         force=force,
     )
     found = find_photos(words, recursive=recursive, storage=Storage(settings.storage).folder, spell=str)
-    return list(submit_all(settings, requests_for(found, spec), skip_bad=skip_bad, spell=str))
+    return list(
+        submit_all(
+            settings, requests_for(found, spec, Path(last_image) if last_image else None), skip_bad=skip_bad, spell=str
+        )
+    )
 
 
 def submit_all(
@@ -208,8 +214,13 @@ def _check(
     spell: Callable[[str], str],
 ) -> list[tuple[Photo, JobSpec]]:
     paths = [request.path for request in requests if isinstance(request, Request) and request.data is None]
-    observer.begin("checking", len(paths))
+    files = (request.last for request in requests if isinstance(request, Request) and request.last_data is None)
+    last_paths = list(dict.fromkeys(filter(None, files)))  # several photos may have the same one
+    observer.begin("checking", len(paths) + len(last_paths))
     results = iter(check_photos(paths, max_pixels, observer.advance))
+    lasts: dict[Path, Photo | InputError] = dict(
+        zip(last_paths, check_photos(last_paths, max_pixels, observer.advance), strict=True)
+    )
     prompts = PromptFiles(spell)
     checked, reasons = [], []
     for request in requests:
@@ -220,11 +231,16 @@ def _check(
             photo = next(results) if request.data is None else check_data(request.data, request.path, max_pixels)
             if isinstance(photo, InputError):
                 raise photo
+            last = lasts.get(request.last) if request.last else None
+            if request.last and request.last_data is not None:
+                last = replace(check_data(request.last_data, request.last, max_pixels), data=request.last_data)
+            if isinstance(last, InputError):
+                raise last
             spec = prompts.spec_for(request.spec, request.path) if request.data is None else request.spec
         except InputError as error:
             reasons.append(f"{request.where}{error}")
         else:
-            checked.append((replace(photo, source=request.full_source, data=request.data), spec))
+            checked.append((replace(photo, source=request.full_source, data=request.data, last=last), spec))
     if reasons and (not skip_bad or not checked):
         if len(requests) == 1:
             raise InputError(reasons[0])
@@ -240,10 +256,12 @@ def _check(
 
 
 def store(storage: Storage, photo: Photo) -> None:
-    """Store a photo, unless the storage has it."""
+    """Store a photo, and that of its last frame, unless the storage has it."""
     if not storage.has_input(photo.key, photo.num_bytes):
         with _BYTES.take(photo.num_bytes):
             storage.write_bytes(photo.key, photo.read())
+    if photo.last is not None:
+        store(storage, photo.last)
 
 
 def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, JobSpec]]:
@@ -259,7 +277,7 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
                 priority=spec.priority,
                 at=spec.at,
                 notes=notes,
-                warning=crop_warning(photo.size, job),
+                warning=crop_warning(photo.size, job) or (crop_warning(photo.last.size, job) if photo.last else ""),
             )
             yield entry, spec
             index += 1

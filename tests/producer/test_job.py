@@ -16,6 +16,8 @@ folders = st.lists(names.map(lambda name: f"x{name}"), max_size=3).map("/".join)
 
 PLAIN = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
+WAN = WanJob(image=PLAIN.image, name="photo", seed=1, prompt="A cat.")
+
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
@@ -47,10 +49,13 @@ texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=50)
 @st.composite
 def wan_jobs(draw: st.DrawFn) -> WanJob:
     side, scale = st.none() | st.integers(1, 256).map(lambda n: n * 16), st.none() | st.floats(0, 100)
+    loops = draw(st.booleans())
     return WanJob(
         image=PLAIN.image,
+        loop=loops,
+        last_image=None if loops else draw(st.none() | st.just(f"inputs/{'1' * 64}.png")),
         name="x" + draw(names),
-        frames=draw(st.none() | st.integers(0, 255).map(lambda n: 4 * n + 1)),
+        frames=draw(st.none() | st.integers(1, 255).map(lambda n: 4 * n + 1)),
         steps=draw(st.none() | st.integers(1, 1000)),
         width=draw(side),
         height=draw(side),
@@ -84,7 +89,8 @@ def test_digest(job: Job, seed: int) -> None:
 def test_json_round_trip_of_wan(job: WanJob) -> None:
     assert parse_job(json.loads(job.model_dump_json())) == job
     assert parse_job(job.model_dump(mode="json")).parameters == job.parameters
-    assert job.parameters.model_dump().keys() == WanParameters.model_fields.keys()
+    given = {name for name in ("loop", "last_image") if getattr(job, name)}
+    assert job.parameters.model_dump().keys() == (WanParameters.model_fields.keys() - {"loop", "last_image"}) | given
 
 
 def test_a_job_without_a_family_is_of_svd() -> None:
@@ -116,6 +122,22 @@ def test_documents_that_are_no_jobs(change: dict[str, object]) -> None:
 def test_the_ids_of_earlier_submissions_stay() -> None:
     assert PLAIN.digest(seed_was_drawn=True) == "fd5f1e62bcf7518910c2"
     assert PLAIN.digest(seed_was_drawn=False) == "1b1a316ec2e579cc5edd"
+    assert WAN.digest(seed_was_drawn=True) == "17c76692c1c15f4ced45"
+    assert WAN.digest(seed_was_drawn=False) == "6b3c2ac062b5c532c80a"
+
+
+def test_a_last_frame_makes_another_job_only_where_it_is_asked_for() -> None:
+    last_image = f"inputs/{'1' * 64}.png"
+    ids = [
+        WanJob(**WAN.model_dump() | fields).digest(seed_was_drawn=True)
+        for fields in ({}, {"loop": True}, {"last_image": last_image}, {"last_image": WAN.image}, {"loop": False})
+    ]
+    assert ids[-1] == ids[0]
+    assert len(set(ids)) == 4
+    assert not {"loop", "last_image"} & WAN.model_dump(mode="json").keys()
+    for fields in ({"last_image": "../secret"}, {"loop": True, "boomerang": True}):
+        with pytest.raises(ValueError, match=r"inputs/<sha256>|exclude each other"):
+            WanJob(**WAN.model_dump() | fields)
 
 
 def test_a_boomerang_and_interpolation_make_other_jobs_only_where_they_are_asked_for() -> None:

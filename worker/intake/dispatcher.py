@@ -201,6 +201,7 @@ class Dispatcher:
 
     def _request(self, active: ActiveJob, prepared: Prepared) -> Request:
         job_id, parameters = active.rq_job.id, prepared.job.parameters
+        photo, last_photo = (*prepared.photos, None, None)[:2]
         resume = prepared.resume
         if resume is not None:
             resume = resumed(resume, JobMeta.model_validate(active.rq_job.meta).step)
@@ -209,7 +210,8 @@ class Dispatcher:
             job_id=job_id,
             parameters=parameters,
             job=active.taken(prepared.job).model_dump(mode="json"),
-            photo=prepared.photo,
+            photo=photo,
+            last_photo=last_photo,
             resume=resume,
             num_waiting=self._num_waiting,
             encoders=self._options.memory.able("encode", parameters),

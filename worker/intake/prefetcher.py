@@ -1,4 +1,4 @@
-"""Finds the files of a finished job, else its checkpoint, else its photo, in a thread, before the stage takes it."""
+"""Finds the files of a finished job, else its checkpoint, else its photos, in a thread, before the stage takes it."""
 
 import contextlib
 import logging
@@ -56,9 +56,9 @@ class IntakeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """One of photo, sample and result, and the job."""
+    """One of photos, sample and result, and the job."""
 
-    photo: Image | None = None  # the photo at its video's size
+    photos: tuple[Image, ...] = ()  # at its video's size: of the first frame and, if there is one, of the last
     resume: Sample | None = None  # its furthest checkpoint
     result: dict[str, Any] | None = None  # its result, when it is finished
     job: Job  # with all parameters: those that it leaves open are filled in
@@ -96,22 +96,22 @@ class Prefetcher:
         """
         find = partial(self._find, job_id, job, FileRefusals(), replaced)
         if once:
-            found, photo = find()
+            found, photos = find()
         else:
             self._job_id, self._unwanted = job_id, ""
             try:
-                found, photo = self._retry.call(find, lambda: self._unwanted != job_id)
+                found, photos = self._retry.call(find, lambda: self._unwanted != job_id)
             except UnavailableError as error:
                 raise SvdqError(str(error)) from error  # a retry cannot fix it
-        if photo is None:
+        if not photos:
             return found
         with self._options.mark_prepare(job_id):
             note = partial(logger.warning, "Job %s: %s", job_id)
             size = found.job.width, found.job.height
-            prepared = prepare_photo(photo, *size, job.fit, self._options.max_pixels, note)
+            prepared = tuple(prepare_photo(each, *size, job.fit, self._options.max_pixels, note) for each in photos)
             with contextlib.suppress(Exception):  # raised again when the video is admitted
                 self._options.embed(found.job.parameters)
-            return replace(found, photo=prepared)
+            return replace(found, photos=prepared)
 
     @property
     def condition(self) -> Condition | None:
@@ -128,8 +128,8 @@ class Prefetcher:
         """Stop waiting for the storage; from any thread."""
         self._retry.stop()
 
-    def _find(self, job_id: str, job: Job, refusals: FileRefusals, replaced: str) -> tuple[Prepared, bytes | None]:
-        """Make one attempt to find files or checkpoint; return the bytes of the photo if there are none."""
+    def _find(self, job_id: str, job: Job, refusals: FileRefusals, replaced: str) -> tuple[Prepared, list[bytes]]:
+        """Make one attempt to find files or checkpoint; return the bytes of the photos if there are none."""
         with self._options.mark_prepare(job_id):
             try:
                 job = parse_job(job.model_dump() | self._options.complete(job.parameters).model_dump())
@@ -147,14 +147,14 @@ class Prefetcher:
                     refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
                 raise
             if result is not None:
-                return Prepared(result=result, job=job), None
+                return Prepared(result=result, job=job), []
             if self._checkpoints is not None:
                 resume = self._checkpoints.furthest(job_id, job.parameters)
                 if resume is not None:
                     chunk = resume.parameters.decode_chunk_size
-                    return Prepared(resume=resume, job=job.model_copy(update={"decode_chunk_size": chunk})), None
+                    return Prepared(resume=resume, job=job.model_copy(update={"decode_chunk_size": chunk})), []
             job = self._options.memory.admit(job)
-            return Prepared(job=job), self._read(job.image, refusals)
+            return Prepared(job=job), [self._read(key, refusals) for key in job.photos]
 
     def _read(self, key: str, refusals: FileRefusals) -> bytes:
         try:

@@ -181,7 +181,10 @@ class ResultWriter(Sink):
         with self._storage.staging() as staging:
             paths = {key: staging / Path(key).name for key in keys.values()}
             fps = job.interpolate or job.fps
-            shown = change_motion(frames, job.fps, staging, boomerang=job.boomerang, interpolate=job.interpolate)
+            loop = getattr(job, "loop", False)  # not all families have it
+            shown = change_motion(
+                frames, job.fps, staging, boomerang=job.boomerang, loop=loop, interpolate=job.interpolate
+            )
             if shown is not frames:
                 sidecar = sidecar.model_copy(update={"shown": {"frames": len(shown), "fps": fps}})
             for kind, key in keys.items():

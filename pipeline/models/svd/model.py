@@ -96,7 +96,9 @@ class SvdModel(DiffusersModel):
         }
         return {name: torch.zeros(shape, device=self._device, dtype=self._dtype) for name, shape in shapes.items()}
 
-    def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
+    def _encode(
+        self, photo: PIL.Image.Image, parameters: VideoParameters, _last_photo: PIL.Image.Image | None
+    ) -> dict[str, Tensor]:
         """Return `image_embedding` (1, 1, E), `image_latents` (1, 4, H/8, W/8) and `latents` (1, F, 4, H/8, W/8).
 
         They lack the zeros that guidance adds: the denoiser makes those.

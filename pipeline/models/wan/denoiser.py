@@ -122,9 +122,9 @@ class WanDenoiser:
     prompt_embeds: Tensor
     #: The same of the negative prompt; None: guidance is off.
     negative_prompt_embeds: Tensor | None
-    #: CLIP's (1, 257, C) of a 2.1 model.
+    #: CLIP's (1, 257, C) of a 2.1 model; (2, 257, C) of first and last frame.
     image_embeds: Tensor | None
-    #: Mask and encoded photo (1, 4 + C, F', H', W'), or the photo as first latent frame (1, C, 1, H', W').
+    #: Mask and encoded photos (1, 4 + C, F', H', W'), or the photo as first latent frame (1, C, 1, H', W').
     condition: Tensor
     #: (1, 1, F', H', W') of a TI2V model: 0 in the first frame, which is the photo.
     first_frame_mask: Tensor | None

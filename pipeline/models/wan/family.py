@@ -1,15 +1,16 @@
-"""Wan as a family: three kinds of image-to-video models behind one class of diffusers. Does not import torch.
+"""Wan as a family: four kinds of image-to-video models behind one class of diffusers. Does not import torch.
 
-2.2 I2V-A14B has two experts, 2.1 I2V-14B one transformer and CLIP's image encoder, and 2.2 TI2V-5B one transformer that
-gets the photo as its first latent frame.
+2.2 I2V-A14B has two experts, 2.1 I2V-14B one transformer and CLIP's image encoder, 2.1 FLF2V-14B the same for the first
+and the last frame, and 2.2 TI2V-5B one transformer that gets the photo as its first latent frame.
 """
 
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from operator import not_
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family, PublishedModel
@@ -83,6 +84,23 @@ class WanParameters(VideoParameters):
     #: The VAE decodes frame by frame. A number below that of the frames decodes in tiles, which changes pixels.
     decode_chunk_size: ChunkSize = None
     seed: Seed
+    # Left out of the JSON unless they are given, because the ids of earlier jobs were made without them.
+    loop: bool = Field(default=False, exclude_if=not_, description="End the video on its first frame, so that it loops")
+    #: Names the photo that is the last frame; what it names is up to the caller. None: there is none.
+    last_image: str | None = Field(default=None, exclude_if=not_, description="Photo that is the last frame")
+
+    @model_validator(mode="after")
+    def _one_last_frame(self) -> Self:
+        if self.loop and self.last_image is not None:
+            raise ValueError("loop and last_image exclude each other")
+        if self.has_last_photo and self.frames == 1:
+            raise ValueError(f"frames 1 leaves no room for {'loop' if self.loop else 'last_image'}")
+        return self
+
+    @property
+    def has_last_photo(self) -> bool:
+        """Whether a photo is its last frame: another one or, in a loop, the first again."""
+        return self.loop or self.last_image is not None
 
     def smaller_chunk(self, chunk: int) -> int:
         """Return 1, for tiles: the VAE decodes frame by frame in any case, so fewer frames at a time save nothing."""
@@ -137,6 +155,10 @@ class Defaults:
 I2V_A14B = Defaults(title="Wan 2.2 I2V-A14B", guidance_scale=3.5)
 #: One transformer, and CLIP's image encoder.
 I2V_14B = Defaults(title="Wan 2.1 I2V-14B", guidance_scale=5.0, shift_480p=3.0)
+#: One transformer, and CLIP's image encoder for both frames.
+FLF2V_14B = Defaults(
+    title="Wan 2.1 FLF2V-14B", width=1280, height=720, steps=50, guidance_scale=5.0, shift=16.0, shift_480p=16.0
+)
 #: One transformer that denoises the frames after the photo's (expand_timesteps).
 TI2V_5B = Defaults(title="Wan 2.2 TI2V-5B", frames=121, fps=24, width=1280, height=704, steps=50, guidance_scale=5.0)
 
@@ -230,6 +252,13 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
             raise InputError(
                 f"The {name} of {getattr(parameters, name)} pixels is no multiple of {multiple}, as {ours.title} needs."
             )
+    # diffusers ignores it with expand_timesteps; the transformer of I2V-14B takes the embedding of one image only.
+    is_single = facts["expand_timesteps"] or (facts["has_image_encoder"] and not needs_last_photo(facts))
+    if parameters.has_last_photo and is_single:
+        raise InputError(
+            f"{ours.title} takes no last frame; leave {'loop' if parameters.loop else 'the last photo'} out, or use a "
+            f"model that takes one, such as {I2V_A14B.title}{' (boomerang works with all)' * parameters.loop}."
+        )
     if facts["boundary_ratio"] is None:
         if parameters.guidance_scale_2 is not None:
             raise InputError(f"{ours.title} has one transformer, so it has no guidance_scale_2; leave that out.")
@@ -241,9 +270,16 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
     return parameters
 
 
+def needs_last_photo(facts: Facts) -> bool:
+    """Return whether a model makes videos between two photos only: its transformer has positions for both."""
+    return facts["transformer"]["pos_embed_seq_len"] is not None
+
+
 def _defaults(facts: Facts) -> Defaults:
     if facts["boundary_ratio"] is not None:
         return I2V_A14B
+    if needs_last_photo(facts):
+        return FLF2V_14B
     return TI2V_5B if facts["expand_timesteps"] else I2V_14B
 
 

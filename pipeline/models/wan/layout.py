@@ -25,6 +25,7 @@ TRANSFORMER_DEFAULTS: dict[str, Any] = {
     "ffn_dim": 13824,
     "num_layers": 40,
     "image_dim": None,
+    "pos_embed_seq_len": None,
 }
 VAE_DEFAULTS: dict[str, Any] = {
     "base_dim": 96,

@@ -15,14 +15,14 @@ import PIL.Image
 import torch
 from torch import Tensor
 
-from svdq.pipeline.errors import InputError, how_to_install
+from svdq.pipeline.errors import InputError, SampleError, how_to_install
 from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.latent_rgb import rgb_of_latents, some_frames
 from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Denoiser, Role, State
 from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names
-from svdq.pipeline.models.wan.family import FAMILY, WanParameters
+from svdq.pipeline.models.wan.family import FAMILY, FLF2V_14B, WanParameters, needs_last_photo
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -65,7 +65,8 @@ class WanModel(DiffusersModel):
         if parameters.guided:
             state["negative_prompt_embeds"] = text.clone()
         if self._facts["has_image_encoder"]:
-            state["image_embeds"] = text.new_zeros((1, IMAGE_TOKENS, config["image_dim"]))
+            num_photos = 2 if needs_last_photo(self._facts) else 1
+            state["image_embeds"] = text.new_zeros((num_photos, IMAGE_TOKENS, config["image_dim"]))
         return state
 
     @torch.inference_mode()
@@ -86,14 +87,24 @@ class WanModel(DiffusersModel):
                 state["negative_prompt_embeds"] = self._embed(parameters.negative_prompt).clone()
             return state
 
-    def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
+    def _encode(
+        self, photo: PIL.Image.Image, parameters: VideoParameters, last_photo: PIL.Image.Image | None
+    ) -> dict[str, Tensor]:
+        assert isinstance(parameters, WanParameters)
         pipeline = self.pipeline
+        last_photo = photo if parameters.loop else last_photo
+        if last_photo is None and needs_last_photo(self._facts):
+            raise SampleError(f"{FLF2V_14B.title} makes videos between two photos; give a last photo, or loop.")
+        photos = [photo] if last_photo is None else [photo, last_photo]
         state = self.embed(parameters) if self._role.embed else {}
         if self._facts["has_image_encoder"]:
-            state["image_embeds"] = pipeline.encode_image(photo, self._device).to(self._dtype)
+            # (2, 257, C) with a last photo; the transformer joins both.
+            state["image_embeds"] = pipeline.encode_image(photos, self._device).to(self._dtype)
         # (5) The noise is the only random thing.
         size = {"height": parameters.height, "width": parameters.width}
-        image = pipeline.video_processor.preprocess(photo, **size).to(self._device, dtype=torch.float32)
+        image, *last_image = (
+            pipeline.video_processor.preprocess(each, **size).to(self._device, dtype=torch.float32) for each in photos
+        )
         with _one_call(pipeline.vae, tiled=False):
             latents, condition = pipeline.prepare_latents(
                 image,
@@ -104,6 +115,7 @@ class WanModel(DiffusersModel):
                 dtype=torch.float32,
                 device=self._device,
                 generator=torch.Generator("cpu").manual_seed(parameters.seed),
+                last_image=last_image[0] if last_image else None,
             )[:2]
         return {**state, "latents": latents, "condition": condition}
 

@@ -38,6 +38,17 @@ def test_a_boomerang_repeats_neither_end(tmp_path: Path, num_frames: int, order:
     assert np.array_equal(shown, frames[order])
 
 
+def test_a_loop_leaves_out_the_last_frame_and_interpolates_to_the_first(tmp_path: Path) -> None:
+    frames = video(5)
+    frames[4] = frames[0]
+    shown = change_motion(frames, 7, tmp_path, boomerang=False, interpolate=None, loop=True)
+    assert np.array_equal(shown, frames[:4])
+    shown = change_motion(frames, 7, tmp_path, boomerang=False, interpolate=14, loop=True)
+    assert len(shown) == 8
+    assert max(distance(shown[2 * number], frames[number]) for number in range(4)) <= ROUNDING
+    assert distance(shown[7], frames[3]) > ROUNDING, "the last one leads back to the first"
+
+
 def test_nothing_asked_for_changes_nothing(tmp_path: Path) -> None:
     frames = video(3)
     assert change_motion(frames, 7, tmp_path, boomerang=False, interpolate=None) is frames

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gpu_checks.references import call_diffusers
+from PIL import Image
 from safetensors.torch import load, save
 
+from svdq.pipeline.errors import SampleError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.work import Decoder
 from svdq.pipeline.media.image import prepare_photo
@@ -59,8 +61,8 @@ def reference(folders):
         loaded.set_progress_bar_config(disable=True)
         return loaded
 
-    def render(kind, photo, parameters):
-        return np.stack([np.asarray(frame) for frame in call_diffusers(pipeline(kind), photo, parameters)[0]])
+    def render(kind, photo, parameters, **more):
+        return np.stack([np.asarray(frame) for frame in call_diffusers(pipeline(kind), photo, parameters, **more)[0]])
 
     return render
 
@@ -75,9 +77,14 @@ def parameters(**changes) -> WanParameters:
     return WanParameters(**(defaults | {"seed": 11} | changes))
 
 
-def render(encoder, ranks, photo, values):
+def of_kind(kind, **changes) -> WanParameters:
+    """The parameters of a kind of model: FLF2V needs a last photo, which the first may be."""
+    return parameters(**changes, **({"loop": True} if kind == "flf2v-14b" else {}))
+
+
+def render(encoder, ranks, photo, values, last_photo=None):
     """Carry one video through the ranks step by step; each gets nothing but the bytes of the state."""
-    state = encoder.encode(photo, values)
+    state = encoder.encode(photo, values, last_photo)
     for index, rank in enumerate(ranks):
         state = load(save({name: tensor.contiguous() for name, tensor in state.items()}))
         state |= rank.denoiser(state, values).step(state, index)
@@ -89,10 +96,24 @@ def render(encoder, ranks, photo, values):
 @pytest.mark.parametrize("steps", [1, 7, *(pytest.param(steps, marks=pytest.mark.long) for steps in (2, 4))])
 def test_same_bits_as_diffusers_when_cut_at_every_step(opened, reference, photo, kind, guidance_scale, steps):
     model = opened(kind)
-    values = model.complete(parameters(steps=steps, guidance_scale=guidance_scale))
+    values = model.complete(of_kind(kind, steps=steps, guidance_scale=guidance_scale))
     ours = render(model, [model] * steps, photo, values)
     assert np.array_equal(ours, reference(kind, photo, values))
     assert ours.std() > 20
+
+
+@pytest.mark.parametrize("kind", ["i2v-a14b", "distilled", "flf2v-14b"])
+def test_the_bits_of_a_last_image(opened, reference, photo, photo_bytes, kind):
+    last_photo = prepare_photo(photo_bytes, 64, 64, "stretch").transpose(Image.Transpose.ROTATE_180)
+    model = opened(kind)
+    frames = []
+    for changes in ({"last_image": "b"}, {"last_image": "b", "frames": 13}, {"loop": True}):
+        values = model.complete(parameters(**changes))
+        other = None if values.loop else last_photo
+        frames.append(render(model, [model] * values.steps, photo, values, other))
+        assert np.array_equal(frames[-1], reference(kind, photo, values, last_image=other or photo))
+    plain = [] if kind == "flf2v-14b" else [reference(kind, photo, model.complete(parameters()))]
+    assert not any(np.array_equal(frames[0], each) for each in (frames[2], *plain))
 
 
 @pytest.mark.parametrize("kind", ["i2v-a14b", "distilled"])
@@ -142,10 +163,14 @@ OTHERS = [
 ]
 
 
+def _is_possible(case):
+    return case[0] != "flf2v-14b" or case[1].get("frames") != 1
+
+
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        *itertools.product([*VARIANTS, "distilled"], SHAPES),
+        *filter(_is_possible, itertools.product([*VARIANTS, "distilled"], SHAPES)),
         *itertools.product(["i2v-a14b", "distilled"], OTHERS),
         *(
             pytest.param(kind, changes, marks=pytest.mark.long)
@@ -156,7 +181,7 @@ OTHERS = [
 )
 def test_same_bits_for_other_parameters(opened, reference, photo_bytes, kind, changes):
     model = opened(kind)
-    values = model.complete(parameters(**changes))
+    values = model.complete(of_kind(kind, **changes))
     photo = prepare_photo(photo_bytes, values.width, values.height)
     assert np.array_equal(render(model, [model] * values.steps, photo, values), reference(kind, photo, values))
 
@@ -227,6 +252,11 @@ def test_the_state_after_each_step(opened, photo):
     assert "negative_prompt_embeds" not in model.encode(photo, unguided)
     assert set(opened("distilled").denoiser(state, values).step(state, 0)) == {"latents"}
     assert opened("i2v-14b").encode(photo, values)["image_embeds"].shape == (1, 50, 16)
+    assert opened("flf2v-14b").encode(photo, values, photo)["image_embeds"].shape == (2, 50, 16)
+    with pytest.raises(
+        SampleError, match=r"^Wan 2\.1 FLF2V-14B makes videos between two photos; give a last photo, or"
+    ):
+        opened("flf2v-14b").encode(photo, values)
     assert opened("ti2v-5b").encode(photo, values)["condition"].shape == (1, 48, 1, 4, 4)
 
 
@@ -285,7 +315,7 @@ def test_a_decode_that_runs_out_of_memory_falls_back_to_tiles_and_says_so(opened
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_no_call_of_the_vae_changes_the_next(opened, photo_bytes, kind):
     model = opened(kind)
-    values = model.complete(parameters(width=320, steps=1))
+    values = model.complete(of_kind(kind, width=320, steps=1))
     photo = prepare_photo(photo_bytes, 320, 64)
     kept: list[weakref.ref[torch.Tensor]] = []
 

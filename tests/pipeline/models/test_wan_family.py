@@ -4,9 +4,18 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.tiny import VARIANTS, write_tiny_wan
-from svdq.pipeline.models.wan.family import FAMILY, NEGATIVE_PROMPT, PUBLISHED, WanParameters, read_facts
+from svdq.pipeline.models.wan.family import (
+    FAMILY,
+    NEGATIVE_PROMPT,
+    PUBLISHED,
+    WanParameters,
+    needs_last_photo,
+    read_facts,
+)
 
 ONE = {"boundary_ratio": None}
+PHOTO_ENCODER = ONE | {"has_image_encoder": True}
+FLF2V = PHOTO_ENCODER | {"transformer": PUBLISHED["transformer"] | {"pos_embed_seq_len": 514}}
 TI2V = ONE | {"expand_timesteps": True, "vae": PUBLISHED["vae"] | {"scale_factor_spatial": 16}}
 
 
@@ -21,6 +30,7 @@ def complete(facts, **values):
         ({}, {"guidance_scale": 3.5, "guidance_scale_2": 3.5}),
         (ONE, {"frames": 81, "fps": 16, "width": 832, "height": 480, "steps": 40, "flow_shift": 3.0}),
         (ONE, {"guidance_scale": 5.0, "guidance_scale_2": None}),
+        (FLF2V, {"frames": 81, "fps": 16, "width": 1280, "height": 720, "steps": 50, "flow_shift": 16.0}),
         (TI2V, {"frames": 121, "fps": 24, "width": 1280, "height": 704, "steps": 50, "flow_shift": 5.0}),
         (TI2V, {"guidance_scale": 5.0, "guidance_scale_2": None}),
     ],
@@ -72,11 +82,36 @@ def test_the_shift_of_the_models_own_scheduler(scheduler, size, shift):
             r"^Wan 2\.1 I2V-14B has one transformer, so it has no guidance_scale_2;",
         ),
         (TI2V, {"width": 1280, "height": 720}, r"^The height of 720 pixels is no multiple of 32, as Wan 2\.2 TI2V-5B"),
+        (
+            TI2V,
+            {"last_image": "b"},
+            r"^Wan 2\.2 TI2V-5B takes no last frame; leave the last photo out, or use .*I2V-A14B\.$",
+        ),
+        (PHOTO_ENCODER, {"loop": True}, r"^Wan 2\.1 I2V-14B takes no last frame; leave loop out.*\(boomerang works"),
     ],
 )
 def test_what_a_model_cannot_do(facts, values, words):
     with pytest.raises(InputError, match=words):
         complete(facts, **values)
+
+
+@pytest.mark.parametrize("facts", [{}, ONE, FLF2V])
+def test_what_takes_a_last_frame(facts):
+    assert complete(facts, last_image="b").has_last_photo
+    assert complete(facts, loop=True).has_last_photo
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"loop": True, "last_image": "b"}, "loop and last_image exclude each other"),
+        ({"loop": True, "frames": 1}, "frames 1 leaves no room for loop"),
+        ({"last_image": "b", "frames": 1}, "frames 1 leaves no room for last_image"),
+    ],
+)
+def test_one_last_frame_besides_the_first(values, words):
+    with pytest.raises(ValueError, match=words):
+        WanParameters(seed=1, **values)
 
 
 def test_720p_works_with_the_models_that_compress_8_times():
@@ -89,6 +124,7 @@ def test_the_facts_of_a_folder(tmp_path, variant):
     facts = read_facts(tmp_path, "tiny")
     assert facts.keys() == PUBLISHED.keys()
     assert facts["boundary_ratio"] == (0.9 if variant == "i2v-a14b" else None)
-    assert facts["has_image_encoder"] == (variant == "i2v-14b")
+    assert facts["has_image_encoder"] == (variant in ("i2v-14b", "flf2v-14b"))
+    assert needs_last_photo(facts) == (variant == "flf2v-14b")
     assert facts["expand_timesteps"] == (variant == "ti2v-5b")
     assert facts["vae"]["scale_factor_spatial"] == (16 if variant == "ti2v-5b" else 8)

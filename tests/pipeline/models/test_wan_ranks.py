@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from gpu_checks import compare
+from PIL import Image
 
 from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
@@ -32,6 +33,21 @@ def reference(tiny_wan, image, videos):
 def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_wan, image, videos, reference, num_ranks):
     ours = compare.render(str(tiny_wan), image, videos, num_ranks=num_ranks)
     for frames, expected in zip(ours, reference, strict=True):
+        assert frames.std() > 20
+        np.testing.assert_array_equal(frames, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_ranks", [1, 3, 7])
+@pytest.mark.parametrize("variant", ["i2v-a14b", "flf2v-14b"])
+def test_a_last_image_has_the_bits_of_diffusers_for_any_number_of_ranks(tmp_path, image, variant, num_ranks):
+    write_tiny_wan(tmp_path, variant)
+    last_photo = image.transpose(Image.Transpose.ROTATE_180)
+    facts = FAMILY.read_facts(tmp_path, "tiny")
+    videos = [FAMILY.complete(USUAL.model_copy(update=each), facts) for each in ({"last_image": "b"}, {"loop": True})]
+    ours = compare.render(str(tmp_path), image, videos, num_ranks=num_ranks, last_photo=last_photo)
+    for frames, video, last_image in zip(ours, videos, (last_photo, image), strict=True):
+        expected = compare.render_with_diffusers(str(tmp_path), image, video, last_image=last_image)
         assert frames.std() > 20
         np.testing.assert_array_equal(frames, expected)
 

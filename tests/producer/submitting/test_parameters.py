@@ -10,7 +10,7 @@ from svdq.producer.submitting.parameters import FIELDS, MAX_VIDEOS, SubmitOption
 
 def test_every_parameter_of_a_job_can_be_read() -> None:
     assert set(VIDEO_FIELDS) == set(FIELDS) - {"size", "format"}
-    assert {field.name for field in fields(SubmitOptions)} == {*VIDEO_FIELDS, "auto_size"}
+    assert {field.name for field in fields(SubmitOptions)} == {*VIDEO_FIELDS, "auto_size", "last_image"}
 
 
 @pytest.mark.parametrize(

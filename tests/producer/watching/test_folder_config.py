@@ -124,7 +124,13 @@ def test_unusual_folder_names_become_names_that_all_storages_accept(tmp_path: Pa
 
 def test_keys_are_those_of_the_flags() -> None:
     flags = {parameter.opts[0].removeprefix("--").replace("-", "_") for parameter in watch_command.params}
-    options = {field.name for field in fields(SubmitOptions)} - {"width", "height", "formats", "auto_size"}
+    options = {field.name for field in fields(SubmitOptions)} - {
+        "width",
+        "height",
+        "formats",
+        "auto_size",
+        "last_image",
+    }
     assert set(PHOTO_KEYS) == options | {"size", "format", "priority"}
     assert set(PHOTO_KEYS) <= flags
 
