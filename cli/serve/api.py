@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 from svdq.cli.serve.api_errors import ApiError, Json, RedisAwayError, no_such_video
 from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.content import Content, not_ready
-from svdq.cli.serve.fields import PHOTO, PROMPTS, VideoRequest, read_request
+from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PROMPTS, VideoRequest, read_request
 from svdq.cli.serve.now import estimate_views
 from svdq.cli.serve.videos import JOB_ID, STATUS, failure_of, model_stem, video_object
 from svdq.producer.keys import QUEUE_NAMES
@@ -31,7 +31,7 @@ from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.selection import place_of, read_page
 from svdq.producer.status.snapshot import Snapshot
-from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
 from svdq.producer.submitting.model_choice import expected_model
 from svdq.producer.submitting.parameters import SEED_BITS, SubmitOptions
 from svdq.producer.submitting.submission import Submission
@@ -134,12 +134,15 @@ async def _create(request: Request) -> tuple[Submission, JobView, VideoRequest]:
     backend = request.app.state.backend
     form = await request.app.state.reader.read(request)
     try:
-        asked = await _read_fields(request, form.fields)
-        if form.file is None:
+        last_photo = form.files.get(LAST_PHOTO)
+        base = SubmitOptions(last_image=ANY_PHOTO) if last_photo else None
+        asked = await _read_fields(request, form.fields, base)
+        if PHOTO not in form.files:
             message = f"The photo is missing; send it as the file {PHOTO}, or as a data URL."
             raise ApiError(400, message, param=PHOTO, code="missing_parameter")
         spec = _for_key(request, asked.spec)
-        submission, view = await _submit(request, lambda: backend.create(form.file, form.file_name, spec))
+        make = partial(backend.create, form.files[PHOTO], form.file_name, spec, last_photo=last_photo)
+        submission, view = await _submit(request, make)
     finally:
         form.close()
     return submission, view, asked
@@ -240,8 +243,8 @@ async def remix_video(request: Request) -> Response:
     form.close()
     base = replace(options_of(view), seed=None)
     asked = await _read_fields(request, form.fields, base)
-    if form.file is not None:
-        raise ApiError(400, "A remix has the photo of its video; leave the photo out.", param=PHOTO)
+    if form.files:
+        raise ApiError(400, "A remix has the photos of its video; leave photos out.", param=next(iter(form.files)))
     spec = _for_key(request, asked.spec, view.id)
     [options] = spec.options
     if options.seed is None:

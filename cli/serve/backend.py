@@ -16,6 +16,7 @@ import anyio.to_thread
 import redis
 
 from svdq.cli.serve.api_errors import ApiError, RedisAwayError, no_such_video
+from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.job_control import queue_now
 from svdq.producer.queue import connect, fetch_many
@@ -83,30 +84,41 @@ class Backend:
         return await anyio.to_thread.run_sync(work, limiter=limiter or self._storage)
 
     async def create(
-        self, photo: BinaryIO, file_name: str, spec: JobSpec, *, source: str = ""
+        self,
+        photo: BinaryIO,
+        file_name: str,
+        spec: JobSpec,
+        *,
+        source: str = "",
+        last_photo: BinaryIO | None = None,
     ) -> tuple[list[Submission], list[JobView]]:
         """Store a photo and enqueue its jobs; when this returns, both survive a crash of everything.
 
-        `file_name` and `source`, the path from the folder that was dropped, are the client's and no paths here. Returns
-        the submissions, and the jobs of those that were not removed at once. Raises ApiError if the photo or a
-        parameter is not allowed, and nothing was stored; or Redis is away, and UnavailableError if the storage cannot
-        be written.
+        `file_name` and `source`, the path from the folder that was dropped, are the client's and no paths here.
+        `last_photo` is that of the last frame. Returns the submissions, and the jobs of those that were not removed at
+        once. Raises ApiError if a photo or a parameter is not allowed and nothing was stored, or if Redis is away, and
+        UnavailableError if the storage cannot be written.
         """
-        num_bytes = photo.seek(0, io.SEEK_END)
-        photo.seek(0)
-        return await self._create(num_bytes, photo.read, file_name, spec, source)
+        files = [photo] if last_photo is None else [photo, last_photo]
+        num_bytes = sum(file.seek(0, io.SEEK_END) for file in files)
+        for file in files:
+            file.seek(0)
+        return await self._create(num_bytes, lambda: [file.read() for file in files], file_name, spec, source)
 
     async def create_again(self, view: JobView, spec: JobSpec) -> tuple[list[Submission], list[JobView]]:
-        """Make another video of the photo of a video; returns and raises as `create`."""
-        key = view.parameters["image"]
-        entry = await self.in_thread(lambda: self.storage.entry(key))
-        if entry is None:
+        """Make another video of the photos of a video; returns and raises as `create`."""
+        keys = [view.parameters[name] for name in ("image", "last_image") if view.parameters.get(name)]
+        entries = await self.in_thread(lambda: [self.storage.entry(key) for key in keys])
+        if None in entries:
             raise ApiError(404, f"The photo of {view.name!r} was removed; add it again.")
+        num_bytes = sum(entry.size for entry in entries if entry)
         photo = PurePosixPath(view.photo.replace("\\", "/"))
         # A job is named by the stem of its photo, unless it was given a name.
         file_name = photo.name if photo.stem == view.name else f"{view.name}.photo"
         spec = replace(spec, folder=spec.folder or view.parameters.get("folder", ""))
-        return await self._create(entry.size, lambda: self.storage.read_input(key), file_name, spec, view.source)
+        return await self._create(
+            num_bytes, lambda: [self.storage.read_input(key) for key in keys], file_name, spec, view.source
+        )
 
     async def remove(self, job_id: str) -> None:
         """Remove a job; one that is in flight is canceled, and removed when it has stopped.
@@ -132,17 +144,20 @@ class Backend:
             await asyncio.wait({task}, timeout=STOP_S)
 
     async def _create(
-        self, num_bytes: int, read: Callable[[], bytes], file_name: str, spec: JobSpec, source: str
+        self, num_bytes: int, read: Callable[[], list[bytes]], file_name: str, spec: JobSpec, source: str
     ) -> tuple[list[Submission], list[JobView]]:
         def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
             with PHOTO_BYTES.take(num_bytes):
-                request = Request(path=_plain_name(file_name), spec=spec, data=read(), source=source)
+                data, last = (*read(), None)[:2]
+                request = Request(path=_plain_name(file_name), spec=spec, data=data, source=source)
+                if last is not None:
+                    request = replace(request, last=Path(LAST_PHOTO), last_data=last)
                 try:
                     submissions = list(
                         submit_all(self.settings, [request], connection=connection, storage=self.storage)
                     )
                 except InputError as error:
-                    raise ApiError(400, str(error), param="input_reference") from error
+                    raise ApiError(400, str(error), param=LAST_PHOTO if LAST_PHOTO in str(error) else PHOTO) from error
             if spec.at is None:  # a scheduled job that is asked for now does not wait for its time
                 for number, submission in enumerate(submissions):
                     if submission.status == "scheduled":
@@ -185,7 +200,8 @@ def options_of(view: JobView) -> SubmitOptions:
     """
     if "image" not in view.parameters:
         raise no_such_video(view.id)
-    return SubmitOptions().with_defaults_from(view.parameters | {"formats": tuple(view.parameters["formats"])})
+    options = SubmitOptions(last_image=view.parameters.get("last_image"))
+    return options.with_defaults_from(view.parameters | {"formats": tuple(view.parameters["formats"])})
 
 
 def _plain_name(file_name: str) -> Path:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from svdq.cli.serve.api_errors import ApiError
-from svdq.cli.serve.fields import PHOTOS, decode_data_url, flatten, two_photos
+from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PHOTOS, decode_data_url, flatten, two_photos
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 
 MAX_SMALL_BYTES = 1 << 20  # bytes of a body without a photo, and of the text fields of one with a photo
@@ -68,14 +68,14 @@ class Form:
 
     #: Fields in their order; of JSON with values of any type.
     fields: list[tuple[str, Any]] = field(default_factory=list)
-    #: The file, and its name as the client has it.
-    file: BinaryIO | None = None
+    #: The photos by `PHOTO` and `LAST_PHOTO`, and the name of the first as the client has it.
+    files: dict[str, BinaryIO] = field(default_factory=dict)
     file_name: str = ""
 
     def close(self) -> None:
-        """Remove the file."""
-        if self.file is not None:
-            self.file.close()
+        """Remove the files."""
+        for file in self.files.values():
+            file.close()
 
 
 class FormReader:
@@ -83,11 +83,11 @@ class FormReader:
 
     def __init__(self, max_pixels: int) -> None:
         photo_bytes = min(max(max_pixels * BYTES_PER_PIXEL, MAX_SMALL_BYTES), MAX_FOREIGN_BYTES)
-        self._max_bytes = photo_bytes + MAX_SMALL_BYTES
+        self._max_bytes = 2 * photo_bytes + MAX_SMALL_BYTES
         self._parsing = asyncio.Lock()  # it takes up to three times the size of the JSON in memory
 
     async def read(self, request: Request) -> Form:
-        """Read a form with at most one photo, or a JSON object; the caller closes it.
+        """Read a form with at most one photo for each frame, or a JSON object; the caller closes it.
 
         Raises ApiError if the body is neither, is too large or arrives too slowly.
         """
@@ -113,7 +113,7 @@ async def _read_multipart(request: Request) -> Form:
         parts = await _Parser(
             request.headers,
             request.stream(),
-            max_files=len(PHOTOS),
+            max_files=len(PHOTOS) + 1,
             max_fields=MAX_FIELDS,
             max_part_size=MAX_TEXT_BYTES,
         ).parse()
@@ -149,12 +149,14 @@ def _form_of(parts: FormData) -> Form:
         name = key.removesuffix("[]")
         if not isinstance(value, UploadFile):
             form.fields.append((key, value))
-        elif name not in PHOTOS:
-            raise ApiError(400, f"There is no file {name[:80]!r}; the photo is {PHOTOS[0]}.", param=name)
-        elif form.file is not None:
-            raise two_photos()
+        elif name not in (*PHOTOS, LAST_PHOTO):
+            raise ApiError(400, f"There is no file {name[:80]!r}; the photo is {PHOTO}.", param=name)
+        elif (frame := PHOTO if name in PHOTOS else name) in form.files:
+            raise two_photos(frame)
         else:
-            form.file, form.file_name = value.file, value.filename or ""
+            form.files[frame] = value.file
+            if frame == PHOTO:
+                form.file_name = value.filename or ""
     return form
 
 
@@ -170,18 +172,20 @@ def _parse_json(data: bytes) -> Form:
 
 
 def _with_photo(form: Form) -> Form:
-    """Merge the fields of a form; a photo in them goes to disk, since the request may wait for others.
+    """Merge the fields of a form; photos in them go to disk, since the request may wait for others.
 
     Raises ApiError if a field cannot be read, or there are two photos.
     """
     try:
-        form.fields, url = flatten(form.fields)
-        if url:
-            if form.file is not None:
-                raise two_photos()
-            data = decode_data_url(url)
-            form.file = cast(BinaryIO, SpooledTemporaryFile(max_size=SPOOLED_BYTES))  # noqa: SIM115 - Form closes it
-            form.file.write(data)
+        form.fields, *urls = flatten(form.fields)
+        for frame, url in zip((PHOTO, LAST_PHOTO), urls, strict=True):
+            if url and frame in form.files:
+                raise two_photos(frame)
+            if url:
+                data = decode_data_url(url, frame)
+                file = cast(BinaryIO, SpooledTemporaryFile(max_size=SPOOLED_BYTES))  # noqa: SIM115 - Form closes it
+                form.files[frame] = file
+                file.write(data)
     except ApiError:
         form.close()
         raise

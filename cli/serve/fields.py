@@ -34,6 +34,8 @@ USUAL = {"svd": (25, 7), "wan": (81, 16)}
 #: Names of the photo: those of OpenAI, of vLLM-Omni, and of SGLang and FastVideo.
 PHOTOS = ("input_reference", "image_reference", "reference_url")
 PHOTO = PHOTOS[0]
+#: Name of the photo of the last frame.
+LAST_PHOTO = "last_reference"
 _PHOTO_URL = "image_url"  # the data URL of a photo that is an object
 #: Objects with further parameters; OpenAI's clients flatten them to names such as `extra_params[fps]`.
 EXTRAS = ("extra_params", "extra_body", "extra_json", "video_params")
@@ -94,13 +96,14 @@ def read_request(
     def spell(field: str) -> str:
         if field in ("min_guidance_scale", "max_guidance_scale") and field not in given:
             return "guidance_scale" if "guidance_scale" in given else field
-        return next((name for name, own in RENAMED.items() if own == field), as_key(field))
+        names = RENAMED | {LAST_PHOTO: "last_image"}
+        return next((name for name, own in names.items() if own == field), as_key(field))
 
     try:
         return _read(given, now, model, base or SubmitOptions(), spell)
     except InputError as error:
         # Sentences name the parameter first.
-        param = next((word for word in re.findall(r"\w+", str(error)) if word in FIELDS), None)
+        param = next((word for word in re.findall(r"\w+", str(error)) if word in (*FIELDS, LAST_PHOTO)), None)
         raise ApiError(400, str(error), param=param) from error
 
 
@@ -115,7 +118,7 @@ def _read(
     own = {name: text.strip() for name, text in texts.items() if name in _OWN}
     prompts: dict[str, Any] = {name: text for name, text in texts.items() if name in PROMPTS}
     plain = read_parameters({RENAMED.get(name, name): text for name, text in texts.items() if name not in _OWN}, spell)
-    asked = SubmitOptions(**({"family": base.family} | plain))
+    asked = SubmitOptions(**({"family": base.family, "last_image": base.last_image} | plain))
     family = asked.family_for(model, spell) or DEFAULT_FAMILY
     notice = _take_nearest_size(plain, JOBS[family].side_multiple)
     notes: tuple[tuple[str, str], ...] = ()
@@ -138,14 +141,14 @@ def _read(
     return VideoRequest(spec=spec, model=own.get("model", ""), notice=notice)
 
 
-def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], str]:
+def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], str, str]:
     """Take parameters out of the objects of `EXTRAS`, which may be JSON or names with brackets.
 
-    Returns all parameters but the photo, and the data URL of the photo or ""; raises ApiError if there are two photos,
-    or one is no data URL.
+    Returns all parameters but the photos, and the data URLs of the photo and of that of the last frame, or ""; raises
+    ApiError if there are two for a frame, or one is no data URL.
     """
     found: list[tuple[str, Any]] = []
-    urls: set[str] = set()
+    urls: dict[str, set[str]] = {PHOTO: {""}, LAST_PHOTO: {""}}
 
     def add(key: str, value: Any, depth: int) -> None:
         name, _, inner = key.removesuffix("[]").partition("[")
@@ -153,18 +156,19 @@ def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], s
         if name in EXTRAS and depth < _MAX_DEPTH:
             for each in _object(name, item).items():
                 add(*each, depth + 1)
-        elif name in PHOTOS:
+        elif name in (*PHOTOS, LAST_PHOTO):
             photos = _parsed(name, item)
-            urls.update(_photo_url(name, photo) for photo in (photos if isinstance(photos, list) else [photos]))
+            found_urls = {_photo_url(name, photo) for photo in (photos if isinstance(photos, list) else [photos])}
+            urls[PHOTO if name in PHOTOS else name] |= found_urls
         else:
             found.append((key.removesuffix("[]"), value))
 
     for field in fields:
         add(*field, 0)
-    urls.discard("")
-    if len(urls) > 1:
-        raise two_photos()
-    return found, "".join(urls)
+    for name, given in urls.items():
+        if len(given) > 2:
+            raise two_photos(name)
+    return found, "".join(urls[PHOTO]), "".join(urls[LAST_PHOTO])
 
 
 def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -258,9 +262,10 @@ def _bad(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param)
 
 
-def two_photos() -> ApiError:
-    """Create the error for a request with two photos."""
-    return ApiError(400, "There are two photos; send one in each request.", param=PHOTO, code="duplicate")
+def two_photos(name: str = PHOTO) -> ApiError:
+    """Create the error for a request with two photos for a frame."""
+    message = f"There are two photos; send one as {PHOTO}, and that of the last frame as {LAST_PHOTO}."
+    return ApiError(400, message, param=name, code="duplicate")
 
 
 def _photo_url(name: str, value: Any) -> str:
@@ -276,12 +281,12 @@ def _photo_url(name: str, value: Any) -> str:
     return value
 
 
-def decode_data_url(url: str) -> bytes:
-    """Decode the bytes of a data URL; raises ApiError if it is not base64."""
+def decode_data_url(url: str, name: str = PHOTO) -> bytes:
+    """Decode the bytes of the data URL in a field; raises ApiError if it is not base64."""
     head, comma, data = url.partition(",")
     try:
         if not comma or not head.endswith(";base64"):
             raise ValueError("it does not begin with data:…;base64,")
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise _bad(PHOTO, f"The data URL in {PHOTO} cannot be decoded ({error}).") from error
+        raise _bad(name, f"The data URL in {name} cannot be decoded ({error}).") from error

@@ -21,6 +21,8 @@ LABELS: Mapping[str, str] = {
     "guidance_scale": "Guidance",
     "guidance_scale_2": "Guidance, later steps",
     "flow_shift": "Noise shift",
+    "loop": "Loop",
+    "last_image": "Last frame",
     "fps": "Frames a second",
     "motion_bucket_id": "Motion",
     "noise_aug_strength": "Noise",
@@ -116,7 +118,7 @@ def _field(name: str, rules: Mapping[str, Any], frame_step: int) -> FormField:
     )
 
 
-def read_spec(given: Mapping[str, str]) -> JobSpec:
+def read_spec(given: Mapping[str, str], *, has_last_photo: bool = False) -> JobSpec:
     """Read a form, whose missing and empty fields have their defaults; raises InputError."""
     values = {name: text for name, text in given.items() if text.strip()}
     own = {name: values.pop(name) for name in OWN_FIELDS if name in values}
@@ -127,6 +129,7 @@ def read_spec(given: Mapping[str, str]) -> JobSpec:
         folder=read_folder(own.get("folder", "")),
         at=parse_future(own["at"], "Time", datetime.now().astimezone()) if "at" in own else None,
     )
+    spec = spec.with_last_photo() if has_last_photo else spec
     spec.check(label_of)
     return spec
 

@@ -24,6 +24,7 @@ from svdq.cli.serve.api_errors import ApiError, Json, no_such_video
 from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.bodies import limited
 from svdq.cli.serve.content import Content, keys_of, zip_of
+from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
 from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_changes, read_spec, whole_number
 from svdq.cli.serve.now import events
 from svdq.cli.serve.videos import JOB_ID, files_of
@@ -105,7 +106,12 @@ async def index(request: Request) -> Response:
         running, defaults = {}, {}
     names = await state.backend.in_thread(lambda: families(running, state.backend.settings.model))
     known = [
-        {"name": name, "title": PARAMETERS[name].title, "fields": fields(name, defaults.get(name, {}))}
+        {
+            "name": name,
+            "title": PARAMETERS[name].title,
+            "fields": fields(name, defaults.get(name, {})),
+            "takes_last_photo": "last_image" in JOBS[name].model_fields,
+        }
         for name in dict.fromkeys([*names, *JOBS])
     ]
     given = {
@@ -150,13 +156,16 @@ async def add(request: Request) -> Response:
     """Store a photo and queue its videos; a kill of anything after the answer loses none of them."""
     form = await request.app.state.reader.read(request)
     try:
-        if form.file is None:
-            raise ApiError(400, "The photo is missing.", param="input_reference", code="missing_parameter")
+        if PHOTO not in form.files:
+            raise ApiError(400, "The photo is missing.", param=PHOTO, code="missing_parameter")
         given = {name: str(value) for name, value in form.fields}
         source = given.pop("source", "")[:1000]
         name = given.pop("file_name", form.file_name)  # browsers replace quotation marks in that of the file
-        wanted = read_spec(given)
-        submissions, _ = await request.app.state.backend.create(form.file, name, wanted, source=source)
+        last_photo = form.files.get(LAST_PHOTO)
+        wanted = read_spec(given, has_last_photo=last_photo is not None)
+        submissions, _ = await request.app.state.backend.create(
+            form.files[PHOTO], name, wanted, source=source, last_photo=last_photo
+        )
     finally:
         form.close()
     jobs = [

@@ -12,7 +12,7 @@ const PASSING = [0, 408, 425, 429, 502, 503, 504];
 const FIRST_PAUSE_S = 1;
 const LONGEST_PAUSE_S = 30;
 
-//: Each: file, folder, source, state, settings, loaded, reason, ids, request, root, parts.
+//: Each: file, folder, source, last, state, settings, loaded, reason, ids, request, root, parts; `last` is the file of the last frame.
 // States: chosen, waiting, sending, done, refused (the server says why), failed (the server has failed on this one).
 let photos = [];
 const ofState = (...states) => photos.filter((photo) => states.includes(photo.state));
@@ -46,7 +46,8 @@ export function start() {
     const chosen = ofState("chosen");
     if (!chosen.length || !form.check()) return;
     const settings = form.settings();
-    chosen.forEach((photo) => set(photo, "waiting", { settings }));
+    const last = form.lastPhoto();
+    chosen.forEach((photo) => set(photo, "waiting", { settings, sentLast: photo.last ?? last }));
     pump();
   });
   byId("retry-uploads").addEventListener("click", retry);
@@ -143,8 +144,22 @@ function add(found, others = 0) {
   }
   photos.push(...fresh);
   byId("upload-list").append(...fresh.map((photo) => photo.root));
+  makePairs();
   numOthers += others;
   show();
+}
+
+/** Make `cup.last.jpg` the last frame of `cup.jpg` where both are chosen, as `svdq submit` does. */
+function makePairs() {
+  const stemOf = ({ file, folder }) => `${folder}/${file.name.replace(/\.[^.]*$/, "")}`;
+  const firsts = new Map(ofState("chosen").map((photo) => [`${stemOf(photo)}.last`, photo]));
+  for (const photo of ofState("chosen")) {
+    const first = firsts.get(stemOf(photo).replace(/\.last$/i, ".last"));
+    if (!first || first.last) continue;
+    first.last = photo.file;
+    setText(first.parts.name, `${first.parts.name.textContent} → ${photo.file.name}`);
+    drop([photo]);
+  }
 }
 
 function drop(gone) {
@@ -178,8 +193,9 @@ function send(photo) {
   const body = new FormData();
   const folder = [photo.settings.folder, photo.folder].filter(Boolean).join("/");
   for (const [name, value] of Object.entries({ ...photo.settings, folder, source: photo.source, file_name: photo.file.name })) if (value) body.append(name, value);
-  // Last: the server reads the settings before the photo.
+  // Last: the server reads the settings before the photos.
   body.append("input_reference", photo.file, photo.file.name);
+  if (photo.sentLast) body.append("last_reference", photo.sentLast, photo.sentLast.name);
   const request = new XMLHttpRequest();
   request.open("POST", "/page/photos");
   request.upload.onprogress = (event) => {

@@ -26,6 +26,9 @@ export function settings() {
   return found;
 }
 
+/** The photo of the last frame, for the photos that have none of their own. */
+export const lastPhoto = () => own(".last-photo")[0]?.files[0];
+
 /** Number of videos of each photo. */
 export const variations = () => Math.max(1, Number.parseInt(byId("variations").value, 10) || 1);
 

@@ -19,13 +19,17 @@ TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 
 def multipart(photo: bytes | None = None, file_name: str = "a photo.jpg", **fields: object) -> bytes:
-    """A form with a photo and fields; `__` in a name means a bracket."""
+    """A form with a photo and fields, of which those of bytes are files; `__` in a name means a bracket."""
     parts = []
+    files = {} if photo is None else {"input_reference": photo}
     for name, value in fields.items():
+        if isinstance(value, bytes):
+            files[name] = value
+            continue
         parts.append(f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode())
-    if photo is not None:
-        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="input_reference"; filename="{file_name}"\r\n'
-        parts.append(head.encode() + b"Content-Type: application/octet-stream\r\n\r\n" + photo + b"\r\n")
+    for name, data in files.items():
+        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="{file_name}"\r\n'
+        parts.append(head.encode() + b"Content-Type: application/octet-stream\r\n\r\n" + data + b"\r\n")
     return b"".join([*parts, f"--{BOUNDARY}--\r\n".encode()])
 
 

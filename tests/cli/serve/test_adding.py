@@ -1,8 +1,10 @@
 """Adding photos in a real browser, without a worker: uploads that fail, jobs that were canceled, and crops."""
 
+import hashlib
 import io
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from PIL import Image
 from rq.job import JobStatus
 
 from svdq.producer import keys
-from svdq.producer.queue import fetch
+from svdq.producer.queue import fetch, read_job
 from tests.cli.serve.browser import Watched, watched_page
 from tests.cli.serve.servers import Server
 
@@ -69,6 +71,28 @@ def test_canceled_videos_can_be_made_again(desk: Watched) -> None:
     page.click("#retry-results")
     expect(rows).to_have_count(2)
     expect(page.locator(".card")).to_have_count(0)
+
+
+def test_last_frames_are_those_of_pairs_and_of_all_others(desk: Watched, connection: redis.Redis) -> None:
+    page = desk.page
+    page.select_option("#family", "wan")
+    choose(page, "Lake.last.png", "Lake.png", "Sky.png")
+    expect(page.locator("#upload-list li")).to_have_count(2)
+    expect(page.locator("#upload-list")).to_contain_text("Lake.png → Lake.last.png")
+    last = io.BytesIO()
+    Image.new("RGB", (96, 64), "red").save(last, "png")
+    page.set_input_files("#wan-last-photo", {"name": "red.png", "mimeType": "image/png", "buffer": last.getvalue()})
+    page.click("#make")
+    expect(page.locator("#upload-list .is-done")).to_have_count(2)
+    jobs = {job.name: job for job in map(read_job, map(partial(fetch, connection), queued_ids(connection)))}
+    assert sorted(jobs) == ["Lake", "Sky"]
+    assert all(job.last_image for job in jobs.values())
+    assert jobs["Sky"].last_image.endswith(f"{hashlib.sha256(last.getvalue()).hexdigest()}.png")
+    assert jobs["Lake"].last_image != jobs["Sky"].last_image
+
+
+def queued_ids(connection: redis.Redis) -> list[str]:
+    return [job_id.decode() for job_id in connection.lrange("rq:queue:svdq-default", 0, -1)]
 
 
 def test_taking_an_upload_back_tells_what_was_too_late(desk: Watched, connection: redis.Redis) -> None:

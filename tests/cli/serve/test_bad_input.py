@@ -100,6 +100,20 @@ def test_a_missing_photo_and_two(server: Server, photo: Path, nothing_left: Any)
     nothing_left()
 
 
+def test_a_last_frame_that_cannot_be_had(server: Server, photo: Path, nothing_left: Any) -> None:
+    data = photo.read_bytes()
+    for fields, param in (
+        ({"last_reference": b"no photo"}, "last_reference"),
+        ({"last_reference": data, "family": "svd"}, "last_reference"),
+        ({"last_reference": data, "loop": "true"}, "loop"),
+        ({"loop": "true", "motion_bucket_id": "3"}, "motion_bucket_id"),
+    ):
+        answer = server.create(data, **fields)
+        assert (answer.status, answer.error["param"]) == (400, param), (fields, answer.body)
+        assert "--" not in answer.error["message"]
+    nothing_left()
+
+
 #: Bodies, their types, and the codes of the errors.
 BROKEN_BODIES = [
     (b"--nonsense", TYPE, "bad_form"),

@@ -47,9 +47,10 @@ def test_any_fields_are_a_request_or_a_clear_error(fields: list[tuple[str, Any]]
 
 def read(fields: list[tuple[str, Any]], base: SubmitOptions | None = None) -> VideoRequest | ApiError:
     try:
-        plain, photo = flatten(fields)
-        if photo:
-            decode_data_url(photo)
+        plain, *photos = flatten(fields)
+        for name, photo in zip(("input_reference", "last_reference"), photos, strict=True):
+            if photo:
+                decode_data_url(photo, name)
         return read_request(plain, NOW, base=base)
     except ApiError as error:
         return error
@@ -113,7 +114,19 @@ URL = "data:image/png;base64,AAAA"
     ],
 )
 def test_spellings_of_a_photo(fields: list[tuple[str, Any]]) -> None:
-    assert flatten(fields) == ([], URL)
+    assert flatten(fields) == ([], URL, "")
+
+
+def test_the_photo_of_the_last_frame_beside_that_of_the_first() -> None:
+    other = "data:image/png;base64,BBBB"
+    for last in (
+        ("last_reference", other),
+        ("last_reference[image_url]", other),
+        ("extra_body", {"last_reference": other}),
+    ):
+        assert flatten([("reference_url", URL), last]) == ([], URL, other)
+    assert flatten([("input_reference", URL), ("last_reference", None)]) == ([], URL, "")
+    assert flatten([("input_reference", URL), ("last_reference", URL)]) == ([], URL, URL)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +136,9 @@ def test_spellings_of_a_photo(fields: list[tuple[str, Any]]) -> None:
         ([("reference_url", "/etc/passwd")], "reference_url"),
         ([("input_reference", {"file_id": "file-1"})], "input_reference"),
         ([("input_reference", URL), ("reference_url", "data:image/png;base64,BBBB")], "input_reference"),
+        ([("last_reference", "https://example.com/a.png")], "last_reference"),
+        ([("last_reference", URL), ("last_reference", "data:image/png;base64,BBBB")], "last_reference"),
+        ([("last_reference", "data:image/png;base64,@")], "last_reference"),
         ([("image_reference", "{")], "image_reference"),
         ([("extra_body", "fps")], "extra_body"),
     ],

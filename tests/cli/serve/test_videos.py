@@ -22,7 +22,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
-from tests.cli.serve.servers import BOUNDARY, TYPE, Server, multipart
+from tests.cli.serve.servers import BOUNDARY, TYPE, Server, jpeg, multipart
 from tests.producer.status.test_ranks import COSTS, rank, save
 from tests.waiting import wait_until
 
@@ -89,6 +89,22 @@ def test_a_family_with_prompts(server: Server, data: bytes, svdq: Cli, photo: Pa
     assert video["id"] in svdq("submit", photo, "--prompt", prompt, *flags).stdout
     again = server.ask("POST", f"/v1/videos/{video['id']}/remix", {"prompt": "a cat"}).json
     assert (again["prompt"], again["svdq"]["parameters"]["family"]) == ("a cat", "wan")
+
+
+def test_a_last_frame(server: Server, data: bytes, svdq: Cli, photo: Path, tmp_path: Path, settings: Settings) -> None:
+    last = tmp_path / "last.jpg"
+    last.write_bytes(jpeg(5, 0.1))
+    answer = server.create(data, last_reference=last.read_bytes())
+    assert answer.status == 200, answer.body
+    video = answer.json
+    assert video["svdq"]["parameters"]["family"] == "wan"
+    body = {"input_reference": data_url(data), "last_reference": {"image_url": data_url(last.read_bytes())}}
+    assert server.ask("POST", "/v1/videos", body).json["id"] == video["id"]
+    assert video["id"] in svdq("submit", photo, "--last", last, "--json").stdout
+    again = server.ask("POST", f"/v1/videos/{video['id']}/remix", {"prompt": "It opens."}).json
+    keys = {made["svdq"]["parameters"]["last_image"] for made in (video, again)}
+    assert len(keys) == 1
+    assert Path(settings.storage, *keys).read_bytes() == last.read_bytes()
 
 
 def test_a_request_for_a_video_that_is_being_deleted_makes_it_anew(
