@@ -7,7 +7,6 @@ crash or hang the process; exit code 1 and the reason if that fails.
 import contextlib
 import importlib.metadata
 import importlib.util
-import math
 import os
 import platform
 import re
@@ -17,24 +16,26 @@ import sys
 import uuid
 import warnings
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
 from svdq.pipeline.models.families import family_of
-from svdq.pipeline.models.memory import ACTIVITIES, WORKSPACE_BYTES, shape_for, size_text
+from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import is_model_file
-from svdq.pipeline.models.model_folder import DTYPES, find_problems, is_untrained, loaded_files, stored_shapes, variants
+from svdq.pipeline.models.model_folder import find_problems, is_untrained, variants
 from svdq.pipeline.models.model_names import find_folder, has_weights, resolve
+from svdq.pipeline.models.needs import Residency, published
 from svdq.producer.processes import die_with_parent
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.storage.storage import Storage
-from svdq.worker.launcher.gpus import CommandOutput, ask
+from svdq.producer.text import duration
+from svdq.worker.fit import NUM_VIDEOS, Cards, know, ways
+from svdq.worker.launcher.gpus import memory_of_gpus
 
 OLDEST_REDIS = (6, 2)  # oldest server version that supports the commands we use
 LITTLE_SPACE = 2 * 1024**3  # free bytes of a local storage
-_QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 SIDE = 4096  # side of the matrices, 64 MiB each; sums of so many ones are exact
 
 
@@ -123,12 +124,15 @@ def check_model(name: str) -> Iterator[Finding]:
             yield Finding("model", "ok", f"{name} (its compute is a sleep, it makes no pictures)")
     except InputError as error:
         yield _failure("model", error)
+        if published(name) is not None or is_model_file(name):
+            yield from _check_fit(name)
 
 
 def _check_folder(name: str) -> Iterator[Finding]:
     if is_model_file(name):
         model = resolve(name)
         yield Finding("model", "ok", f"{model.name}, from {model.base}; `svdq model check {name}` reads its files")
+        yield from _check_fit(name)
         return
     folder = find_folder(name)
     _, layout = family_of(folder, name)
@@ -145,38 +149,47 @@ def _check_folder(name: str) -> Iterator[Finding]:
         yield Finding("model", "ok", f"{name}, a whole {layout.pipeline}, {size}, untrained: shows noise")
     else:
         yield Finding("model", "ok", f"{name}, a whole {layout.pipeline}, {size}")
-        yield Finding("memory", "ok", _memory(name))
+        yield from _check_fit(name)
 
 
-def _memory(name: str) -> str:
-    folder = find_folder(name)
-    (family, layout), facts = family_of(folder, name), resolve(name).facts
-    dtype = DTYPES[family.half]
-    video = family.complete(family.parameters.model_validate({"seed": 0, "decode_chunk_size": 1}), facts)
-    weights = {
-        component: 2 * sum(map(math.prod, stored_shapes(loaded_files(folder, component, (True, False))).values()))
-        for component in layout.weighted
-    }
-    peak = max(family.memory(each, shape_for(each, video), dtype, facts, has_decoder=True) for each in ACTIVITIES)
-    need = sum(weights.values()) + peak + WORKSPACE_BYTES
-    text = f"{video.width}x{video.height} with {video.num_frames} frames needs at most about {size_text(need)} of a GPU"
-    experts = [weights[component] for component in layout.denoisers if weights.get(component)]
-    if len(experts) == 1:
-        return f"{text} in {dtype}"
-    alone = need - sum(experts) + min(experts)
-    return f"{text} in {dtype}, or {size_text(alone)} on a rank with one of the two experts"
+def _check_fit(name: str) -> Iterator[Finding]:
+    """Say what a known model needs, of the GPUs of this machine if it has any."""
+    try:
+        known = know(name)
+    except InputError:
+        return
+    if fetch := known.to_fetch():
+        yield Finding("download", "ok", fetch)
+    video, cards = known.video(), Cards.here()
+    shape = f"{video.width}x{video.height} with {video.num_frames} frames"
+    if cards is None:
+        needs = {each: max(known.size.phases(video, each).values()) for each in get_args(Residency)}
+        text = f"{shape} needs at most about {size_text(needs['resident'])} of a GPU in {known.size.dtype}"
+        if known.has_experts:
+            bound, rounds = size_text(needs["bound"]), size_text(needs["rounds"])
+            text += f", {bound} on a rank with one of the two experts, or {rounds} on a rank that works in rounds"
+        yield Finding("memory", "ok", text)
+        return
+    step = cards.step_of(known.published)
+    found = ways(known, video, cards, NUM_VIDEOS, step.step_s if step else None)
+    for way in found:
+        fits = f"fits the {size_text(cards.room_bytes)} of {cards}" if way.fits else f"too much for {cards}"
+        time = f", {NUM_VIDEOS} videos in {duration(way.time_s)}" if way.fits and way.time_s is not None else ""
+        yield Finding("memory", "ok", f"`{way.command}`: {shape} needs {size_text(way.need_bytes)}: {fits}{time}")
+    if not any(way.fits for way in found):
+        yield Finding("memory", "warn", f"{shape} does not fit {cards}", "see docs/gpus.md for what does")
+    elif step is not None:
+        yield Finding("times", "ok", f"by steps of {step.step_s:g} s ({step.source}), not measured here")
 
 
 def check_machine() -> Iterator[Finding]:
     """Check GPUs, torch and ffmpeg; a machine without GPUs renders on its CPU."""
-    answer = ask(*_QUERY, timeout_s=20.0) or CommandOutput(text="")
-    lines = [line.split(", ") for line in answer.text.splitlines()]
-    rows = [line for line in lines if len(line) == 4 and line[0].isdigit()]
+    rows, failure = memory_of_gpus()
     for index, name, total, free in rows:
         yield Finding(f"GPU {index}", "ok", f"{name}, {_gib(total)}, {_gib(free)} free")
-    if answer.failure:
+    if failure:
         advice = "see `dmesg`; a GPU that is lost needs a reset or a reboot"
-        yield Finding("GPUs", "warn" if rows else "fail", answer.failure, advice)
+        yield Finding("GPUs", "warn" if rows else "fail", failure, advice)
     elif not rows:
         yield Finding("GPUs", "ok", "none; videos are rendered on the processors")
     has_torch = importlib.util.find_spec("torch") is not None

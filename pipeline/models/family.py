@@ -52,6 +52,16 @@ class FolderLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishedStep:
+    """The time of a step of a model's default video, with guidance, as somebody has published it."""
+
+    gpu: str  # part of the card's name, as the driver has it
+    gpu_gb: int  # its memory in GB of 2^30 bytes
+    step_s: float
+    source: str  # who says so, of what: a clause
+
+
+@dataclass(frozen=True, kw_only=True)
 class PublishedModel:
     """A model of the hub, as far as it is known without its files."""
 
@@ -62,11 +72,9 @@ class PublishedModel:
     num_weights: Mapping[str, int]
     #: Bytes of a weight in the files that svdq fetches for GPUs, by component.
     stored: Mapping[str, int]
-
-    @property
-    def download_bytes(self) -> int:
-        """The bytes of its weights on the hub."""
-        return sum(number * self.stored[component] for component, number in self.num_weights.items())
+    #: Steps of the first of two experts and of the second, of a default video.
+    segments: tuple[int, int] | None = None
+    steps: tuple[PublishedStep, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +104,8 @@ class Family:
     models: Mapping[str, PublishedModel]
     #: Returns the number of equal blocks of a denoising component; None: its blocks cannot be streamed.
     num_blocks: Callable[[Facts], int | None]
+    #: Returns the work of a prediction of a step, in any unit: parameters and facts.
+    step_work: Callable[[VideoParameters, Facts], float]
     #: Reads the facts of a folder; the name is for messages. Raises InputError if svdq cannot run such a model.
     read_facts: Callable[[Path, str], Facts]
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from svdq.pipeline.models.compute_options import STREAMED_BLOCKS
 from svdq.pipeline.models.families import FAMILIES
-from svdq.pipeline.models.family import Facts, Family, FolderLayout
+from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel
 from svdq.pipeline.models.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Phase, shape_for
 from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.video_parameters import VideoParameters
@@ -90,17 +90,15 @@ class ModelSize:
         return self.family.memory(activity, shape_for(activity, video), self.dtype, self.facts, has_decoder=True)
 
 
-def published_size(name: str, *, int8: bool = False, streamed: bool = False) -> ModelSize | None:
-    """Return the size of a published model on GPUs, by its hub id and without any file; None: it is not known."""
+def published(name: str) -> tuple[PublishedModel, ModelSize] | None:
+    """Return what is known of a published model by its hub id, and its size on GPUs; None if it is no known one."""
     for family in FAMILIES:
         if (found := family.models.get(name.partition("@")[0])) is not None:
-            return ModelSize(
+            return found, ModelSize(
                 family=family,
                 layout=family.layouts[found.layout],
                 facts=found.facts,
                 num_weights=found.num_weights,
                 dtype=DTYPES[family.half],
-                int8=int8,
-                streamed=streamed,
             )
     return None

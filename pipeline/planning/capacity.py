@@ -81,6 +81,10 @@ class VideoCosts:
         """Return the seconds until `ranks` replicas, of whole videos each, have made `num_videos`."""
         return math.ceil(num_videos / ranks) * self.video_s(ranks)
 
+    def rounds_time_s(self, ranks: int, num_videos: int) -> float:
+        """Return the same of groups of one rank in rounds, if loading takes all that it may."""
+        return self.replicas_time_s(ranks, num_videos) * (1 + LOAD_SHARE)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityQuestion:

@@ -68,3 +68,60 @@ def test_wrong_input_is_one_sentence(home: Path, capsys: Any, arguments: str, wo
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+A14B = "Wan-AI/Wan2.2-I2V-A14B-Diffusers"
+
+
+def rows_about(*arguments: str) -> list[list[str]]:
+    result = CliRunner().invoke(cli, ["plan", "--model", *arguments], catch_exceptions=False)
+    return [re.split(r"\s{2,}", line.rstrip()) for line in result.stdout.splitlines()]
+
+
+def test_what_a_model_needs_is_known_before_it_is_fetched(home: Path) -> None:
+    rows = rows_about(A14B, "--gpus", "1x24")
+    assert ["126.2 GB to fetch; `svdq model convert` makes a copy of 69.0 GB."] in rows
+    assert ["svdq worker --experts rounds", "33.3 GB", "no"] in rows
+    # 40 steps of 30.5 s, an encode of 0.3 steps and a decode of 0.5, 300 times, and 5% of loading.
+    assert ["svdq worker --experts rounds --approximate int8", "19.8 GB", "yes", "108 h"] in rows
+    assert ["svdq worker --experts rounds --offload blocks", "12.4 GB", "yes", "108 h"] in rows
+
+
+def test_a_model_file_changes_the_steps_and_the_guidance(home: Path) -> None:
+    file = str(Path(__file__).parents[2] / "deploy/models/wan2.2-4step.toml")
+    rows = rows_about(file, "--gpus", "2x24", "--videos", "100")
+    assert [f"{file}: 832x480, 81 frames, 4 steps."] in rows
+    assert ["126.2 GB and 2 LoRAs to fetch; `svdq model convert` makes a copy of 69.0 GB."] in rows
+    command = "svdq worker --groups 2 --ranks 1 --experts rounds --approximate int8"
+    assert [command, "19.8 GB", "yes", "75 min"] in rows
+    assert rows_about(file, "--gpus", "1x32")[-1][0].startswith("No time of a step on such a GPU is known")
+
+
+def test_the_attention_of_larger_videos_costs_more_than_their_pixels(home: Path) -> None:
+    for shape, time in (("832x480x81", "3 h 34 min"), ("1280x720x81", "13 h 25 min")):
+        rows = rows_about(A14B, "--gpus", "1x48", "--step-ms", "1000", "--shape", shape)
+        assert next(row[-1] for row in rows if row[0] == "svdq worker --experts rounds") == time
+
+
+def test_a_model_that_does_not_fit_is_a_plain_no(home: Path) -> None:
+    rows = rows_about("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "--gpus", "1x24")
+    assert ["Nothing fits: choose a smaller --shape, or GPUs with more memory."] in rows
+    assert not any("yes" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (f"--model {A14B}", "No GPU is visible here; name some with their memory, such as --gpus 1x24."),
+        (f"--model {A14B} --gpus 7", "--gpus 1x24 only"),
+        (f"--model {A14B} --gpus 1x24 --deadline 8h", "With --model there are"),
+        (f"--model {A14B} --gpus 1x24 --shape 100x100x81", "is not a shape"),
+        ("--model someone/else --gpus 1x24", "The model someone/else is not on this machine"),
+        ("--videos 5 --step-ms 50 --gpus 1x24", "are for --model"),
+    ],
+)
+def test_wrong_questions_about_a_model_are_one_sentence(home: Path, capsys: Any, arguments: str, words: str) -> None:
+    assert run(["plan", *arguments.split()]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1

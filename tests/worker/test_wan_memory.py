@@ -1,21 +1,20 @@
 """Wan 2.2 I2V-A14B in full size: its published sizes, and the table of which GPUs hold which role."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, size_text
-from svdq.pipeline.models.needs import INT8_BYTES, published_size
+from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES, WORKSPACE_BYTES, size_text
+from svdq.pipeline.models.needs import INT8_BYTES, published
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
 from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo
 
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
 GPUS_GB = (16, 24, 40, 48, 80)
-#: What CUDA's own context takes of a GPU: a guess, as docs/internals/performance.md says.
-CONTEXT_BYTES = 800_000_000
 SIZES = {"480p": (832, 480), "720p": (1280, 720)}
 
 
@@ -89,10 +88,9 @@ def need(
 
 def in_rounds(gpu_gb: int, *, int8: bool, streamed: bool = False) -> MemoryPlan:
     """Return the plan of a rank that works in rounds alone, with the published sizes."""
-    sizes = [published_size("Wan-AI/Wan2.2-I2V-A14B-Diffusers", int8=int8, streamed=each) for each in (streamed, True)]
-    size, with_streams = sizes
-    assert size is not None
-    assert with_streams is not None
+    found = published("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
+    assert found is not None
+    size, with_streams = (replace(found[1], int8=int8, streamed=each) for each in (streamed, True))
     rank = RankInfo(
         capacity=room(gpu_gb),
         weights=size.held("step", "rounds"),

@@ -17,6 +17,7 @@ TIMEOUT_S: Final = 120.0  # seconds; without persistence mode, waking each GPU t
 KILL_S: Final = 2.0  # seconds that a killed program gets to close its pipes; one that hangs in a driver never does
 PROBE_S: Final = 90.0  # seconds that a test computation may take, with the import of torch
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, WSL, AMD
+_MEMORY: Final = ("nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
 _COUNT: Final = "import torch; [print(number) for number in range(torch.cuda.device_count())]"
 #: Lines of `nvidia-smi -L`: GPU 0: NVIDIA A100 (UUID: GPU-…), and indented MIG 1g.5gb Device 0: (UUID: MIG-…).
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*?(?: \(UUID: (.*)\))?$")
@@ -70,6 +71,13 @@ def _parsed(answer: CommandOutput) -> Gpus:
             instances = [device for device in devices[-1] if device.startswith("MIG-")]
             devices[-1] = [*instances, mig[1]]
     return Gpus(devices=tuple(device for of_gpu in devices for device in of_gpu), failure=answer.failure, uuids=uuids)
+
+
+def memory_of_gpus() -> tuple[list[list[str]], str]:
+    """Ask for the number, name, total and free memory of each GPU, in MiB, as text; and for why that failed, or ""."""
+    answer = ask(*_MEMORY, timeout_s=20.0) or CommandOutput(text="")
+    lines = [line.split(", ") for line in answer.text.splitlines()]
+    return [line for line in lines if len(line) == 4 and line[0].isdigit()], answer.failure
 
 
 def visible_gpus() -> list[str]:

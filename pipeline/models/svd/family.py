@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel
+from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel, PublishedStep
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.model_folder import read_json
 from svdq.pipeline.planning.binding import Segment
@@ -87,6 +87,7 @@ MODELS = {
         facts=PUBLISHED | {"num_frames": frames},
         num_weights=_NUM_WEIGHTS,
         stored=dict.fromkeys(_NUM_WEIGHTS, 2),
+        steps=(PublishedStep(gpu="H100", gpu_gb=80, step_s=0.764 * frames / 25, source="SVD-XT in diffusers"),),
     )
     for name, frames in {"img2vid": 14, "img2vid-xt": 25, "img2vid-xt-1-1": 25}.items()
 }
@@ -154,6 +155,7 @@ FAMILY = Family(
     published=PUBLISHED,
     models=MODELS,
     num_blocks=lambda _: None,
+    step_work=lambda video, _: video.width * video.height * video.num_frames,
     read_facts=read_facts,
     complete=complete,
     prior=prior,

@@ -7,8 +7,8 @@ import pytest
 
 from svdq.pipeline.models.compute_options import weight_bytes
 from svdq.pipeline.models.families import FAMILIES
-from svdq.pipeline.models.memory import RESERVE_BYTES
-from svdq.pipeline.models.needs import ModelSize, published_size
+from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES
+from svdq.pipeline.models.needs import ModelSize, published
 
 A14B = "Wan-AI/Wan2.2-I2V-A14B-Diffusers"
 IDS = [model for family in FAMILIES for model in family.models]
@@ -20,9 +20,9 @@ def video_of(size: ModelSize, **shape: Any) -> Any:
 
 
 def size_of(name: str, **options: bool) -> ModelSize:
-    size = published_size(name, **options)
-    assert size is not None
-    return size
+    found = published(name)
+    assert found is not None
+    return replace(found[1], **options)
 
 
 def need(size: ModelSize, residency: Any, **shape: Any) -> int:
@@ -31,12 +31,12 @@ def need(size: ModelSize, residency: Any, **shape: Any) -> int:
 
 def room(gpu_gb: int) -> int:
     """Return what is left of a GPU, which is sold by GB of 2^30 bytes, besides CUDA's context and the reserve."""
-    return gpu_gb * 2**30 - 800_000_000 - RESERVE_BYTES
+    return gpu_gb * 2**30 - CONTEXT_BYTES - RESERVE_BYTES
 
 
 def test_other_models_are_not_known() -> None:
-    assert published_size("someone/else") is None
-    assert published_size(f"{A14B}@main") == published_size(A14B)
+    assert published("someone/else") is None
+    assert published(f"{A14B}@main") == published(A14B)
 
 
 @pytest.mark.parametrize("name", IDS)

@@ -1,0 +1,212 @@
+"""Answers what a model needs of some GPUs: bytes to fetch, which ways of holding it fit, and how long videos take.
+
+For `svdq doctor` and `svdq plan`, without torch, and for published models without any file.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.families import family_of
+from svdq.pipeline.models.family import PublishedModel, PublishedStep
+from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES, size_text
+from svdq.pipeline.models.model_file import is_model_file, read_model_file
+from svdq.pipeline.models.model_folder import DTYPES, loaded_files, stored_shapes
+from svdq.pipeline.models.model_names import find_folder, resolve
+from svdq.pipeline.models.needs import ModelSize, Residency, published
+from svdq.pipeline.planning.binding import split_steps
+from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import Costs
+from svdq.pipeline.video_parameters import VideoParameters
+from svdq.producer.text import count
+from svdq.worker.launcher.gpus import memory_of_gpus
+
+NUM_VIDEOS = 300  # for which times are given unless a number is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cards:
+    """Some equal GPUs."""
+
+    number: int
+    total_bytes: int  # of each
+    name: str = ""  # as the driver names it; "" if it is not known
+
+    @classmethod
+    def parse(cls, text: str) -> "Cards | None":
+        """Parse a number of GPUs and the memory of each, such as 7x24; None if the text is something else."""
+        found = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,3})", text)
+        return cls(number=int(found[1]), total_bytes=int(found[2]) * 2**30) if found else None
+
+    @classmethod
+    def here(cls) -> "Cards | None":
+        """Return the GPUs of this machine, of which the smallest counts; None if there are none."""
+        rows = [row for row in memory_of_gpus()[0] if row[2].isdigit()]
+        if not rows:
+            return None
+        smallest = min(rows, key=lambda row: int(row[2]))
+        return cls(number=len(rows), total_bytes=int(smallest[2]) * 2**20, name=smallest[1])
+
+    def __str__(self) -> str:
+        return f"{count(self.number, 'GPU')} of {self.total_bytes / 2**30:.0f} GB"
+
+    @property
+    def room_bytes(self) -> int:
+        """What a rank may use of each."""
+        return self.total_bytes - CONTEXT_BYTES - RESERVE_BYTES
+
+    def step_of(self, published: PublishedModel | None) -> PublishedStep | None:
+        """Return the published time of a step: of this card by its name, or of one with as much memory."""
+        steps = published.steps if published is not None else ()
+        if self.name:
+            return next((each for each in steps if each.gpu in self.name), None)
+        return next((each for each in steps if each.gpu_gb == round(self.total_bytes / 2**30)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownModel:
+    """What is known of a model before it is loaded."""
+
+    size: ModelSize
+    published: PublishedModel | None
+    download_bytes: int | None  # None: its files are here
+    num_loras: int = 0  # that a model file adds
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it has two denoising components."""
+        return len(self.size.layout.denoisers & self.size.num_weights.keys()) > 1
+
+    def to_fetch(self) -> str:
+        """Return text about the bytes to fetch and to convert; "" if all files are here."""
+        if self.download_bytes is None:
+            return ""
+        loras = f" and {count(self.num_loras, 'LoRA')}" if self.num_loras else ""
+        converted = sum(map(self.size.weights, self.size.num_weights))
+        is_smaller = self.download_bytes > 1.1 * converted
+        copy = f"; `svdq model convert` makes a copy of {size_text(converted)}" if is_smaller else ""
+        return f"{size_text(self.download_bytes)}{loras} to fetch{copy}"
+
+    def video(self, shape: str | None = None) -> VideoParameters:
+        """Return the default video, or that of a shape such as 1280x720x81, decoded a frame at a time or in tiles."""
+        family = self.size.family
+        of_shape = family.parameters.of_shape(shape) if shape else family.parameters.model_validate({"seed": 0})
+        return family.complete(of_shape.model_copy(update={"decode_chunk_size": 1}), self.size.facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way to run a model on some GPUs; names of fields are those of the JSON."""
+
+    command: str
+    need_bytes: int  # of the rank that needs most
+    fits: bool
+    in_tiles: bool  # whether it fits only if frames are decoded one at a time, of Wan in tiles
+    time_s: float | None  # of all videos; None: no time of a step is known
+
+
+def know(name: str) -> KnownModel:
+    """Find what is known of a model by its name, as in SVDQ_MODEL; raises InputError if nothing is."""
+    given = read_model_file(Path(name)) if is_model_file(name) else None
+    base = given.base if given else name
+    model, size = published(base) or (None, None)
+    try:
+        folder = find_folder(base)
+        family, layout = family_of(folder, base)
+        counted = {
+            each: sum(map(math.prod, stored_shapes(loaded_files(folder, each, (True, False))).values()))
+            for each in layout.weighted
+        }
+        num_weights = {
+            **(size.num_weights if size else {}),
+            **{each: count for each, count in counted.items() if count},
+        }
+        facts = resolve(base).facts
+        size = ModelSize(family=family, layout=layout, facts=facts, num_weights=num_weights, dtype=DTYPES[family.half])
+        download_bytes = None
+    except InputError:
+        if size is None or model is None:
+            raise
+        download_bytes = sum(
+            number * model.stored[component]
+            for component, number in model.num_weights.items()
+            if given is None or component not in given.weights
+        )
+    if given is not None:
+        size = replace(size, facts=size.family.with_model_file(dict(size.facts), given, name))
+    return KnownModel(
+        size=size,
+        published=model,
+        download_bytes=download_bytes,
+        num_loras=len(given.lora) if given else 0,
+    )
+
+
+def costs_of(known: KnownModel, video: VideoParameters, step_s: float) -> VideoCosts:
+    """Return the costs of a video by the time of a step of the model's default shape, with guidance."""
+    family, facts = known.size.family, known.size.facts
+    usual = family.complete(family.parameters.model_validate({"seed": 0}), {**facts, "defaults": {}})
+    pixels = [each.width * each.height * each.num_frames for each in (video, usual)]
+    factor = family.step_work(video, facts) / family.step_work(usual, facts) / (1 if video.guided else 2)
+    prior = family.prior(facts)
+    costs = Costs(step_s=(step_s,), encode_s=prior.encode_steps * step_s, decode_s=prior.decode_steps * step_s)
+    linear = pixels[0] / pixels[1]
+    return VideoCosts(steps=video.steps, costs=costs.scaled(step=factor, encode=linear, decode=linear))
+
+
+def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: int, step_s: float | None) -> list[Way]:
+    """Return the ways to run a model on GPUs, those first that change least: the first that fits is the best."""
+    size, number = known.size, cards.number
+    costs = None if step_s is None else costs_of(known, video, step_s)
+    found = []
+    for options, candidate in _options(size):
+        for residency in _residencies(number, known.has_experts):
+            command = f"svdq worker{_layout(residency, number)}{f' --experts {residency}' * known.has_experts}{options}"
+            need = _need(candidate, video, residency, number)
+            whole = _need(candidate, video.model_copy(update={"decode_chunk_size": None}), residency, number)
+            found.append(
+                Way(
+                    command=command,
+                    need_bytes=need,
+                    fits=need <= cards.room_bytes,
+                    in_tiles=need <= cards.room_bytes < whole,
+                    time_s=None if costs is None else _time_s(costs, known, residency, number, num_videos),
+                )
+            )
+    return found
+
+
+def _residencies(number: int, has_experts: bool) -> Sequence[Residency]:
+    if not has_experts:
+        return ("resident",)
+    return ("resident", "rounds") if number == 1 else ("resident", "bound", "rounds")
+
+
+def _options(size: ModelSize) -> Iterator[tuple[str, ModelSize]]:
+    yield "", size
+    yield " --approximate int8", replace(size, int8=True)
+    if size.family.num_blocks(size.facts) is not None:
+        yield " --offload blocks", replace(size, streamed=True)
+
+
+def _layout(residency: Residency, number: int) -> str:
+    return f" --groups {number} --ranks 1" if residency == "rounds" and number > 1 else ""
+
+
+def _need(size: ModelSize, video: VideoParameters, residency: Residency, number: int) -> int:
+    if number == 1 or residency == "rounds":
+        return max(size.phases(video, residency).values())
+    first = size.phases(video, residency, decodes=False)
+    last = size.phases(video, residency, encodes=False)
+    return max(*first.values(), *last.values())
+
+
+def _time_s(costs: VideoCosts, known: KnownModel, residency: Residency, number: int, num_videos: int) -> float:
+    if residency == "rounds":
+        return costs.rounds_time_s(number, num_videos)
+    if residency == "bound" and known.published is not None and known.published.segments is not None:
+        costs = replace(costs, segments=split_steps(costs.steps, known.published.segments))
+    return costs.time_s(number, num_videos)
