@@ -57,6 +57,7 @@ SECTIONS = {
         "doctor": ("svdq.cli.machine:doctor", "Check the installation and say how to fix it."),
         "config": ("svdq.cli.machine:config", "Show the settings and where they come from."),
         "redis": ("svdq.cli.machine:redis", "Start or stop the embedded Redis server."),
+        "deploy": ("svdq.cli.deploy:deploy", "Write units that run svdq as a service."),
     },
     "Measure and plan": {
         "bench": ("svdq.cli.bench:bench", "Measure the pipeline."),

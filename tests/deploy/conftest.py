@@ -57,7 +57,7 @@ class Unit:
         for value in self.all("EnvironmentFile"):
             path = Path(value.removeprefix("-"))
             if path.exists() or not value.startswith("-"):
-                found |= dict(setting.split("=", 1) for setting in shlex.split(path.read_text(), comments=True))
+                found |= dict(setting.split("=", 1) for setting in shlex.split(path.read_text()))
         return found
 
     def command(self, line: str) -> list[str]:

@@ -1,10 +1,9 @@
-"""The units in deploy/systemd: systemd accepts them, and their services start and stop."""
+"""`svdq deploy systemd`: systemd accepts the units, and their services start and stop."""
 
 import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import pytest
 import redis
 from PIL import Image
 
+from svdq.cli.main import run
 from svdq.producer.status.job_view import view
 from svdq.worker.launcher.launcher import STOP_S
 from svdq.worker.launcher.torchrun import KILL_S
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-Install = Callable[..., Path]
-ROOT = Path(__file__).parents[2]
+Deploy = Callable[..., tuple[int, str, str]]
 NAMES = {"svdq-redis.service", "svdq-worker.service", "svdq-night.service", "svdq-night.timer"}
 OPTIONAL = {"svdq-watch.service", "svdq-serve.service"}
 HARDENED = sorted(name for name in NAMES | OPTIONAL if name.endswith(".service"))
@@ -32,30 +31,61 @@ needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 
 
 @pytest.fixture
-def install(home: Path, tmp_path: Path) -> Install:
-    """Install the units as docs/deploy.md does, for a user whose configuration is in <tmp_path>/config."""
+def deploy(home: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
+    """Run `svdq deploy systemd`: exit code, stdout and stderr."""
 
-    def call(scope: str = "user", **options: str) -> Path:
-        folder = tmp_path / "config/systemd" / scope
-        shutil.copytree(ROOT / "deploy/systemd", folder, ignore=lambda _, names: {"systemd.env"} & {*names})
-        for path in folder.glob("svdq*.d/system*.conf") if scope == "user" else ():
-            path.unlink()
-        text = (ROOT / "deploy/systemd/systemd.env").read_text()
-        values = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(home), "SVDQ_HOME": str(home)}
-        values |= {"SVDQ_REDIS_URL": f"unix://{home}/redis/redis.sock"} | options
-        for name, value in values.items():
-            text = re.sub(f"^{name}=.*$", f'{name}="{value}"', text, flags=re.MULTILINE)
-        (tmp_path / "config/svdq").mkdir()
-        (tmp_path / "config/svdq/systemd.env").write_text(text)
-        return folder
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = run(["deploy", "systemd", *map(str, arguments)])
+        return code, *capsys.readouterr()
 
     return call
 
 
+@pytest.fixture
+def install(deploy: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """Install the units of a user whose configuration is in <tmp_path>/config."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    def call(*arguments: object) -> Path:
+        code, _, error = deploy("--user", "--install", *arguments)
+        assert (code, error) == (0, "")
+        return tmp_path / "config/systemd/user"
+
+    return call
+
+
+@pytest.fixture
+def unpack(deploy: Deploy, tmp_path: Path) -> Callable[..., Path]:
+    """Write the files that are printed for the machine into a folder."""
+
+    def call(*arguments: object) -> Path:
+        for name, text in printed(deploy("--system", *arguments)[1]).items():
+            path = tmp_path / "units" / name.removeprefix("/etc/systemd/system/").lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path / "units"
+
+    return call
+
+
+def printed(text: str) -> dict[str, str]:
+    """The text of each printed file."""
+    parts = re.split(r"^# (/\S+)\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
 @needs_systemd
 @pytest.mark.parametrize("scope", ["system", "user"])
-def test_systemd_accepts_the_units(install: Install, tmp_path: Path, scope: str) -> None:
-    folder = install(scope)
+def test_systemd_accepts_the_units(
+    install: Callable[..., Path],
+    unpack: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    scope: str,
+) -> None:
+    monkeypatch.setenv("SVDQ_HOME", "/srv/a home")
+    put = unpack if scope == "system" else install
+    folder = put("--serve", "--watch", tmp_path / 'in $box, 100% "mine"', "--", "--warmup", "1024x576x25")
     units = [folder / name for name in sorted(NAMES | OPTIONAL)]
 
     def verify() -> str:
@@ -66,24 +96,28 @@ def test_systemd_accepts_the_units(install: Install, tmp_path: Path, scope: str)
         return done.stdout + done.stderr
 
     assert verify() == ""
-    with (folder / "svdq-.service.d/hardening.conf").open("a") as drop_in:
+    with (folder / "svdq-.service.d/local.conf").open("a") as drop_in:
         drop_in.write("\n[Service]\nNoSuchSetting=yes\n")
     assert "NoSuchSetting" in verify()
 
 
 @needs_systemd
 @pytest.mark.parametrize("name", HARDENED)
-def test_units_of_the_machine_are_hardened(install: Install, name: str) -> None:
-    path = install("system") / name
+def test_units_of_the_machine_are_hardened(unpack: Callable[..., Path], name: str) -> None:
+    path = unpack("--watch", "/srv/inbox", "--serve") / name
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=25", "--no-pager", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-200:]
 
 
 def test_programs_and_options_in_the_units_are_there(
-    install: Install, supervise: Callable[[Path], Any], check_command: Callable[[list[str]], None]
+    install: Callable[..., Path],
+    supervise: Callable[[Path], Any],
+    check_command: Callable[[list[str]], None],
+    tmp_path: Path,
 ) -> None:
-    folder = install(INBOX="/srv/in box", WORKER_OPTIONS="--ranks 7 --warmup 1024x576x25")
+    inbox = tmp_path / 'in $box, 100% "mine"'
+    folder = install("--watch", inbox, "--serve", "--", "--ranks", "7", "--warmup", "1024x576x25")
     found = []
     for path in sorted(folder.glob("*.service")):
         unit = supervise(path)
@@ -99,12 +133,98 @@ def test_programs_and_options_in_the_units_are_there(
             assert int(unit.one("TimeoutStopSec")) > STOP_S + KILL_S
     assert len(found) == 6
     assert ["worker", "--ranks", "7", "--warmup", "1024x576x25"] in found
-    assert any(words[:2] == ["watch", "/srv/in box"] for words in found)
+    assert any(words[:2] == ["watch", str(inbox)] for words in found)
+
+
+def test_a_home_of_its_own_for_the_machine(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SVDQ_HOME")
+    files = printed(deploy("--system", "--run-as", "videos")[1])
+    assert "StateDirectory=svdq\n" in files["/etc/systemd/system/svdq-.service.d/system.conf"]
+    assert "User=videos\n" in files["/etc/systemd/system/svdq-.service.d/local.conf"]
+    assert "SVDQ_HOME=/var/lib/svdq\n" in files["/etc/svdq/systemd.env"]
+    assert "/etc/systemd/system/svdq-worker.service" in files
+    assert not any("svdq-watch" in name or "svdq-serve" in name for name in files)
+
+
+def test_settings_are_taken_over_but_for_secrets(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("SVDQ_MODEL", "/models/svd xt")
+    monkeypatch.setenv("SVDQ_STORAGE", "s3://key:hidden-1@bucket/x")
+    monkeypatch.setenv("SVDQ_REDIS_URL", "redis://:hidden-2@127.0.0.1:1/0")
+    monkeypatch.setenv("SVDQ_SERVE_TOKEN", "hidden-3-of-the-tests")
+    _, shown, _ = deploy("--user", "--install")
+    files = {path.name: path.read_text() for path in (tmp_path / "config").rglob("*") if path.is_file()}
+    assert "svdq-redis.service" not in files
+    environment = files["systemd.env"]
+    assert 'SVDQ_MODEL="/models/svd xt"\n' in environment
+    assert "SVDQ_REDIS_URL" not in environment
+    assert "SVDQ_STORAGE" not in environment
+    assert "EnvironmentFile=-%E/svdq/environment\n" in files["svdq-worker.service"]
+    assert f"# write SVDQ_REDIS_URL, SVDQ_STORAGE, SVDQ_SERVE_TOKEN into {tmp_path}/config/svdq/environment" in shown
+    assert "hidden" not in shown + "".join(files.values())
+
+
+@pytest.mark.parametrize("name", ["models/svd", "models/other", "preview"])
+def test_services_find_a_model_in_the_working_folder(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    Path("models/svd").mkdir(parents=True)
+    monkeypatch.setenv("SVDQ_MODEL", name)
+    model = str(Path(name).absolute()) if Path(name).exists() else name
+    assert f"\nSVDQ_MODEL={model}\n" in deploy("--user")[1]
+
+
+def test_only_what_it_writes_to_is_writable(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SVDQ_HOME", "/srv/svdq")
+    monkeypatch.setenv("SVDQ_STORAGE", "/home/videos")
+    files = printed(deploy("--system", "--watch", "/srv/inbox")[1])
+    local = files["/etc/systemd/system/svdq-.service.d/local.conf"]
+    assert "ReadWritePaths=-/srv/svdq -/home/videos -/srv/inbox\n" in local
+    assert "RequiresMountsFor=/srv/svdq /home/videos /srv/inbox\n" in local
+    # A folder below /home that is hidden could not be written to.
+    assert "ProtectHome=read-only\n" in files["/etc/systemd/system/svdq-.service.d/system.conf"]
+
+
+def test_a_changed_unit_is_not_written_over(deploy: Deploy, install: Callable[..., Path]) -> None:
+    folder = install()
+    before = {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
+    install()  # nothing differs
+    (folder / "svdq-worker.service").write_text("mine")
+    code, _, error = deploy("--user", "--install", "--", "--ranks", "2")
+    assert code == 2
+    assert "svdq-worker.service" in error
+    assert "systemd.env" in error
+    assert (folder / "svdq-worker.service").read_text() == "mine"
+    assert deploy("--user", "--install", "--force")[0] == 0
+    assert {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_wrong_options_of_the_worker_are_refused_before_anything_is_written(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    code, _, error = deploy("--user", "--install", "--", "--rnaks", "7")
+    assert code == 2
+    assert "--rnaks" in error
+    code, _, error = deploy("--user", "--install", "--watch", "~nobody-here/x")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "'~nobody-here/x'" in error
+    assert not (tmp_path / "config").exists()
+    assert deploy()[0] == 2
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x\nUser=root", "%i"])
+def test_the_name_of_no_user_is_refused(deploy: Deploy, name: str) -> None:
+    code, shown, error = deploy("--system", "--run-as", name)
+    assert (code, shown, error.count("\n")) == (2, "", 1)
+    assert "--run-as" in error
 
 
 def test_the_queue_and_the_watched_folder_run(
     svdq: Cli,
-    install: Install,
+    install: Callable[..., Path],
     supervise: Callable[[Path], Any],
     photo: Path,
     tmp_path: Path,
@@ -112,7 +232,7 @@ def test_the_queue_and_the_watched_folder_run(
 ) -> None:
     inbox = tmp_path / "in box"
     inbox.mkdir()
-    folder = install(INBOX=str(inbox))
+    folder = install("--watch", inbox)
     server, watch = (supervise(folder / f"svdq-{name}.service") for name in ("redis", "watch"))
 
     # A server that a command has started makes room, and its jobs are in that of the unit.
@@ -134,8 +254,8 @@ def test_the_queue_and_the_watched_folder_run(
     server.stop()
 
 
-def test_the_web_page_runs(install: Install, supervise: Callable[[Path], Any], tmp_path: Path) -> None:
-    folder = install()
+def test_the_web_page_runs(install: Callable[..., Path], supervise: Callable[[Path], Any], tmp_path: Path) -> None:
+    folder = install("--serve")
     (tmp_path / "config/svdq/environment").write_text('SERVE_OPTIONS="--port 0"\n')
     redis_unit, unit = (supervise(folder / f"svdq-{name}.service") for name in ("redis", "serve"))
     redis_unit.start()
@@ -149,13 +269,13 @@ def test_the_web_page_runs(install: Install, supervise: Callable[[Path], Any], t
 @pytest.mark.long
 def test_the_worker_runs(
     svdq: Cli,
-    install: Install,
+    install: Callable[..., Path],
     supervise: Callable[[Path], Any],
     photo: Path,
     tmp_path: Path,
     until: Callable[..., None],
 ) -> None:
-    folder = install(WORKER_OPTIONS="--ranks 1 --device cpu")
+    folder = install("--", "--ranks", "1", "--device", "cpu")
     config = tmp_path / "config/svdq/environment"
     config.write_text("SVDQ_MODEL=simulated:step_ms=1000\n")
     server, worker = (supervise(folder / f"svdq-{name}.service") for name in ("redis", "worker"))
