@@ -277,6 +277,32 @@ def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | N
         raise InputError(f"Job {job_id!r} was taken by a group just now, so it cannot be moved.")
 
 
+#: Moves a queued job before another one. KEYS: job, all queues. ARGV: job id, id of the other, names of the queues.
+_PLACE = """
+for i = 2, #KEYS do
+  if ARGV[1] ~= ARGV[2] and redis.call('lpos', KEYS[i], ARGV[2]) then
+    for j = 2, #KEYS do
+      if redis.call('lrem', KEYS[j], 1, ARGV[1]) > 0 then
+        redis.call('linsert', KEYS[i], 'before', ARGV[2], ARGV[1])
+        redis.call('hset', KEYS[1], 'origin', ARGV[i + 1])
+        return 1
+      end
+    end
+  end
+end
+return 0
+"""
+
+
+def place(connection: redis.Redis, job_id: str, before: str) -> None:
+    """Move a queued job before another one, with the priority of that; raises as `check`."""
+    job, _ = check(connection, "move", [job_id, before])
+    ours = list(queues(connection))
+    names = (job.key, *(queue.key for queue in ours))
+    if not connection.eval(_PLACE, len(names), *names, job_id, before, *(queue.name for queue in ours)):
+        raise InputError(f"Job {job_id!r} was taken by a group just now, so it cannot be moved.")
+
+
 def pause(connection: redis.Redis) -> None:
     """Stop all groups from taking jobs."""
     rq_suspend(connection)
@@ -309,10 +335,13 @@ def give(connection: redis.Redis, job_ids: Sequence[str], verdict: Verdict | Non
     """Record a verdict about videos; None takes back the one that was given."""
     if not job_ids:
         return
-    if verdict is None:
-        connection.hdel(keys.VERDICTS, *job_ids)
-    else:
-        connection.hset(keys.VERDICTS, mapping=dict.fromkeys(job_ids, verdict))
+    with connection.pipeline() as pipeline:
+        if verdict is None:
+            pipeline.hdel(keys.VERDICTS, *job_ids)
+        else:
+            pipeline.hset(keys.VERDICTS, mapping=dict.fromkeys(job_ids, verdict))
+        pipeline.incr(keys.VERDICT_CHANGES)
+        pipeline.execute()
 
 
 def read(connection: redis.Redis, job_ids: Sequence[str]) -> list[Verdict | None]:

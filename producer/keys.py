@@ -41,6 +41,8 @@ BURSTS: Final = "bursts"
 MAINTAINED: Final = "svdq:maintained"
 #: Hash, job id -> `keep` or `reject`, the verdict of a person about a finished video. It outlives the job.
 VERDICTS: Final = "svdq:verdicts"
+#: Number of changes of verdicts, so that every page shows them.
+VERDICT_CHANGES: Final = "svdq:verdict-changes"
 #: String that lives while somebody looks at a page of `svdq serve`.
 LOOKING: Final = "svdq:looking"
 LOOKING_TTL_S: Final = 5

@@ -138,6 +138,10 @@ class Content:
                 with contextlib.suppress(ApiError, InputError, UnavailableError):
                     return await self._picture(partial(self._picture_of_video, kind, key, view.ended_at))
                 break
+        return await self.photo(view)
+
+    async def photo(self, view: JobView) -> Response:
+        """Return the photo of a video, as the video shows it; raises as `poster`."""
         parameters = view.parameters
         size = parameters.get("width") or 1024, parameters.get("height") or 576
         image, fit = str(parameters.get("image", "")), parameters.get("fit", "crop")

@@ -28,7 +28,7 @@ LABELS: Mapping[str, str] = {
     "noise_aug_strength": "Noise",
     "min_guidance_scale": "Guidance, first frame",
     "max_guidance_scale": "Guidance, last frame",
-    "auto_size": "Shape",
+    "shape": "Shape and size",
     "interpolate": "Smooth motion",
     "boomerang": "Forward and back",
     "decode_chunk_size": "Frames decoded at a time",
@@ -38,7 +38,24 @@ LABELS: Mapping[str, str] = {
 #: Shown in empty fields that are not left to the model.
 PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off"}
 #: Shown first; the others are below "More settings".
-MAIN = ("prompt", "width", "height", "auto_size", "frames", "motion_bucket_id", "formats")
+MAIN = ("prompt", "shape", "width", "height", "frames", "motion_bucket_id", "formats")
+#: The shapes and sizes to choose from, by family: as `size` of a list, with their words.
+SHAPES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "svd": (
+        ("auto", "as each photo"),
+        ("1024x576", "landscape, 1024x576"),
+        ("576x1024", "portrait, 576x1024"),
+        ("768x768", "square, 768x768"),
+    ),
+    "wan": (
+        ("auto", "as each photo"),
+        ("auto:1280x704", "as each photo, large"),
+        ("832x480", "landscape, 832x480"),
+        ("480x832", "portrait, 480x832"),
+        ("1280x704", "landscape, 1280x704"),
+        ("704x1280", "portrait, 704x1280"),
+    ),
+}
 NUM_PLAIN_WORDS = 3  # descriptions of at most this many words say no more than the label
 OWN_FIELDS = ("variations", "priority", "folder", "at")  # fields besides the parameters of a video
 
@@ -70,8 +87,8 @@ def fields(family: str, defaults: Mapping[str, Any]) -> list[FormField]:
     rules, job = rules_of(family), JOBS[family]
     rules = {name: rule | ({"default": defaults[name]} if name in defaults else {}) for name, rule in rules.items()}
     found = [_field(name, rules[name], job.frame_step) for name in VIDEO_FIELDS if name in rules and name != "family"]
-    shapes = (("no", "as set above"), ("yes", "as each photo"))
-    found.append(FormField(name="auto_size", label=label_of("auto_size"), kind="choice", default="no", choices=shapes))
+    shapes = (*SHAPES.get(family, SHAPES["svd"][:1]), ("other", "other…"))
+    found.append(FormField(name="shape", label=label_of("shape"), kind="shape", default="auto", choices=shapes))
     return sorted(found, key=lambda field: MAIN.index(field.name) if field.is_main else len(MAIN))
 
 
@@ -136,7 +153,7 @@ def read_spec(given: Mapping[str, str], *, has_last_photo: bool = False) -> JobS
 
 def read_changes(given: Mapping[str, str]) -> dict[str, Any]:
     """Read parameters of a video as fields of `SubmitOptions`; raises InputError."""
-    if unknown := set(given).difference(VIDEO_FIELDS, ["auto_size"]):
+    if unknown := set(given).difference(VIDEO_FIELDS, ["auto_size", "size"]):
         raise InputError(f"There is no setting {min(unknown)[:80]!r}; load the page again.")
     return read_parameters(given, label_of)
 

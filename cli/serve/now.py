@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +21,7 @@ from svdq.cli.serve.backend import FRESH_S, Shared
 from svdq.cli.serve.form import families
 from svdq.cli.serve.videos import model_stem
 from svdq.cli.view import progress_of
+from svdq.producer import keys
 from svdq.producer.job_control import SUSPENDED
 from svdq.producer.keys import QUEUE_NAMES, STATUSES
 from svdq.producer.queue import queues
@@ -47,11 +49,12 @@ END_S = 1.0
 
 def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot, model: str) -> dict[str, Any]:
     """Read the jobs that wait, and return the whole state; `model` is the configured one."""
+    pictures = _look(connection, snapshot.jobs[:MAX_ROWS])
     running = running_models(connection)
-    counts = {status: sum(queue[status] for queue in snapshot.queues.values()) for status in STATUSES}
+    counts = counts_of(snapshot)
     waiting = view_many(connection, _first_waiting(connection))
     estimates = estimate_views(connection, waiting, snapshot)
-    rows = [_started(snapshot, job) for job in snapshot.jobs[:MAX_ROWS]]
+    rows = [_started(snapshot, job) | {"picture": pictures.get(job.id)} for job in snapshot.jobs[:MAX_ROWS]]
     rows += [
         _waiting(job, estimates.get(job.id, Estimate()))
         for job in waiting
@@ -77,7 +80,23 @@ def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot, mo
         "rows": rows,
         "num_more": max(0, num_waiting + counts["started"] - len(rows)),
         "latest": f"{newest[0]}:{num_ended}" if newest else "",
+        "verdicts": int(connection.get(keys.VERDICT_CHANGES) or 0),
     }
+
+
+def counts_of(snapshot: Snapshot) -> dict[str, int]:
+    """Return the numbers of jobs of all queues by status."""
+    return {status: sum(queue[status] for queue in snapshot.queues.values()) for status in STATUSES}
+
+
+def _look(connection: redis.Redis, jobs: Sequence[JobView]) -> dict[str, int]:
+    """Have the ranks draw pictures; return the number of steps done in the newest one of each job that has one."""
+    with connection.pipeline(transaction=False) as pipeline:
+        pipeline.set(keys.LOOKING, 1, ex=keys.LOOKING_TTL_S)
+        for job in jobs:
+            pipeline.hget(f"{keys.PICTURE}{job.id}", "step")
+        _, *steps = pipeline.execute()
+    return {job.id: int(step) for job, step in zip(jobs, steps, strict=True) if step is not None}
 
 
 def _first_waiting(connection: redis.Redis) -> list[str]:
@@ -105,7 +124,8 @@ def _started(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
     estimate = snapshot.estimates.get(job.id, Estimate())
     group = snapshot.finder.find(job.id, job.worker)
     state = progress_of(job, group)[1] if group and job.is_readable else "its worker does not answer"
-    return _row(job, "waits for the disk" if estimate.condition else state, estimate)
+    described = _row(job, "waits for the disk" if estimate.condition else state, estimate)
+    return described | {"photo": str(job.parameters.get("image", "")), "seed": job.parameters.get("seed")}
 
 
 def _waiting(job: JobView, estimate: Estimate) -> dict[str, Any]:
@@ -132,28 +152,35 @@ def _row(job: JobView, state: str, estimate: Estimate) -> dict[str, Any]:
 
 def _group(group: GroupStatus, snapshot: Snapshot) -> dict[str, Any]:
     first, intake = group.ranks[0], group.intake
+    devices = Counter(rank.device for rank in group.ranks)
+    shapes = (
+        dict.fromkeys(f"{cost.width}x{cost.height}, {cost.frames} frames" for cost in intake.costs) if intake else {}
+    )
     ranks = {rank.rank: rank for rank in group.ranks}
     return {
         "host": first.host,
         "model": " + ".join((model_stem(first.model), *first.loras)),
         "notice": first.notice,
         "pace_s": intake.pace_s if intake else None,
+        "pace_of": next(iter(shapes)) if len(shapes) == 1 else f"a mix of {len(shapes)} sizes" if shapes else "",
         "is_draining": bool(intake and intake.draining),
-        "ranks": [_rank(number, ranks.get(number), snapshot) for number in range(first.num_ranks)],
+        "ranks": [_rank(number, ranks.get(number), snapshot, devices) for number in range(first.num_ranks)],
     }
 
 
-def _rank(number: int, rank: RankStatus | None, snapshot: Snapshot) -> dict[str, Any]:
+def _rank(number: int, rank: RankStatus | None, snapshot: Snapshot, devices: Mapping[str, int]) -> dict[str, Any]:
     if rank is None:
         return {"name": f"Rank {number}", "job": "does not answer", "step": "", "busy": None}
-    device = rank.device.upper().replace("CUDA:", "GPU ")
+    name = rank.device.upper().replace("CUDA:", "GPU ")
+    if devices[rank.device] > 1:  # such as all ranks of a machine without GPUs
+        name += f", rank {number}"
     job, step = "idle", ""
     if rank.job_id is not None:
         job = snapshot.names.get(rank.job_id, rank.job_id)
         step = "decoding" if rank.activity == "decoding" else f"step {rank.step} of {rank.steps}"
     elif rank.activity == "waiting":
         job = "waits for the disk"
-    return {"name": f"Rank {number}, {device}", "job": job, "step": step, "busy": round(rank.busy_share * 100)}
+    return {"name": name, "job": job, "step": step, "busy": round(rank.busy_share * 100)}
 
 
 def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None) -> list[str]:

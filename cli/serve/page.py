@@ -26,11 +26,11 @@ from svdq.cli.serve.bodies import limited
 from svdq.cli.serve.content import Content, keys_of, zip_of
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
 from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_changes, read_spec, whole_number
-from svdq.cli.serve.now import events
+from svdq.cli.serve.now import counts_of, events
 from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import PARAMETERS
-from svdq.producer import job_control
+from svdq.producer import job_control, keys
 from svdq.producer.job import JOBS
 from svdq.producer.queue import queues
 from svdq.producer.status.job_view import JobView, view_many
@@ -52,7 +52,15 @@ MAX_JOBS = 10_000
 
 
 class _Action(BaseModel, extra="forbid"):
-    action: Literal["pause", "resume", "cancel", "cancel-waiting", "front", "retry", "keep", "reject", "unmark"]
+    action: Literal[
+        "pause", "resume", "cancel", "cancel-waiting", "front", "place", "retry", "keep", "reject", "unmark", "delete"
+    ]
+    ids: list[_JobId] = Field([], max_length=MAX_JOBS)
+    #: The job before which the first one is placed.
+    before: _JobId | None = None
+
+
+class _Videos(BaseModel, extra="forbid"):
     ids: list[_JobId] = Field([], max_length=MAX_JOBS)
 
 
@@ -75,10 +83,15 @@ def routes() -> list[BaseRoute]:
         Route("/page/estimate", estimate),
         Route("/page/photos", add, methods=["POST"]),
         Route("/page/picture/{video_id}", picture),
+        Route("/page/photo/{video_id}", photo),
+        Route("/page/preview/{video_id}", preview),
         Route("/page/content/{video_id}", content),
         Route("/page/results", results),
         Route("/page/results/{video_id}", result),
         Route("/page/waiting", waiting),
+        Route("/page/left", left),
+        Route("/page/progress", progress),
+        Route("/page/verdicts", verdicts, methods=["POST"]),
         Route("/page/actions", act, methods=["POST"]),
         Route("/page/repeat", repeat, methods=["POST"]),
         Route("/page/zip", download, methods=["POST"]),
@@ -149,7 +162,10 @@ async def estimate(request: Request) -> Response:
     wanted = read_spec(given)
     snapshot = await request.app.state.snapshots.get()
     found = estimate_of(snapshot, wanted, num_videos, datetime.now().astimezone())
-    return Json({"eta_s": found.eta_s, "reason": found.reason})
+    state = request.app.state
+    is_local = state.backend.storage.folder is not None
+    mean = await state.backend.in_thread(state.older.mean_bytes) if is_local else None
+    return Json({"eta_s": found.eta_s, "reason": found.reason, "bytes": mean and mean * num_videos})
 
 
 async def add(request: Request) -> Response:
@@ -180,6 +196,21 @@ async def picture(request: Request) -> Response:
     return await stored.poster(await _find(request, request.path_params["video_id"]))
 
 
+async def photo(request: Request) -> Response:
+    """Return the photo of a video, as the video shows it."""
+    stored: Content = request.app.state.content
+    return await stored.photo(await _find(request, request.path_params["video_id"]))
+
+
+async def preview(request: Request) -> Response:
+    """Return how a video in flight looks so far, as an animated WebP; the address has the number of its steps."""
+    key = f"{keys.PICTURE}{request.path_params['video_id']}"
+    data = await request.app.state.backend.read(lambda connection: connection.hget(key, "webp"))
+    if data is None:
+        raise no_such_video(request.path_params["video_id"])
+    return Response(data, media_type="image/webp", headers={"Cache-Control": "private, max-age=300"})
+
+
 async def content(request: Request) -> Response:
     """Return a file of a finished video, also of one whose job Redis has forgotten."""
     stored: Content = request.app.state.content
@@ -207,7 +238,8 @@ async def results(request: Request) -> Response:
     """List finished and failed videos, the newest first."""
     state, query = request.app.state, request.query_params
     show, before = query.get("show") or "open", query.get("before", "")
-    page = partial(review.read_page, show=show, before=before, is_brief="brief" in query)
+    search = query.get("search", "")[:1000]
+    page = partial(review.read_page, show=show, before=before, search=search, is_brief="brief" in query)
     return Json(await state.backend.read(lambda connection: page(connection, state.backend.storage, state.older)))
 
 
@@ -224,14 +256,49 @@ async def waiting(request: Request) -> Response:
     return Json({"ids": await request.app.state.backend.read(partial(newest_ids, statuses=statuses))})
 
 
+async def left(request: Request) -> Response:
+    """Answer how many videos there are of each status, for pages that are hidden."""
+    return Json({"counts": counts_of(await request.app.state.snapshots.get())})
+
+
+async def progress(request: Request) -> Response:
+    """Answer how many finished videos there are, and how many of them have a verdict."""
+    backend, older = request.app.state.backend, request.app.state.older
+    return Json(await backend.read(partial(review.read_progress, older=older)))
+
+
+async def verdicts(request: Request) -> Response:
+    """Return the verdicts about videos that a page shows, by id."""
+    asked = await _read(request, _Videos)
+    found = await request.app.state.backend.read(lambda connection: job_control.read(connection, asked.ids))
+    return Json({"verdicts": {job_id: mark or "" for job_id, mark in zip(asked.ids, found, strict=True)}})
+
+
 async def act(request: Request) -> Response:
     """Do the action of a button."""
     backend = request.app.state.backend
     asked = await _read(request, _Action)
-    problems = await backend.write(lambda connection: _named(connection, _act(connection, asked)))
+    if asked.action == "delete":
+        problems = await _delete(request, asked.ids)
+    else:
+        problems = await backend.write(lambda connection: _named(connection, _act(connection, asked)))
     await request.app.state.snapshots.forget()
     await request.app.state.page_states.forget()
     return Json({"problems": problems})
+
+
+async def _delete(request: Request, job_ids: list[str]) -> dict[str, str]:
+    """Remove videos with their files; return a sentence about each that stays, by id."""
+    backend, problems = request.app.state.backend, {}
+    known = {view.id: view for view in await _views(request, job_ids)}
+    for job_id in job_ids:
+        try:
+            await backend.remove(job_id)
+        except InputError as error:
+            remove_old = partial(request.app.state.older.remove, job_id)
+            if job_id in known and not await backend.in_thread(remove_old):
+                problems[job_id] = str(error).replace(f"Job {job_id!r}", f'"{known[job_id].name}"')
+    return problems
 
 
 def _named(connection: redis.Redis, problems: dict[str, InputError]) -> dict[str, str]:
@@ -260,6 +327,11 @@ def _act(connection: redis.Redis, asked: _Action) -> dict[str, InputError]:
             job_control.give(connection, asked.ids, asked.action)
         case "unmark":
             job_control.give(connection, asked.ids, None)
+        case "place" if asked.ids and asked.before:
+            try:
+                job_control.place(connection, asked.ids[0], asked.before)
+            except InputError as error:
+                problems[asked.ids[0]] = error
         case "front" | "retry":
             for job_id in asked.ids:
                 try:

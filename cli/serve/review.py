@@ -1,6 +1,7 @@
 """The finished and failed videos as the page lists them, the newest first."""
 
 import heapq
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import redis
 
+from svdq.cli.serve.form import label_of
 from svdq.cli.serve.videos import files_of, model_stem
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
@@ -17,7 +19,7 @@ from svdq.producer.job import VIDEO_FIELDS, parse_job
 from svdq.producer.queue import statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
 from svdq.producer.status.job_view import JobView, view_many
-from svdq.producer.status.registries import ended_before
+from svdq.producer.status.registries import ended_before, newest_ids
 from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import rfc3339
@@ -42,6 +44,8 @@ Cursor = tuple[int, str]
 #: Prefix of cursors to videos in the storage, and the cursor before the first one.
 _OLDER = "older:"
 _BEGIN: Cursor = (10**13, "")
+#: The folders of an absolute path in quotes, and a flag.
+_FOLDERS, _FLAG = re.compile(r"(?<=['\"])/(?:[^'\"/]*/)+(?=[^'\"/])"), re.compile(r"--([a-z][a-z-]+)")
 #: Formats that a browser plays, the best first.
 _PLAYED = ("mp4", "webp", "gif")
 #: Newest videos that are remembered; a list of more would take much memory, and nobody scrolls that far.
@@ -59,6 +63,8 @@ class StoredVideos:
         self._listed_at = -FRESH_S
         #: The JSON of each video, the newest first.
         self._sidecars: dict[Cursor, Entry] = {}
+        #: Bytes of all files.
+        self._bytes = 0
 
     def before(self, cursor: Cursor | None, limit: int) -> list[Cursor]:
         """Return the videos that ended before one, as `registries.ended_before`.
@@ -75,6 +81,22 @@ class StoredVideos:
         entries = [entry for (_, job_id), entry in self._list().items() if job_id in job_ids]
         results = read_results(self._storage, entries, lambda _: True, lambda reason: None)
         return [view for view in map(self._view, results) if view is not None]
+
+    def mean_bytes(self) -> int | None:
+        """Return the bytes that a video of the storage takes on average; None without any."""
+        sidecars = self._list()
+        return self._bytes // len(sidecars) if sidecars and len(sidecars) < MAX_VIDEOS else None
+
+    def remove(self, job_id: str) -> bool:
+        """Remove the files of a video whose job Redis has forgotten; return whether there were any."""
+        entries = [entry for (_, each), entry in self._list().items() if each == job_id]
+        results = list(read_results(self._storage, entries, lambda _: True, lambda reason: None))
+        for result in results:
+            for entry in (result.sidecar, *result.files):  # the sidecar means that the files are complete
+                self._storage.remove(entry.key)
+        with self._lock:
+            self._listed_at = -FRESH_S
+        return bool(results)
 
     def _view(self, result: Result) -> JobView | None:
         try:
@@ -95,7 +117,9 @@ class StoredVideos:
     def _list(self) -> dict[Cursor, Entry]:
         with self._lock:
             if time.monotonic() - self._listed_at >= FRESH_S:
-                sidecars = (entry for entry in self._storage.entries(OUTPUTS) if entry.key.endswith(".json"))
+                entries = list(self._storage.entries(OUTPUTS))
+                self._bytes = sum(entry.size for entry in entries)
+                sidecars = (entry for entry in entries if entry.key.endswith(".json"))
                 found = {
                     (int(entry.modified_at.timestamp()), entry.key.removesuffix(".json").rpartition("-")[2]): entry
                     for entry in sidecars
@@ -106,12 +130,20 @@ class StoredVideos:
 
 
 def read_page(
-    connection: redis.Redis, storage: Storage, older: StoredVideos, show: str, before: str, *, is_brief: bool = False
+    connection: redis.Redis,
+    storage: Storage,
+    older: StoredVideos,
+    show: str,
+    before: str,
+    *,
+    search: str = "",
+    is_brief: bool = False,
 ) -> dict[str, Any]:
     """Return a page of the list and the cursor of the next one, which is None at the end.
 
     Videos come from the records of jobs, and after them from the storage. `show` is one of `FILTERS`, and `before` a
-    cursor as text, "" for the first page. A brief page has only the ids, statuses and marks, of many videos.
+    cursor as text, "" for the first page. All words of `search` are in the name, the prompt or the photo's path.
+    A brief page has only the ids, statuses and marks, of many videos.
 
     Raises:
         InputError: the filter or the cursor is not allowed.
@@ -123,6 +155,11 @@ def read_page(
     registered = ["failed" if status == "stopped" else status for status in shown]
     begin = _parse_cursor(before.removeprefix(_OLDER))
     found: list[dict[str, Any]] = []
+    words = search.casefold().split()
+
+    def fits(job: JobView) -> bool:
+        text = f"{job.name}\n{job.prompt}\n{job.source}".casefold()
+        return job.status in shown and all(word in text for word in words)
 
     def collect(
         next_cursors: Callable[[Cursor | None, int], list[Cursor]],
@@ -134,34 +171,40 @@ def read_page(
             cursors = next_cursors(cursor, CHUNK)
             marks = dict(zip(cursors, job_control.read(connection, [job_id for _, job_id in cursors]), strict=True))
             fitting = [each for each in cursors if marks[each] in fitting_marks]
-            wanted = fitting[: size - len(found)]
+            # A search may leave out any number of them, so all are read.
+            wanted = fitting if words else fitting[: size - len(found)]
             views = {job.id: job for job in read([job_id for _, job_id in wanted])}
-            # Some records have expired meanwhile, and stopped jobs are among the failed ones.
-            found.extend(
-                describe(views[job_id], marks[seconds, job_id], storage)
-                for seconds, job_id in wanted
-                if job_id in views and views[job_id].status in shown
-            )
-            if len(fitting) > len(wanted):
-                cursor = wanted[-1] if wanted else cursor
-            elif len(cursors) == CHUNK:
+            for cursor in wanted:
+                # Some records have expired meanwhile, and stopped jobs are among the failed ones.
+                if (job := views.get(cursor[1])) is not None and fits(job):
+                    found.append(describe(job, marks[cursor], storage))
+                    if len(found) == size:
+                        return cursor
+            if len(fitting) == len(wanted):
+                if len(cursors) < CHUNK:
+                    return None
                 cursor = cursors[-1]
-            else:
-                return None
-            if len(found) == size:
-                break
         return cursor
 
+    is_bare = is_brief and not words
+
+    def read_known(job_ids: Sequence[str]) -> list[JobView]:
+        if not is_bare:
+            return view_many(connection, job_ids)
+        known = zip(job_ids, statuses(connection, job_ids), strict=True)
+        return [JobView(id=job_id, status=status) for job_id, status in known if status is not None]
+
     def read_forgotten(job_ids: Sequence[str]) -> list[JobView]:
-        known = statuses(connection, job_ids)
-        return older.views([job_id for job_id, status in zip(job_ids, known, strict=True) if status is None])
+        known = zip(job_ids, statuses(connection, job_ids), strict=True)
+        forgotten = [job_id for job_id, status in known if status is None]
+        return [JobView(id=job_id, status="finished") for job_id in forgotten] if is_bare else older.views(forgotten)
 
     if not before.startswith(_OLDER):
         kind, end = (
             "",
             collect(
                 lambda cursor, limit: ended_before(connection, registered, limit, cursor),
-                lambda job_ids: view_many(connection, job_ids),
+                read_known,
                 begin,
             ),
         )
@@ -172,6 +215,14 @@ def read_page(
     return {"results": found, "next": None if end is None else f"{kind}{end[0]}:{end[1]}"}
 
 
+def read_progress(connection: redis.Redis, older: StoredVideos) -> dict[str, int]:
+    """Return the numbers of all finished videos and of those with a verdict; raises as `StoredVideos.before`."""
+    finished = newest_ids(connection, statuses=("finished",))
+    known = list(dict.fromkeys([*finished, *(job_id for _, job_id in older.before(None, MAX_VIDEOS))]))
+    marks = job_control.read(connection, known)
+    return {"total": len(marks), "reviewed": sum(mark is not None for mark in marks)}
+
+
 def _parse_cursor(text: str) -> Cursor | None:
     if not text:
         return None
@@ -179,6 +230,11 @@ def _parse_cursor(text: str) -> Cursor | None:
     if not colon or not (seconds.isascii() and seconds.isdecimal() and len(seconds) < 15):
         raise InputError(f"The cursor {text[:80]!r} is not one that this list has given; start again without it.")
     return int(seconds), job_id
+
+
+def plain(error: str) -> str:
+    """Return a sentence for the command line without folders of the server, and with the form's words for flags."""
+    return _FLAG.sub(lambda flag: label_of(flag[1].replace("-", "_")), _FOLDERS.sub("", error))
 
 
 def _brief(job: JobView, mark: job_control.Verdict | None, _storage: Storage) -> dict[str, Any]:
@@ -201,7 +257,8 @@ def reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) -
         "size": f"{width}x{height}" if width and height else "",
         "notice": job.notice,
         "model": model_stem(job.model),
-        "error": job.error if job.status not in FILTERS["canceled"][0] else None,
+        "error": plain(job.error) if job.error and job.status not in FILTERS["canceled"][0] else None,
+        "prompt": job.prompt,
         "ended_at": rfc3339(job.ended_at) if job.ended_at else None,
         "duration_s": job.duration_s,
         "photo": str(parameters.get("image", "")),

@@ -175,13 +175,15 @@ def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], sp
     first = error.errors(include_url=False)[0]
     field = str(first["loc"][0]) if first["loc"] else ""
     if field in ("width", "height"):
-        sides = [values.get(side, job.model_fields[side].default) for side in ("width", "height")]
-        shown = "x".join("default" if side is None else shorten(side) for side in sides)
+        given = {side: values.get(side, job.model_fields[side].default) for side in ("width", "height")}
+        given = {side: value for side, value in given.items() if value is not None}
+        sides, called = list(given.values()), "size" if len(given) > 1 else field
+        shown = "x".join(map(shorten, sides))
         multiple, hint = job.side_multiple, ""
         if all(isinstance(side, int) for side in sides):
             hint = f"; the nearest such size is {'x'.join(str(nearest_side(side, multiple)) for side in sides)}"
         return (
-            f"{spell('size')} {shown} is not allowed: both sides must be multiples of {multiple} from {multiple} to "
+            f"{spell(called)} {shown} is not allowed: both sides must be multiples of {multiple} from {multiple} to "
             f"{MAX_SIDE}{hint}."
         )
     allowed = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")

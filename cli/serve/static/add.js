@@ -1,8 +1,9 @@
 // The section Add: photos, their settings, and the upload, three photos at a time.
 import { byId, copy, run, sentenceOf, setText, sumOf, tryOn, UNREACHABLE } from "./dom.js";
-import { ofDrop, ofFolder } from "./files.js";
+import { isText, ofDrop, ofFolder } from "./files.js";
 import { bytes, clock, count, inSeconds } from "./format.js";
 import * as form from "./form.js";
+import * as tabs from "./tabs.js";
 import { cropOf, draw, watch } from "./thumbnails.js";
 
 const AT_ONCE = 3;
@@ -11,6 +12,12 @@ const PASSING = [0, 408, 425, 429, 502, 503, 504];
 //: Seconds of the first pause and of the longest; each failure in a row doubles it.
 const FIRST_PAUSE_S = 1;
 const LONGEST_PAUSE_S = 30;
+
+//: Suffixes of photos that are no pictures yet, and of those that every browser shows if they are whole.
+const RAW = /\.(3fr|arw|cr[23w]|dng|erf|iiq|kdc|mef|mos|mrw|nef|nrw|orf|pef|raf|raw|rw2|sr2|srf|srw|x3f)$/i;
+const SHOWN = /\.(jpe?g|png|webp|gif|bmp|avif)$/i;
+//: Characters of a prompt.
+const MAX_PROMPT = 5000;
 
 //: Each: file, folder, source, last, state, settings, loaded, reason, ids, request, root, parts; `last` is the file of the last frame.
 // States: chosen, waiting, sending, done, refused (the server says why), failed (the server has failed on this one).
@@ -29,7 +36,7 @@ export function start() {
   });
   byId("folder-of-photos").addEventListener("change", (event) => {
     const found = ofFolder(event.target.files);
-    add(found.photos, found.numOthers);
+    add(found.photos, found);
     event.target.value = "";
   });
   startDrop();
@@ -40,6 +47,7 @@ export function start() {
   form.start(() => {
     form.plan(ofState("chosen").length);
     ofState("chosen").forEach(showCrop);
+    photos.forEach((photo) => { photo.parts.prompt.hidden = !form.takesPrompt(); });
   });
   byId("add-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -47,7 +55,10 @@ export function start() {
     if (!chosen.length || !form.check()) return;
     const settings = form.settings();
     const last = form.lastPhoto();
-    chosen.forEach((photo) => set(photo, "waiting", { settings, sentLast: photo.last ?? last }));
+    for (const photo of chosen) {
+      const prompt = form.takesPrompt() && photo.parts.prompt.value.trim();
+      set(photo, "waiting", { settings: prompt ? { ...settings, prompt } : settings, sentLast: photo.last ?? last });
+    }
     pump();
   });
   byId("retry-uploads").addEventListener("click", retry);
@@ -124,34 +135,53 @@ function startDrop() {
     event.preventDefault();
     document.querySelectorAll("dialog[open]").forEach((dialog) => dialog.close());
     const found = await ofDrop(event.dataTransfer);
-    add(found.photos, found.numOthers);
+    add(found.photos, found);
+    tabs.show("add");
     byId("add").scrollIntoView();
   });
 }
 
-function add(found, others = 0) {
+const stemOf = ({ file, folder }) => `${folder}/${file.name.replace(/\.[^.]*$/, "")}`;
+
+/** Add photos; a text beside a photo is its prompt. */
+function add(found, { texts = [], numOthers: others = 0 } = {}) {
   const key = ({ file, folder }) => `${folder}/${file.name} ${file.size} ${file.lastModified}`;
   const known = new Set(ofState("chosen", "waiting", "sending").map(key));
+  const stems = new Set([...found, ...photos].filter(({ file }) => !isText(file.name)).map(stemOf));
+  const isPrompt = (each) => isText(each.file.name) && stems.has(stemOf(each));
+  const prompts = [...found.filter(isPrompt), ...texts.filter(isPrompt)];
   const fresh = [];
-  for (const { file, folder, source = "" } of found.filter((photo) => !known.has(key(photo)))) {
+  for (const { file, folder, source = "" } of found.filter((photo) => !known.has(key(photo)) && !isPrompt(photo))) {
     const photo = { file, folder, source, ...copy("upload-template"), newIds: [] };
     setText(photo.parts.name, folder ? `${folder}/${file.name}` : file.name);
     photo.parts.remove.setAttribute("aria-label", `Remove ${file.name}`);
     photo.parts.remove.addEventListener("click", () => { drop([photo]); show(); byId("upload-list").focus(); });
-    set(photo, "chosen");
-    watch(photo, showCrop);
+    photo.parts.prompt.setAttribute("aria-label", `Prompt of ${file.name}`);
+    photo.parts.prompt.hidden = !form.takesPrompt();
+    if (RAW.test(file.name)) set(photo, "refused", { reason: "a RAW photo: export it as JPEG" });
+    else set(photo, "chosen");
+    watch(photo, showCrop, () => {
+      if (photo.state !== "chosen" || !SHOWN.test(file.name)) return;
+      photo.isBad = true;
+      showCrop(photo);
+    });
     fresh.push(photo);
   }
   photos.push(...fresh);
   byId("upload-list").append(...fresh.map((photo) => photo.root));
   makePairs();
-  numOthers += others;
+  numOthers += others + texts.length - texts.filter(isPrompt).length;
+  prompts.forEach(readPrompt);
   show();
+}
+
+async function readPrompt(given) {
+  const text = (await given.file.text()).trim().slice(0, MAX_PROMPT);
+  photos.filter((photo) => stemOf(photo) === stemOf(given)).forEach((photo) => { photo.parts.prompt.value = text; });
 }
 
 /** Make `cup.last.jpg` the last frame of `cup.jpg` where both are chosen, as `svdq submit` does. */
 function makePairs() {
-  const stemOf = ({ file, folder }) => `${folder}/${file.name.replace(/\.[^.]*$/, "")}`;
   const firsts = new Map(ofState("chosen").map((photo) => [`${stemOf(photo)}.last`, photo]));
   for (const photo of ofState("chosen")) {
     const first = firsts.get(stemOf(photo).replace(/\.last$/i, ".last"));
@@ -179,7 +209,9 @@ function set(photo, state, more = {}) {
 function showCrop(photo) {
   const target = form.cropSize();
   draw(photo, target);
-  if (photo.state === "chosen") setText(photo.parts.state, [bytes(photo.file.size), cropOf(photo, target)].filter(Boolean).join(" · "));
+  if (photo.state !== "chosen") return;
+  photo.root.classList.toggle("is-bad", Boolean(photo.isBad));
+  setText(photo.parts.state, [bytes(photo.file.size), photo.isBad && "cannot be read", cropOf(photo, target)].filter(Boolean).join(" · "));
 }
 
 /** Send the next photos: after a failure one, and as many as may be when it has arrived. */

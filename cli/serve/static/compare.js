@@ -1,5 +1,5 @@
 // The dialog that plays two to four videos in sync.
-import { byId, setText } from "./dom.js";
+import { byId, run, setText } from "./dom.js";
 import { label, value } from "./format.js";
 import { contentOf, isCalm, pictureOf } from "./media.js";
 
@@ -18,6 +18,11 @@ export function start() {
     byId("compared").replaceChildren();
   });
   byId("compare-play").addEventListener("click", () => play(!isPlaying));
+  dialog.addEventListener("keydown", (event) => {
+    if (event.key !== " " || event.target.matches("button")) return;
+    play(!isPlaying);
+    event.preventDefault();
+  });
   byId("compare-position").addEventListener("input", (event) => {
     play(false);
     const share = event.target.value / 1000;
@@ -25,7 +30,8 @@ export function start() {
   });
 }
 
-export function compare(results) {
+/** Play results side by side; `mark(results, verdict)` keeps or rejects. */
+export function compare(results, mark) {
   const names = Object.keys(Object.assign({}, ...results.map((result) => result.parameters)));
   const differing = names.filter((name) => new Set(results.map((result) => JSON.stringify(result.parameters[name]))).size > 1);
   videos = [];
@@ -44,11 +50,30 @@ export function compare(results) {
     caption.className = "hint";
     const words = differing.map((name) => `${label(name)} ${value(result.parameters[name])}`);
     setText(caption, [result.name, ...words].join(" · "));
-    figure.append(media, caption);
+    figure.append(media, caption, verdictsOf(result, mark));
     return figure;
   }));
   dialog.showModal();
   play(!isCalm());
+}
+
+/** The buttons that keep and reject one of the videos. */
+function verdictsOf(result, mark) {
+  const buttons = document.createElement("p");
+  buttons.className = "buttons";
+  const show = () => [...buttons.children].forEach((button) => { button.ariaPressed = String(result.mark === button.value); });
+  for (const [verdict, word] of [["keep", "Keep"], ["reject", "Reject"]]) {
+    const button = Object.assign(document.createElement("button"), { type: "button", value: verdict, textContent: word });
+    button.setAttribute("aria-label", `${word} ${result.name}, seed ${result.seed}`);
+    button.addEventListener("click", () => run(button, byId("compare-problem"), async () => {
+      const sentence = await mark([result], verdict);
+      show();
+      return sentence;
+    }));
+    buttons.append(button);
+  }
+  show();
+  return buttons;
 }
 
 function play(isWanted) {

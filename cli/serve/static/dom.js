@@ -56,12 +56,14 @@ export async function request(method, url, body, options = {}) {
 
 //: Jobs in one request.
 const AT_ONCE = 5000;
+//: Browsers keep requests of at most 64 kB alive when their page is left.
+const KEPT_ALIVE = 1000;
 
-/** Do an action on jobs; returns sentences about those it could not be done on, by id. */
+/** Do an action on jobs, also when the page is left; returns sentences about those it could not be done on, by id. */
 export async function tryOn(action, ids) {
   const problems = {};
   for (let begin = 0; begin === 0 || begin < ids.length; begin += AT_ONCE) {
-    Object.assign(problems, (await request("POST", "/page/actions", { action, ids: ids.slice(begin, begin + AT_ONCE) })).problems);
+    Object.assign(problems, (await request("POST", "/page/actions", { action, ids: ids.slice(begin, begin + AT_ONCE) }, { keepalive: ids.length < KEPT_ALIVE })).problems);
   }
   return problems;
 }
@@ -75,6 +77,23 @@ export function sumOf(problems) {
 
 /** Do an action on jobs; returns a sentence about those it could not be done on, or "". */
 export const act = async (action, ids = []) => sumOf(await tryOn(action, ids));
+
+/** Have a click with Shift on a checkbox do to all from the last clicked one on what it does to itself. */
+export function ranges(container, selector) {
+  let last = null;
+  container.addEventListener("click", (event) => {
+    const box = event.target;
+    if (!box.matches(selector)) return;
+    const all = [...container.querySelectorAll(selector)];
+    const [from, to] = [all.indexOf(last), all.indexOf(box)].sort((one, other) => one - other);
+    last = box;
+    if (!event.shiftKey || from < 0) return;
+    for (const other of all.slice(from, to + 1).filter((each) => each.checked !== box.checked)) {
+      other.checked = box.checked;
+      other.dispatchEvent(new Event("change"));
+    }
+  });
+}
 
 /** Run an action of a button, once at a time, and show what went wrong. A disabled button would lose the focus. */
 export async function run(button, problem, work) {

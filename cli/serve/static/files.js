@@ -8,20 +8,23 @@ const systemFolders = new Set(byId("photos").dataset.systemFolders.split("/"));
 /** Whether a file or folder is left out, as by `svdq submit FOLDER`: it is hidden, or a system's folder. */
 const isLeftOut = (name) => name.startsWith(".") || systemFolders.has(name.toLowerCase());
 
+/** Whether a file may have the prompt of the photo beside it. */
+export const isText = (name) => name.toLowerCase().endsWith(".txt");
+
 /** Whether a file of a folder counts as a photo. */
 function isPhoto(name) {
   return !isLeftOut(name) && suffixes.has(name.slice(name.lastIndexOf(".")).toLowerCase());
 }
 
 /**
- * Return [{file, folder, source}] and the number of other files: `folder` is below the folder that was dropped, and
- * `source` the path from it on.
+ * Return `photos`, each {file, folder, source}, `texts` and the number of other files: `folder` is below the folder that
+ * was dropped, and `source` the path from it on.
  */
 export async function ofDrop(transfer) {
   // The items are gone after the event, so all entries are asked for first.
   const entries = [...transfer.items].filter((item) => item.kind === "file")
     .map((item) => item.webkitGetAsEntry?.() ?? item.getAsFile()).filter(Boolean);
-  const found = { photos: [], numOthers: 0 };
+  const found = { photos: [], texts: [], numOthers: 0 };
   for (const entry of entries) {
     if (entry instanceof File) found.photos.push({ file: entry, folder: "" });
     else if (entry.isFile) await addFile(entry, "", "", found);
@@ -32,10 +35,11 @@ export async function ofDrop(transfer) {
 
 /** The same for a chosen folder. */
 export function ofFolder(files) {
-  const found = { photos: [], numOthers: 0 };
+  const found = { photos: [], texts: [], numOthers: 0 };
   for (const file of files) {
     const parts = file.webkitRelativePath.split("/");
-    if (isPhoto(file.name) && !parts.some(isLeftOut)) {
+    if (isText(file.name) && !parts.some(isLeftOut)) found.texts.push({ file, folder: parts.slice(1, -1).join("/") });
+    else if (isPhoto(file.name) && !parts.some(isLeftOut)) {
       found.photos.push({ file, folder: parts.slice(1, -1).join("/"), source: file.webkitRelativePath });
     } else found.numOthers += 1;
   }
@@ -43,10 +47,10 @@ export function ofFolder(files) {
 }
 
 /** Add a file; one that cannot be read counts as another file, as does a folder below. */
-async function addFile(entry, folder, source, found) {
+async function addFile(entry, folder, source, found, list = found.photos) {
   try {
     const file = await new Promise((resolve, reject) => { entry.file(resolve, reject); });
-    found.photos.push({ file, folder, source });
+    list.push({ file, folder, source });
   } catch {
     found.numOthers += 1;
   }
@@ -68,6 +72,8 @@ async function addFolder(folder, below, found) {
         await addFolder(entry, below ? `${below}/${entry.name}` : entry.name, found);
       } else if (entry.isFile && isPhoto(entry.name)) {
         await addFile(entry, below, entry.fullPath.slice(1), found);
+      } else if (entry.isFile && isText(entry.name) && !isLeftOut(entry.name)) {
+        await addFile(entry, below, "", found, found.texts);
       } else found.numOthers += 1;
     }
   }

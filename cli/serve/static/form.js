@@ -1,6 +1,7 @@
 // The settings of the videos to make: what differs from the defaults, and their number and expected end.
 import { byId, request, setText } from "./dom.js";
-import { clock, count, duration, inSeconds } from "./format.js";
+import { bytes, clock, count, duration, inSeconds } from "./format.js";
+import * as presets from "./presets.js";
 
 const WAIT_MS = 300;
 
@@ -22,6 +23,11 @@ export function settings() {
     const chosen = [...group.querySelectorAll("input:checked")].map((box) => box.value).join(" ");
     if (chosen && chosen !== group.dataset.default) found[group.dataset.checks] = chosen;
   });
+  if (shape() !== "other") {
+    delete found.width;
+    delete found.height;
+    found.size = shape();
+  }
   if (byId("start").value === "at") found.at = startsAt().toISOString();
   return found;
 }
@@ -29,20 +35,26 @@ export function settings() {
 /** The photo of the last frame, for the photos that have none of their own. */
 export const lastPhoto = () => own(".last-photo")[0]?.files[0];
 
+/** The chosen shape and size: `auto`, `auto:` and a size, a size such as 1024x576, or `other` for that of the fields. */
+const shape = () => own(".shape")[0].value;
+
+/** Whether the chosen model takes prompts. */
+export const takesPrompt = () => own('[name="prompt"]').length > 0;
+
 /** Number of videos of each photo. */
 export const variations = () => Math.max(1, Number.parseInt(byId("variations").value, 10) || 1);
 
 /** The size that photos are cropped to, [width, height]; null if nothing is cropped, or the model decides. */
 export function cropSize() {
   const valueOf = (name) => own(`[name="${name}"]`)[0]?.value ?? "";
-  const size = [Number(valueOf("width")), Number(valueOf("height"))];
-  return valueOf("fit") === "crop" && valueOf("auto_size") !== "yes" && size.every((side) => side > 0) ? size : null;
+  const size = shape() === "other" ? [Number(valueOf("width")), Number(valueOf("height"))] : shape().split("x").map(Number);
+  return valueOf("fit") === "crop" && size.every((side) => side > 0) ? size : null;
 }
 
 /** Whether every field has an allowed value; shows the first that does not. */
 export function check() {
   for (const field of own("input, select, textarea")) {
-    if (!field.checkValidity()) {
+    if (!field.closest("[hidden]") && !field.checkValidity()) {
       const closed = field.closest("details:not([open])");
       if (closed) closed.open = true;
       field.reportValidity();
@@ -72,7 +84,7 @@ export function plan(numPhotos) {
   clearTimeout(timer);
   asked.abort();
   setText(byId("add-problem"), "");
-  setText(byId("plan"), numPhotos ? sumOf(numPhotos, numVideos) : "");
+  setText(byId("plan"), numPhotos ? sumOf(numPhotos, numVideos) : "No photos are chosen.");
   if (numPhotos) timer = setTimeout(() => estimate(query, sumOf(numPhotos, numVideos)), WAIT_MS);
 }
 
@@ -88,7 +100,7 @@ async function estimate(query, sum) {
     const found = await request("GET", `/page/estimate?${query}`, undefined, { signal: asked.signal });
     const end = found.eta_s === null ? `Their end is not known: ${found.reason}` :
       `Done about ${clock(inSeconds(found.eta_s))} (in ${duration(found.eta_s)}).`;
-    setText(byId("plan"), `${sum} ${end}`);
+    setText(byId("plan"), [sum, end, found.bytes && `About ${bytes(found.bytes)} on the disk.`].filter(Boolean).join(" "));
   } catch (error) {
     if (error.name === "AbortError") return;
     planned = ""; // the next change asks again
@@ -96,17 +108,17 @@ async function estimate(query, sum) {
   }
 }
 
-const fields = () => [...form.querySelectorAll("input:not([type=file]), select, textarea")];
+const fields = () => [...form.querySelectorAll("input:not([type=file]), select, textarea")].filter((field) => !field.closest(".uploads, .presets"));
 const keyOf = (field) => field.id || `${field.closest(".family").dataset.family} ${field.value}`;
+
+const all = () => Object.fromEntries(fields().map((field) => [keyOf(field), field.type === "checkbox" ? field.checked : field.value]));
 
 /** Keep the settings of this tab, so that they survive a reload. */
 function save() {
-  const entries = fields().map((field) => [keyOf(field), field.type === "checkbox" ? field.checked : field.value]);
-  sessionStorage.setItem("settings", JSON.stringify(Object.fromEntries(entries)));
+  sessionStorage.setItem("settings", JSON.stringify(all()));
 }
 
-function restore() {
-  const saved = JSON.parse(sessionStorage.getItem("settings") ?? "{}");
+function restore(saved) {
   for (const field of fields().filter((each) => keyOf(each) in saved)) {
     const value = saved[keyOf(field)];
     if (field.type === "checkbox") field.checked = value;
@@ -114,7 +126,26 @@ function restore() {
   }
 }
 
+/** Fill in the parameters of a video; the seed is left open, since it is for another photo. */
+export function use(parameters) {
+  if (![...byId("family").options].some((option) => option.value === parameters.family)) return;
+  byId("family").value = parameters.family;
+  showParts();
+  const size = `${parameters.width}x${parameters.height}`;
+  const known = [...own(".shape")[0].options].some((option) => option.value === size);
+  own(".shape")[0].value = known ? size : "other";
+  for (const field of own("[name][data-default]").filter((each) => each.name in parameters)) {
+    const value = parameters[field.name];
+    field.value = field.name === "seed" ? "" : value === true ? "yes" : value === false ? "no" : value ?? "";
+  }
+  own("[data-checks] input").forEach((box) => { box.checked = parameters.formats.includes(box.value); });
+  form.dispatchEvent(new Event("change"));
+}
+
 function showParts() {
+  form.querySelectorAll(".family").forEach((part) => {
+    part.querySelectorAll(".side").forEach((side) => { side.hidden = part.querySelector(".shape").value !== "other"; });
+  });
   byId("at-field").hidden = byId("start").value !== "at";
   form.querySelectorAll(".family").forEach((part) => { part.hidden = part.dataset.family !== byId("family").value; });
 }
@@ -134,8 +165,12 @@ export function offer(names) {
 
 /** Call `onChange` whenever a setting changes. */
 export function start(onChange) {
-  restore();
+  restore(JSON.parse(sessionStorage.getItem("settings") ?? "{}"));
   showParts();
+  presets.start(all, (settings) => {
+    restore(settings);
+    form.dispatchEvent(new Event("change"));
+  });
   form.addEventListener("input", onChange);
   form.addEventListener("change", () => {
     showParts();
@@ -145,6 +180,8 @@ export function start(onChange) {
   form.querySelectorAll(".reset").forEach((button) => button.addEventListener("click", () => {
     const part = button.closest(".family");
     part.querySelectorAll("[name]").forEach((field) => { field.value = field.dataset.default; });
+    part.querySelector(".shape").value = "auto";
+    showParts();
     part.querySelectorAll("[data-checks]").forEach((group) => {
       const chosen = group.dataset.default.split(" ");
       group.querySelectorAll("input").forEach((box) => { box.checked = chosen.includes(box.value); });

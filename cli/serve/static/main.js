@@ -2,12 +2,20 @@
 import * as add from "./add.js";
 import * as compare from "./compare.js";
 import { forgetOutage } from "./dom.js";
+import * as done from "./done.js";
 import { connect } from "./live.js";
 import * as form from "./form.js";
 import * as now from "./now.js";
 import * as results from "./results.js";
+import * as tabs from "./tabs.js";
+import * as toast from "./toast.js";
+import * as view from "./view.js";
 import * as viewer from "./viewer.js";
 
+tabs.start();
+toast.start();
+view.start();
+done.start();
 add.start();
 now.start();
 viewer.start();
@@ -17,7 +25,8 @@ connect((state) => {
   if (state.outage) return;
   now.show(state);
   form.offer(state.families);
-  results.refresh(state.latest);
+  results.refresh(state);
+  done.watch(state);
 }, () => {
   forgetOutage();
   add.retry();

@@ -5,10 +5,15 @@ export const contentOf = (result) => `/page/content/${result.id}?format=${result
 /** The address of its first frame or, before it is finished, of its photo. */
 export const pictureOf = (id) => `/page/picture/${id}`;
 
+/** The address of how a video in flight looks so far, when `step` steps are done. */
+export const soFarOf = (id, step) => `/page/preview/${id}?step=${step}`;
+/** The address of its photo, as the video shows it. */
+export const photoOf = (id) => `/page/photo/${id}`;
+
 /** Whether the reader prefers less motion. */
 export const isCalm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-/** An element for a result that loads nothing yet; `load`, `play` and `stop` do. */
+/** An element for a result that loads nothing yet; `load`, `play`, `toggle` and `stop` do. */
 export function mediaOf(result) {
   if (result.kind === "mp4") {
     const video = document.createElement("video");
@@ -21,6 +26,7 @@ export function mediaOf(result) {
         if (!video.hasAttribute("src")) video.src = contentOf(result);
         video.play().catch(() => {}); // interrupted by a pause
       },
+      toggle() { if (video.paused) this.play(); else video.pause(); },
       stop: () => { video.pause(); if (video.readyState) video.currentTime = 0; },
     };
   }
@@ -32,7 +38,8 @@ export function mediaOf(result) {
     element: image,
     load: still,
     unload: () => {},
-    play: () => { if (moves) image.src = contentOf(result); },
+    play: () => { if (moves && image.getAttribute("src") !== contentOf(result)) image.src = contentOf(result); },
+    toggle() { if (image.getAttribute("src") === contentOf(result)) still(); else this.play(); },
     stop: still,
   };
 }

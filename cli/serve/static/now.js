@@ -1,7 +1,12 @@
 // The section Now: figures, warnings, ranks, and the videos that are made or wait.
-import { act, byId, copy, request, run, setText } from "./dom.js";
+import { act, byId, copy, ranges, request, run, setText } from "./dom.js";
 import { bytes, clock, count, duration, inSeconds } from "./format.js";
-import { pictureOf } from "./media.js";
+import { pictureOf, soFarOf } from "./media.js";
+import { startOrder } from "./order.js";
+import { finish, toast } from "./toast.js";
+
+//: How long the list of the server may still have a video that was canceled.
+const GONE_MS = 5000;
 
 //: Rows by job id.
 const rows = new Map();
@@ -9,14 +14,21 @@ const problem = byId("now-problem");
 //: The ids of the selected videos, also of such as have no row; `isAll` if all were asked for.
 const selected = new Set();
 let isAll = false;
+let inFlight = [];
 const picked = () => [...selected];
+//: The videos that are canceled as soon as nobody wants to take it back.
+const going = new Set();
+let shown = null;
 let isPaused = false;
 let numWaiting = 0;
 let numAll = 0;
 
 export function start() {
   byId("pause").addEventListener("click", (event) => {
-    run(event.target, problem, () => act(isPaused ? "resume" : "pause"));
+    run(event.target, problem, async () => {
+      await finish(); // what was canceled must not begin now
+      return act(isPaused ? "resume" : "pause");
+    });
   });
   byId("pick-rows").addEventListener("change", (event) => {
     run(null, problem, () => pick(event.target.checked));
@@ -25,12 +37,14 @@ export function start() {
     // The last that is moved is the first in the queue.
     run(event.target, problem, () => act("front", movable().reverse()));
   });
-  byId("cancel-rows").addEventListener("click", (event) => cancel(event.target, picked()));
+  byId("cancel-rows").addEventListener("click", () => cancel(picked()));
   byId("cancel-all").addEventListener("click", (event) => {
     if (confirm(`Cancel all ${count(numWaiting, "video")} that wait? Those in progress are finished.`)) {
       run(event.target, problem, () => act("cancel-waiting"));
     }
   });
+  ranges(byId("rows"), "[data-part=pick]");
+  startOrder(byId("rows"), problem);
 }
 
 /** The selected videos that can be moved to the front, in the order of the queue. */
@@ -41,30 +55,41 @@ const movable = () => [...byId("rows").children].map((root) => root.dataset.id)
 async function pick(isWanted) {
   const { ids } = isWanted ? await request("GET", "/page/waiting") : { ids: [] };
   selected.clear();
-  ids.forEach((id) => selected.add(id));
+  ids.filter((id) => !going.has(id)).forEach((id) => selected.add(id));
   isAll = isWanted;
   rows.forEach((row, id) => { row.parts.pick.checked = selected.has(id); });
   showPicked();
 }
 
-function cancel(button, ids) {
-  if (ids.length > 1 && !confirm(`Cancel ${count(ids.length, "video")}?`)) return;
-  run(button, problem, async () => {
-    const sentence = await act("cancel", ids);
-    ids.forEach((id) => selected.delete(id));
-    showPicked();
-    return sentence;
+/** Hide videos, and cancel them when the time to take it back is over. */
+function cancel(ids) {
+  const words = ids.length === 1 && rows.has(ids[0]) ? `"${rows.get(ids[0]).parts.name.textContent}" is canceled.` : `${count(ids.length, "video")} canceled.`;
+  const change = (isGone) => {
+    ids.forEach((id) => (isGone ? going.add(id) && selected.delete(id) : going.delete(id)));
+    show(shown);
+  };
+  toast(words, {
+    undo: () => change(false),
+    commit: () => run(null, problem, async () => {
+      try {
+        return await act("cancel", ids);
+      } finally {
+        setTimeout(() => change(false), GONE_MS); // the next states have them no more, or they were too late
+      }
+    }),
   });
+  change(true);
 }
 
 export function show(state) {
+  shown = state;
   isPaused = state.paused;
   numWaiting = state.counts.queued + state.counts.scheduled + state.counts.deferred;
   numAll = numWaiting + state.counts.started;
   showFigures(state);
   showWarnings(state.warnings);
   showGroups(state.groups);
-  showRows(state.rows);
+  showRows(state.rows.filter((job) => !going.has(job.id)));
   setText(byId("rows-more"), state.num_more ? `And ${count(state.num_more, "more video")} that wait.` :
     state.rows.length ? "" : "Nothing is waiting.");
   byId("row-bulk").hidden = !state.rows.length;
@@ -84,7 +109,7 @@ function showFigures(state) {
   const { queued, scheduled, deferred, started } = state.counts;
   if (state.eta_s !== null) set("end", clock(inSeconds(state.eta_s)), `in ${duration(state.eta_s)}`);
   else set("end", queued + started ? "not known" : "nothing to do", state.eta_reason);
-  if (state.videos_per_hour) set("pace", `${paceOf(state.videos_per_hour)} / hour`, `one every ${short(3600 / state.videos_per_hour)}`);
+  if (state.videos_per_hour) set("pace", `${paceOf(state.videos_per_hour)} / hour`, paceWords(state.groups));
   else set("pace", "not known yet");
   const others = [scheduled && `${scheduled.toLocaleString()} for later`, deferred && `${deferred.toLocaleString()} after others`];
   set("waiting", count(queued, "video"), others.filter(Boolean).join(", "));
@@ -94,6 +119,8 @@ function showFigures(state) {
   else set("disk", `${bytes(state.disk.free)} free`, `of ${bytes(state.disk.total)}`);
 }
 
+/** Which videos the pace is of. */
+const paceWords = (groups) => [...new Set(groups.map((group) => group.pace_of).filter(Boolean))].map((of) => `of ${of}`).join("; ");
 const short = (seconds) => (seconds < 10 ? `${seconds.toFixed(1)} s` : duration(seconds));
 const paceOf = (number) => (number >= 10 ? Math.round(number).toLocaleString() : number.toFixed(1));
 
@@ -115,7 +142,7 @@ function showGroups(groups) {
     const section = box.children[index];
     const part = (name) => section.querySelector(`[data-part="${name}"]`);
     setText(part("title"), `${group.host}: ${group.model}`);
-    const pace = group.pace_s ? `one video every ${short(group.pace_s)}` : "";
+    const pace = group.pace_s ? `one video every ${short(group.pace_s)} (${group.pace_of})` : "";
     setText(part("about"), [group.notice, pace, group.is_draining && "takes no more videos"].filter(Boolean).join(" · "));
     const list = part("ranks");
     while (list.children.length > group.ranks.length) list.lastElementChild.remove();
@@ -143,7 +170,11 @@ function showRows(found) {
     }
   }
   const list = byId("rows");
-  found.forEach((job, index) => {
+  inFlight = found.filter((job) => job.status === "started");
+  // The variations of a photo stand side by side.
+  const places = new Map(inFlight.map((job, index) => [job.photo, index]).reverse());
+  inFlight.sort((one, other) => places.get(one.photo) - places.get(other.photo));
+  [...inFlight, ...found.filter((job) => job.status !== "started")].forEach((job, index) => {
     const row = rows.get(job.id) ?? newRow(job);
     update(row, job);
     // Elements that are in their place are not moved, so that they keep the focus.
@@ -151,6 +182,12 @@ function showRows(found) {
   });
   showPicked();
 }
+
+/** The other videos in flight of the same photo. */
+const siblings = (id) => {
+  const photo = inFlight.find((job) => job.id === id)?.photo;
+  return photo ? inFlight.filter((job) => job.photo === photo && job.id !== id).map((job) => job.id) : [];
+};
 
 function newRow(job) {
   const row = { id: job.id, ...copy("row-template") };
@@ -170,18 +207,29 @@ function newRow(job) {
     showPicked();
   });
   row.parts.front.addEventListener("click", (event) => run(event.target, problem, () => act("front", [job.id])));
-  row.parts.cancel.addEventListener("click", (event) => cancel(event.target, [job.id]));
+  row.parts.cancel.addEventListener("click", () => cancel([job.id]));
+  row.parts.only.addEventListener("click", () => cancel(siblings(job.id)));
+  row.parts.handle.setAttribute("aria-label", `Move ${job.name}; arrow keys up and down`);
   rows.set(job.id, row);
   return row;
 }
 
 function update(row, job) {
   row.status = job.status;
-  setText(row.parts.state, job.state);
   row.parts.bar.hidden = job.status !== "started";
   row.parts.bar.max = Math.max(1, job.steps);
   row.parts.bar.value = job.step;
-  row.parts.front.hidden = job.status !== "queued";
+  row.parts.front.hidden = row.parts.handle.hidden = job.status !== "queued";
+  row.root.draggable = job.status === "queued";
+  row.root.classList.toggle("is-started", job.status === "started");
+  const others = siblings(job.id).length;
+  setText(row.parts.state, others ? `${job.state} · seed ${job.seed}` : job.state);
+  row.parts.only.hidden = !others;
+  row.parts.only.setAttribute("aria-label", `Keep this ${job.name}, and cancel ${count(others, "other")} in progress`);
+  if (job.picture && row.picture !== job.picture) {
+    row.picture = job.picture;
+    row.parts.photo.src = soFarOf(job.id, job.picture);
+  }
   let eta = "";
   if (job.scheduled_at) eta = `starts ${clock(new Date(job.scheduled_at))}`;
   else if (job.eta_s !== null) eta = job.status === "started" ? `in ${duration(job.eta_s)}` : `about ${clock(inSeconds(job.eta_s))}`;

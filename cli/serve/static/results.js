@@ -1,12 +1,16 @@
-// The section Results: a grid that loads as it is scrolled, plays on hover and focus, and takes the verdicts.
+// The section Results: a grid that loads as it is scrolled, is searched and grouped, and takes the verdicts.
 import * as address from "./address.js";
+import { newCard, showMark } from "./card.js";
 import { compare } from "./compare.js";
-import { act, byId, copy, request, run, setText, sumOf, tryOn } from "./dom.js";
-import { clock, count } from "./format.js";
-import { isCalm, mediaOf } from "./media.js";
+import { act, byId, ranges, request, run, setText, sumOf, tryOn } from "./dom.js";
+import { count } from "./format.js";
+import { headingOf, keyOf } from "./groups.js";
+import * as reader from "./reader.js";
+import { toast } from "./toast.js";
 import { againWithNewSeed, open } from "./viewer.js";
 
 const MAX_COMPARED = 4;
+const TYPED_MS = 300;
 const list = byId("cards");
 const problem = byId("results-problem");
 
@@ -15,21 +19,21 @@ let cards = new Map();
 let next = null;
 let isLoading = false;
 let generation = 0;
+//: What the server has said last: the token of the newest results, and that of the verdicts.
 let latest = null;
-//: The card that plays and takes the keys: the one that was pointed at or focused last.
-let current = null;
-//: Whether the pointer counts: after a step of the keyboard, cards that scroll below a resting pointer do not.
-let isPointing = false;
-//: What the reader has pointed at, focused or typed into last.
-let place = null;
+let verdicts = null;
 //: Whether newer results wait behind the button until the reader is done.
 let isBehind = false;
+//: The videos that are deleted as soon as nobody wants to take it back.
+const going = new Set();
 
 //: The selected results by id, also such as have no card yet; `isAll` if all that match were asked for.
 const selected = new Map();
 let isAll = false;
 const picked = () => [...selected.values()];
 const inOrder = () => [...list.querySelectorAll(".card")].map((root) => cards.get(root.dataset.id));
+const cardOf = (element) => cards.get(element?.closest?.("#cards .card")?.dataset.id) ?? null;
+const isWorking = () => reader.isWorking() || selected.size > 0;
 
 // Pictures are loaded shortly before they are seen, and videos let go when they are far away again.
 const near = new IntersectionObserver((entries) => {
@@ -41,39 +45,48 @@ const near = new IntersectionObserver((entries) => {
 }, { rootMargin: "600px" });
 
 export function start() {
-  byId("show").addEventListener("change", () => { address.put({ show: byId("show").value === "open" ? "" : byId("show").value }); reload(); });
-  byId("by-photo").addEventListener("change", () => { address.put({ grouped: byId("by-photo").checked ? "yes" : "" }); arrange(); });
+  const change = (id, name, show) => byId(id).addEventListener("change", () => {
+    address.put({ [name]: id === "show" && byId(id).value === "open" ? "" : byId(id).value });
+    show();
+  });
+  change("show", "show", reload);
+  change("group", "grouped", arrange);
+  let typed = 0;
+  byId("search").addEventListener("input", () => {
+    clearTimeout(typed);
+    typed = setTimeout(() => { address.put({ search: byId("search").value.trim() }); reload(); }, TYPED_MS);
+  });
   addEventListener("popstate", follow);
   byId("new-results").addEventListener("click", async () => {
     await update(true);
     byId("results").scrollIntoView();
     list.querySelector(".frame")?.focus({ preventScroll: true });
   });
+  const onClick = (id, work) => byId(id).addEventListener("click", (event) => run(event.target, problem, work));
   byId("pick-results").addEventListener("change", (event) => {
     run(null, problem, () => (event.target.checked ? pickAll() : pickNone()));
   });
-  byId("keep-results").addEventListener("click", (event) => run(event.target, problem, () => mark(picked(), "keep")));
-  byId("reject-results").addEventListener("click", (event) => run(event.target, problem, () => mark(picked(), "reject")));
-  byId("compare-results").addEventListener("click", () => compare(inOrder().map((card) => card.result).filter((result) => selected.has(result.id))));
-  byId("retry-results").addEventListener("click", (event) => run(event.target, problem, () => retry(unfinished(picked()))));
-  byId("zip-results").addEventListener("click", () => {
+  onClick("keep-results", () => mark(picked(), "keep"));
+  onClick("reject-results", () => mark(picked(), "reject"));
+  onClick("compare-results", () => compare(inOrder().map((card) => card.result).filter((result) => selected.has(result.id)), mark));
+  onClick("retry-results", () => retry(unfinished(picked())));
+  onClick("delete-results", () => erase(picked()));
+  onClick("zip-results", () => {
     byId("zip-ids").value = finished(picked()).map((result) => result.id).join(",");
     byId("zip-form").submit();
   });
-  document.addEventListener("keydown", onKey);
-  followReader();
+  ranges(list, "[data-part=pick]");
+  reader.follow({ cardOf, neighbor: (card, step) => neighbor(card.result.id, step), mark: markAndGo });
   new IntersectionObserver((entries) => {
     if (entries.some((entry) => entry.isIntersecting)) more();
   }, { rootMargin: "800px" }).observe(byId("results-end"));
-  setFilter(address.get("show"));
-  byId("by-photo").checked = address.get("grouped") === "yes";
+  for (const [id, name, usual] of [["show", "show", "open"], ["group", "grouped", ""]]) {
+    byId(id).value = address.get(name) || usual;
+    if (byId(id).selectedIndex < 0) byId(id).value = usual;
+  }
+  byId("search").value = address.get("search");
   reload();
   follow();
-}
-
-function setFilter(name) {
-  const isKnown = [...byId("show").options].some((option) => option.value === name);
-  byId("show").value = isKnown ? name : "open";
 }
 
 /** Show what the address says: at the start, and after the browser's Back and Forward. */
@@ -94,14 +107,19 @@ async function follow() {
 /** Open a result in the viewer. */
 function show(result) {
   const { id } = result;
-  open(result, { neighbor: (step) => (cards.has(id) ? neighbor(id, step) : null), mark: (verdict) => mark([cards.get(id)?.result ?? result], verdict) });
+  open(result, {
+    neighbor: (step) => (cards.has(id) ? neighbor(id, step)?.parts.open : null),
+    mark: (verdict) => mark([cards.get(id)?.result ?? result], verdict),
+    erase: () => erase([result]),
+  });
 }
 
 const finished = (some) => some.filter((result) => result.status === "finished");
 const unfinished = (some) => some.filter((result) => result.status !== "finished");
 
 function pageOf(before, more = {}) {
-  const asked = new URLSearchParams({ show: byId("show").value, ...(before && { before }), ...more });
+  const search = byId("search").value.trim();
+  const asked = new URLSearchParams({ show: byId("show").value, ...(search && { search }), ...(before && { before }), ...more });
   return request("GET", `/page/results?${asked}`);
 }
 
@@ -110,7 +128,7 @@ async function pickAll() {
   const mine = generation;
   for (let before = ""; before !== null && mine === generation;) {
     const page = await pageOf(before, { brief: "yes" });
-    page.results.forEach((result) => selected.set(result.id, cards.get(result.id)?.result ?? result));
+    page.results.filter((result) => !going.has(result.id)).forEach((result) => selected.set(result.id, cards.get(result.id)?.result ?? result));
     before = page.next;
   }
   if (mine !== generation) pickNone();
@@ -127,15 +145,16 @@ function pickNone() {
 }
 
 /** Load the first page again. */
-export async function reload() {
+async function reload() {
   generation += 1;
   isLoading = false;
   next = "";
-  choose(null);
+  reader.choose(null);
   cards = new Map();
   list.replaceChildren();
   pickNone();
   showBehind(0);
+  showProgress();
   await more();
 }
 
@@ -148,7 +167,7 @@ async function more() {
     const page = await pageOf(next);
     if (mine !== generation) return;
     setText(problem, "");
-    page.results.forEach((result) => { if (!cards.has(result.id)) cards.set(result.id, newCard(result)); });
+    page.results.forEach((result) => { if (!cards.has(result.id) && !going.has(result.id)) addCard(result); });
     next = page.next;
     arrange();
   } catch (error) {
@@ -157,15 +176,24 @@ async function more() {
     next = next || ""; // a scroll or the connection's return tries again
   }
   isLoading = false;
-  const end = byId("results-end");
-  setText(end, next !== null ? "Loading…" : cards.size ? "" : byId("show").value === "open" ? "No videos yet. They appear here as they are finished." : "None.");
-  if (next && end.getBoundingClientRect().top < innerHeight + 800) setTimeout(more, 0);
+  showEnd();
+  if (next && byId("results-end").getBoundingClientRect().top < innerHeight + 800 && list.checkVisibility()) setTimeout(more, 0);
 }
 
-/** Whether the reader works in the grid, or is scrolled down: nothing may move then. */
-function isWorking() {
-  return list.matches(":hover") || list.contains(document.activeElement) || selected.size > 0
-    || Boolean(document.querySelector("dialog[open]")) || (cards.size > 0 && list.getBoundingClientRect().top < 0 && !place?.closest?.("#add, #now"));
+function showEnd() {
+  const isAny = byId("show").value === "open" && !byId("search").value.trim();
+  setText(byId("results-end"), next !== null ? "Loading…" : cards.size ? `${count(cards.size, "video")}.` :
+    isAny ? "No videos yet. They appear here as they are finished." : "None.");
+}
+
+/** Show how many of the finished videos have a verdict. */
+async function showProgress() {
+  try {
+    const { total, reviewed } = await request("GET", "/page/progress");
+    setText(byId("reviewed"), total ? `${reviewed.toLocaleString()} of ${total.toLocaleString()} reviewed` : "");
+  } catch {
+    // The next change asks again.
+  }
 }
 
 function showBehind(number) {
@@ -174,12 +202,30 @@ function showBehind(number) {
   setText(byId("new-results"), `${number.toLocaleString()} new`);
 }
 
-/** Add what has ended since, as soon as the reader is not busy; `token` changes when a job ends. */
-export async function refresh(token) {
+/** Add what has ended since, as soon as the reader is not busy, and show verdicts of other pages. */
+export async function refresh(state) {
   const isFirst = latest === null;
-  const isSame = latest === token;
-  latest = token;
+  const isSame = latest === state.latest;
+  const isJudged = verdicts !== null && verdicts !== state.verdicts;
+  latest = state.latest;
+  verdicts = state.verdicts;
+  if (isJudged) await showVerdicts();
+  if (isJudged || (!isFirst && !isSame)) showProgress();
   if (!isFirst && (!isSame || (isBehind && !isWorking()))) await update(false);
+}
+
+async function showVerdicts() {
+  try {
+    const answer = await request("POST", "/page/verdicts", { ids: [...cards.keys()].slice(0, 10_000) });
+    for (const [id, mark] of Object.entries(answer.verdicts)) {
+      const card = cards.get(id);
+      if (!card || card.result.mark === mark) continue;
+      card.result.mark = mark;
+      showMark(card);
+    }
+  } catch {
+    verdicts = null; // the next change asks again
+  }
 }
 
 /** Ask for the newest results, and show them; while the reader works, and did not ask, show only how many they are. */
@@ -188,7 +234,7 @@ async function update(isAsked) {
   try {
     const page = await pageOf("");
     if (mine !== generation) return;
-    const fresh = page.results.filter((result) => cards.get(result.id)?.result.ended_at !== result.ended_at);
+    const fresh = page.results.filter((result) => cards.get(result.id)?.result.ended_at !== result.ended_at && !going.has(result.id));
     const isHeld = !isAsked && isWorking();
     showBehind(isHeld ? fresh.length : 0);
     if (!fresh.length || isHeld) return;
@@ -200,14 +246,14 @@ async function update(isAsked) {
     const before = cards;
     cards = new Map();
     for (const result of fresh) {
-      if (current && before.get(result.id) === current) choose(null);
+      if (before.has(result.id) && reader.isCurrent(before.get(result.id))) reader.choose(null);
       before.get(result.id)?.root.remove();
       before.delete(result.id);
-      cards.set(result.id, newCard(result));
+      addCard(result);
     }
     before.forEach((card, id) => cards.set(id, card));
     arrange();
-    setText(byId("results-end"), next === null ? "" : "Loading…");
+    showEnd();
   } catch {
     latest = ""; // the next state tries again
   }
@@ -219,78 +265,87 @@ export function recover() {
   if (cards.size) {
     const token = latest;
     latest = "";
-    refresh(token);
+    refresh({ latest: token, verdicts: -1 });
   } else reload();
 }
 
-function newCard(result) {
-  const card = { result, ...copy("card-template"), media: null };
-  const { root, parts } = card;
-  root.dataset.id = result.id;
-  setText(parts.name, result.name);
-  parts.pick.setAttribute("aria-label", `Select ${result.name}`);
-  parts.pick.checked = selected.has(result.id);
-  if (parts.pick.checked) selected.set(result.id, result);
-  parts.pick.addEventListener("change", () => {
-    if (parts.pick.checked) selected.set(result.id, result);
-    else selected.delete(result.id);
-    isAll = isAll && parts.pick.checked;
-    showPicked();
-  });
-  if (result.status === "finished" && result.is_there) {
-    card.media = mediaOf(result);
-    parts.open.append(card.media.element);
-    parts.open.setAttribute("aria-label", `Open ${result.name}, seed ${result.seed}`);
-    near.observe(root);
-  } else {
-    parts.open.textContent = { finished: "Its files were removed", failed: "Failed" }[result.status] ?? "Canceled";
-    parts.open.setAttribute("aria-label", `Open ${result.name}: ${parts.open.textContent}`);
-  }
-  if (result.error) {
-    parts.error.hidden = false;
-    setText(parts.error, result.error);
-  }
-  parts.open.addEventListener("click", () => show(result));
-  parts.keep.addEventListener("click", (event) => run(event.target, problem, () => mark([result], "keep")));
-  parts.reject.addEventListener("click", (event) => run(event.target, problem, () => mark([result], "reject")));
-  parts.keep.hidden = parts.reject.hidden = result.status !== "finished";
-  const isFinished = result.status === "finished";
-  if (!isFinished) setText(parts.again, "Try again");
-  parts.again.setAttribute("aria-label", isFinished ? `Make ${result.name} again with another seed` : `Try ${result.name} again`);
-  parts.again.addEventListener("click", (event) => run(event.target, problem, async () => {
-    if (!isFinished) return retry([result]);
-    setText(parts.mark, await againWithNewSeed(result));
-    return "";
-  }));
-  showMark(card);
-  return card;
+function addCard(result) {
+  const card = newCard(result, { open: show, mark, pick, again });
+  card.parts.pick.checked = selected.has(result.id);
+  if (card.parts.pick.checked) selected.set(result.id, result);
+  if (card.media) near.observe(card.root);
+  cards.set(result.id, card);
 }
 
-function showMark(card) {
-  const { result, root, parts } = card;
-  root.classList.toggle("is-keep", result.mark === "keep");
-  root.classList.toggle("is-reject", result.mark === "reject");
-  setText(parts.mark, { keep: "Kept", reject: "Rejected" }[result.mark] ?? "");
-  parts.keep.ariaPressed = String(result.mark === "keep");
-  parts.reject.ariaPressed = String(result.mark === "reject");
-  const about = [result.ended_at && clock(new Date(result.ended_at)), result.seed !== null && `seed ${result.seed}`, result.size, result.notice];
-  setText(parts.about, about.filter(Boolean).join(" · "));
+function pick(result, isPicked) {
+  if (isPicked) selected.set(result.id, result);
+  else selected.delete(result.id);
+  isAll = isAll && isPicked;
+  showPicked();
 }
+
+async function again(result) {
+  if (result.status !== "finished") return retry([result]);
+  toast(await againWithNewSeed(result));
+  return "";
+}
+
+const WORDS = { keep: "kept", reject: "rejected" };
+const nameOf = (some) => (some.length === 1 && some[0].name ? `"${some[0].name}"` : count(some.length, "video"));
 
 /** Keep or reject; the same verdict again takes it back if all have it. */
 async function mark(some, verdict) {
   const marked = finished(some);
   if (!marked.length) return "";
+  const before = new Map(marked.map((result) => [result.id, result.mark]));
   const isBack = marked.every((result) => result.mark === verdict);
-  const sentence = await act(isBack ? "unmark" : verdict, marked.map((result) => result.id));
-  marked.forEach((result) => {
-    result.mark = isBack ? "" : verdict;
-    const card = cards.get(result.id);
-    if (!card) return;
-    card.result.mark = result.mark; // it may be another object, of a newer answer
-    showMark(card);
-  });
+  const sentence = await give(marked, isBack ? "" : verdict);
+  if (!isBack) {
+    toast(`${nameOf(marked)} ${WORDS[verdict]}.`, {
+      undo: () => run(null, problem, async () => {
+        for (const word of new Set(before.values())) await give(marked.filter((result) => before.get(result.id) === word), word);
+        return "";
+      }),
+    });
+  }
   return sentence;
+}
+
+async function give(some, verdict) {
+  const sentence = await act(verdict || "unmark", some.map((result) => result.id));
+  for (const result of some) {
+    result.mark = verdict;
+    const card = cards.get(result.id);
+    if (!card) continue;
+    card.result.mark = verdict; // it may be another object, of a newer answer
+    showMark(card);
+  }
+  return sentence;
+}
+
+/** Mark a card by a key, and go to the next one at once; a verdict that is taken back stays. */
+function markAndGo(card, verdict) {
+  const isBack = card.result.mark === verdict;
+  run(null, problem, () => mark([card.result], verdict));
+  const other = !isBack && neighbor(card.result.id, 1);
+  if (other) reader.goTo(other);
+}
+
+/** Remove videos with their files, when the time to take it back is over. */
+function erase(some) {
+  const ids = some.map((result) => result.id);
+  ids.forEach((id) => going.add(id));
+  some.forEach(remove);
+  toast(`${nameOf(some)} deleted.`, {
+    undo: () => { ids.forEach((id) => going.delete(id)); reload(); },
+    commit: () => run(null, problem, async () => {
+      const problems = await tryOn("delete", ids);
+      ids.forEach((id) => going.delete(id));
+      if (Object.keys(problems).length) await reload();
+      return sumOf(problems);
+    }),
+  });
+  return "";
 }
 
 /** Queue failed and canceled videos again. */
@@ -303,46 +358,45 @@ async function retry(some) {
 function neighbor(id, step) {
   const all = inOrder();
   const place = all.findIndex((card) => card.result.id === id);
-  return all[place + step]?.parts.open ?? null;
+  return all[place + step] ?? null;
 }
 
 function remove({ id }) {
   const card = cards.get(id);
   selected.delete(id);
-  if (!card) return;
-  const other = neighbor(id, 1) ?? neighbor(id, -1) ?? byId("show");
-  if (card === current) choose(null);
-  card.root.remove();
-  cards.delete(id);
-  other.focus();
+  if (card) {
+    const hasFocus = card.root.contains(document.activeElement);
+    const other = neighbor(id, 1) ?? neighbor(id, -1);
+    if (reader.isCurrent(card)) reader.choose(null);
+    card.root.remove();
+    cards.delete(id);
+    if (hasFocus) (other?.parts.open ?? byId("show")).focus();
+  }
   showPicked();
+  showEnd();
 }
 
-/** Put the cards in order: newest first, or those of a photo together. */
+/** Put the cards in order: newest first, or in groups with headings. */
 function arrange() {
-  const isGrouped = byId("by-photo").checked;
-  const wanted = [];
-  if (isGrouped) {
-    const groups = new Map();
-    cards.forEach((card) => groups.set(card.result.photo, [...(groups.get(card.result.photo) ?? []), card]));
-    groups.forEach((some, photo) => wanted.push(headingOf(photo, some), ...some.map((card) => card.root)));
-  } else wanted.push(...[...cards.values()].map((card) => card.root));
-  list.querySelectorAll(".photo-heading").forEach((heading) => { if (!wanted.includes(heading)) heading.remove(); });
+  const kind = byId("group").value;
+  const groups = new Map();
+  let last = null;
+  for (const card of cards.values()) {
+    const key = keyOf(kind, card.result, last);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(card);
+    last = { key, result: card.result };
+  }
+  const wanted = [...groups].flatMap(([key, some]) => [
+    ...(kind ? [headingOf(list, kind, key, some.map((card) => card.result), next !== null)] : []), ...some.map((card) => card.root),
+  ]);
+  list.querySelectorAll(".group-heading").forEach((heading) => { if (!wanted.includes(heading)) heading.remove(); });
   const focused = list.contains(document.activeElement) ? document.activeElement : null;
   wanted.forEach((root, index) => {
     if (list.children[index] !== root) list.insertBefore(root, list.children[index] ?? null);
   });
   if (focused && document.activeElement !== focused) focused.focus({ preventScroll: true });
   showPicked();
-}
-
-function headingOf(photo, some) {
-  const heading = list.querySelector(`.photo-heading[data-photo="${CSS.escape(photo)}"]`) ?? document.createElement("li");
-  heading.className = "photo-heading";
-  heading.dataset.photo = photo;
-  const title = heading.firstElementChild ?? heading.appendChild(document.createElement("h3"));
-  setText(title, `${some[0].result.photo_name}: ${count(some.length, "video")}`);
-  return heading;
 }
 
 function showPicked() {
@@ -353,63 +407,8 @@ function showPicked() {
   all.indeterminate = some.length > 0 && !all.checked;
   setText(byId("num-picked-results"), some.length ? `${some.length.toLocaleString()} selected` : "Select all");
   for (const id of ["keep-results", "reject-results", "zip-results"]) byId(id).disabled = !done.length;
+  byId("delete-results").disabled = !some.length;
   byId("retry-results").hidden = !unfinished(some).length;
   const playable = done.filter((result) => cards.get(result.id)?.media);
   byId("compare-results").disabled = playable.length !== some.length || playable.length < 2 || playable.length > MAX_COMPARED;
-}
-
-const cardOf = (element) => cards.get(element?.closest?.("#cards .card")?.dataset.id) ?? null;
-
-/** Keep `current` at the card that was pointed at or focused last. */
-function followReader() {
-  for (const name of ["pointerdown", "mousemove", "wheel", "focusin", "keydown"]) {
-    addEventListener(name, (event) => { place = event.target; }, { passive: true, capture: true });
-  }
-  const point = (event) => { if (isPointing) choose(cardOf(event.target) ?? cardOf(document.activeElement)); };
-  for (const name of ["mousemove", "wheel", "mousedown"]) {
-    addEventListener(name, (event) => { isPointing = true; if (name !== "wheel") point(event); }, { passive: true });
-  }
-  addEventListener("mouseover", point);
-  document.documentElement.addEventListener("mouseleave", () => choose(cardOf(document.activeElement)));
-  list.addEventListener("focusin", (event) => choose(cardOf(event.target)));
-  list.addEventListener("focusout", (event) => { if (cardOf(event.target) === current && !cardOf(event.relatedTarget)) choose(pointed()); });
-}
-
-const pointed = () => (isPointing ? cardOf(list.querySelector(".card:hover")) : null);
-
-/** Play this card and no other, unless the reader prefers less motion. */
-function choose(card) {
-  if (card === current) return;
-  current?.root.classList.remove("is-current");
-  current?.media?.stop();
-  current = card;
-  card?.root.classList.add("is-current");
-  if (!isCalm()) card?.media?.play();
-}
-
-const TYPING = "textarea, input:not([type=checkbox])";
-
-/** K and R on the current card, arrows on the focused one. */
-function onKey(event) {
-  const { target } = event;
-  if (event.key === "Tab") isPointing = false;
-  if (!current || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-  // A list takes letters, too, but not while the reader points at a video.
-  if (target.matches(TYPING) || (target.matches("select") && current !== pointed())) return;
-  const verdict = { k: "keep", r: "reject" }[event.key.toLowerCase()];
-  if (verdict) {
-    const card = current;
-    run(null, problem, () => mark([card.result], verdict));
-    event.preventDefault();
-  }
-  const card = cardOf(target);
-  if (target !== card?.parts.open) return;
-  const columns = getComputedStyle(list).gridTemplateColumns.split(" ").length;
-  const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
-  const other = step && neighbor(card.result.id, step);
-  if (other) {
-    isPointing = false;
-    other.focus();
-    event.preventDefault();
-  }
 }

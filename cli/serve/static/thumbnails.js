@@ -14,13 +14,13 @@ const seen = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "200px" });
 
-/** Make the thumbnail of a photo when it is seen, and call `onSize` when `photo.size` and `photo.bitmap` are known. */
-export function watch(photo, onSize) {
-  photos.set(photo.root, { photo, onSize });
+/** Make the thumbnail of a photo when it is seen; call `onSize` when `photo.size` and `photo.bitmap` are known, or `onBad`. */
+export function watch(photo, onSize, onBad) {
+  photos.set(photo.root, { photo, onSize, onBad });
   seen.observe(photo.root);
 }
 
-async function decode({ photo, onSize }) {
+async function decode({ photo, onSize, onBad }) {
   const { canvas } = photo.parts;
   try {
     const whole = await createImageBitmap(photo.file);
@@ -30,7 +30,8 @@ async function decode({ photo, onSize }) {
     photo.bitmap = await createImageBitmap(whole, { resizeWidth, resizeHeight, resizeQuality: "medium" });
     whole.close();
   } catch {
-    return; // a format that this browser cannot show, such as HEIC
+    onBad(); // or a format that this browser cannot show, such as HEIC
+    return;
   }
   onSize(photo);
 }

@@ -1,18 +1,24 @@
 // The dialog with one video: play it large, keep or reject it, make it again, see how it was made.
 import * as address from "./address.js";
 import { byId, request, run, setText } from "./dom.js";
+import * as form from "./form.js";
 import { clock, duration, label, value } from "./format.js";
-import { contentOf, isCalm, mediaOf } from "./media.js";
+import { contentOf, isCalm, mediaOf, photoOf } from "./media.js";
+import * as tabs from "./tabs.js";
 
 const dialog = byId("viewer");
 const status = byId("viewer-status");
+//: Pixels of a finger's way that go to another video.
+const SWIPE = 60;
 let shown = null;
+let media = null;
 let actions = null;
 
 export function start() {
   dialog.querySelector("[data-close]").addEventListener("click", () => dialog.close());
   dialog.addEventListener("close", () => {
     byId("viewer-stage").replaceChildren();
+    media = null;
     if (!address.get("video")) return; // it was closed by the browser's Back
     if (history.state?.isOurs) history.back();
     else address.put({ video: "" });
@@ -22,6 +28,20 @@ export function start() {
   byId("viewer-keep").addEventListener("click", (event) => verdict(event.target, "keep"));
   byId("viewer-reject").addEventListener("click", (event) => verdict(event.target, "reject"));
   byId("viewer-again").addEventListener("click", (event) => run(event.target, status, () => againWithNewSeed(shown)));
+  byId("viewer-use").addEventListener("click", () => {
+    form.use(shown.parameters);
+    dialog.close();
+    tabs.show("add");
+    byId("add").scrollIntoView();
+  });
+  byId("viewer-delete").addEventListener("click", () => {
+    const other = actions.neighbor(1) ?? actions.neighbor(-1);
+    actions.erase();
+    if (other) other.click();
+    else dialog.close();
+  });
+  byId("viewer-photo").addEventListener("error", () => { byId("viewer-photo").parentElement.hidden = true; });
+  startSwipe();
   byId("change-name").addEventListener("change", showValue);
   byId("change-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -36,7 +56,8 @@ export function start() {
     if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.matches("video") && event.key.startsWith("Arrow")) return; // it seeks
     const action = {
-      ArrowLeft: () => go(-1), ArrowRight: () => go(1), k: () => verdict(null, "keep"), r: () => verdict(null, "reject"),
+      ArrowLeft: () => go(-1), ArrowRight: () => go(1), k: () => verdictAndGo("keep"), r: () => verdictAndGo("reject"),
+      " ": event.target.matches("button, a, video, summary") ? null : () => media?.toggle(),
     }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (action) {
       action();
@@ -78,15 +99,19 @@ export function open(result, doing) {
 
 function showStage(result) {
   const stage = byId("viewer-stage");
+  media = null;
+  stage.replaceChildren();
+  byId("viewer-photo").parentElement.hidden = false;
+  byId("viewer-photo").src = photoOf(result.id);
   if (result.status !== "finished" || !result.is_there) {
     stage.replaceChildren(Object.assign(document.createElement("p"), {
       textContent: result.status === "finished" ? "Its files were removed." : "There is no video." }));
     return;
   }
-  const media = mediaOf(result);
+  media = mediaOf(result);
   if (result.kind === "mp4") media.element.controls = true;
   media.element.setAttribute("aria-label", result.name);
-  stage.replaceChildren(media.element);
+  stage.prepend(media.element);
   media.load();
   if (!isCalm()) media.play();
   else if (result.kind === "gif" || result.kind === "webp") {
@@ -105,6 +130,24 @@ async function verdict(button, word) {
   if (shown.status !== "finished") return;
   await run(button, status, () => actions.mark(word));
   showMark();
+}
+
+/** Mark the video by a key, and go to the next one; a verdict that is taken back stays. */
+async function verdictAndGo(word) {
+  const isBack = shown.mark === word;
+  await verdict(null, word);
+  if (!isBack && shown.status === "finished") go(1);
+}
+
+/** Go to another video by a finger that moves sideways over this one. */
+function startSwipe() {
+  let begun = null;
+  const stage = byId("viewer-stage");
+  stage.addEventListener("touchstart", ({ touches }) => { begun = touches.length === 1 ? touches[0] : null; }, { passive: true });
+  stage.addEventListener("touchend", ({ changedTouches: [ended] }) => {
+    const [x, y] = begun ? [ended.clientX - begun.clientX, ended.clientY - begun.clientY] : [0, 0];
+    if (Math.abs(x) > SWIPE && Math.abs(x) > 2 * Math.abs(y)) go(x < 0 ? 1 : -1);
+  });
 }
 
 function go(step) {

@@ -106,7 +106,7 @@ def watched_page(browser: Any, url: str, **options: Any) -> Iterator[Watched]:
         "addEventListener('securitypolicyviolation', (event) => console.error(`CSP: ${event.violatedDirective}`))"
     )
     page.goto(f"{url}/login?token={TOKEN}")
-    page.locator("#pause").wait_for()
+    page.wait_for_selector("#pause:not([hidden])", state="attached")
     try:
         yield watched
         assert watched.complaints == []

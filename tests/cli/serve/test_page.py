@@ -124,7 +124,8 @@ def test_a_wrong_setting_is_one_sentence(
 
 
 def test_the_estimate_without_a_worker_says_why(server: Server) -> None:
-    assert server.get("/page/estimate?num_videos=3").json == {"eta_s": None, "reason": "No worker is running."}
+    expected = {"eta_s": None, "reason": "No worker is running.", "bytes": None}
+    assert server.get("/page/estimate?num_videos=3").json == expected
     assert server.get("/page/estimate?num_videos=lots").status == 400
 
 

@@ -77,7 +77,7 @@ def test_what_does_not_apply_is_refused(options: dict[str, object], model: Expec
         ),
         ({"frames": 1024}, "the nearest being 1021[.]"),
         ({"width": 840, "height": 480}, "--size 840x480 .* multiples of 16 .* 832x480"),
-        ({"width": 100}, "--size 100xdefault .* multiples of 16"),
+        ({"width": 100}, "--width 100 .* multiples of 16"),
         ({"steps": 0}, "--steps 0"),
         ({"prompt": "x" * 5001}, "--prompt x+… .* at most 5,000 characters, and has 5,001"),
         ({"prompt": "a\x1bb"}, "--prompt .* without control characters"),
