@@ -6,11 +6,12 @@ import os
 import threading
 from functools import partial
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.loop.protocols import Checkpointer, Surroundings
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.video_model import VideoModel
+from svdq.pipeline.planning.rounds import MOST_VIDEOS
 from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.producer.queue import server_url
 from svdq.producer.storage.storage import Storage
@@ -28,10 +29,21 @@ from svdq.worker.intake.source import Intake
 from svdq.worker.outages import ConnectionHealth, connect, wait_for
 from svdq.worker.output.writer import ResultWriter, is_held
 from svdq.worker.queue.crashes import MAX_WRITERS, CrashMarker, read_suspects
-from svdq.worker.startup import COMPILE_S, LoadedModel, RankProcess, exit_without_neighbor, start
+from svdq.worker.run_folder import free_host_bytes
+from svdq.worker.startup import (
+    COMPILE_S,
+    FINISHING,
+    HANDING_BACK,
+    LoadedModel,
+    RankProcess,
+    exit_without_neighbor,
+    start,
+)
 
 logger = logging.getLogger("svdq.worker")
 
+#: Share of the free host memory for the videos of a round that wait.
+STATES_SHARE = 0.1
 #: Seconds that a rank which ends waits for its checkpoints, and again for the videos that are being written.
 FLUSH_S = 6.0
 
@@ -44,6 +56,8 @@ def run_rank(process: RankProcess) -> None:
     config, settings = process.run.rank, process.run.settings
     topology, marker, url = process.topology, process.marker, server_url(settings)
     stopping = process.signals.stopping
+    #: Set when jobs in flight go back to the queue although the rank was not stopped.
+    handing_back = threading.Event()
     loaded, links, ranks = start(process)
     info = loaded.model.info
     plan = plan_of(info, ranks, settings.memory_limit, must_fit=bool(config.failed_gpus)) if topology.first else None
@@ -79,7 +93,7 @@ def run_rank(process: RankProcess) -> None:
         ending.callback(result_writer.wait, FLUSH_S)
     if plan is not None:
         intake = _make_intake(process, loaded, storage, plan, checkpoints)
-        ending.callback(lambda intake: intake.close(return_to_queue=stopping.is_set()), intake)
+        ending.callback(lambda intake: intake.close(return_to_queue=stopping.is_set() or handing_back.is_set()), intake)
     if checkpoints is not None:
         # Before jobs return to the queue: whoever takes them next continues from these checkpoints.
         ending.callback(checkpoints.flush, FLUSH_S)
@@ -95,7 +109,16 @@ def run_rank(process: RankProcess) -> None:
         tracer=tracer,
     )
     components = [rank.components for rank in ranks]
-    stage = Stage(topology, links, loaded.model, surroundings, device=loaded.device, components=components)
+    in_rounds = bool(loaded.model.sets)
+    stage = Stage(
+        topology,
+        links,
+        loaded.model,
+        surroundings,
+        device=loaded.device,
+        components=components,
+        most_bytes=free_host_bytes() * STATES_SHARE,
+    )
     reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]
     if intake is not None:
         known = {"failed_gpus": config.failed_gpus}
@@ -106,13 +129,26 @@ def run_rank(process: RankProcess) -> None:
         if intake is not None:
             intake.stop()
 
-    process.signals.attach(stop, intake.drain if intake is not None else None)
+    def hand_back() -> None:
+        assert intake is not None
+        handing_back.set()
+        stage.end_after_leg()
+        intake.stop()
+
+    drain = None if intake is None else hand_back if in_rounds else intake.drain
+    process.signals.attach(stop, drain, HANDING_BACK if in_rounds else FINISHING)
     if intake is not None and plan is not None:
         _warm_up(stage, plan, process, loaded.model)
         intake.start()
         if process.run_dir is not None:
             run_folder.write_ready(process.run_dir)
-    stage.run()
+    try:
+        stage.run()
+    except SvdqError:
+        # Components could not be loaded, which is no fault of the jobs.
+        handing_back.set()
+        ending.close()
+        raise
     ending.close()
 
 
@@ -136,7 +172,8 @@ def _make_intake(
         max_attempts=run.settings.max_attempts,
         until_s=run.rank.until_s,
         # One computed, one received and one sent by each rank, and those that are being written.
-        max_in_flight=3 * num_ranks + 2 + num_writers(),
+        # In rounds, those of one that is decoded and of the next.
+        max_in_flight=(2 * MOST_VIDEOS if loaded.model.sets else 3 * num_ranks + 2) + num_writers(),
         suspects=read_suspects(marker.folder, marker.restart_count),
         mark_prepare=partial(marker.during, "prepare"),
     )

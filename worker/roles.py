@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ import torch
 from svdq.pipeline.models.components import name_of
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.families import family_named
-from svdq.pipeline.models.memory import size_text
+from svdq.pipeline.models.memory import Phase, size_text
 from svdq.pipeline.models.model_folder import WEIGHTS, loaded_files, stored_shapes
 from svdq.pipeline.models.needs import ModelSize
 from svdq.pipeline.models.resolved_model import ResolvedModel
@@ -30,6 +30,15 @@ logger = logging.getLogger(__name__)
 
 #: How ranks hold the experts of a model: all, each by some ranks, or one at a time. auto: all where memory suffices.
 Mode = Literal["auto", "resident", "bound", "rounds"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseWeights:
+    """The bytes of the weights that a rank in rounds holds."""
+
+    by_phase: Mapping[Phase, int]
+    #: In steps with `--offload blocks`.
+    streamed: int | None
 
 
 class Experts:
@@ -61,9 +70,16 @@ class Experts:
             return None
         return experts if len(experts.segments) > 1 else None
 
-    def in_rounds(self, capacity: int | None, mode: Mode) -> bool:
-        """Return whether a rank alone, of so many bytes (None: no limit), holds one expert at a time."""
-        return mode == "rounds" or (mode == "auto" and capacity is not None and self._need(0, 1) > capacity)
+    def in_rounds(self, capacity: int | None, mode: Mode) -> PhaseWeights | None:
+        """Return what a rank alone, of so many bytes (None: no limit), holds in rounds; None: it holds all."""
+        if mode != "rounds" and (mode != "auto" or capacity is None or self._need(0, 1) <= capacity):
+            return None
+        if self._model.layout is None:
+            return PhaseWeights(by_phase={}, streamed=None)
+        size = self.size()
+        return PhaseWeights(
+            by_phase=size.phase_weights(), streamed=replace(size, streamed=True).phase_weights()["step"]
+        )
 
     def assign(self, capacities: Sequence[int | None], mode: Mode, *, encoder_rank: bool = False) -> list[Components]:
         """Return the components of each rank of so many bytes (None: no limit); an `encoder_rank` only encodes."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
 from svdq.pipeline import errors
 from svdq.pipeline.errors import SvdqError, UnavailableError
@@ -23,6 +23,7 @@ from svdq.producer.processes import is_running, start_of
 from svdq.producer.settings import SECRETS, Settings
 
 RUN = "run"  # folder under SVDQ_HOME with a folder for each running launcher
+HOST_RESERVE_BYTES = 4_000_000_000  # of host memory: for photos, frames and states, and other processes
 PROBE_BYTES = 2**14  # bytes that a home must have room for; a full disk still takes empty files
 
 
@@ -63,6 +64,13 @@ class RankConfig(BaseModel):
         description="Keep the transformers of Wan in host memory; blocks: copy each block to the GPU while the one "
         "before computes. The frames stay the same.",
     )
+    host_memory: int | None = Field(
+        default=None,
+        ge=0,
+        title="SIZE",
+        description="Host memory of a rank in rounds for parts of the model that are not in use, such as 48GB; what "
+        "has no room is read from its files again. Default: what is free less 4 GB, shared by all ranks.",
+    )
     encoder_rank: bool = Field(
         default=False,
         description="Give the first rank the encoders alone, where a text encoder and an expert do not share a GPU.",
@@ -93,6 +101,20 @@ class RunConfig(BaseModel):
     model: ResolvedModel
 
 
+def _parse_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else int(TypeAdapter(ByteSize).validate_python(value))
+    except ValidationError as error:
+        raise click.BadParameter(f"{value!r} is not a size such as 48GB.") from error
+
+
+def free_host_bytes() -> int:
+    """Return the bytes of host memory that are free, less those that other things need."""
+    import psutil  # only workers have it
+
+    return max(0, int(psutil.virtual_memory().available) - HOST_RESERVE_BYTES)
+
+
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a rank to a click command; their values are fields of `RankConfig`."""
     for name, field in reversed(RankConfig.model_fields.items()):
@@ -101,9 +123,11 @@ def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
         is_repeatable = get_origin(field.annotation) is tuple
         kind: Any = get_args(field.annotation)[0] if is_repeatable else field.annotation
         choices = get_args(kind) if get_origin(kind) is Literal else ()
+        is_size = kind == int | None
         command = click.option(
             f"--{name.replace('_', '-')}",
-            type=click.Choice(choices) if choices else kind,
+            type=click.Choice(choices) if choices else str if is_size else kind,
+            callback=_parse_size if is_size else None,
             is_flag=kind is bool,
             multiple=is_repeatable,
             default=field.default,

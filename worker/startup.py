@@ -25,8 +25,8 @@ from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.queue.crashes import CrashMarker
-from svdq.worker.roles import Experts
-from svdq.worker.run_folder import RunConfig
+from svdq.worker.roles import Experts, PhaseWeights
+from svdq.worker.run_folder import RunConfig, free_host_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 COMPILE_S = 3 * 60 * 60.0
 #: Seconds after the end of a neighbor in which the signal that ended it may still arrive here.
 STOP_HEARD_S = 1.0
+
+#: What a SIGINT does with the videos in flight, on ranks that hold all that these need, and in rounds.
+FINISHING = "those in flight are finished first."
+HANDING_BACK = "the present steps of one are finished first, and all others continue from there later."
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _T = TypeVar("_T")
@@ -55,16 +59,18 @@ class Signals:
         self._is_draining = False
         self._stop: Callable[[], object] | None = None
         self._drain: Callable[[], object] | None = None
+        self._notice = FINISHING
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="signals", daemon=True).start()
 
-    def attach(self, stop: Callable[[], object], drain: Callable[[], object] | None) -> None:
+    def attach(self, stop: Callable[[], object], drain: Callable[[], object] | None, notice: str = FINISHING) -> None:
         """Set what the signals call from now on; a SIGINT that came before is handled now.
 
-        `stop` makes the rank stop after the current step; `drain` makes the group take no more jobs: rank 0 has one.
+        `stop` makes the rank stop after the current step; `drain` makes the group take no more jobs, and `notice` says
+        what becomes of those in flight: rank 0 has them.
         """
         with self._lock:
-            self._stop, self._drain = stop, drain
+            self._stop, self._drain, self._notice = stop, drain, notice
             if self._is_draining and drain is not None:
                 drain()
 
@@ -81,7 +87,7 @@ class Signals:
                     continue
                 self._is_draining = True
                 if self._drain is not None:
-                    logger.info("Taking no more jobs; those in flight are finished first. Ctrl-C again stops now.")
+                    logger.info("Taking no more jobs; %s Ctrl-C again stops now.", self._notice)
                     self._drain()
 
 
@@ -143,10 +149,14 @@ def _load_model(process: RankProcess) -> LoadedModel:
         prepare_compiling(settings.home, topology.num_ranks)
     # svdq worker counts the ranks of all groups; torchrun has one group.
     sharing = config.ranks_per_gpu or ranks_per_gpu(num_visible, topology.num_ranks)
-    components, in_rounds = _agree_on_components(
+    components, phase_weights = _agree_on_components(
         process, lambda: capacity(device, settings.memory_limit, sharing), dtype
     )
-    role = replace(Role.of_rank(topology.rank), components=components, in_rounds=in_rounds)
+    role = replace(Role.of_rank(topology.rank), components=components)
+    if phase_weights is not None:
+        host_bytes = free_host_bytes() if config.host_memory is None else config.host_memory
+        role = replace(role, in_rounds=True, host_bytes=host_bytes)
+        logger.info("Working in rounds: one expert at a time, for many videos.")
     if config.encoder_rank and topology.first:
         role = replace(role, decode=False)
     num_threads = torch.get_num_threads()
@@ -161,10 +171,12 @@ def _load_model(process: RankProcess) -> LoadedModel:
         del model
         model = open_model(process.run.model, role, device, dtype, compute)
     torch.set_num_threads(num_threads)
+    streamed = model.info.streamed_bytes if phase_weights is None else phase_weights.streamed
     info = RankInfo(
         capacity=granted,
-        weights=model.info.weight_bytes,
-        streamed_weights=model.info.streamed_bytes if can_stream and compute.offload == "off" else None,
+        weights=max([model.info.weight_bytes, *(phase_weights.by_phase.values() if phase_weights else ())]),
+        phase_weights=phase_weights.by_phase if phase_weights else {},
+        streamed_weights=streamed if can_stream and compute.offload == "off" else None,
         device=name_of(device),
         ranks_per_gpu=sharing,
         encodes=role.encode,
@@ -177,14 +189,14 @@ def _load_model(process: RankProcess) -> LoadedModel:
 
 def _agree_on_components(
     process: RankProcess, granted: Callable[[], int | None], dtype: torch.dtype
-) -> tuple[Components, bool]:
-    """Return the experts that this rank loads, and whether one at a time; waits for the others if there are several."""
+) -> tuple[Components, PhaseWeights | None]:
+    """Return the experts that this rank loads, and in rounds what it holds at a time; waits for other ranks."""
     config, topology = process.run.rank, process.topology
     if config.encoder_rank and topology.num_ranks == 1:
         raise InputError("--encoder-rank leaves the first rank without steps; give at least two, such as --ranks 2.")
     experts = Experts.of(process.run.model, config.compute, dtype)
     if experts is None:
-        return frozenset() if config.encoder_rank and topology.first else None, False
+        return frozenset() if config.encoder_rank and topology.first else None, None
     if topology.num_ranks == 1:
         return None, experts.in_rounds(granted(), config.experts)
     if config.experts == "rounds":
@@ -199,7 +211,7 @@ def _agree_on_components(
         return _OF_ALL.dump_json(bound).decode()
 
     decided = _with_others(process, lambda folder: agree(topology, json.dumps(granted()), decide, folder=folder))
-    return _OF_ALL.validate_json(decided)[topology.rank], False
+    return _OF_ALL.validate_json(decided)[topology.rank], None
 
 
 def _with_others(process: RankProcess, meet: Callable[[Path], _T]) -> _T:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute_options import ComputeOptions, quantization
+from svdq.pipeline.models.compute_options import ComputeOptions, apply, quantization
 from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import FolderLayout
 from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
@@ -82,12 +82,9 @@ class ComponentLoader:
         import diffusers
 
         parts: dict[str, Any] = dict.fromkeys(self.layout.components)
-        quantized = quantization(options)
-        for each in self.needed():
-            with in_a_sentence(f"The {each} of the model {self.name}", device, self._needed_bytes):
-                is_denoiser = each in self.layout.denoisers
-                where = torch.device("cpu") if is_denoiser and options.offload == "blocks" else device
-                parts[each] = self.load(each, where, quantized if is_denoiser else None)
+        # In rounds, the others come when they are needed. diffusers reads sizes from the VAE.
+        for each in ["vae"] if self.role.in_rounds else self.needed():
+            parts[each] = self.load_for(each, device, options)
         with in_a_sentence(f"The model {self.name}", device, self._needed_bytes):
             parts |= self._without_weights()
             pipeline: Any = getattr(diffusers, pipeline_class)(**parts)
@@ -97,6 +94,14 @@ class ComponentLoader:
                 if not self.role.decode:
                     pipeline.vae.decoder = pipeline.vae.post_quant_conv = None
             return pipeline
+
+    def load_for(self, component: str, device: torch.device, options: ComputeOptions) -> Any:
+        """Load one component as the options say, a denoising one configured; raises InputError for whatever reason."""
+        with in_a_sentence(f"The {component} of the model {self.name}", device, self._needed_bytes):
+            if component not in self.layout.denoisers:
+                return self.load(component, device)
+            where = torch.device("cpu") if options.offload == "blocks" else device
+            return apply(self.load(component, where, quantization(options)), options, device)
 
     def _without_weights(self) -> dict[str, Any]:
         """Load the scheduler and, to encode, the tokenizer and the image processor; return all settings, too."""
@@ -118,12 +123,17 @@ class ComponentLoader:
         return parts
 
     def _needed_bytes(self) -> int:
-        return sum(self.dtype_of(each).itemsize * self._num_weights(each) for each in self.needed())
+        sizes = [self.dtype_of(each).itemsize * self._num_weights(each) for each in self.needed()]
+        return max(sizes) if self.role.in_rounds else sum(sizes)
 
     def _num_weights(self, component: str) -> int:
         if component in self.model.weights:
             return num_weights(self.model.weights[component])
         return sum(map(math.prod, stored_shapes(self._files(component)).values()))
+
+    def files(self, component: str) -> list[Path]:
+        """Return the files that a component's weights are in."""
+        return [self.model.weights[component]] if component in self.model.weights else self._files(component)
 
     def _files(self, component: str) -> list[Path]:
         return loaded_files(self.path, component, WEIGHTS[name_of(self.dtype_of(component))])

@@ -1,6 +1,7 @@
 """What the models of all families have in common: a diffusers folder whose components are opened for a role."""
 
 import logging
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -14,14 +15,16 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.components import ComponentLoader, name_of
-from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, apply, stored_parts, weight_bytes
+from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, stored_parts, weight_bytes
 from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.memory import ACTIVITIES, Activity, MemoryShape, shape_for
 from svdq.pipeline.models.model_folder import is_untrained
+from svdq.pipeline.models.residency import Residency, read_ahead
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, all_finite, nan_advice
 from svdq.pipeline.planning.binding import Segment
+from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
 logger = logging.getLogger(__name__)
@@ -95,15 +98,17 @@ class DiffusersModel(VideoModel):
         self._options = options
         #: The diffusers pipeline with the components of the role.
         self.pipeline = found.load_pipeline(next(iter(self.family.layouts)), device, options)
-        #: The UNet or the transformers of the role, by component.
+        #: The UNet or the transformers of the role, by component; in rounds, those that are in memory.
         self._denoisers: dict[str, Any] = {
-            component: getattr(self.pipeline, component)
+            component: module
             for component in found.needed()
-            if component in found.layout.denoisers
+            if component in found.layout.denoisers and (module := getattr(self.pipeline, component)) is not None
         }
-        for component, module in self._denoisers.items():
-            with in_a_sentence(f"The {component} of the model {name}", device):
-                apply(module, options, device)
+        self._found = found
+        #: Held while components come and go, and while prompts are encoded.
+        self._holding = threading.Lock()
+        if role.in_rounds:
+            self._begin_rounds()
         self._meter = MemoryMeter(device)
         notices = ["tiny (untrained: shows noise)"] if is_untrained(found.path) else []
         notices += [f"approximate ({way})" for way in options.approximate]
@@ -122,6 +127,51 @@ class DiffusersModel(VideoModel):
             | ({"weights": model.fingerprint} if model.fingerprint is not None else {}),
         )
         logger.info("Loaded %s (%s) in %.1f s.", name, role, time.perf_counter() - started)
+
+    def _begin_rounds(self) -> None:
+        needed, denoisers = self._found.needed(), self._found.layout.denoisers
+        texts = [each for each in needed if each.startswith("text_encoder")]
+        #: The components of each set.
+        self._of_set = {
+            **({TEXT_ENCODER: texts} if texts else {}),
+            ENCODERS: [each for each in needed if each not in denoisers and each not in texts],
+            **{each: [each] for each in needed if each in denoisers},
+            DECODER: ["vae"],
+        }
+        self.sets = tuple(self._of_set)
+        self._held = ""
+
+        def load(component: str) -> Any:
+            # The one that the pipeline was made with.
+            there = getattr(self.pipeline, component)
+            return there if there is not None else self._found.load_for(component, self._device, self._options)
+
+        self._residency = Residency(self._device, self._role.host_bytes, load)
+
+    def hold(self, components: str) -> None:
+        """Load one of `sets` in place of the one before; see `VideoModel`."""
+        is_streamed = self._options.offload == "blocks"
+        with self._holding, in_a_sentence(f"The {components} of the model {self.info.name}", self._device):
+            self._held = ""
+            # Streamed blocks are pinned in host memory, which holds those of one component.
+            wanted = self._of_set[components]
+            changed = self._residency.hold(wanted, is_kept=lambda each: not (is_streamed and each in self._denoisers))
+            for component, module in changed.items():
+                setattr(self.pipeline, component, module)
+                if component not in self._found.layout.denoisers:
+                    continue
+                if module is None:
+                    del self._denoisers[component]
+                else:
+                    self._denoisers[component] = module
+            self._held = components
+        following = self.sets[(self.sets.index(components) + 1) % len(self.sets)]
+        again = filter(self._residency.reads_again, self._of_set[following])
+        read_ahead([file for component in again for file in self._found.files(component)])
+
+    def _need(self, components: str) -> None:
+        if self.sets:
+            self.hold(components)
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in the defaults of this model; see `VideoModel`."""
@@ -165,13 +215,16 @@ class DiffusersModel(VideoModel):
         if on_cpu and self._options.compiled == "off":
             return
         if self._role.encode and not on_cpu:
+            self._need(ENCODERS)
             gray = PIL.Image.new("RGB", (parameters.width, parameters.height), "gray")
             self.encode(gray, parameters, gray)
         state = self.zeros(parameters)
         for segment in self.segments(parameters):
-            if segment.component in self._denoisers:
+            if self._role.has(segment.component):
+                self._need(segment.component)
                 self.denoiser(state, parameters).step(state, segment.start)
         if self._role.decode and not on_cpu:
+            self._need(DECODER)
             self.decode(state, parameters, parameters.decode_chunk_size or parameters.num_frames)
 
     @torch.inference_mode()

@@ -40,8 +40,9 @@ class Role:
     components: frozenset[str] | None = None
     #: Whether it has the decoder: the last rank, and every other one that has room for it.
     decode: bool = False
-    #: Whether it holds one set of these at a time, while it works in rounds.
+    #: Whether it works in rounds and so holds one set of these at a time, and the bytes of host memory for the others.
     in_rounds: bool = False
+    host_bytes: int = 0
 
     @classmethod
     def of_rank(cls, rank: int) -> Self:

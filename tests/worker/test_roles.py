@@ -43,8 +43,10 @@ def test_ranks_with_room_load_all_experts(experts: Experts, capacities) -> None:
 
 
 def test_a_rank_alone_without_room_works_in_rounds(experts: Experts) -> None:
-    assert [experts.in_rounds(capacity, "auto") for capacity in (None, ROOM, NO_ROOM)] == [False, False, True]
-    assert experts.in_rounds(None, "rounds")
+    assert experts.in_rounds(None, "auto") is experts.in_rounds(ROOM, "auto") is None
+    found = experts.in_rounds(NO_ROOM, "auto")
+    assert found is not None
+    assert found == experts.in_rounds(None, "rounds")
     assert not experts.in_rounds(NO_ROOM, "resident")
 
 

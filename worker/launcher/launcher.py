@@ -89,6 +89,9 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
             "until_s": until_s,
             "record_trace": options.trace is not None,
             "ranks_per_gpu": ranks_per_gpu(len(gpus), ranks * options.groups),
+            "host_memory": options.rank.host_memory
+            if options.rank.host_memory is not None
+            else run_folder.free_host_bytes() // (ranks * options.groups),
         }
     )
     groups: list[GroupProcess] = []

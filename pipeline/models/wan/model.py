@@ -5,7 +5,6 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 """
 
 import importlib.util
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -24,6 +23,7 @@ from svdq.pipeline.models.video_model import Denoiser, Role, State
 from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names
 from svdq.pipeline.models.wan.family import FAMILY, FLF2V_14B, WanParameters, needs_last_photo
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
+from svdq.pipeline.planning.rounds import TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
 #: Number of texts whose embeddings are kept. Each has at most 4 MB in half precision.
@@ -48,8 +48,8 @@ class WanModel(DiffusersModel):
         super().__init__(model, role, *args, **kwargs)
         # Setting timesteps waits for the device, and a long prompt takes seconds.
         self._schedule = lru_cache(CACHED_SCHEDULES)(partial(Schedule, facts=self._facts, device=self._device))
-        self._embed = lru_cache(CACHED_TEXTS)(self._embed_text)
-        self._embedding = threading.Lock()
+        #: Embeddings by text, the latest last.
+        self._texts: dict[str, Tensor] = {}
 
     def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros, with all that the scheduler may keep; see `_encode` for the others."""
@@ -70,15 +70,18 @@ class WanModel(DiffusersModel):
         return state
 
     @torch.inference_mode()
-    def embed(self, parameters: VideoParameters) -> dict[str, Tensor]:
+    def embed(self, parameters: VideoParameters) -> dict[str, Tensor] | None:
         """Encode the prompts, those of the last texts from memory.
 
         Returns:
             `prompt_embeds` (1, N, E) and with guidance `negative_prompt_embeds`, without the padding that the denoiser
-            adds.
+            adds; None in rounds, if the text encoder is not loaded and has not encoded these texts before.
         """
         assert isinstance(parameters, WanParameters)
-        with self._embedding:
+        texts = {parameters.prompt, *([parameters.negative_prompt] if parameters.guided else [])}
+        with self._holding:
+            if self.sets and self._held != TEXT_ENCODER and texts - self._texts.keys():
+                return None
             # (3)
             state = {"prompt_embeds": self._embed(parameters.prompt)}
             if parameters.guided:
@@ -96,7 +99,8 @@ class WanModel(DiffusersModel):
         if last_photo is None and needs_last_photo(self._facts):
             raise SampleError(f"{FLF2V_14B.title} makes videos between two photos; give a last photo, or loop.")
         photos = [photo] if last_photo is None else [photo, last_photo]
-        state = self.embed(parameters) if self._role.embed else {}
+        # In rounds they are encoded before, with other components.
+        state = (self.embed(parameters) or {}) if self._role.embed and not self.sets else {}
         if self._facts["has_image_encoder"]:
             # (2, 257, C) with a last photo; the transformer joins both.
             state["image_embeds"] = pipeline.encode_image(photos, self._device).to(self._dtype)
@@ -118,6 +122,13 @@ class WanModel(DiffusersModel):
                 last_image=last_image[0] if last_image else None,
             )[:2]
         return {**state, "latents": latents, "condition": condition}
+
+    def _embed(self, text: str) -> Tensor:
+        embedding = self._texts.pop(text, None)
+        self._texts[text] = embedding = self._embed_text(text) if embedding is None else embedding
+        if len(self._texts) > CACHED_TEXTS:
+            del self._texts[next(iter(self._texts))]
+        return embedding
 
     def _embed_text(self, text: str) -> Tensor:
         """Return the embedding of a text (1, N, E) without padding, which is zeros."""

@@ -1,0 +1,88 @@
+"""An untrained Wan on one rank in rounds: diffusers' bits, resumed anywhere, and each expert loaded once a round."""
+
+import logging
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gpu_checks import compare
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.loop.protocols import Request
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.wan.family import FAMILY
+from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER
+from tests.pipeline.fakes import Alone
+from tests.pipeline.models.test_wan_ranks import VIDEOS
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+SETS = (TEXT_ENCODER, ENCODERS, "transformer", "transformer_2", DECODER)
+
+
+def open_in_rounds(folder, host_bytes: int):
+    role = replace(Role.of_rank(0), in_rounds=True, host_bytes=host_bytes)
+    return open_model(resolve(str(folder)), role, CPU, torch.float32)
+
+
+def requests(image, videos, *, resume=None) -> list[Request]:
+    return [
+        Request(
+            job_id=f"job-{number}",
+            parameters=video,
+            photo=None if resume else image,
+            resume=resume[number] if resume else None,
+            num_waiting=len(videos) - number - 1,
+        )
+        for number, video in enumerate(videos)
+    ]
+
+
+@pytest.fixture(scope="module")
+def videos(tiny_wan):
+    facts = FAMILY.read_facts(tiny_wan, "tiny")
+    return [FAMILY.complete(video.model_copy(update={"seed": n}), facts) for n, video in enumerate(VIDEOS * 3)]
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_wan, image, videos):
+    return [compare.render_with_diffusers(str(tiny_wan), image, video) for video in videos]
+
+
+@pytest.mark.parametrize("host_bytes", [0, 10**9])
+def test_frames_are_those_of_diffusers_and_experts_are_loaded_once_a_round(
+    tiny_wan, image, videos, reference, host_bytes, caplog
+):
+    caplog.set_level(logging.INFO, "svdq")
+    alone = Alone(open_in_rounds(tiny_wan, host_bytes), requests(image, videos))
+    alone.stage.run()
+    for number, expected in enumerate(reference):
+        np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], expected)
+    loads = [record.args[0] for record in caplog.records if record.msg.startswith("Loaded the")]
+    assert loads.count("transformer") == loads.count("transformer_2") == 2
+    # All prompts are known in the second round.
+    assert loads.count(TEXT_ENCODER) <= 2
+    # Continued from each checkpoint, also of different ones at once.
+    saved = [[each for each in alone.checkpointer.samples if each.index == number] for number in range(4)]
+    assert [each.step for each in saved[0]] == [0, 3, 7]
+    for place in range(3):
+        chosen = [each[min(place, len(each) - 1)] for each in saved]
+        again = Alone(open_in_rounds(tiny_wan, host_bytes), requests(None, videos[:4], resume=chosen))
+        again.stage.run()
+        for number, expected in enumerate(reference[:4]):
+            np.testing.assert_array_equal(again.sink.frames[f"job-{number}"], expected)
+
+
+def test_a_set_that_is_gone_fails_with_a_sentence(tiny_wan, tmp_path):
+    folder = tmp_path / "wan"
+    shutil.copytree(tiny_wan, folder)
+    model = open_in_rounds(folder, 0)
+    model.hold("transformer")
+    shutil.rmtree(folder / "transformer_2")
+    with pytest.raises(InputError, match=r"The transformer_2 of the model .*cannot be loaded"):
+        model.hold("transformer_2")
