@@ -1,1 +1,1 @@
-"""Storage of photos, videos and checkpoints: a local folder, an object store or a file server."""
+"""Storage of photos, videos and checkpoints: a local folder or an object store."""

@@ -1,8 +1,4 @@
-"""Storage behind a URL through fsspec: an object store (S3, Google, Azure) or a file server (SFTP).
-
-An object store shows an object only when it is complete. On a file server, files are written under a temporary name and
-renamed.
-"""
+"""Storage in an object store (S3, Google, Azure) through fsspec, which shows an object only when it is complete."""
 
 import contextlib
 import errno
@@ -14,22 +10,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from svdq.pipeline.errors import InputError, how_to_install
-from svdq.producer.files import temporary_name
-from svdq.producer.storage.local import TEMPORARY, Entry
+from svdq.producer.storage.local import Entry
 from svdq.producer.text import as_utc
 from svdq.producer.threads import ordered_map
 
-#: Protocols of object stores, which have no folders and show no partial objects.
+#: Protocols of object stores, which have no folders; `memory` is for tests.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 #: The extra that installs the plugin of a protocol.
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
     **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
-    **dict.fromkeys(("sftp", "ssh"), "sftp"),
 }
 #: Keys of the last write in the metadata of fsspec's backends; some have only `created`.
-_TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+_TIMES = ("LastModified", "last_modified", "updated", "modified", "created")
 AT_ONCE = 64  # number of files read or removed in parallel, to hide latency
 
 
@@ -88,33 +82,23 @@ class RemoteFiles:
 
     def write(self, key: str, data: bytes) -> None:
         """Write bytes, replacing an existing file."""
-        with self._arrival(key) as path:
-            self._fs.pipe_file(path, data)
+        self._fs.pipe_file(self._path(key), data)
 
     def publish(self, path: Path, key: str) -> None:
         """Upload a local file or folder."""
+        sources, target = [path], self._path(key)
         if path.is_dir():
             self.remove(key)
             sources = [file for file in path.rglob("*") if file.is_file()]
-        else:
-            sources = [path]
-        with self._arrival(key) as target:
-            # File by file, since fsspec's backends differ in how they upload a folder.
-            targets = [f"{target}/{file.relative_to(path).as_posix()}" if file != path else target for file in sources]
-            if self._protocol not in OBJECT_STORES:
-                for folder in {name.rpartition("/")[0] for name in targets}:
-                    self._fs.makedirs(folder, exist_ok=True)
-            self._fs.put([str(file) for file in sources], targets)
+        # File by file, since fsspec's backends differ in how they upload a folder.
+        targets = [f"{target}/{file.relative_to(path).as_posix()}" if file != path else target for file in sources]
+        self._fs.put([str(file) for file in sources], targets)
 
     def renew(self, key: str) -> bool:
         """Return False: the time of an object changes only with its content."""
         return False
 
     def remove(self, key: str) -> None:
-        """Remove a file or a folder."""
-        self._remove(self._path(key))
-
-    def _remove(self, path: str) -> None:
         """Remove a file or a folder. fsspec's `rm` would treat `[`, `*` and `?` in a name as a pattern."""
         fs = self._fresh()
 
@@ -122,16 +106,8 @@ class RemoteFiles:
             with contextlib.suppress(FileNotFoundError):
                 fs.rm_file(path)
 
-        try:
-            found = fs.find(path, withdirs=True, detail=True)
-        except FileNotFoundError:
-            return
-        folders = [name for name, info in found.items() if info.get("type") == "directory"]
-        files = [name for name in found if name not in set(folders)]
-        deque(ordered_map(remove, files, num_threads=self.num_threads), maxlen=0)
-        if self._protocol not in OBJECT_STORES:
-            for folder in sorted(folders, key=len, reverse=True):
-                fs.rmdir(folder)
+        with contextlib.suppress(FileNotFoundError):
+            deque(ordered_map(remove, fs.find(self._path(key)), num_threads=self.num_threads), maxlen=0)
 
     @property
     def num_threads(self) -> int:
@@ -157,27 +133,24 @@ class RemoteFiles:
         """Open the storage, as its first use does; return fsspec's file system."""
         import fsspec
 
+        if self._protocol not in OBJECT_STORES:
+            raise InputError(
+                f"There is no kind of storage {self._protocol}://; set SVDQ_STORAGE or --storage to a folder, or to "
+                "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix."
+            )
         try:
             fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True)
         except ImportError as error:
-            extra = EXTRAS.get(self._protocol)
-            advice = how_to_install(extra) if extra else str(error).rstrip(".")
+            advice = how_to_install(EXTRAS[self._protocol])
             raise InputError(
                 f"A storage at {self._protocol}:// needs a package that is not installed; {advice}."
-            ) from error
-        except ValueError as error:
-            if self._protocol in fsspec.available_protocols():
-                raise
-            raise InputError(
-                f"There is no kind of storage {self._protocol}://; set SVDQ_STORAGE or --storage to a folder, or to "
-                "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or sftp://host/folder."
             ) from error
         self._connected, self._root = fs, str(root).rstrip("/")
         return fs
 
     def _path(self, key: str) -> str:
         path = f"{self._root}/{key}"
-        if self._protocol in OBJECT_STORES and len(path.partition("/")[2].encode()) > 1024:
+        if len(path.partition("/")[2].encode()) > 1024:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), key)
         return path
 
@@ -187,31 +160,12 @@ class RemoteFiles:
 
     def _check_bucket(self) -> None:
         """Raise FileNotFoundError if the bucket does not exist."""
-        if self._protocol in OBJECT_STORES - {"memory"}:
+        if self._protocol != "memory":
             bucket = self._root.partition("/")[0]
             try:
                 self._fs.info(bucket)
             except FileNotFoundError as error:
                 raise FileNotFoundError(f"there is no bucket {bucket!r}") from error
-
-    @contextlib.contextmanager
-    def _arrival(self, key: str) -> Iterator[str]:
-        """Yield the path to write to, and move the written file to its key atomically."""
-        path = self._path(key)
-        if self._protocol in OBJECT_STORES:
-            yield path
-            return
-        fs = self._fs
-        temporary = self._path(f"{TEMPORARY}/{temporary_name()}")
-        for folder in (temporary.rpartition("/")[0], path.rpartition("/")[0]):
-            fs.makedirs(folder, exist_ok=True)
-        try:
-            yield temporary
-            fs.mv(temporary, path)
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self._remove(temporary)
-            raise
 
 
 def _modified_at(info: dict[str, Any]) -> datetime:

@@ -20,7 +20,6 @@ from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
-from tests.producer.storage.test_file_server import Server, url_of
 from tests.queued import enqueue
 
 pytestmark = pytest.mark.slow
@@ -55,15 +54,8 @@ def test_files_and_folders_are_written_and_removed(s3: str, tmp_path: Path) -> N
     assert keys(storage) == ["outputs/1/a ü.mp4"]
 
 
-@pytest.mark.parametrize("place", ["bucket", "file server"])
-def test_names_are_never_patterns(request: pytest.FixtureRequest, place: str, tmp_path: Path) -> None:
-    if place == "bucket":
-        storage = Storage(request.getfixturevalue("s3"))
-    else:
-        (tmp_path / "served").mkdir()
-        server = Server(tmp_path / "served")
-        request.addfinalizer(server.stop)
-        storage = Storage(url_of(server))
+def test_names_are_never_patterns(s3: str, tmp_path: Path) -> None:
+    storage = Storage(s3)
     name, like = "outputs/[ab]*? x", "outputs/axx x"
     for folder in (name, like):
         for file in ("1.png", "deep/2.png"):
