@@ -21,12 +21,12 @@ from svdq.pipeline.models.model_folder import WEIGHTS, class_in, is_half, loaded
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights import (
-    Read,
+    Stored,
     empty_component,
     load_weights,
     num_weights,
-    read_file,
-    read_folder,
+    open_file,
+    open_folder,
     renaming,
 )
 
@@ -166,30 +166,38 @@ class ComponentLoader:
         return model
 
     def _assemble(self, kind: Any, component: str, device: torch.device, quantized: Any) -> Any:
-        model, read, loras = self.open_changed(kind, component)
+        model, stored, loras = self.open_changed(kind, component)
         for warning in (warning for lora in loras for warning in warnings_of(lora)):
             logger.warning("%s", warning)
-        load_weights(model, read, loras, dtype=self.dtype_of(component), device=device, quantization=quantized)
+        load_weights(model, stored, loras, dtype=self.dtype_of(component), device=device, quantization=quantized)
         return model
 
-    def open_changed(self, kind: Any, component: str) -> tuple[Any, dict[str, Read], list[Lora]]:
+    def open_changed(self, kind: Any, component: str) -> tuple[Any, dict[str, Stored], list[Lora]]:
         """Open the files of a component that a model file changes, and match them to its config."""
         model = empty_component(kind, read_json(self.path, f"{component}/config.json", self.name))
         shapes, rename = {name: tensor.shape for name, tensor in model.state_dict().items()}, renaming(kind)
         if component in self.model.weights:
-            read = read_file(self.model.weights[component], shapes, rename)
+            stored = open_file(self.model.weights[component], shapes, rename)
         else:
-            read = read_folder(self._files(component))
-        self._check_complete(component, shapes.keys() - read.keys())
+            stored = open_folder(self._files(component))
+        self._check_complete(component, shapes.keys() - stored.keys())
+        for name, shape in shapes.items():
+            if stored[name].num_elements != math.prod(shape):
+                raise InputError(
+                    f"The {component} of the model {self.name} does not fit its config{self._of(component)}: {name} "
+                    f"has {stored[name].num_elements:,} numbers in place of {math.prod(shape):,}; give another file."
+                )
         loras = [open_lora(lora, shapes, rename) for lora in self.model.loras if lora.component == component]
-        return model, read, loras
+        return model, stored, loras
+
+    def _of(self, component: str) -> str:
+        return f" in {self.model.weights[component]}" if component in self.model.weights else ""
 
     def _check_complete(self, component: str, missing: Collection[str]) -> None:
         if missing:
-            file = f" in {self.model.weights[component]}" if component in self.model.weights else ""
             raise InputError(
-                f"The {component} of the model {self.name} lacks {len(missing)} of its weights{file}, such as "
-                f"{min(missing)}; get the model again, or one whose files belong to its config."
+                f"The {component} of the model {self.name} lacks {len(missing)} of its weights{self._of(component)}, "
+                f"such as {min(missing)}; get the model again, or one whose files belong to its config."
             )
 
 

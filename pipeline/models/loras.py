@@ -34,6 +34,8 @@ _KINDS = {
 }
 #: Those that change a bias.
 _BIAS_KINDS = {"lora_B.bias": "diff", "diff_b": "diff"}
+#: What keys begin with in files for several components.
+_COMPONENTS = ("transformer.", "transformer_2.", "unet.")
 #: The names that musubi-tuner flattens: `blocks_3_self_attn_q`.
 _FLAT = re.compile(r"blocks_(\d+)_(?:(self_attn|cross_attn)_(q|k|v|o|k_img|v_img)|ffn_(\d))")
 
@@ -46,7 +48,7 @@ class Lora:
     tensors: Any
     #: The keys of the parts by weight of the component and kind of part.
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
-    #: alpha / rank where the file has no key for alpha, by weight.
+    #: alpha / rank where the file has no key for alpha, by weight; of differences, too.
     scales: dict[str, float] = field(default_factory=dict)
     #: Keys that match no weight, and those that are dropped as in diffusers: whole differences of norms and the like.
     unmatched: list[str] = field(default_factory=list)
@@ -59,13 +61,14 @@ class Lora:
         if keys is None:
             return weight
         read = {kind: self.tensors.get_tensor(key).to(weight.device, torch.float32) for kind, key in keys.items()}
+        scale = self.scales[name]
+        if "diff" in read:
+            weight = weight + (self.file.strength * scale) * read["diff"].reshape(weight.shape)
         if "down" in read:
             down, up = read["down"], read["up"]
-            scale = float(read["alpha"]) / len(down) if "alpha" in read else self.scales.get(name, 1.0)
+            scale = float(read["alpha"]) / len(down) if "alpha" in read else scale
             # Kernels of convolutions are flattened: that of B is 1.
             weight = weight + (self.file.strength * scale) * (up.flatten(1) @ down.flatten(1)).reshape(weight.shape)
-        if "diff" in read:
-            weight = weight + self.file.strength * read["diff"].reshape(weight.shape)
         return weight
 
 
@@ -85,7 +88,7 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
     keys = list(tensors.keys())
     metadata = json.loads((tensors.metadata() or {}).get("lora_adapter_metadata", "{}"))
     if is_of_several := any(key.startswith(f"{component}.") for key in keys):
-        keys = [key for key in keys if key.startswith(f"{component}.")]
+        keys = [key for key in keys if key.startswith(f"{component}.") or not key.startswith(_COMPONENTS)]
     lora.num_keys = len(keys)
     for key in keys:
         if key.endswith((".dora_scale", ".hada_w1_a", ".lokr_w1")):
@@ -95,7 +98,7 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
             lora.unmatched.append(key)
         else:
             lora.parts.setdefault(name, {})[kind] = key
-    for name in [name for name, kinds in lora.parts.items() if _is_dropped(name, kinds, lora.parts)]:
+    for name in [name for name in lora.parts if _is_dropped(name, lora.parts)]:
         lora.dropped += lora.parts.pop(name).values()
     if not lora.parts:
         example = keys[0] if keys else "no keys"
@@ -112,15 +115,16 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
                 raise InputError(
                     f"The LoRA {file.file} is of another model: its {name} has another shape; give another."
                 )
-        lora.scales[name] = _scale(name.removesuffix(".weight"), metadata, component)
+        lora.scales[name] = _scale(name.removesuffix(".weight").removesuffix(".bias"), metadata, component)
     return lora
 
 
-def _is_dropped(name: str, kinds: Collection[str], parts: Collection[str]) -> bool:
-    """Return whether diffusers drops it: of a norm, a whole difference but of the head, a bias of time_proj alone."""
-    whole = "diff" in kinds and not name.endswith(".bias") and name != "proj_out.weight"
-    is_alone = name.endswith("time_proj.bias") and f"{name.removesuffix('bias')}weight" not in parts
-    return "norm" in name or whole or is_alone
+def _is_dropped(name: str, parts: Mapping[str, Collection[str]]) -> bool:
+    """Return whether diffusers drops it: of a norm, a whole difference but of the head, some biases without a LoRA."""
+    if name.endswith(".bias"):
+        is_alone = "down" not in parts.get(f"{name.removesuffix('bias')}weight", ())
+        return "norm" in name or (is_alone and name.endswith(("time_proj.bias", "patch_embedding.bias")))
+    return "norm" in name or ("diff" in parts[name] and name != "proj_out.weight")
 
 
 def _weight_of(key: str, names: Collection[str], rename: Callable[[str], str]) -> tuple[str | None, str]:

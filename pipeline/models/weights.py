@@ -6,6 +6,8 @@ are added before a weight is rounded to the dtype computed in, so the memory nev
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +22,27 @@ _SCALES = ("scale_weight", "weight_scale")  # scales of a weight in fp8, beside 
 #: Tensors in files of ComfyUI that are no weights: how the inputs of a layer are rounded, and markers of the format.
 _NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", "comfy_quant", *_SCALES)
 
-Read = Callable[[], Tensor]  # reads one weight, as stored
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A weight in a file, read when it is asked for."""
+
+    num_elements: int
+    read: Callable[[], Tensor]
 
 
 class Weights(dict[str, Tensor]):
     """The weights of a component; a dict for diffusers' loaders, but each is read when it is asked for."""
 
-    def __init__(self, read: Mapping[str, Read], shapes: Mapping[str, torch.Size], loras: Sequence[Lora]) -> None:
-        super().__init__(dict.fromkeys(read))  # type: ignore[arg-type]
-        self._read = read
+    def __init__(self, stored: Mapping[str, Stored], shapes: Mapping[str, torch.Size], loras: Sequence[Lora]) -> None:
+        super().__init__(dict.fromkeys(stored))  # type: ignore[arg-type]
+        self._stored = stored
         self._shapes = shapes
         self._loras = loras
 
     def __getitem__(self, name: str) -> Tensor:
         """Read a weight; float32 if a LoRA changes it."""
-        weight = self._read[name]()
+        weight = self._stored[name].read()
         if name in self._shapes:
             weight = weight.reshape(self._shapes[name])
         if any(name in lora.parts for lora in self._loras):
@@ -48,16 +56,15 @@ class Weights(dict[str, Tensor]):
         return ((name, self[name]) for name in self)
 
 
-def read_folder(files: Sequence[Path]) -> dict[str, Read]:
+def open_folder(files: Sequence[Path]) -> dict[str, Stored]:
     """Return the weights in the safetensors files of a diffusers folder."""
-    found: dict[str, Read] = {}
+    found: dict[str, Stored] = {}
     for file in files:
-        tensors = open_safetensors(file, "weights file")
-        found |= {name: _later(tensors.get_tensor, name) for name in tensors.keys()}  # noqa: SIM118 - not a mapping
+        found |= _open_safetensors(file)
     return found
 
 
-def read_file(file: Path, names: Collection[str], rename: Callable[[str], str]) -> dict[str, Read]:
+def open_file(file: Path, names: Collection[str], rename: Callable[[str], str]) -> dict[str, Stored]:
     """Return the weights in one file.
 
     Args:
@@ -68,25 +75,29 @@ def read_file(file: Path, names: Collection[str], rename: Callable[[str], str]) 
     Raises:
         InputError: it is neither, or cannot be read.
     """
-    found = _read_gguf(file) if file.suffix == ".gguf" else _read_safetensors(file)
     renamed = {}
-    for name, read in found.items():
+    for name, stored in _opened(file).items():
         for prefix in _PREFIXES:
             name = name.removeprefix(prefix)
-        renamed[name if name in names else rename(name)] = read
+        renamed[name if name in names else rename(name)] = stored
     return renamed
 
 
-def _read_safetensors(file: Path) -> dict[str, Read]:
+def _opened(file: Path) -> dict[str, Stored]:
+    return _open_gguf(file) if file.suffix == ".gguf" else _open_safetensors(file)
+
+
+def _open_safetensors(file: Path) -> dict[str, Stored]:
     tensors = open_safetensors(file, "weights file")
     keys = set(tensors.keys())
-    found: dict[str, Read] = {}
+    found: dict[str, Stored] = {}
     for key in keys:
         module, _, kind = key.rpartition(".")
         if kind in _NO_WEIGHTS or key in _NO_WEIGHTS:
             continue
         scale = next((f"{module}.{name}" for name in _SCALES if kind == "weight" and f"{module}.{name}" in keys), None)
-        found[key] = _later(tensors.get_tensor, key) if scale is None else _later(_scaled, tensors, key, scale)
+        read = partial(tensors.get_tensor, key) if scale is None else partial(_scaled, tensors, key, scale)
+        found[key] = Stored(num_elements=math.prod(tensors.get_slice(key).get_shape()), read=read)
     return found
 
 
@@ -99,14 +110,14 @@ def _scaled(tensors: Any, key: str, scale: str) -> Tensor:
     return weight * factor
 
 
-def _read_gguf(file: Path) -> dict[str, Read]:
+def _open_gguf(file: Path) -> dict[str, Stored]:
     tensors = _gguf_tensors(file)
     from gguf.quants import dequantize
 
     def read(tensor: Any) -> Tensor:
         return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
 
-    return {tensor.name: _later(read, tensor) for tensor in tensors}
+    return {tensor.name: Stored(num_elements=int(tensor.n_elements), read=partial(read, tensor)) for tensor in tensors}
 
 
 def _gguf_tensors(file: Path) -> Sequence[Any]:
@@ -120,10 +131,6 @@ def _gguf_tensors(file: Path) -> Sequence[Any]:
         raise InputError(f"The weights file {file} cannot be read ({error}); fetch it again.") from error
 
 
-def _later(read: Callable[..., Tensor], *arguments: Any) -> Read:
-    return lambda: read(*arguments)
-
-
 def empty_component(kind: Any, config: Mapping[str, Any]) -> Any:
     """Create a component of diffusers without memory for its weights; its buffers have their values."""
     from accelerate import init_empty_weights
@@ -134,14 +141,14 @@ def empty_component(kind: Any, config: Mapping[str, Any]) -> Any:
 
 def load_weights(
     model: Any,
-    read: Mapping[str, Read],
+    stored: Mapping[str, Stored],
     loras: Sequence[Lora],
     *,
     dtype: torch.dtype,
     device: torch.device,
     quantization: Any = None,
 ) -> None:
-    """Load the weights of an `empty_component`, as its `from_pretrained` does; `read` has all of them."""
+    """Load the weights of an `empty_component`, as its `from_pretrained` does; `stored` has all of them."""
     from diffusers.models.model_loading_utils import load_model_dict_into_meta
     from diffusers.quantizers import DiffusersAutoQuantizer
 
@@ -151,11 +158,11 @@ def load_weights(
         keep = keep if getattr(quantizer, "use_keep_in_fp32_modules", False) else []
         quantizer.validate_environment()
         dtype = quantizer.update_torch_dtype(dtype)
-        quantizer.preprocess_model(model=model, device_map=None, state_dict=dict(read), keep_in_fp32_modules=keep)
+        quantizer.preprocess_model(model=model, device_map=None, state_dict=dict(stored), keep_in_fp32_modules=keep)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     load_model_dict_into_meta(
         model,
-        Weights({name: read[name] for name in shapes}, shapes, loras),
+        Weights({name: stored[name] for name in shapes}, shapes, loras),
         dtype=dtype,
         device_map={"": device},
         hf_quantizer=quantizer,
@@ -178,7 +185,4 @@ def renaming(kind: Any) -> Callable[[str], str]:
 
 def num_weights(file: Path) -> int:
     """Return the number of weights in a file, by its header."""
-    if file.suffix == ".gguf":
-        return sum(int(tensor.n_elements) for tensor in _gguf_tensors(file))
-    tensors = open_safetensors(file, "weights file")
-    return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return sum(stored.num_elements for stored in _opened(file).values())

@@ -13,7 +13,7 @@ from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import LoraFile
 from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.models.weights import empty_component, load_weights, read_folder, renaming
+from svdq.pipeline.models.weights import empty_component, load_weights, open_folder, renaming
 from tests.pipeline.models.wan_files import save_lora
 
 
@@ -51,7 +51,7 @@ def test_fused_weights_are_those_of_diffusers(
         pipeline.unload_lora_weights()
     loras = [opened(file, weights, strength=strength) for file, strength in zip(files, (0.7, -0.4), strict=True)]
     config = json.loads((folder / "config.json").read_text())
-    read = read_folder(sorted(folder.glob("*.safetensors")))
+    read = open_folder(sorted(folder.glob("*.safetensors")))
     ours = empty_component(diffusers.WanTransformer3DModel, config)
     load_weights(ours, read, loras, dtype=torch.float32, device=torch.device("cpu"))
     theirs = pipeline.transformer.state_dict()
@@ -67,6 +67,44 @@ def test_what_a_lora_does_not_change_is_said_with_numbers(weights: dict[str, Ten
     unmatched, dropped = warnings_of(opened(file, weights))
     assert unmatched.startswith("The LoRA lora.safetensors: 80 of 82 keys match the transformer; 1 do not, such as ")
     assert dropped.endswith("1 differences are dropped, as in diffusers, such as diffusion_model.blocks.0.norm3.diff.")
+
+
+def test_differences_count_as_in_diffusers(tiny_wan: Path, weights: dict[str, Tensor], tmp_path: Path) -> None:
+    import diffusers
+
+    file = tmp_path / "lora.safetensors"
+    save_lora(file, weights, "comfyui")
+    head, patch = weights["proj_out.weight"], weights["patch_embedding.weight"]
+    alone = {"head.head.diff": torch.randn(head.shape), "head.head.diff_b": torch.randn(len(head))}
+    alone |= {"patch_embedding.diff": torch.randn(patch.shape), "patch_embedding.diff_b": torch.randn(len(patch))}
+    alone |= {"time_projection.1.diff_b": torch.ones(len(weights["condition_embedder.time_proj.bias"]))}
+    # As in LightX2V's files, which have no alpha.
+    kept = {key: tensor for key, tensor in load_file(file).items() if not key.endswith(".alpha")}
+    save_file(kept | {f"diffusion_model.{key}": tensor for key, tensor in alone.items()}, file)
+    pipeline = diffusers.WanImageToVideoPipeline.from_pretrained(tiny_wan)
+    pipeline.load_lora_weights(str(file))
+    pipeline.fuse_lora(components=["transformer"])
+    pipeline.unload_lora_weights()
+    lora = opened(file, weights)
+    for name, theirs in pipeline.transformer.state_dict().items():
+        torch.testing.assert_close(lora.add(name, weights[name]), theirs, atol=1e-6, rtol=0)
+    assert {key.partition(".")[2] for key in lora.dropped} == {"blocks.0.norm3.diff", *list(alone)[2:]}
+
+
+def test_alpha_of_a_configuration_scales_biases_too(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    module = "transformer.blocks.0.attn1.to_q"
+    save_file(
+        {f"{module}.lora_A.weight": torch.ones(2, 24), f"{module}.lora_B.weight": torch.ones(24, 2)}
+        | {f"{module}.lora_B.bias": torch.ones(24), "text_encoder.q.lora_A.weight": torch.ones(2, 2)},
+        tmp_path / "lora.safetensors",
+        metadata={"lora_adapter_metadata": json.dumps({"transformer.r": 2, "transformer.lora_alpha": 6})},
+    )
+    lora = opened(tmp_path / "lora.safetensors", weights)
+    for kind, added in (("weight", 6.0), ("bias", 3.0)):
+        name = f"blocks.0.attn1.to_q.{kind}"
+        assert lora.add(name, torch.zeros_like(weights[name])).unique().tolist() == [added]
+    (warning,) = warnings_of(lora)
+    assert "3 of 4 keys match the transformer; 1 do not, such as text_encoder.q" in warning
 
 
 def test_a_file_for_both_experts_changes_each_by_its_own_keys(weights: dict[str, Tensor], tmp_path: Path) -> None:

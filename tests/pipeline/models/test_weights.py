@@ -8,7 +8,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.weights import empty_component, load_weights, num_weights, read_file, renaming
+from svdq.pipeline.models.components import check_model_file
+from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.wan.family import FAMILY
+from svdq.pipeline.models.weights import empty_component, load_weights, num_weights, open_file, renaming
 from tests.pipeline.models.wan_files import original_name, save_fp8_scaled, save_gguf
 
 
@@ -18,8 +21,25 @@ def save_bf16(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
+def save_fp8_with_newer_names(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As newer files of ComfyUI have them: scales of one element under another name, a note of the format."""
+    kept = save_fp8_scaled(path, weights)
+    scales = {name: tensor.reshape(1) for name, tensor in load_file(path).items() if name.endswith("scale_weight")}
+    others = {name: tensor for name, tensor in load_file(path).items() if name not in scales and name != "scaled_fp8"}
+    renamed = {name.replace("scale_weight", "weight_scale"): tensor for name, tensor in scales.items()}
+    notes = {name.replace("scale_weight", "comfy_quant"): torch.zeros(9, dtype=torch.uint8) for name in scales}
+    save_file(others | renamed | notes, path)
+    return kept
+
+
 @pytest.mark.parametrize(
-    ("name", "save"), [("bf16.safetensors", save_bf16), ("fp8.safetensors", save_fp8_scaled), ("q8.gguf", save_gguf)]
+    ("name", "save"),
+    [
+        ("bf16.safetensors", save_bf16),
+        ("fp8.safetensors", save_fp8_scaled),
+        ("newer.safetensors", save_fp8_with_newer_names),
+        ("q8.gguf", save_gguf),
+    ],
 )
 def test_a_file_of_comfyui_loads_to_its_dequantized_weights(
     tiny_wan: Path, tmp_path: Path, name: str, save: Callable[..., dict[str, Tensor]]
@@ -30,16 +50,16 @@ def test_a_file_of_comfyui_loads_to_its_dequantized_weights(
     weights = load_file(next(folder.glob("*.safetensors")))
     kept = save(tmp_path / name, weights)
     kind = diffusers.WanTransformer3DModel
-    read = read_file(tmp_path / name, weights, renaming(kind))
+    read = open_file(tmp_path / name, weights, renaming(kind))
     ours = empty_component(kind, json.loads((folder / "config.json").read_text()))
     load_weights(ours, read, [], dtype=torch.float32, device=torch.device("cpu"))
     for weight, tensor in ours.state_dict().items():
         assert torch.equal(tensor, kept[weight].float()), weight
-    assert sum(weight.numel() for weight in weights.values()) <= num_weights(tmp_path / name)
+    assert num_weights(tmp_path / name) == sum(weight.numel() for weight in weights.values())
 
 
 def test_diffusers_alone_reads_fp8_scaled_files_wrongly(tiny_wan: Path, tmp_path: Path) -> None:
-    """Why `read_file` exists: the day this fails, diffusers does it."""
+    """Why `open_file` exists: the day this fails, diffusers does it."""
     import diffusers
 
     weights = load_file(next((tiny_wan / "transformer").glob("*.safetensors")))
@@ -50,8 +70,21 @@ def test_diffusers_alone_reads_fp8_scaled_files_wrongly(tiny_wan: Path, tmp_path
     assert not torch.allclose(theirs["blocks.0.attn1.to_q.weight"], kept["blocks.0.attn1.to_q.weight"], atol=0.1)
 
 
+def test_weights_of_another_model_are_refused_by_their_sizes(tiny_wan: Path, tmp_path: Path) -> None:
+    weights = load_file(next((tiny_wan / "transformer").glob("*.safetensors")))
+    weights["patch_embedding.weight"] = weights["patch_embedding.weight"][:, :16].contiguous()  # of text to video
+    save_bf16(tmp_path / "t2v.safetensors", weights)
+    (tmp_path / "t2v.toml").write_text(f'base = "{tiny_wan}"\n[weights]\ntransformer = "t2v.safetensors"\n')
+    model = resolve(str(tmp_path / "t2v.toml"))
+    said = (
+        "transformer of the model t2v does not fit its config in .*: patch_embedding.weight has 1,536 numbers in place"
+    )
+    with pytest.raises(InputError, match=said):
+        list(check_model_file(model, FAMILY.layouts["WanImageToVideoPipeline"]))
+
+
 @pytest.mark.parametrize("name", ["pickle.pt", "broken.gguf", "broken.safetensors"])
 def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"no weights" * 10)
     with pytest.raises(InputError, match=r"^The weights file .* (cannot be read|is no safetensors file)"):
-        read_file(tmp_path / name, [], str)
+        open_file(tmp_path / name, [], str)
