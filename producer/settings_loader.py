@@ -89,7 +89,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     model = values.get("model")
     # A folder of the working folder keeps its name, which is recorded with videos.
     if isinstance(model, str) and model and has_weights(model) and not os.path.isdir(model):
-        values["model"] = str(folder / model) if is_model_file(model) or os.path.isdir(folder / model) else model
+        inside = absolute(Path(model)) if model.startswith("~") else folder / model
+        values["model"] = str(inside) if is_model_file(model) or os.path.isdir(inside) else model
     return values
 
 

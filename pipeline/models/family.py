@@ -132,11 +132,14 @@ class Family:
                 )
             facts |= self.use_scheduler(facts, given.scheduler)
             defaults |= {"flow_shift": given.scheduler.shift} if given.scheduler.shift else {}
+        if "seed" in defaults:
+            raise InputError(f"The model file {path!r} has a default for seed, which every job has of its own.")
         try:
             self.parameters.model_validate({"seed": 0} | defaults)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             what = "is no parameter of this model" if first["type"] == "extra_forbidden" else first["msg"]
+            what = what.replace("Value error, ", "Input should be ")
             raise InputError(
                 f"The default {first['loc'][0]} of the model file {path!r} cannot be used: {what}."
             ) from error

@@ -1,15 +1,20 @@
 """A model file: TOML that names a base model, other weights, LoRAs, defaults and a schedule. Does not import torch."""
 
+import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from svdq.pipeline.errors import InputError
 
 SUFFIX = ".toml"
 WEIGHTS_SUFFIXES, LORA_SUFFIXES = (".safetensors", ".gguf"), (".safetensors",)
+
+#: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 
 _Sigma = Annotated[float, Field(gt=0, le=1)]
 
@@ -53,6 +58,13 @@ class ModelFile(_Section):
     defaults: dict[str, Any] = {}
     scheduler: SchedulerEntry = SchedulerEntry()  # type: ignore[call-arg]
 
+    @field_validator("base")
+    @classmethod
+    def _is_there(cls, base: str) -> str:
+        if not Path(base).is_absolute() and not HUB_ID.fullmatch(base):
+            raise ValueError(f"{base!r} is neither a folder, relative to the file, nor a hub id")
+        return base
+
     @model_validator(mode="after")
     def _as_many_sigmas_as_steps(self) -> "ModelFile":
         sigmas, steps = self.scheduler.sigmas, self.defaults.get("steps")
@@ -79,24 +91,28 @@ def read_model_file(path: Path) -> ModelFile:
     except ValueError as error:  # also UnicodeDecodeError
         raise InputError(f"The model file {str(path)!r} is not valid TOML ({error}); correct it.") from error
     base = content.get("base")
-    if isinstance(base, str) and (folder := path.absolute().parent / Path(base).expanduser()).is_dir():
-        content["base"] = str(folder)  # as all paths in it, it is relative to the file
+    if isinstance(base, str) and base and (folder := _relative(base, path)).is_dir():
+        content["base"] = str(folder)
     try:
         return ModelFile.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "it"
+        place = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
         what = (
             "is no key of a model file"
             if first["type"] == "extra_forbidden"
             else first["msg"].removeprefix("Value error, ")
         )
         raise InputError(
-            f"The model file {str(path)!r} cannot be used: {place}: {what}; see docs/models.md."
+            f"The model file {str(path)!r} cannot be used: {place}{': ' * bool(place)}{what}; see docs/models.md."
         ) from error
 
 
-def find_file(name: str, relative_to: Path, suffixes: tuple[str, ...]) -> Path:
+def _relative(name: str, model_file: Path) -> Path:
+    return model_file.absolute().parent / os.path.expanduser(name)
+
+
+def find_file(name: str, model_file: Path, suffixes: tuple[str, ...]) -> Path:
     """Return a file that a model file names, a path or `owner/name:file` in the hub's cache.
 
     Raises:
@@ -105,15 +121,18 @@ def find_file(name: str, relative_to: Path, suffixes: tuple[str, ...]) -> Path:
     if not name.endswith(suffixes):
         raise InputError(f"The file {name!r} of a model file is not allowed: it must end in {' or '.join(suffixes)}.")
     if hub := split_hub_file(name):
-        from huggingface_hub import try_to_load_from_cache
+        try:
+            from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(*hub)
+            found = try_to_load_from_cache(*hub)
+        except (ImportError, ValueError):  # the hub allows fewer names than HUB_ID
+            found = None
         if not isinstance(found, str):
             raise InputError(
                 f"The file {name} is not on this machine; fetch it with `svdq model pull` of the model file."
             )
         return Path(found)
-    path = relative_to / Path(name).expanduser()
+    path = _relative(name, model_file)
     if not path.is_file():
         raise InputError(f"There is no file {str(path)!r}, which a model file names; correct its path.")
     return path
@@ -121,9 +140,5 @@ def find_file(name: str, relative_to: Path, suffixes: tuple[str, ...]) -> Path:
 
 def split_hub_file(name: str) -> tuple[str, str] | None:
     """Return hub id and path of `owner/name:file`; None for a path."""
-    repository, colon, file = name.partition(":")
-    return (
-        (repository, file)
-        if colon and repository.count("/") == 1 and not repository.startswith((".", "/", "~"))
-        else None
-    )
+    repository, _, file = name.partition(":")
+    return (repository, file) if file and HUB_ID.fullmatch(repository) and "@" not in repository else None

@@ -5,7 +5,6 @@ Does not import torch.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +14,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import FAMILIES, family_named, family_of
 from svdq.pipeline.models.family import FolderLayout
 from svdq.pipeline.models.model_file import (
+    HUB_ID,
     LORA_SUFFIXES,
     WEIGHTS_SUFFIXES,
     ModelFile,
@@ -33,8 +33,6 @@ from svdq.pipeline.models.model_folder import (
 )
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel, Timings
 
-#: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 #: The pipeline's index; the hub's cache finds a model by it.
 INDEX = "model_index.json"
 #: Samples of a file for its fingerprint, and the bytes of each.
@@ -164,11 +162,11 @@ def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedMode
             "base": given.base,
             "facts": family.with_model_file(dict(model.facts), given, str(path)),
             "weights": {
-                component: find_file(name, path.parent, WEIGHTS_SUFFIXES) for component, name in given.weights.items()
+                component: find_file(name, path, WEIGHTS_SUFFIXES) for component, name in given.weights.items()
             },
             "loras": tuple(
                 LoraFile(
-                    file=find_file(lora.file, path.parent, LORA_SUFFIXES),
+                    file=find_file(lora.file, path, LORA_SUFFIXES),
                     component=lora.component,
                     strength=lora.strength,
                 )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class Schedule:
         self._scheduler: Any = getattr(diffusers, kind).from_config(config, **{SHIFT_SETTINGS[kind]: shift})
         # (4) of diffusers' `__call__`.
         if "sigmas" in facts:
-            self._scheduler.set_timesteps(sigmas=facts["sigmas"], device=device)
+            self._scheduler.set_timesteps(sigmas=np.array(facts["sigmas"]), device=device)
         else:
             self._scheduler.set_timesteps(steps, device=device)
         #: The timestep of each step, (T,), on the device.

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.wan.denoiser import Schedule
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from tests.pipeline.models.wan_files import save_lora
 
@@ -136,6 +137,10 @@ def test_the_fingerprint_is_that_of_the_content(tiny_wan: Path, tmp_path: Path) 
         ("FlowMatchEulerDiscreteScheduler", "DDIMScheduler", r"There is no scheduler 'DDIMScheduler'"),
         ("[1.0, 0.75", "[0.5, 0.75", r"sigmas must fall from step to step"),
         ("base =", "base", r"is not valid TOML"),
+        ("base = ", 'base = "../none" #', r"base: '../none' is neither a folder, relative to the file, nor a hub id"),
+        ("guidance_scale = 1.0", "seed = 1", r"has a default for seed, which every job has of its own"),
+        ('"transformer.safetensors"', '"a--b/c:d.safetensors"', r"a--b/c:d.safetensors is not on this machine"),
+        ("guidance_scale = 1.0", "frames = 8", r"The default frames of .* should be 1 more than a multiple of 4"),
     ],
 )
 def test_mistakes_are_sentences(tiny_wan: Path, tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -144,6 +149,32 @@ def test_mistakes_are_sentences(tiny_wan: Path, tmp_path: Path, old: str, new: s
     with pytest.raises(InputError, match=message) as caught:
         resolve(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_either_scheduler_takes_sigmas(tiny_wan: Path, tmp_path: Path) -> None:
+    import diffusers
+
+    path = write_model_file(tmp_path, tiny_wan)
+    path.write_text(path.read_text().replace("FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler"))
+    facts = resolve(str(path)).facts
+    theirs: Any = diffusers.UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0
+    )
+    theirs.set_timesteps(sigmas=np.array(SIGMAS))
+    assert Schedule(4, 5.0, facts).timesteps.tolist() == theirs.timesteps.tolist()
+
+
+def test_paths_are_relative_to_the_file(tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_model_file(tmp_path, tiny_wan)
+    (tmp_path / "base").symlink_to(tiny_wan)
+    path.write_text(path.read_text().replace(str(tiny_wan), "base"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    model = resolve("../tiny-4step.toml")
+    assert model.folder is not None
+    assert all(
+        file.is_absolute() and file.is_file() for file in (model.folder / "model_index.json", model.loras[0].file)
+    )
 
 
 def test_svd_has_no_other_scheduler(tiny_model: Path, tmp_path: Path) -> None:
