@@ -60,6 +60,7 @@ def draw(
         jobs = snapshot.jobs_by_group.get(each.name, [])
         yield from blank
         yield _group_title(each, len(jobs))
+        yield from _model_file(each.ranks[0])
         yield _rank_table(each, snapshot.names, options)
         if jobs:
             yield from blank
@@ -118,8 +119,14 @@ def _group_title(group: "GroupStatus", num_jobs: int) -> Text:
             title.append(f", {intake.failed:,} failed", style="red")
         if intake.draining:
             title.append("  takes no more jobs", style="yellow")
-    loras = f" with {', '.join(first.loras)}" if first.loras else ""
-    return title.append(printable(f"  {first.notice or first.model}{loras}"), style="dim")
+    return title.append(printable(f"  {first.notice or first.model}"), style="dim")
+
+
+def _model_file(rank: "RankStatus") -> Iterator[Text]:
+    """Yield what a model file makes of its base, in a line of its own that may wrap."""
+    if rank.loras or rank.defaults:
+        loras = f" with {', '.join(rank.loras)}" if rank.loras else ""
+        yield Text(printable(f"model {rank.model}{loras}"), style="dim")
 
 
 def _rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:

@@ -226,6 +226,13 @@ def snapshot(connection: redis.Redis) -> Snapshot:
     return take(connection)
 
 
+def test_a_model_file_is_drawn_with_all_its_loras(connection: redis.Redis) -> None:
+    loras = tuple(f"wan2.2_i2v_{expert}_noise_lora_rank64.safetensors x 0.8" for expert in ("high", "low"))
+    save(connection, rank(0, "here-1", host="here", num_ranks=1, model="wan-4step", notice="tiny", loras=loras))
+    text = " ".join(drawn(take(connection)))
+    assert f"model wan-4step with {', '.join(loras)}" in text
+
+
 def test_everything_is_drawn(snapshot: Snapshot) -> None:
     lines = drawn(snapshot)
     text = "\n".join(lines)
