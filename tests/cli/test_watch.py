@@ -15,7 +15,7 @@ import redis
 from PIL import Image
 
 from svdq.cli.main import run
-from svdq.producer.embedded_redis import find_binaries
+from svdq.producer.embedded_redis import find_server
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -307,7 +307,7 @@ def test_it_waits_for_redis(
     assert "cannot be used" in problem["text"]
     drop("a.jpg")
     server = subprocess.Popen(
-        [str(next(iter(find_binaries()))), "--port", "0", "--unixsocket", str(address), "--dir", str(tmp_path)],
+        [str(find_server()), "--port", "0", "--unixsocket", str(address), "--dir", str(tmp_path)],
         stdout=subprocess.DEVNULL,
     )
     try:

