@@ -132,7 +132,7 @@ def _answer_about(
     echo(f"{known.to_fetch() or 'Its files are here'}.", f"{cards}: {size_text(cards.room_bytes)} for each rank.", "")
     rows = [["command", "a rank needs", "fits", count(num_videos, "video")]]
     for way in found:
-        fits = "no" if not way.fits else "in tiles" if way.in_tiles else "yes"
+        fits = "no" if not way.fits else "in parts" if way.in_parts else "yes"
         time = duration(way.time_s) if way.fits and way.time_s is not None else ""
         rows.append([way.command, size_text(way.need_bytes), fits, time])
     echo(*table(rows), "")

@@ -104,7 +104,7 @@ class Way:
     command: str
     need_bytes: int  # of the rank that needs most
     fits: bool
-    in_tiles: bool  # whether it fits only if frames are decoded one at a time, of Wan in tiles
+    in_parts: bool  # whether it fits only if frames are decoded one at a time, of Wan in tiles
     time_s: float | None  # of all videos; None: no time of a step is known
 
 
@@ -172,7 +172,7 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
                     command=command,
                     need_bytes=need,
                     fits=need <= cards.room_bytes,
-                    in_tiles=need <= cards.room_bytes < whole,
+                    in_parts=need <= cards.room_bytes < whole,
                     time_s=None if costs is None else _time_s(costs, known, residency, number, num_videos),
                 )
             )
