@@ -1,0 +1,87 @@
+"""Real groups that make videos between two photos, and loops: frames equal diffusers', files have the right number."""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from gpu_checks.references import call_diffusers
+from PIL import Image
+
+from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.tiny import write_tiny_wan
+from svdq.pipeline.models.wan.family import FAMILY, WanParameters
+
+pytestmark = pytest.mark.slow
+
+VIDEO = {"family": "wan", "prompt": "It opens.", "frames": 9, "steps": 5, "width": 64, "height": 64, "seed": 5}
+FLAGS = ("--prompt=It opens.", "--frames=9", "--steps=5", "--size=64x64", "--seed=5", "--format=png", "--format=mp4")
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    for number in range(6):
+        for name in (f"{number}.jpg", f"{number}.last.png"):
+            Image.frombytes("RGB", (90, 70), os.urandom(90 * 70 * 3)).save(folder / name)
+    return folder
+
+
+@cache
+def pipeline_of(folder: Path):
+    from diffusers import WanImageToVideoPipeline
+
+    pipeline = WanImageToVideoPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def reference(folder: Path, photo: Path, last_photo: Path) -> np.ndarray:
+    """Render with diffusers, whose arguments are prepared photos."""
+    values = FAMILY.complete(WanParameters.model_validate(VIDEO), FAMILY.read_facts(folder, "tiny"))
+    image, last_image = (prepare_photo(path.read_bytes(), 64, 64) for path in (photo, last_photo))
+    frames = call_diffusers(pipeline_of(folder), image, values, last_image=last_image)[0]
+    return np.stack([np.asarray(frame) for frame in frames])
+
+
+def num_frames(path: str) -> int:
+    with av.open(path) as container:
+        return sum(1 for _ in container.decode(video=0))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 3, 7])
+def test_a_folder_of_pairs_and_a_loop(house, tiny_wan: Path, pairs: Path, ranks: int) -> None:
+    made = house.run("svdq", "submit", pairs, *FLAGS)
+    assert (made.returncode, made.stdout.count("svdq wait")) == (0, 6), made.stderr
+    assert house.run("svdq", "submit", house.photo, "--loop", *FLAGS).returncode == 0
+    job_ids = house.queued()
+    group = house.start(ranks, "--burst", model=str(tiny_wan), wait=False)
+    assert group.end() == 0, group.text
+    *of_pairs, loop = (house.view(job_id) for job_id in job_ids)
+    for number, view in enumerate(of_pairs):
+        expected = reference(tiny_wan, pairs / f"{number}.jpg", pairs / f"{number}.last.png")
+        np.testing.assert_array_equal(house.frames(view.id), expected)
+    expected = reference(tiny_wan, house.photo, house.photo)
+    np.testing.assert_array_equal(house.frames(loop.id), expected[:-1])
+    for view in (*of_pairs, loop):
+        [mp4] = [path for path in view.outputs if path.endswith(".mp4")]
+        assert num_frames(mp4) == (8 if view is loop else 9)
+    [sidecar] = house.sidecars(loop.id)
+    assert (sidecar["job"]["loop"], sidecar["shown"]["frames"], "last_image" in sidecar["job"]) == (True, 8, False)
+
+
+def test_what_a_model_cannot_do_is_the_reason_of_the_job(house, tmp_path: Path, pairs: Path) -> None:
+    for variant, flags, words in (
+        ("ti2v-5b", ("--loop",), "Wan 2.2 TI2V-5B takes no last frame; leave loop out, or use a model"),
+        ("flf2v-14b", (), "Wan 2.1 FLF2V-14B makes videos between two photos; give a last photo, or loop."),
+    ):
+        write_tiny_wan(tmp_path / variant, variant)
+        house.run("svdq", "submit", house.photo, *FLAGS, *flags)
+        [job_id] = house.queued()
+        group = house.start(1, "--burst", model=str(tmp_path / variant), wait=False)
+        assert group.end() == 1, group.text
+        assert house.view(job_id).error.startswith(words)
