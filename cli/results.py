@@ -227,7 +227,9 @@ def inspect(file: Path, as_json: bool) -> None:
         echo_json(record.as_json())
         return
     echo(*table(_rows(record)), "")
-    echo(f"svdq submit --like {shlex.quote(str(file))} PHOTO   makes another video with the same parameters and seed")
+    last = " --last PHOTO" if "last_image" in record.job else ""
+    like = f"svdq submit --like {shlex.quote(str(file))} PHOTO{last}"
+    echo(f"{like}   makes another video with the same parameters and seed")
 
 
 def _rows(record: "Sidecar") -> list[tuple[str, object]]:

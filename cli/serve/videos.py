@@ -7,6 +7,7 @@ from typing import Any
 from svdq.cli.serve.fields import USUAL
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.producer import keys
+from svdq.producer.job import NAMING
 from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView
@@ -86,9 +87,7 @@ def _own(view: JobView, estimate: Estimate) -> dict[str, Any]:
         "ignored": ignored,
         "notice": " ".join(notices) or None,
         "parameters": {
-            name: value
-            for name, value in view.parameters.items()
-            if name not in ("image", "name", "folder", "seed", "prompt")
+            name: value for name, value in view.parameters.items() if name not in (*NAMING, "seed", "prompt")
         },
         "files": [
             {"name": key.rpartition("/")[2], "format": kind, "url": f"/v1/videos/{view.id}/content?format={kind}"}

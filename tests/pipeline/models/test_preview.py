@@ -15,6 +15,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.tiny import SVD_SCHEDULER
 from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.wan.family import WanParameters
 
 ALL = Role.of_rank(0)
 CPU = torch.device("cpu")
@@ -34,8 +35,8 @@ def parameters(**changes):
     return SvdParameters(**({"frames": 5, "steps": 6, "width": 192, "height": 128, "seed": 4} | changes))
 
 
-def render(model, photo, values):
-    tensors = model.encode(photo, values)
+def render(model, photo, values, last_photo=None):
+    tensors = model.encode(photo, values, last_photo)
     denoiser = model.denoiser(tensors, values)
     for index in range(values.steps):
         tensors |= denoiser.step(tensors, index)
@@ -45,6 +46,16 @@ def render(model, photo, values):
 def test_says_what_it_is(model):
     assert model.info.notice == "preview (no diffusion model)"
     assert model.complete(parameters(frames=None)).frames == 25
+
+
+def test_it_ends_on_the_last_photo_and_a_loop_where_it_begins(model, photo):
+    last_photo = photo.transpose(preview.Image.Transpose.ROTATE_180)
+    values = model.complete(WanParameters(seed=4, frames=5, steps=3, width=192, height=128, last_image="b"))
+    frames = render(model, photo, values, last_photo)
+    assert np.array_equal(frames[[0, -1]], [np.asarray(photo), np.asarray(last_photo)])
+    frames = render(model, photo, values.model_copy(update={"last_image": None, "loop": True}))
+    assert np.array_equal(frames[0], frames[-1])
+    assert not np.array_equal(frames[0], frames[2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
