@@ -57,6 +57,8 @@ def expected(estimate: "Estimate") -> str:
     if estimate.condition is not None:
         return f", waiting for storage: {condition_reason(estimate.condition)}"
     text = ""
+    if estimate.waits_for:
+        text = f", waits for {estimate.waits_for}"
     if estimate.num_ahead is not None:
         text = ", next" if estimate.num_ahead == 0 else f", {estimate.num_ahead:,} ahead of it"
     if estimate.eta_s is not None:

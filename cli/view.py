@@ -140,6 +140,8 @@ def _rank_table(group: "GroupStatus", names: Mapping[str, str], options: Console
             continue
         if rank.job_id is not None:
             job = Text(printable(names.get(rank.job_id, rank.job_id)))
+        elif rank.activity == "loading":
+            job = Text(rank.loading_text, style="dim")
         elif rank.activity == "waiting":
             job = Text("waits for storage", style="yellow")
         else:
@@ -176,13 +178,16 @@ def _flight_table(
 
 def progress_of(job: "JobView", group: "GroupStatus") -> tuple[list[float | None], str]:
     """Return the share of its work on a video that each rank has done, None if it has none, and the state in words."""
-    if job.rank is None:
+    if job.rank is None and not (group.intake and job.id in group.intake.places):
         return [0.0] * group.ranks[0].num_ranks, "begins"
     is_denoised = 0 < job.steps <= job.step
     is_decoding = is_denoised and any(rank.rank == job.rank and rank.job_id == job.id for rank in group.ranks)
     shares = _shares_of(job, group, is_decoded=is_denoised and not is_decoding)
     if any(job.id in condition.job_ids for condition in group.conditions):
         return shares, "waits for storage"
+    place = group.intake.places.get(job.id) if group.intake else None
+    if place is not None and all(rank.job_id != job.id for rank in group.ranks):
+        return shares, f"waits for {place}"
     if is_denoised:
         return shares, "decoding" if is_decoding else "being written"
     return shares, f"step {job.step} of {job.steps}"

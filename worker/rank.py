@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Callable
 from functools import partial
 
 from svdq.pipeline.errors import InputError, SvdqError
@@ -14,6 +15,7 @@ from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.rounds import MOST_VIDEOS
 from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.producer.queue import server_url
+from svdq.producer.status.ranks import RoundPlace
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count
 from svdq.worker import run_folder
@@ -92,7 +94,7 @@ def run_rank(process: RankProcess) -> None:
         )
         ending.callback(result_writer.wait, FLUSH_S)
     if plan is not None:
-        intake = _make_intake(process, loaded, storage, plan, checkpoints)
+        intake = _make_intake(process, loaded, storage, plan, checkpoints, lambda: stage.expected_s())
         ending.callback(lambda intake: intake.close(return_to_queue=stopping.is_set() or handing_back.is_set()), intake)
     if checkpoints is not None:
         # Before jobs return to the queue: whoever takes them next continues from these checkpoints.
@@ -121,8 +123,14 @@ def run_rank(process: RankProcess) -> None:
     )
     reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]
     if intake is not None:
-        known = {"failed_gpus": config.failed_gpus}
-        reporter.group = lambda: intake.status().model_copy(update={"costs": tuple(stage.costs.measured()), **known})
+        reporter.group = lambda: intake.status().model_copy(
+            update={
+                "costs": tuple(stage.costs.measured()),
+                "failed_gpus": config.failed_gpus,
+                "places": {job_id: RoundPlace(**vars(outlook)) for job_id, outlook in stage.outlook().items()},
+                "round_size": stage.round_size,
+            }
+        )
 
     def stop() -> None:
         stage.stop()
@@ -153,7 +161,12 @@ def run_rank(process: RankProcess) -> None:
 
 
 def _make_intake(
-    process: RankProcess, loaded: LoadedModel, storage: Storage, plan: MemoryPlan, checkpoints: Checkpoints | None
+    process: RankProcess,
+    loaded: LoadedModel,
+    storage: Storage,
+    plan: MemoryPlan,
+    checkpoints: Checkpoints | None,
+    expected_s: Callable[[], float | None],
 ) -> Intake:
     run, marker, info = process.run, process.marker, loaded.model.info
     num_ranks = process.topology.num_ranks
@@ -171,6 +184,7 @@ def _make_intake(
         memory=plan,
         max_attempts=run.settings.max_attempts,
         until_s=run.rank.until_s,
+        expected_s=expected_s,
         # One computed, one received and one sent by each rank, and those that are being written.
         # In rounds, those of one that is decoded and of the next.
         max_in_flight=(2 * MOST_VIDEOS if loaded.model.sets else 3 * num_ranks + 2) + num_writers(),

@@ -178,6 +178,8 @@ def _rank(number: int, rank: RankStatus | None, snapshot: Snapshot, devices: Map
     if rank.job_id is not None:
         job = snapshot.names.get(rank.job_id, rank.job_id)
         step = "decoding" if rank.activity == "decoding" else f"step {rank.step} of {rank.steps}"
+    elif rank.activity == "loading":
+        job = rank.loading_text
     elif rank.activity == "waiting":
         job = "waits for the disk"
     return {"name": name, "job": job, "step": step, "busy": round(rank.busy_share * 100)}

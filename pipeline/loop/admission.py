@@ -19,7 +19,7 @@ from svdq.pipeline.planning.binding import Bounds, Components, bounds_of
 from svdq.pipeline.planning.blocks import Row
 from svdq.pipeline.planning.costs import CostModel, Shape
 from svdq.pipeline.planning.planner import Planner
-from svdq.pipeline.planning.rounds import Outlook, legs_of
+from svdq.pipeline.planning.rounds import Leg, Outlook, legs_of
 from svdq.pipeline.transport.message import Kind, Message, Work
 
 logger = logging.getLogger(__name__)
@@ -196,13 +196,26 @@ class Admission:
 
     def outlook(self) -> dict[str, Outlook]:
         """Forecast the videos of a rank that works in rounds, by job; nothing before their costs are measured."""
+        admitted = self._all_measured()
+        if self._inbox is None or admitted is None:
+            return {}
+        found = self._inbox.outlook(self._seconds)
+        return {admitted[index].job_id: outlook for index, outlook in found.items() if index in admitted}
+
+    def expected_s(self) -> float | None:
+        """Forecast the seconds until a video that is taken now is decoded, in rounds; None: not known."""
+        if self._inbox is None or self._all_measured() is None:
+            return None
+        return self._inbox.expected_s(self._seconds)
+
+    def _all_measured(self) -> dict[int, _Admitted] | None:
         with self._lock:
             admitted = dict(self._in_flight)
-            if self._inbox is None or not all(self._costs.is_measured(each.shape) for each in admitted.values()):
-                return {}
-            rows = {index: self._row(each) for index, each in admitted.items()}
-        found = self._inbox.outlook(lambda index, leg: rows[index].seconds(0, leg.start, leg.stop))
-        return {admitted[index].job_id: outlook for index, outlook in found.items()}
+            return admitted if all(self._costs.is_measured(each.shape) for each in admitted.values()) else None
+
+    def _seconds(self, index: int, leg: Leg) -> float:
+        admitted = self._in_flight.get(index)
+        return 0.0 if admitted is None else self._row(admitted).seconds(0, leg.start, leg.stop)
 
     def on_report(self, report: Report) -> None:
         """Handle the end of a sample."""

@@ -60,6 +60,11 @@ class Inbox:
             self._changed.notify_all()
             return work
 
+    @property
+    def round_size(self) -> int:
+        """How many videos make a round; 0: there are none."""
+        return 0
+
     def returned(self, sample: Sample, *, is_decoded: bool) -> Sample:
         """Take back a sample that `take` has given, after its units."""
         return sample

@@ -93,6 +93,16 @@ class RoundsInbox(Inbox):
             self._changed.notify_all()
         return replace(sample, boundaries=(0, sample.parameters.steps + 2))
 
+    def expected_s(self, seconds: Callable[[int, Leg], float]) -> float | None:
+        """Forecast a video that is taken now; see `Rounds.expected_s`."""
+        with self._changed:
+            return self._rounds.expected_s(seconds)
+
+    @property
+    def round_size(self) -> int:
+        """How many videos make a round."""
+        return self._rounds.size
+
     def has_before(self, index: int) -> bool:
         """Return False: nothing interrupts a leg."""
         return False

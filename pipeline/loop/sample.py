@@ -80,7 +80,8 @@ class Sample:
     @property
     def decoder(self) -> int:
         """The rank that decodes it."""
-        return bisect_left(self.boundaries, self.parameters.steps + 2) - 1
+        # In rounds the boundaries end with the units that are done at once.
+        return min(bisect_left(self.boundaries, self.parameters.steps + 2), len(self.boundaries) - 1) - 1
 
     def steps_of(self, rank: int) -> tuple[int, int]:
         """Return the first denoising step of a rank, and the one after its last."""

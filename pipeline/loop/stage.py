@@ -136,6 +136,15 @@ class Stage:
         """Forecast the videos of a rank that works in rounds, by job."""
         return {} if self._admission is None else self._admission.outlook()
 
+    def expected_s(self) -> float | None:
+        """Forecast the seconds until a video that is taken now is decoded, in rounds; None: not known."""
+        return None if self._admission is None else self._admission.expected_s()
+
+    @property
+    def round_size(self) -> int:
+        """How many videos make a round; 0: this rank does not work in rounds."""
+        return self._inbox.round_size
+
     @property
     def stopped(self) -> bool:
         """Whether `stop` was called."""

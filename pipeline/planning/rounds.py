@@ -109,9 +109,12 @@ class Rounds:
         return self._is_open and self._num_new < self.size and has_room
 
     def admit(self, index: int, legs: Sequence[Leg], *, num_waiting: int, now: float) -> None:
-        """Add a video to the round that takes videos; `num_waiting` wait after it."""
+        """Add a video to the round that takes videos, or else to the next one; `num_waiting` wait after it."""
+        if not self._is_open and not self._members:
+            self._open_next()
         start = legs[0].start
-        self._members[index] = _Member(round=self._round, legs=[*legs], is_ahead=start > 1)
+        number = self._round if self._is_open else self._round + 1
+        self._members[index] = _Member(round=number, legs=[*legs], is_ahead=start > 1)
         self._num_new += start == 0
         self._more_wait, self._taken_at = num_waiting > 0, now
 
@@ -161,10 +164,19 @@ class Rounds:
         return min(index for index, its_place in places.items() if its_place == place)
 
     def _open_next(self) -> None:
-        self._round, self._is_open, self._num_new = self._round + 1, True, 0
+        self._round, self._is_open = self._round + 1, True
+        # One may have been waited for when the last round began.
+        self._num_new = sum(member.round == self._round for member in self._members.values())
 
     def _is_gathering(self, now: float) -> bool:
         return self._more_wait and self.wants_more() and now - self._taken_at < GATHER_S
+
+    def expected_s(self, seconds: Callable[[int, Leg], float]) -> float | None:
+        """Forecast the seconds until a video that is taken now is decoded; None before costs are measured."""
+        if self.video_s is None:
+            return None
+        rest_s = max((each.eta_s for each in self.outlook(seconds).values()), default=0.0)
+        return rest_s + self.video_s + (0.0 if self._num_new else sum(self.load_s.values()))
 
     def outlook(self, seconds: Callable[[int, Leg], float]) -> dict[int, Outlook]:
         """Forecast the rest of all videos, whose legs take so many `seconds`."""

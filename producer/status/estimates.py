@@ -44,6 +44,7 @@ class Estimate:
     eta_s: float | None = None  # seconds until it is done; None if there is nothing to do or the time is unknown
     reason: str = ""  # why the time is unknown, as a sentence, or ""
     condition: Condition | None = None  # what it waits for although a group has it
+    waits_for: str = ""  # in a group that works in rounds: "transformer_2, 12 before it"
 
     def as_json(self) -> dict[str, Any]:
         """Return a flat JSON object, to be merged with that of the job."""
@@ -52,6 +53,7 @@ class Estimate:
             "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
             "eta_reason": self.reason or None,
             "condition": self.condition.as_json() if self.condition else None,
+            "waits_for": self.waits_for or None,
         }
 
 
@@ -74,12 +76,15 @@ def estimate_jobs(
     takers, why_none = _takers(groups, pauses, no_group)
     interval_s = _mean_interval_s(map(_shape_of, waiting.sample) if waiting.sample else queued.values(), takers)
     alone_s = {shape: _alone_s(shape, takers) for shape in set(queued.values())}
+    rounds = [group.intake for group in takers if group.intake and group.intake.round_size]
+    size = max((intake.round_size for intake in rounds), default=1)
+    before_s = min((_rest_s(group) for group in takers), default=0.0)
     for job_id, shape in queued.items():
         number, own_s = num_ahead[job_id], alone_s[shape]
         if own_s is None or interval_s is None:
             found[job_id] = Estimate(num_ahead=number, reason=why_none)
         else:
-            found[job_id] = Estimate(num_ahead=number, eta_s=number * interval_s + own_s)
+            found[job_id] = Estimate(num_ahead=number, eta_s=before_s + _until_end(number, size) * interval_s + own_s)
     return found
 
 
@@ -93,7 +98,8 @@ def estimate_all(
     """Estimate when all that waits or is in flight will be done; arguments as of `estimate_jobs`."""
     if not waiting.num_jobs and not in_flight:
         return Estimate()
-    ends = list(_of_started(in_flight, groups, no_group).values())
+    found = _of_started(in_flight, groups, no_group)
+    ends = list(found.values())
     reason = next((end.reason for end in ends if end.reason), "")
     if reason or not waiting.num_jobs:
         return Estimate(eta_s=None if reason else max((end.eta_s or 0.0 for end in ends), default=0.0), reason=reason)
@@ -104,7 +110,9 @@ def estimate_all(
         return Estimate(reason=why_none)
     # All ranks work until the end, but the last video takes as long as it does alone (docs/internals/capacity.md).
     num_ranks = sum(len(group.ranks) for group in takers)
-    begun_s = sum(end.eta_s or 0.0 for end in ends) / num_ranks
+    in_rounds = {job_id for group in groups if group.intake for job_id in group.intake.places}
+    begun_s = sum(end.eta_s or 0.0 for job_id, end in found.items() if job_id not in in_rounds)
+    begun_s = (begun_s + sum(map(_rest_s, groups))) / num_ranks
     total_s = begun_s + waiting.num_jobs * interval_s
     return Estimate(eta_s=max(total_s, alone_s or 0.0, *(end.eta_s or 0.0 for end in ends)))
 
@@ -138,6 +146,17 @@ def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str)
     return measured, UNMEASURED
 
 
+def _rest_s(group: GroupStatus) -> float:
+    """Return the seconds until a group that works in rounds has finished what it has."""
+    places = group.intake.places.values() if group.intake else ()
+    return max((place.eta_s for place in places), default=0.0)
+
+
+def _until_end(num_ahead: int, size: int) -> int:
+    """Return how many videos are done before a waiting one: those of a round end together."""
+    return (num_ahead // size + 1) * size - 1
+
+
 def _missing(group: GroupStatus) -> str:
     return f"Not all ranks of the group on {group.ranks[0].host} have reported in the last {SILENT_S:.0f} s."
 
@@ -158,6 +177,9 @@ def _of_started(views: Sequence[JobView], groups: Sequence[GroupStatus], no_grou
 
 
 def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
+    if group.intake and (place := group.intake.places.get(view.id)):
+        is_here = any(rank.job_id == view.id for rank in group.ranks)
+        return Estimate(eta_s=place.eta_s, waits_for="" if is_here else str(place))
     shape = _shape_of(view.parameters)
     steps_left = max(0, shape.steps - view.step)
     video = _costs_of(shape, group)
@@ -196,7 +218,12 @@ def _mean_interval_s(sample: Iterable[_Shape], groups: Sequence[GroupStatus]) ->
     for group in groups:
         known = {shape: video for shape in shapes if (video := _costs_of(shape, group))}
         num_known = sum(shapes[shape] for shape in known)
-        total_s = sum(shapes[shape] * video.pace_s(len(group.ranks)) for shape, video in known.items())
+        in_rounds = group.intake is not None and group.intake.round_size > 0
+        paces = {
+            shape: video.rounds_pace_s(1) if in_rounds else video.pace_s(len(group.ranks))
+            for shape, video in known.items()
+        }
+        total_s = sum(shapes[shape] * pace_s for shape, pace_s in paces.items())
         if total_s > 0 and num_known >= 0.9 * shapes.total():
             rate += num_known / total_s
     return 1 / rate if rate else None

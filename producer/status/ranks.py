@@ -29,7 +29,7 @@ MAX_RANKS = 4096
 Whole = Annotated[int, Field(ge=0, lt=2**63)]  # arithmetic with floats fails on larger ones
 Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]  # seconds since the epoch
 
-Activity = Literal["idle", "denoising", "decoding", "waiting"]
+Activity = Literal["idle", "loading", "denoising", "decoding", "waiting"]
 
 
 class Condition(Record):
@@ -46,6 +46,17 @@ class Condition(Record):
         return self.model_dump(mode="json") | {"since": iso_of(self.since)}
 
 
+class RoundPlace(Record):
+    """The place of a job among those of a rank that holds one set of a model's components at a time."""
+
+    components: str  # the set that it needs next
+    num_before: Whole  # jobs that need the same set before it
+    eta_s: Seconds  # until it is decoded
+
+    def __str__(self) -> str:
+        return f"{self.components}, " + (f"{self.num_before} before it" if self.num_before else "next")
+
+
 class IntakeStatus(Record):
     """The report of rank 0 about its group."""
 
@@ -56,6 +67,9 @@ class IntakeStatus(Record):
     pace_s: Seconds | None = None  # seconds between two finished videos while the group is busy; None until known
     costs: tuple[ShapeCosts, ...] = ()  # the latest last
     draining: bool = False
+    #: In rounds, once costs are known: the place of each job in flight, and how many make a round.
+    places: Mapping[str, RoundPlace] = {}
+    round_size: Whole = 0
     failed_gpus: Mapping[str, str] = {}  # GPUs that have failed and were left out, each with the reason, a clause
 
 
@@ -78,6 +92,9 @@ class RankStatus(Record):
     started_at: Moment
     at: Moment
     activity: Activity = "idle"
+    #: The components that are loaded at present, and the seconds that this took the last time.
+    loading: str = ""
+    loading_s: Seconds | None = None
     #: The current job, the number of its denoising steps, and how many of them are done; None while idle.
     job_id: str | None = None
     steps: Whole | None = None
@@ -104,6 +121,13 @@ class RankStatus(Record):
             "at": iso_of(self.at),
             "conditions": [condition.as_json() for condition in self.conditions],
         }
+
+    @property
+    def loading_text(self) -> str:
+        """What it loads, such as "loading transformer_2, about 6 s"."""
+        if self.loading_s is None:
+            return f"loading {self.loading}"
+        return f"loading {self.loading}, about {self.loading_s:{'.0f' if self.loading_s >= 1 else '.1g'}} s"
 
     @property
     def key(self) -> str:

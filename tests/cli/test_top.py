@@ -28,7 +28,7 @@ from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.job_view import view
-from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, RoundPlace, read_groups
 from svdq.producer.status.snapshot import Snapshot, take
 from tests.cli.test_jobs import put
 from tests.producer.status.test_ranks import rank, save
@@ -310,6 +310,22 @@ def test_progress_of_a_sample_by_rank(connection: redis.Redis) -> None:
         "early": ([1.0, 1.0, None, None], "being written"),
         "apart": ([1.0, 1.0, 1.0, 0.0], "step 7 of 8"),
     }
+
+
+def test_a_rank_in_rounds_says_what_it_loads_and_its_jobs_what_they_wait_for(connection: redis.Redis) -> None:
+    meta = {"waits": {"rank": 0, "step": 4, "boundaries": [0, 8], "decoder": 0}, "new": {}}
+    ids = {name: start(connection, number, name, **of_job) for number, (name, of_job) in enumerate(meta.items())}
+    places = {
+        ids["waits"]: RoundPlace(components="transformer_2", num_before=12, eta_s=9.0),
+        ids["new"]: RoundPlace(components="encoders", num_before=0, eta_s=99.0),
+    }
+    intake = IntakeStatus(worker="w", in_flight=tuple(places), places=places, round_size=13)
+    loading = {"activity": "loading", "loading": "transformer_2", "loading_s": 6.2}
+    save(connection, working(0, 1, intake=intake, **loading))
+    (group,) = read_groups(connection)
+    assert progress_of(view(connection, ids["waits"]), group) == ([0.5], "waits for transformer_2, 12 before it")
+    assert progress_of(view(connection, ids["new"]), group)[1] == "waits for encoders, next"
+    assert "loading transformer_2, about 6 s" in "\n".join(drawn(take(connection)))
 
 
 def test_jobs_that_ended_are_counted_for_an_hour(connection: redis.Redis) -> None:

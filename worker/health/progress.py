@@ -38,11 +38,11 @@ def meta_of(sample: Sample, index: int, rank: int, notice: str) -> JobMeta:
     """Return the `meta` of a job in flight: its progress, and the parameters that a job may leave open, as used."""
     parameters = sample.parameters
     fields = type(parameters).model_fields.items()
-    ranks = range(len(sample.boundaries) - 1)
+    ranks = range(len(sample.boundaries) - 2)
     return JobMeta(
         step=index,
         rank=rank,
-        boundaries=(sample.steps_of(0)[0], *(sample.steps_of(each)[1] for each in ranks)),
+        boundaries=(sample.steps_of(0)[0], *(sample.steps_of(each)[1] for each in ranks), parameters.steps),
         decoder=sample.decoder,
         notice=notice,
         used={name: getattr(parameters, name) for name, field in fields if field.default is None},
@@ -120,8 +120,14 @@ class ProgressMonitor(Monitor):
         """Record that this rank warms up for a sample; lasts until `idle`."""
         self._marker.begin("warm-up", sample.job_id)
 
+    def loading(self, components: str, expected_s: float | None) -> None:
+        """Record that components are loaded; lasts until `idle`."""
+        self._rank_reporter.loading = (components, expected_s)
+        self._news.set()
+
     def idle(self) -> None:
         """Record that nothing is computed."""
+        self._rank_reporter.loading = None
         note = self._note
         if note is not None:
             sample, index = note

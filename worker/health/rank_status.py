@@ -93,6 +93,8 @@ class RankReporter:
         self._device = device
         self._process = psutil.Process()
         self.meter = BusyMeter()
+        #: The components that are being loaded, and the seconds that this took the last time.
+        self.loading: tuple[str, float | None] | None = None
         #: Denoising steps so far, and their seconds; replaced as a whole by the step loop.
         self.steps_done: tuple[int, float] = (0, 0.0)
         self.waiting: Sequence[Waiting] = ()
@@ -105,12 +107,17 @@ class RankReporter:
         sample, step = note if note is not None else (None, None)
         if sample is not None:
             activity = "decoding" if step == sample.parameters.steps else "denoising"
+        loading, loading_s = self.loading or ("", None)
+        if loading:
+            activity = "loading"
         rank = self.who.rank
         num_steps, steps_s = self.steps_done
         return self.who.model_copy(
             update={
                 "at": time.time(),
                 "activity": activity,
+                "loading": loading,
+                "loading_s": loading_s,
                 "job_id": sample.job_id if sample is not None else None,
                 "step": step,
                 "steps": sample.parameters.steps if sample is not None else None,

@@ -82,6 +82,10 @@ class Watchdog(Monitor):
         self._watch(sample, 0, "warm-up")
         self._monitor.warm_up(sample)
 
+    def loading(self, components: str, expected_s: float | None) -> None:
+        """Pass it on; a load is not watched."""
+        self._monitor.loading(components, expected_s)
+
     def idle(self) -> None:
         """Record the end of the step before; watch nothing until the next one."""
         self._learn()

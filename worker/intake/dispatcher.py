@@ -74,7 +74,7 @@ class Dispatcher:
             full = len(self._reporter.active) >= self._options.max_in_flight or self._is_alone()
             if full or self._num_given >= num_wanted:
                 self._prefetch()
-            elif is_too_late(time.time(), self._options.until_s, self._reporter.latencies_s):
+            elif is_too_late(time.time(), self._options.until_s, self._expected_s()):
                 self.draining.set()
             elif (active := self._worker.pop()) is not None:
                 self._reporter.take(active)
@@ -98,6 +98,10 @@ class Dispatcher:
         """Stop preparing jobs."""
         self._prefetcher.stop()
         self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _expected_s(self) -> Collection[float]:
+        expected_s = self._options.expected_s() if self._options.until_s is not None else None
+        return self._reporter.latencies_s if expected_s is None else [expected_s]
 
     def _more_will_come(self) -> bool:
         """Whether a burst continues because a job is about to be queued; log how many remain for later if not."""

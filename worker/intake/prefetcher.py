@@ -41,6 +41,8 @@ class IntakeOptions:
     max_pixels: int = 100_000_000  # largest number of pixels of a photo
     #: Seconds since the epoch at which the group is stopped; videos that would not be done by then are not started.
     until_s: float | None = None
+    #: Seconds until a video that is taken now would be done; None: judge by those that the last videos took.
+    expected_s: Callable[[], float | None] = lambda: None
     #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
     #: Encodes the prompts of a video ahead of time; the model keeps the result.

@@ -1,6 +1,7 @@
 """A rank in rounds: loads of each set, bits, failures, cancellation, checkpoints and the end after a leg."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -101,6 +102,22 @@ def test_a_video_is_saved_after_each_leg_and_continues_from_there() -> None:
         frames = make(again, [resumed]).sink.frames["job-0"]
         assert int(frames.max()) == 5
         assert again.loads == {0: ["first", "second", DECODER], 2: ["second", DECODER], 5: [DECODER]}[sample.step]
+
+
+def test_the_outlook_is_there_once_costs_are_measured() -> None:
+    alone = Alone(RoundsModel(), [replace(each, num_waiting=5) for each in requests(6)])
+    seen = []
+
+    def step(sample: Sample, index: int) -> None:
+        seen.append((sample.job_id, index, alone.stage.outlook(), alone.stage.expected_s()))
+
+    alone.monitor.step = step
+    alone.stage.run()
+    assert all(outlook == {} and expected_s is None for *_, outlook, expected_s in seen[:4])
+    [(outlook, expected_s)] = [found[2:] for found in seen if found[:2] == ("job-4", 2)]
+    places = {job_id: (each.components, each.num_before) for job_id, each in sorted(outlook.items())}
+    assert places == {"job-2": (DECODER, 0), "job-3": (DECODER, 1), "job-4": ("second", 0), "job-5": ("second", 1)}
+    assert expected_s > outlook["job-5"].eta_s > outlook["job-2"].eta_s > 0
 
 
 def test_a_load_that_fails_ends_the_rank_and_no_video() -> None:

@@ -45,6 +45,16 @@ def work(rounds: Rounds, now: float = 100.0) -> list[tuple[str, int]]:
     return done
 
 
+def work_up_to(rounds: Rounds, components: str) -> list[tuple[str, int]]:
+    done = []
+    while rounds.held != components:
+        index = rounds.choose(0.0)
+        rounds.held = rounds.leg(index).components
+        done.append((rounds.held, index))
+        rounds.advance(index)
+    return done
+
+
 def test_a_video_is_divided_by_the_sets_that_its_units_need() -> None:
     assert legs_of(SEGMENTS, 0, has_text=True) == [
         Leg(TEXT_ENCODER, 0, 0), Leg(ENCODERS, 0, 1), Leg(HIGH, 1, 16), Leg(LOW, 16, 41), Leg(DECODER, 41, 42),
@@ -154,6 +164,15 @@ def test_a_round_takes_no_video_behind_its_first_expert_and_the_next_does_while_
     assert work(rounds) == [(DECODER, 0), *[(each, 1) for each in SETS[1:]]]
 
 
+def test_a_video_that_comes_when_its_round_has_begun_goes_on_with_the_next() -> None:
+    rounds = measured(video_s=10.0)
+    admit(rounds, 0)
+    assert work_up_to(rounds, HIGH) == [(ENCODERS, 0), (HIGH, 0)]
+    admit(rounds, 1)  # rank 0 has waited for it since the round was open
+    assert not rounds.wants_more()
+    assert work(rounds) == [(LOW, 0), (DECODER, 0), *[(each, 1) for each in SETS[1:]]]
+
+
 def test_a_video_that_ends_early_is_forgotten() -> None:
     rounds = Rounds(SETS)
     admit(rounds, 0)
@@ -161,6 +180,19 @@ def test_a_video_that_ends_early_is_forgotten() -> None:
     rounds.end(0)
     assert work(rounds) == [(components, 1) for components in SETS[1:]]
     assert rounds.wants_more()
+
+
+def test_a_video_that_is_taken_now_is_done_behind_all_others_and_a_new_round_loads_everything() -> None:
+    rounds = measured(video_s=42.0, load_s=10.0)
+
+    def seconds(_: int, leg: Leg) -> float:
+        return float(leg.stop - leg.start)
+
+    assert rounds.expected_s(seconds) == 42 + 10
+    admit(rounds, 0)
+    assert rounds.expected_s(seconds) == 2 * 42 + 10
+    rounds.video_s = None
+    assert rounds.expected_s(seconds) is None
 
 
 def test_the_outlook_counts_the_videos_before_each_and_the_loads() -> None:

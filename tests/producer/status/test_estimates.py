@@ -8,7 +8,7 @@ import pytest
 from svdq.producer.status import estimates
 from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, estimate_jobs
 from svdq.producer.status.job_view import JobView
-from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, IntakeStatus, RankStatus
+from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, IntakeStatus, RankStatus, RoundPlace
 from tests.producer.status.test_ranks import COSTS, rank
 
 PARAMETERS = {"steps": 8, "frames": 2, "width": 64, "height": 64, "max_guidance_scale": 3.0}
@@ -44,6 +44,37 @@ def eta(view: JobView, *groups: GroupStatus, before: Waiting | None = None) -> E
 def test_a_job_in_flight_has_its_steps_and_the_decode_before_it() -> None:
     assert eta(started("a", 3), group(in_flight=("a",))).eta_s == pytest.approx(5 * STEP_S + 2.0)
     assert eta(started("a", 8), group(in_flight=("a",))).eta_s == pytest.approx(2.0)
+
+
+def in_rounds(size: int, **places: tuple[str, int, float]) -> GroupStatus:
+    found = {
+        job_id: RoundPlace(components=components, num_before=number, eta_s=eta_s)
+        for job_id, (components, number, eta_s) in places.items()
+    }
+    intake = IntakeStatus(worker="w", in_flight=tuple(places), costs=(COSTS,), places=found, round_size=size)
+    return GroupStatus(name="here-1", ranks=(rank(0, num_ranks=1, intake=intake, job_id="a"),))
+
+
+def test_jobs_of_a_round_are_done_when_their_rank_says_and_say_what_they_wait_for() -> None:
+    group = in_rounds(8, a=("transformer", 0, 50.0), b=("transformer", 12, 60.0), c=("transformer_2", 0, 70.0))
+    assert eta(started("a", 3), group) == Estimate(eta_s=50.0)
+    assert eta(started("b", 3), group) == Estimate(eta_s=60.0, waits_for="transformer, 12 before it")
+    assert eta(started("c", 3), group) == Estimate(eta_s=70.0, waits_for="transformer_2, next")
+
+
+def test_a_waiting_job_comes_behind_the_present_round_and_ends_with_its_own() -> None:
+    group = in_rounds(8, a=("transformer", 0, 70.0))
+    video_s = 8 * 0.25 + 0.1 + 2.0
+    first, ninth = (
+        eta(JobView(id="q", status="queued", parameters=PARAMETERS), group, before=waiting(number)) for number in (0, 8)
+    )
+    assert first.eta_s == pytest.approx(70 + 7 * 1.05 * video_s + video_s)
+    assert ninth.eta_s - first.eta_s == pytest.approx(8 * 1.05 * video_s)
+    jobs = [started(job_id, 3) for job_id in "ab"]
+    both = in_rounds(8, a=("transformer", 0, 60.0), b=("transformer", 1, 70.0))
+    # Not the sum: b waits for a.
+    assert estimate_all(jobs, Waiting(), [both], ()).eta_s == 70.0
+    assert estimate_all(jobs, waiting(3), [both], ()).eta_s == pytest.approx(70 + 3 * 1.05 * video_s)
 
 
 def test_many_jobs_in_many_groups_are_estimated_at_once() -> None:
