@@ -71,8 +71,8 @@ def worker(
 ) -> None:
     """Start a group of ranks that renders queued jobs.
 
-    Ctrl-C once stops taking jobs and finishes those in flight; twice stops now. A burst exits with 1 if all its videos
-    failed or it found the queue paused.
+    Ctrl-C once stops taking jobs and finishes those in flight (in rounds, the present steps of one); twice stops now. A
+    burst exits with 1 if all its videos failed or it found the queue paused.
 
     \b
     Examples:
