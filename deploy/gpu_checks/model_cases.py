@@ -26,9 +26,10 @@ class Case:
     frames: int
     #: One of DTYPES.
     dtype: str
-    #: The part of the UNet or transformer that is compiled, and approximate options: see ComputeOptions. Steps only.
+    #: What of the UNet or transformer is compiled, approximate or streamed: see ComputeOptions. Steps only.
     compiled: str = "off"
     approximate: tuple[str, ...] = ()
+    offload: str = "off"
     #: Frames decoded at a time. Decodes only.
     decode_chunk_size: int | None = None
 
@@ -65,6 +66,7 @@ class Row(Case):
     def sentence(self) -> str:
         """Describe the row with its time, or with the reason why it has none."""
         words = [self.dtype, *[f"compiled {self.compiled}"] * (self.compiled != "off"), *self.approximate]
+        words += ["streamed"] * (self.offload != "off")
         if self.decode_chunk_size is not None:
             words.append(f"{self.decode_chunk_size} frames at a time")
         part = f"{self.part} {self.component}" if self.component else self.part
@@ -82,15 +84,17 @@ def cases_of(
     dtypes: Sequence[str],
     compiled: Sequence[str],
     approximate: Sequence[str],
+    offload: Sequence[str] = (),
     chunk_sizes: Sequence[int],
 ) -> list[Case]:
     """List the cases, each once, ordered so that those with the same loaded model are adjacent.
 
-    The videos have the defaults of the model; `components` are from `denoising_components`. Each value of `compiled`
-    and `approximate` is measured alone.
+    The videos have the defaults of the model; `components` are from `denoising_components`. Each value of `compiled`,
+    `approximate` and `offload` is measured alone.
     """
     ways: list[dict[str, Any]] = [{"compiled": what} for what in compiled]
     ways += [{"approximate": (what,)} for what in approximate]
+    ways += [{"offload": what} for what in offload]
 
     def chunks(frames: int) -> list[dict[str, Any]]:
         return [{"decode_chunk_size": size} for size in sorted(min(size, frames) for size in chunk_sizes)]

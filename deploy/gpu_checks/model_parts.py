@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gpu_checks.model_cases import PARTS, Case, Row, cases_of, denoising_components
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, ComputeOptions
+from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, OFFLOADED, ComputeOptions
 from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.failures import is_out_of_memory
 from svdq.pipeline.models.families import family_named
@@ -88,7 +88,7 @@ def random_state(model: DiffusersModel, video: VideoParameters, index: int) -> d
 
 
 def _opened_with(case: Case) -> tuple[Any, ...]:
-    return case.part, case.component, case.dtype, case.compiled, case.approximate
+    return case.part, case.component, case.dtype, case.compiled, case.approximate, case.offload
 
 
 def _compared_with(case: Case) -> tuple[Any, ...]:
@@ -152,7 +152,9 @@ class _Bench:
             torch.cuda.empty_cache()
         if self._model is None:
             torch.compiler.reset()
-            options = ComputeOptions(dtype=case.dtype, compiled=case.compiled, approximate=case.approximate)
+            options = ComputeOptions(
+                dtype=case.dtype, compiled=case.compiled, approximate=case.approximate, offload=case.offload
+            )
             self._model = open_model(self._resolved, _role(case), self._device, _torch_dtype(case), options)
         run = self._work(self._model, case)
         if self._on_gpu:
@@ -249,6 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dtypes=options.dtype or (family.half if device.type == "cuda" else "fp32",),
         compiled=options.compile or ("off",),
         approximate=options.approximate,
+        offload=options.offload,
         # Fewer frames than all at a time are tiles to Wan, whatever the number.
         chunk_sizes=options.decode_chunk_size or (videos[0].smaller_chunk(16), videos[0].num_frames),
     )
@@ -273,7 +276,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--frames", type=int, help="frames of the video [default: the model's]")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each row")
-    for name, choices in {"part": PARTS, "dtype": DTYPES, "compile": COMPILED, "approximate": APPROXIMATE}.items():
+    choices_of = {"part": PARTS, "dtype": DTYPES, "compile": COMPILED, "approximate": APPROXIMATE, "offload": OFFLOADED}
+    for name, choices in choices_of.items():
         parser.add_argument(f"--{name}", action="append", choices=list(choices), default=[], help="repeatable")
     parser.add_argument("--size", action="append", default=[], help="WIDTHxHEIGHT; repeatable [default: the model's]")
     parser.add_argument(

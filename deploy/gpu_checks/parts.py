@@ -133,6 +133,11 @@ def wan(check: Check) -> None:
     (row, *_) = check.measure_parts("wan-lora", "--model", lora, *shape, "--part=step")
     what = "Seconds of a step with a LoRA, which is fused, over one without"
     check.report.judge(what, f"{row['seconds'] / step_s[few]:.3f}", "1", None)
+    options = ["--part=step", "--compile=off", "--offload=blocks"]
+    plain, streamed = check.measure_parts("wan-streamed", "--model", folder, *shape, *options)[:2]
+    what = f"Seconds of a step with streamed blocks over one without (largest difference {shown(streamed)})"
+    ratio = streamed["seconds"] / plain["seconds"]
+    check.report.judge(what, f"{ratio:.3f}", "at most 1.05", ratio <= 1.05 if check.on_gpu else None)
     peaks(check, WAN, rows)
     costs(check, WAN, [*(row for row in rows if row["part"] != "step"), {"part": "step", "seconds": whole_s}])
 

@@ -140,6 +140,18 @@ def test_both_experts_of_wan_are_measured_alone(tiny_wan: Path, tmp_path: Path, 
     assert rows[4]["weight_bytes"] - text_encoder + rows[6]["weight_bytes"] == pytest.approx(vae, rel=0.1)
 
 
+def test_a_step_with_streamed_blocks_is_the_same(tiny_wan: Path, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "wan.json"
+    shape = ["--size", "80x48", "--frames", "5", "--repeats", "1", "--device", "cpu", "--part", "step"]
+    options = ["--compile", "off", "--offload", "blocks", "--json", str(path)]
+    assert model_parts.main(["--model", str(tiny_wan), *shape, *options]) == 0
+    plain, streamed = rows_in(path)[:2]
+    assert (plain["offload"], streamed["offload"]) == ("off", "blocks")
+    assert streamed["component"] == plain["component"] == "transformer"
+    assert streamed["difference"] == 0
+    assert "step transformer at 80x48 (fp32 streamed): " in capsys.readouterr().out
+
+
 def test_the_prompt_is_encoded_in_each_run(
     tiny_wan: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES, WORKSPACE_BYTES, size_text
 from svdq.pipeline.models.needs import INT8_BYTES, published
+from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
-from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo
+from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
 GPUS_GB = (16, 24, 40, 48, 80)
@@ -86,12 +88,12 @@ def need(
     return plan.need(0 if encodes else 1, parameters, *(["decode"] if decodes else []))
 
 
-def in_rounds(gpu_gb: int, *, int8: bool, streamed: bool = False) -> MemoryPlan:
-    """Return the plan of a rank that works in rounds alone, with the published sizes."""
+def rank_in_rounds(gpu_gb: int, *, int8: bool, streamed: bool = False) -> RankInfo:
+    """Return what a rank reports that works in rounds alone, with the published sizes."""
     found = published("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
     assert found is not None
     size, with_streams = (replace(found[1], int8=int8, streamed=each) for each in (streamed, True))
-    rank = RankInfo(
+    return RankInfo(
         capacity=room(gpu_gb),
         weights=size.held("step", "rounds"),
         phase_weights=size.phase_weights(),
@@ -100,6 +102,11 @@ def in_rounds(gpu_gb: int, *, int8: bool, streamed: bool = False) -> MemoryPlan:
         encodes=True,
         decodes=True,
     )
+
+
+def in_rounds(gpu_gb: int, *, int8: bool, streamed: bool = False) -> MemoryPlan:
+    """Return the plan of that rank."""
+    rank = rank_in_rounds(gpu_gb, int8=int8, streamed=streamed)
     return MemoryPlan([rank], "bfloat16", family=FAMILY, workspace=WORKSPACE_BYTES)
 
 
@@ -155,6 +162,14 @@ def test_one_gpu_of_24_gb_makes_480p_in_int8_in_rounds() -> None:
     ):
         in_rounds(16, int8=True).admit(video)
     assert in_rounds(16, int8=False, streamed=True).admit(video).decode_chunk_size == 81
+
+
+def test_weights_that_only_fit_streamed_are_refused_with_the_option() -> None:
+    info = ModelInfo(name="A14B", notice="", family=FAMILY, facts=PUBLISHED, compute={"dtype": "bfloat16"})
+    limits = {24: "start the worker with --offload blocks, or grant more", 8: "grant more, such as 24GB"}
+    for gpu_gb, advice in limits.items():
+        with pytest.raises(InputError, match=rf"^The weights alone need 28.6 GB .*; {advice}"):
+            plan_of(info, [rank_in_rounds(gpu_gb, int8=False)], room(gpu_gb))
 
 
 def test_what_streaming_does_not_help_is_not_told_of_it() -> None:

@@ -173,10 +173,13 @@ def _check_weights(ranks: Sequence[RankInfo], granted: str) -> None:
     limits = [(there.weights, number, there.capacity) for number, there in enumerate(ranks) if there.capacity]
     need, rank, limit = max(limits, key=lambda found: found[0] - found[2], default=(0, 0, 0))
     if need > limit:
+        streamed = ranks[rank].streamed_weights
+        held = {**ranks[rank].phase_weights, "step": streamed or 0}
+        would_fit = streamed is not None and max(held.values()) <= limit
+        advice = "start the worker with --offload blocks, or grant more." if would_fit else "grant more, such as 24GB."
         raise InputError(
             f"The weights alone need {size_text(need)} on rank {rank} of {len(ranks)}, and {granted} "
-            f"{size_text(limit) if limit >= 10**5 else f'{limit} bytes'}: every video would be refused; grant more, "
-            "such as 24GB."
+            f"{size_text(limit) if limit >= 10**5 else f'{limit} bytes'}: every video would be refused; {advice}"
         )
 
 
