@@ -62,29 +62,27 @@ def print_snapshot(connection: redis.Redis, as_json: bool) -> None:
 
 @click.command("list")
 @click.option("--limit", type=click.IntRange(1, 10**9), default=50, show_default=True, help="Largest number of jobs.")
-@click.option("--offset", type=click.IntRange(0, 10**9), default=0, help="Newer jobs to leave out: the next page.")
 @selection_options()
 @json_option("job")
 @with_connection
-def list_jobs(connection: redis.Redis, limit: int, offset: int, selection: Selection, as_json: bool) -> None:
+def list_jobs(connection: redis.Redis, limit: int, selection: Selection, as_json: bool) -> None:
     """List the newest jobs of all queues, newest first; with IDs, which may be shortened, these jobs.
 
     \b
     Examples:
       svdq list --status failed --limit 10
       svdq list --name 'cup*' --since 22:00
-      svdq list --offset 50                      the next page
       svdq list --json | jq -r '.outputs[]'
     """
     if selection.job_ids or selection.name or selection.since:
         jobs = select(connection, selection)
-        jobs = (jobs if selection.job_ids else jobs[::-1])[offset : offset + limit]
+        jobs = (jobs if selection.job_ids else jobs[::-1])[:limit]
     else:  # without reading all of them
-        jobs = newest_jobs(connection, limit, selection.statuses, offset=offset)
+        jobs = newest_jobs(connection, limit, selection.statuses)
     for job in jobs:
         echo_json(job.as_json()) if as_json else echo(describe(job))
     if not jobs and not as_json:
-        some = "such " if selection.statuses or selection.name or selection.since else "more " if offset else ""
+        some = "such " if selection.statuses or selection.name or selection.since else ""
         echo(f"There are no {some}jobs; add one with `svdq submit PHOTO`.", err=True)
 
 

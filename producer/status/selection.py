@@ -100,17 +100,15 @@ Place = tuple[bytes, str]
 WINDOW = 1000  # ids read at first, per queue and status; more if a page needs them
 
 
-def list_jobs(
-    connection: redis.Redis, limit: int = 50, statuses: Sequence[str] = (), *, offset: int = 0
-) -> list[JobView]:
-    """Return the newest jobs of all queues, newest first, without the first `offset`.
+def list_jobs(connection: redis.Redis, limit: int = 50, statuses: Sequence[str] = ()) -> list[JobView]:
+    """Return the newest jobs of all queues, newest first.
 
     A new job that was moved in front of more than `WINDOW` others, or ended before as many, may be missing.
     """
     # The newest ones may be anywhere: queues have the order in which jobs are taken, registries that of their ends.
-    job_ids = newest_ids(connection, max(offset + limit, WINDOW), statuses)
+    job_ids = newest_ids(connection, max(limit, WINDOW), statuses)
     places = sorted(_places(connection, job_ids), reverse=True)
-    return view_many(connection, [job_id for _, job_id in places[offset : offset + limit]])
+    return view_many(connection, [job_id for _, job_id in places[:limit]])
 
 
 def place_of(connection: redis.Redis, job_id: str) -> Place | None:

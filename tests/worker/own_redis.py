@@ -1,5 +1,6 @@
 """A Redis server that a user runs by themselves, on a port of the loopback: to be stopped, killed and started again."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,7 +31,13 @@ class OwnRedis:
         ports = ("--port", "0", "--tls-port", str(self.port)) if tls else ("--port", str(self.port))
         kept = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction")
         self._command = [
-            *(str(find_server()), "--bind", "127.0.0.1", "--dir", str(folder)),
+            *(
+                shutil.which("valkey-server") or shutil.which("redis-server") or str(find_server()),
+                "--bind",
+                "127.0.0.1",
+                "--dir",
+                str(folder),
+            ),
             *("--logfile", str(self._log), *ports, *kept, *options),
         ]
         self.start()
