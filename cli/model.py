@@ -22,8 +22,7 @@ def model() -> None:
     type=click.Choice(["fp16", "full"]),
     help="Weights to fetch: half precision for GPUs, full for CPUs [default: fp16 if there is a GPU].",
 )
-@click.option("--revision", metavar="REV", help="A branch, tag or commit [default: main].")
-def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | None) -> None:
+def pull(name: str, variant: Literal["fp16", "full"] | None) -> None:
     """Fetch a model, or what a model file names, from the hub.
 
     Only the files that svdq reads are fetched, after a check of the free disk space. Complete files are not fetched
@@ -44,7 +43,6 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     if is_model_file(name):
         pull_model_file(Path(name), wanted, echo)
     else:
-        name = f"{name}@{revision}" if revision else name
         echo(fetch(name, wanted, echo))
     echo(f"Use it with SVDQ_MODEL={name}")
 

@@ -98,7 +98,7 @@ def _cached(name: str) -> Path | None:
 def split_id(name: str) -> tuple[str, str | None]:
     """Split a hub id into `organisation/model` and the revision after an @; raise InputError if it is none."""
     if name.count("@") > 1:
-        raise InputError(f"{name!r} names two revisions; give one, after an @ or with --revision.")
+        raise InputError(f"{name!r} names two revisions; give one after an @.")
     if not HUB_ID.fullmatch(name):
         raise InputError(
             f"{name!r} is not a hub id; write it as organisation/model, or organisation/model@revision, such as "

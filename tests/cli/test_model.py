@@ -127,10 +127,10 @@ def test_a_model_is_fetched_and_used(svdq: Cli, hub: Hub, tmp_path: Path) -> Non
 
 
 def test_the_other_weights_and_another_revision(pull: Pull, hub: Hub, tmp_path: Path) -> None:
-    done = pull(NAME, "--revision", "v9")
+    done = pull(f"{NAME}@v9")
     assert (done.exit_code, f"has no revision 'v9'; see {hub.url}/{NAME}" in done.sentence) == (2, True)
     name = f"{NAME}@{COMMIT}"
-    done = pull(NAME, "--revision", COMMIT, "--variant", "fp16")
+    done = pull(f"{NAME}@{COMMIT}", "--variant", "fp16")
     assert f"SVDQ_MODEL={name}" in done.stdout, done.stderr
     assert HALF_UNET in fetched(tmp_path)
     assert UNET not in fetched(tmp_path)
@@ -183,7 +183,7 @@ def test_no_such_model_and_no_hub(pull: Pull, hub: Hub, monkeypatch: pytest.Monk
     assert (done.exit_code, "has no model someone/else, or lacks a file (404)" in done.sentence) == (2, True)
     done = pull("nonsense")
     assert (done.exit_code, "is not a hub id" in done.sentence) == (2, True)
-    done = pull(f"{NAME}@v1", "--revision", "v2")
+    done = pull(f"{NAME}@v1@v2")
     assert (done.exit_code, "names two revisions; give one" in done.sentence) == (2, True)
     know("http://127.0.0.1:1", monkeypatch)
     done = pull(NAME)

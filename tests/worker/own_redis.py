@@ -30,14 +30,9 @@ class OwnRedis:
             self.port = free.getsockname()[1]
         ports = ("--port", "0", "--tls-port", str(self.port)) if tls else ("--port", str(self.port))
         kept = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction")
+        program = shutil.which("valkey-server") or shutil.which("redis-server") or str(find_server())
         self._command = [
-            *(
-                shutil.which("valkey-server") or shutil.which("redis-server") or str(find_server()),
-                "--bind",
-                "127.0.0.1",
-                "--dir",
-                str(folder),
-            ),
+            *(program, "--bind", "127.0.0.1", "--dir", str(folder)),
             *("--logfile", str(self._log), *ports, *kept, *options),
         ]
         self.start()
