@@ -80,9 +80,8 @@ def caption(
 ) -> None:
     """Write a caption beside each photo; `on_end` receives it, or why this photo gets none.
 
-    Raises:
-        InputError: the package openai is missing, or the server refuses the key or does not know the model.
-        UnavailableError: the server cannot be reached, is too slow, or gives no captions for several photos in a row.
+    Raises InputError if the package openai is missing, or the server refuses the key or does not know the model, and
+    UnavailableError if the server cannot be reached, is too slow, or gives no captions for several photos in a row.
     """
     if not model.url.startswith(("http://", "https://")):
         raise InputError(f"--url {model.url} is not allowed: it must begin with http:// or https://.")

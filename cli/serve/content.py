@@ -31,10 +31,8 @@ from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp"}
 #: A browser keeps a file and asks whether it has changed: a job may be rendered again.
 CACHING = {"Cache-Control": "private, no-cache"}
-#: Small pictures in memory at a time, of about 20 KB each.
-MAX_PICTURES = 500
-#: Threads that make them.
-PICTURE_THREADS = 2
+MAX_PICTURES = 500  # small pictures in memory at a time, of about 20 KB each
+PICTURE_THREADS = 2  # threads that make them
 
 
 class _Buffer(bytearray):

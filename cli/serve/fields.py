@@ -34,8 +34,7 @@ USUAL = {"svd": (25, 7), "wan": (81, 16)}
 #: Names of the photo: those of OpenAI, of vLLM-Omni, and of SGLang and FastVideo.
 PHOTOS = ("input_reference", "image_reference", "reference_url")
 PHOTO = PHOTOS[0]
-#: Name of the photo of the last frame.
-LAST_PHOTO = "last_reference"
+LAST_PHOTO = "last_reference"  # name of the photo of the last frame
 _PHOTO_URL = "image_url"  # the data URL of a photo that is an object
 #: Objects with further parameters; OpenAI's clients flatten them to names such as `extra_params[fps]`.
 EXTRAS = ("extra_params", "extra_body", "extra_json", "video_params")

@@ -35,15 +35,12 @@ class FolderLayout:
     pipeline: str
     #: A hub id of the family, for messages.
     example: str
-    #: The components and the classes that each may have; svdq loads the first.
-    components: Mapping[str, tuple[str, ...]]
+    components: Mapping[str, tuple[str, ...]]  # the components and the classes that each may have; svdq loads the first
     #: Those of the components that a model may lack; the index then names no class for them.
     optional: frozenset[str] = frozenset()
     denoisers: frozenset[str]
-    #: Components that are loaded in float32 whatever the dtype.
-    float32: frozenset[str] = frozenset()
-    #: Entries of the index that are arguments of the pipeline.
-    settings: tuple[str, ...] = ()
+    float32: frozenset[str] = frozenset()  # components that are loaded in float32 whatever the dtype
+    settings: tuple[str, ...] = ()  # entries of the index that are arguments of the pipeline
     weighted: tuple[str, ...]
 
     def dtype_of(self, component: str, dtype: str) -> str:
@@ -68,10 +65,8 @@ class PublishedModel:
     #: The pipeline class, by which its family has its layout.
     layout: str
     facts: Facts
-    #: Number of weights of each component.
-    num_weights: Mapping[str, int]
-    #: Bytes of a weight in the files that svdq fetches for GPUs, by component.
-    stored: Mapping[str, int]
+    num_weights: Mapping[str, int]  # number of weights of each component
+    stored: Mapping[str, int]  # bytes of a weight in the files that svdq fetches for GPUs, by component
     #: Steps of the first of two experts and of the second, of a default video.
     segments: tuple[int, int] | None = None
     steps: tuple[PublishedStep, ...] = ()
@@ -84,24 +79,16 @@ class Family:
     #: Value of `VideoParameters.family`, and the name of the package.
     name: str
     parameters: type[VideoParameters]
-    #: Its kinds of folders, by the pipeline class in model_index.json.
-    layouts: Mapping[str, FolderLayout]
-    #: Target: its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`.
-    model: str
-    #: Target: the function that writes its untrained model into a folder.
-    tiny: str
-    #: Target: the function that returns the segments of parameters, from these and facts.
-    find_segments: str
+    layouts: Mapping[str, FolderLayout]  # its kinds of folders, by the pipeline class in model_index.json
+    model: str  # target: its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`
+    tiny: str  # target: the function that writes its untrained model into a folder
+    find_segments: str  # target: the function that returns the segments of parameters, from these and facts
     #: Tensors of a state that are what the encoders compute, to compare dtypes by; the others are drawn.
     encoded: tuple[str, ...]
-    #: Half precision that its weights suit, which is the default on GPUs: fp16 or bf16.
-    half: str
-    #: How the names of its published models begin, in lower case.
-    published_as: str
-    #: The facts of its published model, which count if no folder is known.
-    published: Facts
-    #: The published models whose sizes are known, by hub id.
-    models: Mapping[str, PublishedModel]
+    half: str  # half precision that its weights suit, which is the default on GPUs: fp16 or bf16
+    published_as: str  # how the names of its published models begin, in lower case
+    published: Facts  # the facts of its published model, which count if no folder is known
+    models: Mapping[str, PublishedModel]  # the published models whose sizes are known, by hub id
     #: Returns the number of equal blocks of a denoising component; None: its blocks cannot be streamed.
     num_blocks: Callable[[Facts], int | None]
     #: Returns the work of a prediction of a step, in any unit: parameters and facts.
@@ -112,8 +99,7 @@ class Family:
     complete: Callable[[VideoParameters, Facts], VideoParameters]
     #: Returns the facts that another scheduler changes; None: this family's cannot be changed.
     use_scheduler: Callable[[Facts, SchedulerEntry], Facts] | None = None
-    #: Returns what encode and decode cost before they are measured.
-    prior: Callable[[Facts], CostPrior]
+    prior: Callable[[Facts], CostPrior]  # returns what encode and decode cost before they are measured
     #: Estimates the peak bytes of an activity, besides the weights, from the activity, its shape (`memory.shape_for`),
     #: torch's name of the compute dtype and the facts; `has_decoder`: whether the encoding rank also has the decoder.
     memory: Callable[..., int]
@@ -121,8 +107,7 @@ class Family:
     def with_model_file(self, facts: dict[str, Any], given: ModelFile, path: str) -> dict[str, Any]:
         """Return the facts of a model with the defaults and the scheduler of a model file.
 
-        Raises:
-            InputError: it has other parameters, a value is not allowed, or there is no such scheduler.
+        Raises InputError if it has other parameters, a value is not allowed, or there is no such scheduler.
         """
         defaults = dict(given.defaults)
         if given.scheduler != SchedulerEntry():  # type: ignore[call-arg]
@@ -153,8 +138,7 @@ class Family:
     def fill_in(self, parameters: VideoParameters, model: str, facts: Facts) -> VideoParameters:
         """Fill in what the parameters of a job leave open; `model` is its name in messages.
 
-        Raises:
-            InputError: the video is for another family, or this model cannot make it.
+        Raises InputError if the video is for another family, or this model cannot make it.
         """
         if not isinstance(parameters, self.parameters):
             raise InputError(

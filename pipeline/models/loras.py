@@ -32,10 +32,8 @@ _KINDS = {
     "diff": "diff",
     "diff_m": "diff",
 }
-#: Those that change a bias.
-_BIAS_KINDS = {"lora_B.bias": "diff", "diff_b": "diff"}
-#: What keys begin with in files for several components.
-_COMPONENTS = ("transformer.", "transformer_2.", "unet.")
+_BIAS_KINDS = {"lora_B.bias": "diff", "diff_b": "diff"}  # those that change a bias
+_COMPONENTS = ("transformer.", "transformer_2.", "unet.")  # what keys begin with in files for several components
 #: The names that musubi-tuner flattens: `blocks_3_self_attn_q`.
 _FLAT = re.compile(r"blocks_(\d+)_(?:(self_attn|cross_attn)_(q|k|v|o|k_img|v_img)|ffn_(\d))")
 
@@ -163,8 +161,7 @@ def _scale(module: str, metadata: dict[str, Any], component: str) -> float:
 def open_safetensors(path: Path, what: str) -> Any:
     """Open a file; tensors are read, mapped from it, when they are asked for.
 
-    Raises:
-        InputError: it is no safetensors file, or cannot be read; `what` is for the message, such as "LoRA".
+    Raises InputError if it is no safetensors file, or cannot be read; `what` is for the message, such as "LoRA".
     """
     if path.suffix != ".safetensors":
         raise InputError(f"The {what} {path} is no safetensors file; svdq reads no pickles (.pt, .ckpt, .bin).")

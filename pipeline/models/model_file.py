@@ -37,8 +37,7 @@ class SchedulerEntry(_Section):
 
     class_name: str | None = Field(None, alias="class")
     shift: float | None = Field(None, gt=0, le=100)
-    #: Before the shift, falling; as many as steps.
-    sigmas: tuple[_Sigma, ...] | None = Field(None, min_length=1)
+    sigmas: tuple[_Sigma, ...] | None = Field(None, min_length=1)  # before the shift, falling; as many as steps
 
     @model_validator(mode="after")
     def _falling(self) -> "SchedulerEntry":
@@ -54,8 +53,7 @@ class ModelFile(_Section):
     base: str = Field(min_length=1)
     weights: dict[str, str] = {}
     lora: tuple[LoraEntry, ...] = ()
-    #: Parameters that a job leaves open.
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}  # parameters that a job leaves open
     scheduler: SchedulerEntry = SchedulerEntry()  # type: ignore[call-arg]
 
     @field_validator("base")
@@ -79,11 +77,7 @@ def is_model_file(name: str) -> bool:
 
 
 def read_model_file(path: Path) -> ModelFile:
-    """Read a model file.
-
-    Raises:
-        InputError: it cannot be read, or is not valid.
-    """
+    """Read a model file; raises InputError if it cannot be read, or is not valid."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -115,8 +109,7 @@ def _relative(name: str, model_file: Path) -> Path:
 def find_file(name: str, model_file: Path, suffixes: tuple[str, ...]) -> Path:
     """Return a file that a model file names, a path or `owner/name:file` in the hub's cache.
 
-    Raises:
-        InputError: it is not there, or not of an allowed kind.
+    Raises InputError if it is not there, or not of an allowed kind.
     """
     if not name.endswith(suffixes):
         raise InputError(f"The file {name!r} of a model file is not allowed: it must end in {' or '.join(suffixes)}.")

@@ -17,8 +17,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 
 #: What a rank holds: all of the model, one denoising component and the others, or what the present phase needs.
 Residency = Literal["resident", "bound", "rounds"]
-#: Bytes of a weight in int8, with its share of the scales and of the layers that stay as they are.
-INT8_BYTES = 1.05
+INT8_BYTES = 1.05  # bytes of a weight in int8, with its share of the scales and of the layers that stay as they are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +27,10 @@ class ModelSize:
     family: Family
     layout: FolderLayout
     facts: Facts
-    #: Number of weights of each component that the model has.
-    num_weights: Mapping[str, float]
-    #: Torch's name of the dtype computed in.
-    dtype: str
-    #: Whether the denoising components have int8 weights.
-    int8: bool = False
-    #: Whether the blocks of the denoising components come from host memory one by one.
-    streamed: bool = False
+    num_weights: Mapping[str, float]  # number of weights of each component that the model has
+    dtype: str  # torch's name of the dtype computed in
+    int8: bool = False  # whether the denoising components have int8 weights
+    streamed: bool = False  # whether the blocks of the denoising components come from host memory one by one
 
     def weights(self, component: str) -> int:
         """Return the bytes of a component's weights on the GPU."""

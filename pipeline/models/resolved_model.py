@@ -24,14 +24,12 @@ class Timings(BaseModel):
     step_ms: float = Field(50.0, ge=0)
     encode_ms: float = Field(0.0, ge=0)
     decode_ms: float = Field(0.0, ge=0)
-    #: Milliseconds of the first use of a shape.
-    warm_ms: float = Field(0.0, ge=0)
+    warm_ms: float = Field(0.0, ge=0)  # milliseconds of the first use of a shape
     #: Milliseconds of loading the encoders or an expert, on a rank that holds one set at a time.
     load_ms: float = Field(0.0, ge=0)
     #: Two experts, each of which does some of the steps: 15+25 of 40, and of other numbers in proportion.
     segments: Annotated[tuple[int, int], BeforeValidator(_parsed)] | None = None
-    #: Factor by which this rank's steps are slower than `step_ms`.
-    slowdown: float = Field(1.0, gt=0)
+    slowdown: float = Field(1.0, gt=0)  # factor by which this rank's steps are slower than `step_ms`
 
 
 def _without_folder(base: str) -> str:
@@ -46,8 +44,7 @@ class LoraFile(BaseModel):
 
     file: Path
     component: str
-    #: Factor on all that it adds.
-    strength: float = 1.0
+    strength: float = 1.0  # factor on all that it adds
 
     def __str__(self) -> str:
         return f"{self.file.name} x {self.strength:g}"
@@ -59,22 +56,16 @@ class ResolvedModel(BaseModel):
     # Schedulers have infinite settings.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
-    #: The name it was asked for by, as in sidecars and messages.
-    name: str
+    name: str  # the name it was asked for by, as in sidecars and messages
     #: Its folder, or its snapshot in the hub's cache; None: made in code, as are the next four.
     folder: Path | None = None
-    #: Name of the family whose videos it makes; a model made in code makes those of all.
-    family: str | None = None
-    #: The pipeline class in its model_index.json, by which its family has its layout.
-    layout: str | None = None
-    #: What its family has read from its configs.
-    facts: dict[str, Any] = {}
+    family: str | None = None  # name of the family whose videos it makes; a model made in code makes those of all
+    layout: str | None = None  # the pipeline class in its model_index.json, by which its family has its layout
+    facts: dict[str, Any] = {}  # what its family has read from its configs
     #: A hash of its weights and configs; None: nobody has said what they are loaded for.
     fingerprint: str | None = None
-    #: The base that a model file names, of which the folder is; None: no model file.
-    base: str | None = None
-    #: Files in place of a component's weights in the folder, by component.
-    weights: dict[str, Path] = {}
+    base: str | None = None  # the base that a model file names, of which the folder is; None: no model file
+    weights: dict[str, Path] = {}  # files in place of a component's weights in the folder, by component
     #: LoRAs, in the order in which they are added.
     loras: tuple[LoraFile, ...] = ()
     timings: Timings | None = None

@@ -22,13 +22,10 @@ from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS
 from svdq.pipeline.video_parameters import VideoParameters
 
-#: Of Stable Video Diffusion without -xt.
-DEFAULT_FRAMES = 14
+DEFAULT_FRAMES = 14  # of Stable Video Diffusion without -xt
 NOTICE = "simulated (no pictures: its compute is a sleep)"
-#: Integers up to 2048 are exact in float16, and so is arithmetic modulo this prime.
-_MODULUS = 2039
-#: From <linux/prctl.h>; in nanoseconds.
-_PR_SET_TIMERSLACK = 29
+_MODULUS = 2039  # integers up to 2048 are exact in float16, and so is arithmetic modulo this prime
+_PR_SET_TIMERSLACK = 29  # from <linux/prctl.h>; in nanoseconds
 
 
 class SimulatedModel(VideoModel):
@@ -118,8 +115,7 @@ class SimulatedModel(VideoModel):
     def step(self, state: State, index: int) -> dict[str, Tensor]:
         """Sleep, and move the first latent by the step's number, in place.
 
-        Raises:
-            SampleError: this rank does not have the expert of this step.
+        Raises SampleError if this rank does not have the expert of this step.
         """
         if any(each.start <= index < each.stop for each in self._missing):
             raise SampleError(f"Step {index} came to a rank that does not have its simulated expert.")

@@ -29,8 +29,7 @@ _WITH_IMAGE_ENCODER = ("i2v-14b", "flf2v-14b")
 _EMBEDDING_DIM, _TEXT_DIM, _IMAGE_DIM = 32, 32, 16
 _CLIP: dict[str, Any] = {"image_size": 224, "patch_size": 32, "intermediate_size": 64}
 _CLIP |= {"num_hidden_layers": 2, "num_attention_heads": 4}
-#: Tokens of a photo: CLIP's patches and one for the whole.
-_IMAGE_TOKENS = (224 // 32) ** 2 + 1
+_IMAGE_TOKENS = (224 // 32) ** 2 + 1  # tokens of a photo: CLIP's patches and one for the whole
 #: The scheduler's settings as published with stable-video-diffusion-img2vid-xt.
 SVD_SCHEDULER: dict[str, Any] = {
     "num_train_timesteps": 1000,
@@ -93,8 +92,7 @@ def _enlarge(weight: torch.Tensor, factor: float) -> None:
 def write_tiny_model(folder: Path) -> None:
     """Write a model of Stable Video Diffusion into a folder, less than 15 MB.
 
-    Raises:
-        InputError: the folder has other content that svdq has not written, or cannot be written.
+    Raises InputError if the folder has other content that svdq has not written, or cannot be written.
     """
     write_model(folder, embedding_dim=_EMBEDDING_DIM, make_unet=_tiny_unet)
 
@@ -162,8 +160,7 @@ def _image_processor() -> Any:
 def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: str = "UniPCMultistepScheduler") -> None:
     """Write a model of Wan into a folder, less than 1 MB.
 
-    Raises:
-        InputError: the folder has other content that svdq has not written, or cannot be written.
+    Raises InputError if the folder has other content that svdq has not written, or cannot be written.
     """
     _claim(folder, WanParameters.title)
     be_quiet()

@@ -19,8 +19,7 @@ from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
 
-#: Frames to be written, on the host: (F, H, W, 3), uint8, RGB.
-Frames = NDArray[np.uint8]
+Frames = NDArray[np.uint8]  # frames to be written, on the host: (F, H, W, 3), uint8, RGB
 
 
 #: All of a sample at a step boundary: tensors by name, on one device. Only the family of the model depends on their
@@ -32,14 +31,11 @@ State = Mapping[str, Tensor]
 class Role:
     """What a rank does, and so which components of a model it loads."""
 
-    #: Whether it encodes prompts: rank 0.
-    embed: bool = False
-    #: Whether it has the encoders of photos: rank 0, and every other one that has room for them.
-    encode: bool = False
+    embed: bool = False  # whether it encodes prompts: rank 0
+    encode: bool = False  # whether it has the encoders of photos: rank 0, and every other one that has room for them
     #: The denoising components that it has, such as `unet`; None: all of the model.
     components: frozenset[str] | None = None
-    #: Whether it has the decoder: the last rank, and every other one that has room for it.
-    decode: bool = False
+    decode: bool = False  # whether it has the decoder: the last rank, and every other one that has room for it
     #: Whether it works in rounds and so holds one set of these at a time, and the bytes of host memory for the others.
     in_rounds: bool = False
     host_bytes: int = 0
@@ -62,20 +58,15 @@ class Role:
 class ModelInfo:
     """The properties of an opened model."""
 
-    #: The name or folder it was opened by, as in sidecars.
-    name: str
-    #: Notice to show with its videos, or "" for a trained model; e.g. "preview (no diffusion model)".
-    notice: str
-    #: The family whose videos it makes; None: those of any.
-    family: Family | None = None
-    #: What its folder says; empty for a model without one.
-    facts: Facts = field(default_factory=dict)
+    name: str  # the name or folder it was opened by, as in sidecars
+    notice: str  # notice to show with its videos, or "" for a trained model; e.g. "preview (no diffusion model)".
+    family: Family | None = None  # the family whose videos it makes; None: those of any
+    facts: Facts = field(default_factory=dict)  # what its folder says; empty for a model without one
     #: The dtype and the compute options that are not defaults, as in sidecars and checkpoints.
     compute: dict[str, Any] = field(default_factory=dict)
     #: What a model file has put into the folder, as in sidecars: LoRAs, other weights, sigmas.
     made_of: dict[str, Any] = field(default_factory=dict)
-    #: Names the model in checkpoints: of a model file, its fingerprint in `compute` is enough.
-    identity: str = ""
+    identity: str = ""  # names the model in checkpoints: of a model file, its fingerprint in `compute` is enough
     weight_bytes: int = 0  # that the device holds
     streamed_bytes: int = 0  # the same if blocks were streamed from host memory
     #: What encode and decode cost before they are measured.
@@ -105,8 +96,7 @@ class VideoModel(ABC):
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in what a job leaves open with the defaults of this model.
 
-        Raises:
-            InputError: this model cannot make such a video.
+        Raises InputError if this model cannot make such a video.
         """
 
     @abstractmethod
@@ -125,11 +115,7 @@ class VideoModel(ABC):
         return ""
 
     def hold(self, components: str) -> None:  # noqa: B027 - most hold all
-        """Load one of `sets` in place of the one before.
-
-        Raises:
-            InputError: it cannot be loaded.
-        """
+        """Load one of `sets` in place of the one before; raises InputError if it cannot be loaded."""
 
     def embed(self, parameters: VideoParameters) -> State | None:
         """Encode the prompts, if it has any; only with `Role.embed`. May be called from any thread.

@@ -15,12 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from svdq.pipeline.video_parameters import VideoParameters
 
-#: Number of measurements per estimate: enough to ignore outliers, few enough to follow a change.
-WINDOW = 15
-#: Most shapes whose costs are published; a group rarely renders more.
-MAX_SHAPES = 32
-#: Ranks whose step time is within this share of the typical one count as equally fast.
-EQUAL_WITHIN = 0.05
+WINDOW = 15  # number of measurements per estimate: enough to ignore outliers, few enough to follow a change
+MAX_SHAPES = 32  # most shapes whose costs are published; a group rarely renders more
+EQUAL_WITHIN = 0.05  # ranks whose step time is within this share of the typical one count as equally fast
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
@@ -54,13 +51,10 @@ class Costs(BaseModel):
 class Shape(NamedTuple):
     """The properties of a video that determine the cost of a step."""
 
-    #: Number of frames.
-    frames: int
-    #: Pixels.
-    width: int
+    frames: int  # number of frames
+    width: int  # pixels
     height: int
-    #: Whether classifier-free guidance is on.
-    guided: bool
+    guided: bool  # whether classifier-free guidance is on
 
     @classmethod
     def of(cls, parameters: VideoParameters) -> "Shape":
@@ -83,12 +77,9 @@ class ShapeCosts(Costs):
 class CostPrior:
     """The assumed costs of a shape before anything is measured."""
 
-    #: Encoding a photo, in steps.
-    encode_steps: float
-    #: Decoding the frames, in steps.
-    decode_steps: float
-    #: Seconds of a step.
-    step_s: float = 1.0
+    encode_steps: float  # encoding a photo, in steps
+    decode_steps: float  # decoding the frames, in steps
+    step_s: float = 1.0  # seconds of a step
 
 
 class _Measured:

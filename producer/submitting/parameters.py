@@ -89,8 +89,7 @@ class SubmitOptions:
     guidance_scale_2: float | None = None
     flow_shift: float | None = None
     loop: bool | None = None
-    #: The storage key of the photo of the last frame; `Photo.last` replaces it.
-    last_image: str | None = None
+    last_image: str | None = None  # the storage key of the photo of the last frame; `Photo.last` replaces it
     #: Choose width and height for the shape of each photo; the given ones or the defaults give the number of pixels.
     auto_size: bool | None = None
 

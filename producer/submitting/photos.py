@@ -89,8 +89,7 @@ def check_photos(
 def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
     """Decode the first frame of an uploaded or dropped photo; `path` is for its name and messages.
 
-    Raises:
-        InputError: it is no photo, is damaged, has too many pixels, or would take too much memory.
+    Raises InputError if it is no photo, is damaged, has too many pixels, or would take too much memory.
     """
     with pillow_without_limits():
         return _decode(data, path, max_pixels, MAX_DECODED_BYTES)

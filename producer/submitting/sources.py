@@ -28,8 +28,7 @@ SYSTEM_FOLDERS = frozenset(
     {"@eadir", "#recycle", "$recycle.bin", "__macosx", "lost+found", "system volume information"}
 )
 SUFFIX = ".txt"
-#: What the name of a photo has before its suffix if it is the last frame of the photo without that.
-LAST = ".last"
+LAST = ".last"  # what the name of a photo has before its suffix if it is the last frame of the photo without that
 MAX_BYTES = 1 << 16  # bytes; the longest prompt has less
 
 

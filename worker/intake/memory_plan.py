@@ -66,8 +66,7 @@ class MemoryPlan:
     def admit(self, parameters: _Parameters) -> _Parameters:
         """Fill in an open decode_chunk_size with the largest that fits; `frames` is filled in already.
 
-        Raises:
-            DoesNotFitError: the video does not fit.
+        Raises DoesNotFitError if the video does not fit.
         """
         chunk = chunk_of(parameters)
         while (rank := self._lacking(wanted := _with_chunks(parameters, chunk))) is not None:
@@ -146,10 +145,8 @@ class MemoryPlan:
 def plan_of(info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None, *, must_fit: bool = False) -> MemoryPlan:
     """Make the plan of a group whose ranks are connected.
 
-    `limit` is the bytes that the user grants each rank, None: the memory of its device.
-
-    Raises:
-        InputError: the weights alone need more than the user grants a rank or, with `must_fit`, than a rank has.
+    `limit` is the bytes that the user grants each rank, None: the memory of its device. Raises InputError if the
+    weights alone need more than the user grants a rank or, with `must_fit`, than a rank has.
     """
     workspace = WORKSPACE_BYTES if any(rank.device != "cpu" for rank in ranks) else 0
     if info.family is None:

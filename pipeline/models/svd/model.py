@@ -27,23 +27,16 @@ from svdq.pipeline.video_parameters import VideoParameters
 class SvdDenoiser:
     """The denoising of one sample: (9) of diffusers' `__call__`. B is 2 with guidance and 1 without."""
 
-    #: UNetSpatioTemporalConditionModel, shared by all samples: it keeps no state between steps.
-    unet: Any
-    #: EulerDiscreteScheduler of this sample alone: it counts steps.
-    scheduler: Any
-    #: (B, 1, E)
-    image_embedding: Tensor
-    #: (B, F, 4, H/8, W/8)
-    image_latents: Tensor
-    #: (B, 3): fps - 1, motion_bucket_id, noise_aug_strength.
-    added_time_ids: Tensor
+    unet: Any  # UNetSpatioTemporalConditionModel, shared by all samples: it keeps no state between steps
+    scheduler: Any  # EulerDiscreteScheduler of this sample alone: it counts steps
+    image_embedding: Tensor  # (B, 1, E)
+    image_latents: Tensor  # (B, F, 4, H/8, W/8)
+    added_time_ids: Tensor  # (B, 3): fps - 1, motion_bucket_id, noise_aug_strength
     #: (1, F, 1, 1, 1)
     guidance_scale: Tensor
     guided: bool
-    #: The latents (1, F, 4, H/8, W/8) of the whole video by the last prediction.
-    expected: Tensor | None = None
-    #: Called at the end of a step, which ends the measurement of its memory.
-    measured: Callable[[], None] = lambda: None
+    expected: Tensor | None = None  # the latents (1, F, 4, H/8, W/8) of the whole video by the last prediction
+    measured: Callable[[], None] = lambda: None  # called at the end of a step, which ends the measurement of its memory
 
     @torch.inference_mode()
     def step(self, state: State, index: int) -> dict[str, Tensor]:
