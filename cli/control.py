@@ -90,12 +90,7 @@ def retry(settings: Settings, selection: Selection, force: bool) -> int:
     place = Storage(settings.storage) if force else None
     action: Action = "retry --force" if force else "retry"
     with session(settings) as connection:
-
-        def act(job_id: str) -> str:
-            job_control.retry(connection, job_id, storage=place)
-            return "queued"
-
-        return _print(_each(act, _selected(connection, action, selection)))
+        return _print(job_control.retry_many(connection, _selected(connection, action, selection), storage=place))
 
 
 @click.command()

@@ -27,6 +27,11 @@ def echo_json(value: object) -> None:
     echo(json.dumps(value))
 
 
+def named(name: str, link: str) -> str:
+    """Name a job, and which link of a chain it is."""
+    return f"{name} (link {link})" if link else name
+
+
 PROMPT_LENGTH = 60  # characters of a prompt where it is not shown whole
 
 
@@ -48,7 +53,9 @@ def describe(view: "JobView", estimate: "Estimate | None" = None, *, whole_promp
     prompt = " ".join(view.prompt.split())
     if len(prompt) > PROMPT_LENGTH and not whole_prompt:
         prompt = f"{prompt[: PROMPT_LENGTH - 1]}…"
-    name = f'{view.name}  "{prompt}"' if prompt else view.name
+    name = named(view.name, view.link)
+    if prompt:
+        name = f'{name}  "{prompt}"'
     return f"{view.id}  {name}  {state}{': ' if details else ''}{details}"
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from svdq.cli.formatting import echo, echo_json
+from svdq.cli.formatting import echo, echo_json, named
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import MANY
 from svdq.pipeline.errors import InputError
@@ -140,7 +140,7 @@ def _wait(settings: "Settings", made: Sequence[Submission], as_json: bool) -> in
 
 def _object(submission: Submission) -> dict[str, Any]:
     described = {name: getattr(submission, name) for name in ("id", "photo", "image", "seed", "status", "name")}
-    described |= {"warning": submission.warning} if submission.warning else {}
+    described |= {name: text for name in ("link", "warning") if (text := getattr(submission, name))}
     return described | ({"at": rfc3339(submission.at)} if submission.at else {})
 
 
@@ -156,4 +156,4 @@ def _line(submission: Submission, *, do_wait: bool) -> str:
     else:
         note = ""
     hint = "" if do_wait else f"  svdq wait {submission.id}"
-    return f"{submission.id}  {submission.name}{note}{hint}"
+    return f"{submission.id}  {named(submission.name, submission.link)}{note}{hint}"

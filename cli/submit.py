@@ -55,6 +55,7 @@ def submit(
       svdq submit photo.jpg --variations 4 --sweep motion_bucket_id=60,127,180
       svdq submit photo.jpg --prompt "A wave breaks on the beach." --frames 81 --size 832x480
       svdq submit closed.jpg --last open.jpg --prompt "The flower opens."
+      svdq submit photo.jpg --prompt "A wave rolls in." --then "It breaks." --then "The foam runs back."
       svdq submit photo.jpg --name '{stem}-{seed}'
       find . -name '*.jpg' -newer last | svdq submit -
       svdq submit other.jpg --like video.mp4

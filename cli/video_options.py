@@ -133,6 +133,12 @@ _JOB_OPTIONS = (
         help="Queue when that job has finished or failed; ids may be shortened; repeatable.",
     ),
     click.option(
+        "--then",
+        metavar="PROMPT",
+        multiple=True,
+        help="Continue the video from its last frame with this prompt, '' for none, as a job of its own; repeatable.",
+    ),
+    click.option(
         "--name",
         metavar="TEMPLATE",
         help="Pattern for file names, such as '{stem}-{seed}'; also {index}, {variation} and the parameters.",
@@ -186,7 +192,7 @@ def read_spec(
     from svdq.producer.submitting.model_choice import expected_model
     from svdq.producer.text import parse_future
 
-    plain = {name: values.pop(name) for name in ("variations", "priority", "name", "force")}
+    plain = {name: values.pop(name) for name in ("variations", "priority", "name", "force", "then")}
     return JobSpec(
         options=with_defaults_from(like, sweep(read_options(**values), sweeps)),
         model=expected_model(settings),

@@ -21,13 +21,16 @@ from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, VideoParameters
 MAX_FOLDER_NAME_BYTES = 255
 MAX_FOLDER_LENGTH = 1000  # in characters
 
-INPUT_KEY = re.compile(r"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
+#: Of a photo, and of the last frame of a link of a chain.
+INPUT_KEY = re.compile(r"inputs/(?:[0-9a-f]{64}\.[a-z0-9]{1,5}|[0-9a-f]{20}\.png)")
+_LAST_FRAME = re.compile(r"inputs/([0-9a-f]{20})\.png")
 
 
 class Job(VideoParameters):
     """One photo to one video, by a family of models that adds its parameters; frozen, refuses unknown fields."""
 
-    image: str  # storage key of the photo: inputs/<sha256>.<ext>
+    #: Storage key of the photo, inputs/<sha256>.<ext>; of a later link of a chain, the last frame of the link before.
+    image: str
     #: Stem of the original file's name, which names the outputs.
     name: str = Field(min_length=1, max_length=200)
     formats: Annotated[tuple[Format, ...], Field(min_length=1, strict=False, description="File to write")] = ("mp4",)
@@ -43,6 +46,8 @@ class Job(VideoParameters):
         description="Frames a second of the files, by frames interpolated between those of the model",
     )
     boomerang: bool = Field(default=False, exclude_if=not_, description="Play the video forward and back")
+    #: A link of a chain: its last frame is kept, and its file begins with the chain up to it.
+    chained: bool = Field(default=False, exclude_if=not_)
 
     @field_validator("image")
     @classmethod
@@ -81,6 +86,12 @@ class Job(VideoParameters):
     def photos(self) -> tuple[str, ...]:
         """The storage keys of its photos."""
         return (self.image,)
+
+    @property
+    def predecessor(self) -> str:
+        """The id of the link of a chain whose last frame is its photo; "" for none."""
+        found = _LAST_FRAME.fullmatch(self.image)
+        return found[1] if found else ""
 
     def output_stem(self, job_id: str) -> str:
         """Return the storage key of its files without their extension."""
@@ -131,8 +142,8 @@ class WanJob(Job, WanParameters):
         return (self.image,) if self.last_image is None else (self.image, self.last_image)
 
 
-#: The fields that name the photos and the files of a job, besides the parameters of its video.
-NAMING = ("image", "last_image", "name", "folder")
+#: The fields that name the photos, the files and the chain of a job, besides the parameters of its video.
+NAMING = ("image", "last_image", "name", "folder", "chained")
 JOBS: Mapping[str, type[Job]] = {"svd": SvdJob, "wan": WanJob}
 
 
@@ -146,6 +157,11 @@ def check_input_key(key: str) -> str:
     if not INPUT_KEY.fullmatch(key):
         raise ValueError(f"{key!r} is not of the form inputs/<sha256>.<ext>")
     return key
+
+
+def last_frame_key(job_id: str) -> str:
+    """Return the storage key of the last frame of a link of a chain."""
+    return f"inputs/{job_id}.png"
 
 
 def is_folder_name(name: str) -> bool:

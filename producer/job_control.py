@@ -3,8 +3,10 @@
 Statuses are RQ's: a job canceled before a group has started it becomes `canceled`, one in flight `stopped`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -22,6 +24,7 @@ from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
+from svdq.producer.chains import later_links, link_before, links_without_video
 from svdq.producer.queue import (
     SvdqQueue,
     check_priority,
@@ -31,17 +34,20 @@ from svdq.producer.queue import (
     no_such_job,
     queues,
     read_arguments,
+    statuses,
 )
 from svdq.producer.records import REPLACED_NOTE, sidecar_digest
-from svdq.producer.untrusted_job import key_of, read_many
+from svdq.producer.untrusted_job import UntrustedJob, key_of, read_many
 
 if TYPE_CHECKING:
     from svdq.producer.storage.storage import Storage
 
 Action = Literal["cancel", "retry", "retry --force", "move"]
+WAITING = ("queued", "scheduled", "deferred")
+GOING = ("started", *WAITING)
 #: Statuses of the jobs that each action applies to.
 STATUSES_FOR: Mapping[Action, Sequence[str]] = {
-    "cancel": ("queued", "started", "scheduled", "deferred"),
+    "cancel": GOING,
     "retry": keys.UNRENDERED,
     "retry --force": ("finished", *keys.UNRENDERED),
     "move": ("queued",),
@@ -54,7 +60,6 @@ _REFUSALS: Mapping[Action, str] = {
     "move": "only queued jobs can be moved",
 }
 
-WAITING = ("queued", "scheduled", "deferred")
 #: Jobs that are canceled in one transaction; Redis does nothing else meanwhile.
 CANCELED_TOGETHER = 100
 SUSPENDED = "Paused: no jobs are taken until `svdq resume`."
@@ -98,9 +103,13 @@ def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> li
 
 
 def cancel(connection: redis.Redis, job_id: str) -> str:
-    """Cancel a job; return "canceled", or "stopping" if it is in flight and stops at its next step; see `check`."""
+    """Cancel a job, and the rest of its chain; see `check`.
+
+    Returns "canceled", or "stopping" if it is in flight and stops at its next step.
+    """
     while True:
         (job,) = check(connection, "cancel", [job_id])
+        _cancel_rest(connection, [job_id], [job_id])
         if job.get_status(refresh=False) is JobStatus.STARTED:
             names = (job.key, keys.CANCELED, ExecutionRegistry(job_id, connection).key)
             marked = connection.eval(_MARK, len(names), *names, job_id)
@@ -114,9 +123,15 @@ def cancel(connection: redis.Redis, job_id: str) -> str:
 
 
 def cancel_many(connection: redis.Redis, job_ids: Iterable[str]) -> Iterator[tuple[str, str | InputError]]:
-    """Cancel jobs, a hundred in a few round trips; yield the id of each with what `cancel` returns or raises."""
-    remaining = iter(job_ids)
+    """Cancel jobs, a hundred in a few round trips; yield the id of each with what `cancel` returns or raises.
+
+    The jobs that continue a chain of one of them are canceled, too, and yielded first.
+    """
+    given = list(dict.fromkeys(job_ids))
+    remaining = iter(given)
     while chunk := list(islice(remaining, CANCELED_TOGETHER)):
+        for job_id in _cancel_rest(connection, chunk, given):
+            yield job_id, "canceled"
         canceled = _cancel_waiting(connection, chunk)
         for job_id in chunk:
             try:
@@ -142,7 +157,26 @@ def _cancel_waiting(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]
     return {job.id for job in waiting}
 
 
-def _cancel(pipeline: Pipeline, job: rq.job.Job) -> None:
+def _cancel_rest(connection: redis.Redis, job_ids: Iterable[str], given: Collection[str]) -> list[str]:
+    """Cancel what continues the chains of jobs that can be canceled, unless it is given itself; return the ids.
+
+    The last links come first: a kill in between leaves none that waits for one that was canceled.
+    """
+    later = {job_id: origin for job_id, origin in later_links(connection, job_ids).items() if job_id not in given}
+    origins = list({*later.values()})
+    going = [each for each, status in zip(origins, statuses(connection, origins), strict=True) if status in GOING]
+    canceled = []
+    for job_id, origin in reversed(later.items()):
+        if origin not in going:
+            continue
+        reason = f"Job {origin}, an earlier link of its chain, was canceled; `svdq retry {origin}` continues the chain."
+        while (job := UntrustedJob.find(job_id, connection)) and job.get_status(refresh=False).value in WAITING:
+            if _in_transaction(connection, job, partial(_cancel, reason=reason)):
+                canceled.append(job_id)
+    return canceled
+
+
+def _cancel(pipeline: Pipeline, job: rq.job.Job, reason: str = "") -> None:
     """Do what RQ's `Job.cancel` does in one question; take the job from a group that has popped it."""
     for queue in queues(job.connection):
         pipeline.lrem(queue.key, 1, job.id)
@@ -153,6 +187,8 @@ def _cancel(pipeline: Pipeline, job: rq.job.Job) -> None:
             CanceledJobRegistry(queue=queue).add(job, pipeline=pipeline)
     pipeline.hdel(keys.POPPED, job.id)
     pipeline.hset(job.key, "ended_at", utcformat(now()))  # RQ does not record when
+    if reason:
+        pipeline.hset(job.key, "meta", job.serializer.dumps({"canceled": reason}))
     job.set_status(JobStatus.CANCELED, pipeline=pipeline)
 
 
@@ -186,15 +222,58 @@ def retry(
     priority: str | None = None,
     at: datetime | None = None,
     after: Sequence[str] = (),
-) -> None:
+) -> list[str]:
     """Requeue a failed, stopped or canceled job: same id, same seed, at the end of its queue or that of a priority.
 
     With a storage, a finished job is requeued, too; its files in this storage stay until new ones replace them. With a
-    time, which has a zone, it is queued then; with ids of jobs, when these have finished or failed. Raises as `check`,
-    and UnavailableError for the storage.
+    time, which has a zone, it is queued then; with ids of jobs, when these have finished or failed. The links of its
+    chain that have ended without a video are requeued with it, each after the one before; returns the ids of all.
+    Raises as `check`, and UnavailableError for the storage.
     """
     action: Action = "retry" if storage is None else "retry --force"
     (rq_job,) = check(connection, action, [job_id])
+    requeued = []
+    for link in links_without_video(connection, rq_job):
+        with contextlib.suppress(InputError):  # another process has just changed it
+            _retry(connection, link, "retry")
+            requeued.append(link)
+    _retry(connection, job_id, action, storage=storage, priority=priority, at=at, after=after)
+    requeued.append(job_id)
+    for link in later_links(connection, [job_id]):
+        with contextlib.suppress(InputError):  # it was not to be retried
+            _retry(connection, link, "retry")
+            requeued.append(link)
+    return requeued
+
+
+def retry_many(
+    connection: redis.Redis, job_ids: Iterable[str], *, storage: "Storage | None" = None
+) -> Iterator[tuple[str, str | InputError]]:
+    """Retry jobs; yield the id of each with "queued", or what `retry` raises, first those queued with it."""
+    done: set[str] = set()
+    for job_id in job_ids:
+        try:
+            requeued = [] if job_id in done else retry(connection, job_id, storage=storage)
+        except InputError as error:
+            yield job_id, error
+        else:
+            done.update(requeued)
+            for each in requeued:
+                yield each, "queued"
+
+
+def _retry(
+    connection: redis.Redis,
+    job_id: str,
+    action: Action,
+    *,
+    storage: "Storage | None" = None,
+    priority: str | None = None,
+    at: datetime | None = None,
+    after: Sequence[str] = (),
+) -> None:
+    (rq_job,) = check(connection, action, [job_id])
+    before = link_before(rq_job)
     notes: Mapping[str, str] = {}
     if storage is not None and (arguments := read_arguments(rq_job)) is not None:
         # A worker that finds any other sidecar beside the files treats the job as done.
@@ -214,7 +293,7 @@ def retry(
             job.kwargs = job.kwargs | {"notes": notes}
         queue = SvdqQueue(f"svdq-{priority}" if priority else job.origin, connection=connection)
         job.origin = queue.name
-        job._dependency_ids = unfinished(connection, after)
+        job._dependency_ids = list({*unfinished(connection, after), *_going(connection, before)})
         if at is None and not job._dependency_ids:
             queue._enqueue_job(job, pipeline=pipeline)
         else:
@@ -229,8 +308,14 @@ def retry(
         pipeline.hdel(job.key, "started_at", "ended_at", "worker_name")
         pipeline.persist(job.key)  # ended jobs expire
 
-    while not _in_transaction(connection, rq_job, change, after):
+    while not _in_transaction(connection, rq_job, change, (*after, *filter(None, [before]))):
         (rq_job,) = check(connection, action, [job_id])  # changed, perhaps by its group, which writes the last progress
+
+
+def _going(connection: redis.Redis, job_id: str) -> list[str]:
+    """Return a job if it waits or is in flight; none for ""."""
+    (status,) = statuses(connection, [job_id]) if job_id else [None]
+    return [job_id] if status in GOING else []
 
 
 def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:

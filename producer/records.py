@@ -24,6 +24,7 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 #: The note that says where a photo was, from the folder that was submitted on: no path of a machine.
 SOURCE_NOTE = "source"
+LINK_NOTE = "link"  # the note that says which link of a chain a job is, such as `2 of 3`
 REPLACED_NOTE = "replaced"  # the note with the digest of the sidecar of a finished video that is to be rendered again
 
 
@@ -53,6 +54,11 @@ class JobArguments(Record):
         return self.notes.get(SOURCE_NOTE, "")
 
     @property
+    def link(self) -> str:
+        """Which link of a chain it is, such as `2 of 3`; "" for none."""
+        return self.notes.get(LINK_NOTE, "")
+
+    @property
     def replaced(self) -> str:
         """The digest of the sidecar whose video the job is to replace; "" for none."""
         return self.notes.get(REPLACED_NOTE, "")
@@ -60,7 +66,8 @@ class JobArguments(Record):
     @property
     def own_notes(self) -> dict[str, str]:
         """The notes of the submitter."""
-        return {name: text for name, text in self.notes.items() if name not in (SOURCE_NOTE, REPLACED_NOTE)}
+        of_svdq = (SOURCE_NOTE, LINK_NOTE, REPLACED_NOTE)
+        return {name: text for name, text in self.notes.items() if name not in of_svdq}
 
 
 class JobMeta(Record):
@@ -73,6 +80,7 @@ class JobMeta(Record):
     decoder: Count | None = None
     notice: str = ""
     used: dict[str, Any] = {}
+    canceled: str = ""  # why it was canceled, if because of another link of its chain
 
 
 class JobResult(Record):
@@ -137,6 +145,11 @@ class Sidecar(_Open):
     def name(self) -> str:
         """The name of the job, for display."""
         return str(self.job.get("name", "?"))
+
+    @property
+    def num_frames(self) -> int:
+        """The number of frames that its files show; 0 if it is not known."""
+        return int(self.shown.get("frames") or self.job.get("frames") or 0)
 
     @property
     def text(self) -> str:

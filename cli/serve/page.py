@@ -332,14 +332,14 @@ def _act(connection: redis.Redis, asked: _Action) -> dict[str, InputError]:
                 job_control.place(connection, asked.ids[0], asked.before)
             except InputError as error:
                 problems[asked.ids[0]] = error
-        case "front" | "retry":
+        case "retry":
+            outcomes = job_control.retry_many(connection, asked.ids)
+            problems = {job_id: outcome for job_id, outcome in outcomes if isinstance(outcome, InputError)}
+        case "front":
             for job_id in asked.ids:
-                try:
-                    if asked.action == "retry":
-                        job_control.retry(connection, job_id)
-                    else:  # to the front of the most urgent queue that has any
-                        priorities = [queue.name.removeprefix("svdq-") for queue in queues(connection) if queue.count]
-                        job_control.move(connection, job_id, front=True, priority=next(iter(priorities), None))
+                try:  # to the front of the most urgent queue that has any
+                    priorities = [queue.name.removeprefix("svdq-") for queue in queues(connection) if queue.count]
+                    job_control.move(connection, job_id, front=True, priority=next(iter(priorities), None))
                 except InputError as error:
                     problems[job_id] = error
     return problems

@@ -65,11 +65,15 @@ def run_ffmpeg(
         SampleError: ffmpeg refuses the frames, or it cannot be started.
         OSError: a condition such as a full disk; the same call may succeed later.
     """
-    options = ["-hide_banner", "-loglevel", "error", "-y", "-threads", "1", "-filter_threads", "1"]
+    options = ["-threads", "1", "-filter_threads", "1"]
     options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{size[0]}x{size[1]}", "-framerate", f"{fps}"]
-    options += ["-i", "pipe:0", *more_inputs, "-threads", "1", *arguments]
-    with _start_ffmpeg(options) as process:
-        output, messages = process.communicate(frames)  # type: ignore[arg-type]  # takes any buffer
+    return run_ffmpeg_on_files([*options, "-i", "pipe:0", *more_inputs, "-threads", "1", *arguments], frames)
+
+
+def run_ffmpeg_on_files(arguments: Sequence[str], data: memoryview | None = None) -> bytes:
+    """Run ffmpeg with the inputs among its arguments, `data` being its standard input; otherwise as `run_ffmpeg`."""
+    with _start_ffmpeg(["-hide_banner", "-loglevel", "error", "-y", *arguments]) as process:
+        output, messages = process.communicate(data)  # type: ignore[arg-type]  # takes any buffer
     if process.returncode:
         _raise_for(process.returncode, messages.decode(errors="replace").strip())
     return output

@@ -4,10 +4,11 @@ It runs in a thread in parallel with the GPU, so heavy work happens in ffmpeg or
 one thread, which leaves the cores to the other ranks. The same frames give the same bytes.
 """
 
+import contextlib
 import re
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, PngImagePlugin
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.media.ffmpeg import run_ffmpeg
+from svdq.pipeline.media.ffmpeg import run_ffmpeg, run_ffmpeg_on_files
 from svdq.pipeline.video_parameters import Format
 
 #: Largest rate of a GIF: browsers show frames with less than two hundredths of a second for a tenth of a second.
@@ -69,15 +70,39 @@ def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
         "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709",
     ]
     arguments = ["-vf", ",".join(filters), "-c:v", "libx264", "-preset", "medium", "-crf", "17"]
-    # Bit-exact: no version strings, so that the same frames give the same bytes.
-    arguments += ["-flags:v", "+bitexact", "-fflags", "+bitexact", "-map_metadata", "1"]
-    # In a file: other users of the machine can read a command line.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", newline="\n") as metadata:
+    arguments += ["-flags:v", "+bitexact"]
+    with _metadata_file(path.parent, comment) as inputs:
+        _run_ffmpeg(frames, fps, [*arguments, *_MP4, f"file:{path}"], inputs)
+
+
+#: Bit-exact: no version strings, so that the same frames give the same bytes.
+_MP4 = ("-fflags", "+bitexact", "-map_metadata", "1", "-movflags", "+faststart", "-f", "mp4")
+
+
+@contextlib.contextmanager
+def _metadata_file(folder: Path, comment: str) -> Iterator[list[str]]:
+    """Yield the arguments of an input with a comment: other users of the machine can read a command line."""
+    with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", newline="\n") as metadata:
         escaped = re.sub(r"([=;#\\\n\r])", r"\\\1", comment)
         metadata.write(f";FFMETADATA1\ncomment={escaped}")
         metadata.flush()
-        inputs = ["-f", "ffmetadata", "-i", f"file:{metadata.name}"]
-        _run_ffmpeg(frames, fps, [*arguments, "-movflags", "+faststart", "-f", "mp4", f"file:{path}"], inputs)
+        yield ["-f", "ffmetadata", "-i", f"file:{metadata.name}"]
+
+
+def join_mp4(parts: Sequence[Path], path: Path, comment: str) -> None:
+    """Write an mp4 that shows others of `write_video` one after the other, without encoding anything again.
+
+    The parts have the same size and rate. Raises as `write_video`.
+    """
+    with (
+        _metadata_file(path.parent, comment) as metadata,
+        tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8") as names,
+    ):
+        quoted = (str(part).replace("'", r"'\''") for part in parts)
+        names.writelines(f"file 'file:{part}'\n" for part in quoted)
+        names.flush()
+        inputs = ["-f", "concat", "-safe", "0", "-i", f"file:{names.name}", *metadata]
+        run_ffmpeg_on_files([*inputs, "-c", "copy", *_MP4, f"file:{path}"])
 
 
 def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
@@ -136,6 +161,13 @@ def _write_png(frames: NDArray[np.uint8], path: Path, comment: str) -> None:
     info.add_itxt("comment", comment)
     for number, frame in enumerate(frames, start=1):
         Image.fromarray(frame).save(path / f"frame_{number:04}.png", pnginfo=info, compress_level=4)
+
+
+def png_of(frame: NDArray[np.uint8]) -> bytes:
+    """Encode a frame (H, W, 3) as a PNG, without loss."""
+    buffer = BytesIO()
+    Image.fromarray(frame).save(buffer, "PNG", compress_level=4)
+    return buffer.getvalue()
 
 
 NUM_AHEAD = 4  # frames after the end that minterpolate needs for the last frames of a video

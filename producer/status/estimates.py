@@ -66,16 +66,19 @@ def estimate_jobs(
 ) -> dict[str, Estimate]:
     """Estimate when jobs will be done; those that neither wait in a queue nor are started are left out.
 
-    `pauses` says why jobs are not taken, and `no_group` why there may be no group: NO_WORKER or STARTING.
+    A job that waits for others among them is included: it takes as long as alone when the last one is done. `pauses`
+    says why jobs are not taken, and `no_group` why there may be no group: NO_WORKER or STARTING.
     """
     num_ahead = waiting.num_ahead
     found = _of_started([view for view in views if view.status == JobStatus.STARTED.value], groups, no_group)
     queued = {view.id: _shape_of(view.parameters) for view in views if view.id in num_ahead and view.id not in found}
-    if not queued:
+    deferred = {view.id: view for view in views if view.status == JobStatus.DEFERRED.value}
+    if not queued and not deferred:
         return found
     takers, why_none = _takers(groups, pauses, no_group)
     interval_s = _mean_interval_s(map(_shape_of, waiting.sample) if waiting.sample else queued.values(), takers)
-    alone_s = {shape: _alone_s(shape, takers) for shape in set(queued.values())}
+    shapes = {*queued.values(), *(_shape_of(view.parameters) for view in deferred.values())}
+    alone_s = {shape: _alone_s(shape, takers) for shape in shapes}
     rounds = [group.intake for group in takers if group.intake and group.intake.round_size]
     size = max((intake.round_size for intake in rounds), default=1)
     before_s = min((_rest_s(group) for group in takers), default=0.0)
@@ -85,6 +88,15 @@ def estimate_jobs(
             found[job_id] = Estimate(num_ahead=number, reason=why_none)
         else:
             found[job_id] = Estimate(num_ahead=number, eta_s=before_s + _until_end(number, size) * interval_s + own_s)
+    while ready := [view for view in deferred.values() if view.after and found.keys() >= {*view.after}]:
+        for view in ready:
+            del deferred[view.id]
+            before, own_s = [found[job_id] for job_id in view.after], alone_s[_shape_of(view.parameters)]
+            ends = [each.eta_s for each in before if each.eta_s is not None]
+            if own_s is None or len(ends) < len(before):
+                found[view.id] = Estimate(reason=next((each.reason for each in before if each.reason), why_none))
+            else:
+                found[view.id] = Estimate(eta_s=max(ends) + own_s)
     return found
 
 

@@ -13,6 +13,7 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 
+from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import ENDED, SvdqQueue, fetch, read_arguments, session, statuses
@@ -52,6 +53,7 @@ class JobView:
     photo: str = ""
     #: Where its photo was, from the submitted folder on, such as `holiday/day 1/cup.jpg`.
     source: str = ""
+    link: str = ""  # which link of a chain it is, such as `2 of 3`
     notes: dict[str, str] = field(default_factory=dict)
     queue: str = ""
     created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
@@ -148,6 +150,8 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         error = "This is not a job of svdq, or another version submitted it; submit its photo again."
     elif status == JobStatus.STOPPED.value:
         error = "The user stopped it; `svdq retry` queues it again."
+    elif status == JobStatus.CANCELED.value:
+        error = meta.canceled or None
     return JobView(
         id=rq_job.id,
         status=status,
@@ -163,6 +167,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         parameters=parameters,
         photo=arguments.photo if arguments else "",
         source=arguments.source if arguments else "",
+        link=arguments.link if arguments else "",
         notes=arguments.own_notes if arguments else {},
         queue=rq_job.origin,
         created_at=rq_job.created_at,
@@ -220,7 +225,7 @@ def cancel(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
 
     Raises InputError if one does not exist or has ended, UnavailableError without Redis.
     """
-    return _change(settings, job_ids, "cancel", job_control.cancel)
+    return _change(settings, job_ids, "cancel", job_control.cancel_many)
 
 
 def retry(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
@@ -228,17 +233,21 @@ def retry(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
 
     Raises InputError if one does not exist or has another status, UnavailableError without Redis.
     """
-    return _change(settings, job_ids, "retry", job_control.retry)
+    return _change(settings, job_ids, "retry", job_control.retry_many)
 
 
 def _change(
-    settings: Settings, job_ids: str | Iterable[str], action: job_control.Action, act: Callable[..., object]
+    settings: Settings,
+    job_ids: str | Iterable[str],
+    action: job_control.Action,
+    act: Callable[[redis.Redis, list[str]], Iterable[tuple[str, object]]],
 ) -> list[JobView]:
     ids = [job_ids] if isinstance(job_ids, str) else list(dict.fromkeys(job_ids))
     with session(settings) as connection:
         job_control.check(connection, action, ids)
-        for job_id in ids:
-            act(connection, job_id)
+        for _, outcome in act(connection, ids):
+            if isinstance(outcome, InputError):
+                raise outcome
         return view_many(connection, ids)
 
 

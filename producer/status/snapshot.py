@@ -139,8 +139,15 @@ def take(connection: redis.Redis) -> Snapshot:
 def estimate(
     connection: redis.Redis, views: Sequence[JobView], groups: Sequence[GroupStatus] | None = None
 ) -> dict[str, Estimate]:
-    """Estimate when given jobs will be done."""
+    """Estimate when given jobs will be done, and those that they wait for."""
     groups = read_groups(connection) if groups is None else groups
+    known = {view.id: view for view in views}
+    while missing := [job_id for view in known.values() for job_id in view.after if job_id not in known]:
+        more = {view.id: view for view in view_many(connection, dict.fromkeys(missing))}
+        if not more:
+            break
+        known |= more
+    views = list(known.values())
     queued = {
         view.id: view.queue
         for view in views

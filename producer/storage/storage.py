@@ -43,8 +43,9 @@ def is_checkpoint_folder(name: str, files: Collection[str]) -> bool:
 
 
 def is_input(key: str, data: bytes) -> bool:
-    """Return whether a photo's content matches the hash in its key."""
-    return key.startswith(f"inputs/{hashlib.sha256(data).hexdigest()}.")
+    """Return whether a photo's content matches the hash in its key; the last frame of a job has none."""
+    is_frame = _JOB_ID.fullmatch(key.removeprefix("inputs/").removesuffix(".png"))
+    return bool(is_frame) or key.startswith(f"inputs/{hashlib.sha256(data).hexdigest()}.")
 
 
 class Storage:

@@ -14,6 +14,7 @@ from rq.utils import now
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
+from svdq.producer.chains import record_link
 from svdq.producer.job import Job
 from svdq.producer.job_control import in_seconds, retry, unfinished
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of
@@ -137,5 +138,7 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
             pending_ids = unfinished(connection, parent_ids)
             rq_job = new_rq_job(queue, entry, after=pending_ids)
             queue.enqueue_job(rq_job, pipeline=pipeline)
+            if entry.job.predecessor:
+                record_link(pipeline, entry.job.predecessor, entry.job_id)
             pipeline.execute()
             return Enqueued(rq_job=rq_job, is_new=True)

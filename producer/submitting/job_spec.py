@@ -3,7 +3,7 @@
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import product
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.video_parameters import MAX_SIDE
-from svdq.producer.job import JOBS, MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name
+from svdq.producer.job import JOBS, MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name, last_frame_key
 from svdq.producer.queue import check_priority
 from svdq.producer.submitting.parameters import (
     MAX_VIDEOS,
@@ -54,6 +54,8 @@ class JobSpec:
     at: datetime | None = None  # when to queue the jobs, with a time zone; None means at once
     #: Ids of jobs, or prefixes of them, that are to have finished or failed first.
     depends_on: tuple[str, ...] = ()
+    #: The prompts of further links, "" for none: each video begins a chain.
+    then: tuple[str, ...] = ()
     force: bool = False
     #: Part of the ids unless it is "", so that a request gets jobs of its own.
     request_key: str = ""
@@ -63,7 +65,12 @@ class JobSpec:
     @property
     def num_jobs(self) -> int:
         """Number of jobs for one photo."""
-        return self.variations * len(self.options)
+        return self.variations * len(self.options) * self.num_links
+
+    @property
+    def num_links(self) -> int:
+        """Number of jobs for each video: that of its links."""
+        return 1 + len(self.then)
 
     @property
     def is_open(self) -> bool:
@@ -101,17 +108,34 @@ class JobSpec:
         for options in self.options:
             for variation in {0, self.variations - 1}:
                 job = self._make(options, variation, spell, image=ANY_PHOTO, name="photo")
+                self._check_chain(job, spell)
             if self.name is not None:
                 _render(self.name, job, job.name, index=1, variation=0)
 
     def jobs(self, photo: Photo, first_index: int) -> Iterator[tuple[Job, str]]:
         """Create the jobs of a photo, each with its id; the first is number `first_index` of the submission, from 1."""
         videos = product(self.options, range(self.variations))
-        for number, (options, variation) in enumerate(videos, first_index):
-            yield self._job(photo, options, variation, number)
+        for number, (options, variation) in enumerate(videos):
+            job, job_id = self._job(photo, options, variation, first_index + number * self.num_links)
+            yield job, job_id
+            yield from links(job, job_id, self.then, seed_is_drawn=options.seed is None)
 
     def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
-        return make_job(options, model=self.model, spell=spell, variation=variation, folder=self.folder, **photo)
+        photo |= {"folder": self.folder, "chained": bool(self.then)}
+        return make_job(options, model=self.model, spell=spell, variation=variation, **photo)
+
+    def _check_chain(self, job: Job, spell: Callable[[str], str]) -> None:
+        if not self.then:
+            return
+        then = spell("then")
+        for name in ("interpolate", "boomerang", "loop", "last_image"):
+            if getattr(job, name, None):
+                raise InputError(f"{then} and {spell(name)} cannot be combined: the links of a chain must join.")
+        if job.formats != ("mp4",):
+            raise InputError(f"{then} makes mp4 files only; leave out {spell('formats')}.")
+        if job.frames == 1:
+            raise InputError(f"{then} needs at least 2 {spell('frames')}: links share a frame with the one before.")
+        list(links(job, "0" * 20, self.then, seed_is_drawn=False, spell=spell))
 
     def _job(self, photo: Photo, options: SubmitOptions, variation: int, index: int) -> tuple[Job, str]:
         options = replace(options, last_image=photo.last.key) if photo.last else options
@@ -169,6 +193,32 @@ def make_job(
         return job
     except ValidationError as error:
         raise InputError(_sentence(error, JOBS[family], values, spell)) from error
+
+
+def links(
+    job: Job, job_id: str, prompts: Iterable[str], *, seed_is_drawn: bool, spell: Callable[[str], str] = as_flag
+) -> Iterator[tuple[Job, str]]:
+    """Create the jobs that continue a chain, each with its id, which that of the link before is part of.
+
+    Raises InputError.
+    """
+    for prompt in prompts:
+        values = job.model_dump() | {"image": last_frame_key(job_id)}
+        if job.family in WITH_PROMPTS:
+            values["prompt"] = prompt
+        elif prompt:
+            raise InputError(
+                f"{spell('then')} {shorten(prompt)!r} does not apply to {job.title}, which takes no prompts; continue "
+                f"its videos with {spell('then')} ''."
+            )
+        if seed_is_drawn:
+            values["seed"] = secrets.randbits(SEED_BITS)
+        try:
+            job = JOBS[job.family].model_validate(values)
+        except ValidationError as error:
+            raise InputError(_sentence(error, JOBS[job.family], values, lambda _: spell("then"))) from error
+        job_id = job.digest(seed_was_drawn=seed_is_drawn)
+        yield job, job_id
 
 
 def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], spell: Callable[[str], str]) -> str:

@@ -15,7 +15,7 @@ from svdq.pipeline.errors import InputError, SvdqError
 from svdq.producer.files import make_home
 from svdq.producer.job_control import unfinished
 from svdq.producer.queue import connect, database_id, read_job, session
-from svdq.producer.records import SOURCE_NOTE
+from svdq.producer.records import LINK_NOTE, SOURCE_NOTE
 from svdq.producer.settings import Settings
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import Storage
@@ -47,6 +47,7 @@ class Submission:
     was: str = ""  # as in `Enqueued`
     replaced_model: str = ""  # the model whose video the new job replaces; "" for none
     warning: str = ""  # as of `crop_warning`
+    link: str = ""  # which one of a chain it is, such as `2 of 3`
 
 
 class BadPhotosError(InputError):
@@ -177,15 +178,28 @@ def submit_all(
             observer.note(sentence)
         observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
         entries = entries_of(checked)
-        while chunk := list(islice(entries, CHUNK)):
-            if any(spec.depends_on for _, spec in chunk):
-                results = [enqueue_after(connection, entry, parents.get(spec.depends_on, ())) for entry, spec in chunk]
+        has_chains = any(spec.then for _, spec in checked)
+        name = ""
+        while chunk := list(islice(entries, 1 if has_chains else CHUNK)):
+            if has_chains:
+                chunk = [(_named_after(entry, name), spec) for entry, spec in chunk]
+            if any(spec.depends_on or entry.job.predecessor for entry, spec in chunk):
+                results = [
+                    enqueue_after(
+                        connection,
+                        entry,
+                        [entry.job.predecessor] if entry.job.predecessor else parents.get(spec.depends_on, ()),
+                    )
+                    for entry, spec in chunk
+                ]
             else:
                 results = enqueue_many(connection, [entry for entry, _ in chunk])
             replaced = replace_videos(connection, storage, models, results)
             for (entry, _), enqueued in zip(chunk, results, strict=True):
                 observer.advance()
-                yield _submission(entry, enqueued, replaced.get(entry.job_id, ""))
+                submission = _submission(entry, enqueued, replaced.get(entry.job_id, ""))
+                name = submission.name
+                yield submission
 
 
 def _specs(requests: Iterable[Request | InputError]) -> Iterable[JobSpec]:
@@ -269,18 +283,25 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
     index = 1
     for photo, spec in checked:
         notes = dict(spec.notes) | ({SOURCE_NOTE: photo.source} if photo.source else {})
-        for job, job_id in spec.jobs(photo, index):
+        for number, (job, job_id) in enumerate(spec.jobs(photo, index)):
+            warning = crop_warning(photo.size, job) or (crop_warning(photo.last.size, job) if photo.last else "")
+            link = f"{number % spec.num_links + 1} of {spec.num_links}"
             entry = Entry(
                 job=job,
                 job_id=job_id,
                 photo=photo.shown_path,
                 priority=spec.priority,
-                at=spec.at,
-                notes=notes,
-                warning=crop_warning(photo.size, job) or (crop_warning(photo.last.size, job) if photo.last else ""),
+                at=None if job.predecessor else spec.at,
+                notes=notes | ({LINK_NOTE: link} if spec.then else {}),
+                warning="" if job.predecessor else warning,
             )
             yield entry, spec
             index += 1
+
+
+def _named_after(entry: Entry, name: str) -> Entry:
+    """Give a later link the recorded name of the link before, since their files are beside each other."""
+    return replace(entry, job=entry.job.model_copy(update={"name": name})) if entry.job.predecessor else entry
 
 
 def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submission:
@@ -300,4 +321,5 @@ def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submis
         was=enqueued.was,
         replaced_model=replaced_model,
         warning=entry.warning if is_new else "",
+        link=entry.notes.get(LINK_NOTE, ""),
     )

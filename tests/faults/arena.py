@@ -70,7 +70,7 @@ class Arena:
         self.disk = SmallDisk(self.storage) if own_disk else None
         (self.storage / "outputs").mkdir()
         self.publications = Publications(self.storage / "outputs")
-        self.reference: Reference = SimulatedReference(reference)
+        self.reference: Reference = SimulatedReference(reference, self.job_of)
         # The harness outlives every fault: it asks for a minute.
         self.connection = redis.Redis.from_url(self.redis.url, retry=Retry(ConstantBackoff(0.1), 600))
         self.jobs: dict[str, Expected] = {}

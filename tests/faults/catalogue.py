@@ -6,7 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tests.faults.arena import Arena
-from tests.faults.campaigns import bits, clock, device, groups, kills, mixed, poison, redis_away, soak, storage, windows
+from tests.faults.campaigns import (
+    bits,
+    chains,
+    clock,
+    device,
+    groups,
+    kills,
+    mixed,
+    poison,
+    redis_away,
+    soak,
+    storage,
+    windows,
+)
 from tests.faults.group import READY
 from tests.faults.leftovers import leftovers
 from tests.faults.plan import Size
@@ -37,6 +50,7 @@ CAMPAIGNS = {
     "kill-launcher": Campaign(run=kills.kill_launcher),
     "sigterm": Campaign(run=kills.sigterm),
     "kill-all": Campaign(run=kills.kill_all),
+    "chains": Campaign(run=chains.chains, num_jobs=60),
     "bits": Campaign(run=bits.bits, num_jobs=4),
     "redis-kill": Campaign(run=redis_away.redis_kill),
     "redis-embedded": Campaign(run=redis_away.redis_embedded),

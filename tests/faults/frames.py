@@ -1,5 +1,6 @@
 """The frames in a file, and the frames that an undisturbed run puts there."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -42,30 +43,36 @@ class Reference(Protocol):
 class SimulatedReference:
     """Runs the simulated model here and writes its frames as the worker does: an undisturbed run without a worker."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, job_of: Callable[[str], Job]) -> None:
         """Make it.
 
         Args:
             folder: an existing one, for files of its own.
+            job_of: gives a job by its id.
         """
         self._folder = folder
+        self._job_of = job_of
         self._model = SimulatedModel(Timings(step_ms=0), Role.of_rank(0), torch.device("cpu"))
         #: What was decoded from what was written, by the frames' bytes and the kind of file.
         self._decoded: dict[tuple[bytes, Format], np.ndarray] = {}
 
     def frames(self, job: Job, kind: Format) -> np.ndarray:
-        """Encode, do every step, decode, write, read."""
+        """Encode, do every step, decode, write, read; of a later link of a chain, put them behind those before it."""
         parameters = job.parameters
         tensors = self._model.encode(None, parameters)
         self._model.denoiser(tensors, parameters)
         for index in range(parameters.steps):
             self._model.step(tensors, index)
         frames = self._model.decode(tensors, parameters, parameters.num_frames).numpy()
+        if job.predecessor:
+            frames = frames[1:]
         key = (frames.tobytes(), kind)
         if key not in self._decoded:
             path = self._folder / (f"{len(self._decoded)}" if kind == "png" else f"{len(self._decoded)}.{kind}")
             write_video(frames, path, kind, job.fps, "reference")
             self._decoded[key] = read_frames(path)
+        if job.predecessor:
+            return np.concatenate([self.frames(self._job_of(job.predecessor), kind), self._decoded[key]])
         return self._decoded[key]
 
 

@@ -16,7 +16,7 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
-from svdq.producer.job import Job, parse_job
+from svdq.producer.job import Job, last_frame_key, parse_job
 from svdq.producer.records import Sidecar, sidecar_digest
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
@@ -156,10 +156,16 @@ class Prefetcher:
                     chunk = resume.parameters.decode_chunk_size
                     return Prepared(resume=resume, job=job.model_copy(update={"decode_chunk_size": chunk})), []
             job = self._options.memory.admit(job)
-            return Prepared(job=job), [self._read(key, refusals) for key in job.photos]
+            return Prepared(job=job), [self._read(job, key, refusals) for key in job.photos]
 
-    def _read(self, key: str, refusals: FileRefusals) -> bytes:
+    def _read(self, job: Job, key: str, refusals: FileRefusals) -> bytes:
+        before = job.predecessor
         try:
+            if before and not self._storage.exists(job.sidecar_key(before)):
+                raise SvdqError(
+                    f"It continues the video of job {before}, which failed, was stopped or was removed; `svdq retry` "
+                    "that job, and this one follows."
+                )
             return self._storage.read_input(key)
         except UnavailableError as error:
             # This call fails, too, if the whole storage cannot be used. Without the folder of all photos, a disk is not
@@ -171,7 +177,9 @@ class Prefetcher:
             if isinstance(error.__cause__, FileNotFoundError | IsADirectoryError | NotADirectoryError):
                 # An attempt before a crash may have removed it.
                 raise SvdqError(
-                    f"Its photo {key} is not in the storage, or it was damaged and removed; submit it again."
+                    f"Its first frame, the last one of job {before}, was removed; `svdq retry --force {before}` first."
+                    if before
+                    else f"Its photo {key} is not in the storage, or it was damaged and removed; submit it again."
                 ) from error
             refusals.check(error, f"Its photo {key}")
             raise
@@ -196,6 +204,7 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, repla
     except ValueError:
         return None  # not a sidecar of svdq, or of another version
     wanted = job.model_copy(update={"decode_chunk_size": made[1].decode_chunk_size})
-    if made != (job_id, wanted, model.name) or not all(map(storage.exists, job.output_keys(job_id).values())):
+    files = [*job.output_keys(job_id).values(), *([last_frame_key(job_id)] if job.chained else [])]
+    if made != (job_id, wanted, model.name) or not all(map(storage.exists, files)):
         return None
     return sidecar.result.model_dump(mode="json")

@@ -28,7 +28,7 @@ from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.video_model import Frames, ModelInfo
 from svdq.pipeline.trace import Tracer
 from svdq.producer import keys
-from svdq.producer.job import Job
+from svdq.producer.job import Job, last_frame_key
 from svdq.producer.records import Sidecar, SidecarModel
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
@@ -185,17 +185,32 @@ class ResultWriter(Sink):
             shown = change_motion(
                 frames, job.fps, staging, boomerang=job.boomerang, loop=loop, interpolate=job.interpolate
             )
+            num_frames = len(shown)
+            if job.predecessor:
+                shown = frames[1:]  # the first one is the last one of the link before
+                num_frames = len(shown) + self._fetch_link(job, staging / "before.mp4")
             if shown is not frames:
-                sidecar = sidecar.model_copy(update={"shown": {"frames": len(shown), "fps": fps}})
+                sidecar = sidecar.model_copy(update={"shown": {"frames": num_frames, "fps": fps}})
             for kind, key in keys.items():
                 video.write_video(shown, paths[key], kind, fps, sidecar.comment)
+                if job.predecessor:
+                    own = paths[key].rename(staging / "own.mp4")
+                    video.join_mp4([staging / "before.mp4", own], paths[key], sidecar.comment)
             if not self._is_held(sample):
                 raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
+            if job.chained:
+                self._storage.write_bytes(last_frame_key(sample.job_id), video.png_of(frames[-1]))
             for key, path in paths.items():
                 self._storage.publish(path, key)
         sidecar = sidecar.model_copy(update=timings_of(sample, time.perf_counter() - started))
         self._storage.write_text(job.sidecar_key(sample.job_id), sidecar.text)
         return sidecar.result.model_dump(mode="json")
+
+    def _fetch_link(self, job: Job, path: Path) -> int:
+        """Copy the file of the link before a job, which has the same name and folder; return its number of frames."""
+        sidecar = self._storage.read(job.sidecar_key(job.predecessor))
+        self._storage.copy_out(job.output_keys(job.predecessor)["mp4"], path)
+        return Sidecar.parse(sidecar).num_frames
 
 
 def notice_for(model: ModelInfo, job: Job) -> str:

@@ -31,7 +31,7 @@ def kill_rank(arena: Arena) -> None:
             group.kill_rank(arena.rng)
             arena.tally.num_faults += 1
 
-    _again_and_again(arena, strike)
+    again_and_again(arena, strike)
 
 
 def kill_launcher(arena: Arena) -> None:
@@ -44,7 +44,7 @@ def kill_launcher(arena: Arena) -> None:
         group.kill_launcher()
         group = arena.start()
 
-    _again_and_again(arena, strike)
+    again_and_again(arena, strike)
 
 
 def sigterm(arena: Arena) -> None:
@@ -57,7 +57,7 @@ def sigterm(arena: Arena) -> None:
         arena.stop(group, signal.SIGTERM)
         group = arena.start()
 
-    _again_and_again(arena, strike)
+    again_and_again(arena, strike)
 
 
 def kill_all(arena: Arena) -> None:
@@ -70,7 +70,7 @@ def kill_all(arena: Arena) -> None:
         group.kill_all()
         group = arena.start()
 
-    _again_and_again(arena, strike)
+    again_and_again(arena, strike)
 
 
 def _submit(arena: Arena) -> None:
@@ -78,7 +78,8 @@ def _submit(arena: Arena) -> None:
         arena.submit(steps=STEPS)
 
 
-def _again_and_again(arena: Arena, fault: Callable[[], None]) -> None:
+def again_and_again(arena: Arena, fault: Callable[[], None]) -> None:
+    """Inject a fault every few seconds, once for each four jobs."""
     while not arena.all_ended() and arena.tally.num_faults < arena.size.num_jobs // JOBS_A_FAULT:
         arena.breathe(LEAST_GAP_S, MOST_GAP_S)
         arena.strike(fault)

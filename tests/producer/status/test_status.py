@@ -47,7 +47,7 @@ def test_one_job_through_its_life(connection: redis.Redis) -> None:
     job = add(connection, 1)
     queued = view(connection, job.id).as_json()
     assert (queued["status"], queued["step"], queued["steps"], queued["outputs"]) == ("queued", 0, 4, [])
-    assert queued.keys() >= SvdJob.model_fields.keys() - {"family", "boomerang", "interpolate"}
+    assert queued.keys() >= SvdJob.model_fields.keys() - {"family", "boomerang", "interpolate", "chained"}
     job.meta = {"step": 2, "rank": 3, "notice": "preview (no diffusion model)", "used": {"frames": 25}}
     job.save_meta()
     job.set_status(JobStatus.STARTED)

@@ -1,0 +1,54 @@
+"""Chains: jobs of which each continues the video of the one before. Finds the links before and after a job."""
+
+from collections.abc import Iterable
+
+import redis
+import rq
+from redis.client import Pipeline
+
+from svdq.producer import keys
+from svdq.producer.queue import fetch_many, read_job
+
+
+def record_link(pipeline: Pipeline, job_id: str, later_id: str) -> None:
+    """Record that a job continues the chain of another one, which exists; a job may be continued in several ways."""
+    pipeline.hset(rq.job.Job.key_for(job_id), f"{keys.LATER_FIELD}{later_id}", "")
+
+
+def later_links(connection: redis.Redis, job_ids: Iterable[str]) -> dict[str, str]:
+    """Return all jobs that continue the chains of some jobs, the nearest first, with the one of these before each."""
+    found: dict[str, str] = {}
+    nearest = {job_id: job_id for job_id in job_ids}
+    while nearest:
+        with connection.pipeline(transaction=False) as pipeline:
+            for job_id in nearest:
+                pipeline.hkeys(rq.job.Job.key_for(job_id))
+            answers = pipeline.execute(raise_on_error=False)
+        later = {
+            field.decode(errors="replace").removeprefix(keys.LATER_FIELD): origin
+            for origin, fields in zip(nearest.values(), answers, strict=True)
+            if isinstance(fields, list)  # else the key is not of a job
+            for field in fields
+            if field.startswith(keys.LATER_FIELD.encode())
+        }
+        nearest = {job_id: origin for job_id, origin in later.items() if job_id not in found}
+        found |= nearest
+    return found
+
+
+def link_before(rq_job: rq.job.Job) -> str:
+    """Return the id of the link whose last frame is the photo of a job; "" if there is none."""
+    job = read_job(rq_job)
+    return job.predecessor if job else ""
+
+
+def links_without_video(connection: redis.Redis, rq_job: rq.job.Job) -> list[str]:
+    """Return the links right before a job that have ended without a video, the first one first."""
+    found: list[str] = []
+    while job_id := link_before(rq_job):
+        (before,) = fetch_many(connection, [job_id])
+        if before is None or job_id in found or before.get_status(refresh=False).value not in keys.UNRENDERED:
+            break
+        found.insert(0, job_id)
+        rq_job = before
+    return found

@@ -1,0 +1,32 @@
+"""Chains whose workers are killed in the middle of their links."""
+
+from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.photo_requests import Request
+from svdq.producer.submitting.submission import submit_all
+from tests.faults.arena import PHOTO, Arena
+from tests.faults.campaigns.kills import PATIENT, STEPS, again_and_again
+from tests.faults.plan import FINISHED
+
+LINKS = 3
+
+
+def chains(arena: Arena) -> None:
+    """kill -9 of a rank or of everything: each link is rendered once, with the frames of the chain up to it."""
+    for _ in range(arena.size.num_jobs // LINKS):
+        shape = {"steps": STEPS, "frames": 5, "width": 64, "height": 64}
+        options = SubmitOptions(seed=arena.rng.getrandbits(31), **shape)
+        spec = JobSpec(options=(options,), then=("",) * (LINKS - 1), force=True)
+        for submission in submit_all(arena.settings, [Request(path=arena.folder / PHOTO, spec=spec)]):
+            arena.jobs[submission.id] = FINISHED
+    group = arena.start(**PATIENT)
+
+    def strike() -> None:
+        nonlocal group
+        if arena.rng.random() < 0.5:
+            group.kill_rank(arena.rng)
+        else:
+            group.kill_all()
+            group = arena.start(**PATIENT)
+
+    again_and_again(arena, strike)

@@ -1,0 +1,129 @@
+"""Chains as workers render them: exact last frames, files that begin with the chain so far, failures and kills."""
+
+import json
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from svdq.pipeline.loop.protocols import Report
+from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.media.video import write_video
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import ModelInfo
+from svdq.pipeline.trace import Tracer
+from svdq.producer import job_control
+from svdq.producer.job import SvdJob, last_frame_key
+from svdq.producer.results.finished_videos import read_provenance
+from svdq.producer.storage.storage import Storage
+from svdq.worker.intake.prefetcher import find_result
+from svdq.worker.output.writer import ResultWriter
+from svdq.worker.queue.rq_worker import TakenJob
+from tests.waiting import wait_until
+from tests.worker.conftest import House
+
+MODEL = ModelInfo(name="fake", notice="")
+SHAPE = {"seed": 1, "steps": 4, "frames": 5, "width": 64, "height": 64, "decode_chunk_size": 2, "fps": 7}
+CHAIN = ["--family", "svd", "--frames", "5", "--steps", "4", "--size", "64x64", "--then", "", "--then", ""]
+
+
+def decoded(path: Path) -> np.ndarray:
+    with av.open(str(path)) as container:
+        found = list(container.decode(video=0))
+        # The frames are evenly spaced, also where two links meet.
+        assert len({after.pts - before.pts for before, after in pairwise(found)}) == 1
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in found])
+
+
+def write(writer: ResultWriter, job_id: str, image: str, frames: np.ndarray) -> Report:
+    job = SvdJob(**SHAPE, image=image, name="cup", folder="a b's", chained=True)
+    taken = TakenJob(job=job, execution=("registry", "execution")).model_dump(mode="json")
+    sample = Sample(job_id=job_id, parameters=SvdParameters(**SHAPE), boundaries=(0, 6), step=4, job=taken)
+    reports: list[Report] = []
+    writer.deliver(sample, frames, reports.append)
+    wait_until(lambda: reports)
+    return reports[0]
+
+
+def test_the_file_of_a_link_begins_with_the_chain_up_to_it(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "a storage's"))
+    writer = ResultWriter(storage, MODEL, Tracer())
+    ids = ["1" * 20, "2" * 20, "3" * 20]
+    rng = np.random.default_rng(0)
+    videos = [rng.integers(0, 255, (5, 64, 64, 3), np.uint8) for _ in ids]
+    images = [f"inputs/{'a' * 64}.png", *map(last_frame_key, ids)]
+    outputs = [
+        Path(write(writer, job_id, image, frames).result["outputs"][0])
+        for job_id, image, frames in zip(ids, images, videos, strict=False)
+    ]
+
+    parts = []
+    for number, frames in enumerate(videos):
+        write_video(frames[min(number, 1) :], tmp_path / "part.mp4", "mp4", 7, "")
+        parts.append(decoded(tmp_path / "part.mp4"))
+        joined = decoded(outputs[number])
+        assert len(joined) == 5 + 4 * number
+        assert np.array_equal(joined, np.concatenate(parts))  # nothing was encoded twice
+        with Image.open(storage.folder / last_frame_key(ids[number])) as image:
+            assert np.array_equal(np.asarray(image), frames[-1])  # without loss
+        assert read_provenance(outputs[number]).job_id == ids[number]
+    sidecars = [json.loads(path.with_suffix(".json").read_text()) for path in outputs]
+    assert [sidecar.get("shown") for sidecar in sidecars] == [None, {"frames": 9, "fps": 7}, {"frames": 13, "fps": 7}]
+
+    bits = outputs[2].read_bytes()
+    write(writer, ids[2], images[2], videos[2])
+    assert outputs[2].read_bytes() == bits
+    writer.close()
+    job = SvdJob(**SHAPE, image=images[1], name="cup", folder="a b's", chained=True)
+    assert find_result(storage, MODEL, job, ids[1]) is not None
+    storage.remove(last_frame_key(ids[1]))  # its chain could not go on
+    assert find_result(storage, MODEL, job, ids[1]) is None
+
+
+def submit(house: House, *options: str) -> list[str]:
+    done = house.run("svdq", "submit", house.photo, *CHAIN, *options, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line)["id"] for line in done.stdout.splitlines()]
+
+
+def told(done: "subprocess.CompletedProcess[str]") -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_failed_link_ends_the_rest_and_retrying_it_goes_on(house: House) -> None:
+    ids = submit(house)
+    assert "photo (link 2 of 3)  deferred until" in told(house.run("svdq", "status", ids[1]))
+    (stored,) = (house.settings.storage / Path("inputs")).iterdir()
+    photo = stored.read_bytes()
+    stored.write_bytes(b"damaged")
+    group = house.start(2)
+    first, second, third = house.wait(ids)
+    assert (first.status, second.status, third.status) == ("failed",) * 3
+    assert second.error.startswith(f"It continues the video of job {ids[0]}, which failed,")
+    assert third.error.startswith(f"It continues the video of job {ids[1]}, which failed,")
+    assert job_control.pauses(house.connection) == []
+
+    stored.write_bytes(photo)
+    assert sorted(told(house.run("svdq", "retry", ids[1])).split()) == sorted([*ids, *["queued"] * 3])
+    assert [view.status for view in house.wait(ids)] == ["finished"] * 3, group.text
+    assert len(decoded(Path(house.view(ids[2]).outputs[0]))) == 13
+    assert "finished" in told(house.run("svdq", "list", "--name", "photo"))
+
+
+@pytest.mark.slow
+def test_a_chain_outlives_kills_in_each_of_its_links(house: House) -> None:
+    ids = submit(house)
+    for link in range(3):
+        group = house.start(2, model="simulated:step_ms=300")
+        wait_until(lambda link=link: house.view(ids[link]).status == "started")
+        group.kill_all()
+    house.start(2, model="simulated:step_ms=1")
+    assert [view.status for view in house.wait(ids)] == ["finished"] * 3
+    assert [len(decoded(Path(house.view(job_id).outputs[0]))) for job_id in ids] == [5, 9, 13]
+    assert len(house.sidecars()) == 3
