@@ -6,7 +6,7 @@ and the last frame, and 2.2 TI2V-5B one transformer that gets the photo as its f
 
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -225,6 +225,17 @@ MODELS = {
     ),
     "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": _WAN_2_1,
     "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": _WAN_2_1,
+    # Positions of both photos' tokens; nobody says how long a step of 1280x720 takes.
+    "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers": replace(
+        _WAN_2_1,
+        facts={
+            **_WAN_2_1.facts,
+            "scheduler": {**PUBLISHED["scheduler"], "flow_shift": 16.0},
+            "transformer": {**_WAN_2_1.facts["transformer"], "pos_embed_seq_len": 514},
+        },
+        num_weights={**_WAN_2_1.num_weights, "transformer": 16_395_536_704},
+        steps=(),
+    ),
 }
 
 # Elements alive at the peak, besides the weights: counted on the published modules with tensors without contents and
