@@ -16,7 +16,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.parameters import FIELDS, as_key, as_text, read_parameters
+from svdq.producer.submitting.parameters import FIELDS, as_flag, as_key, as_text, read_parameters
 from svdq.producer.submitting.photos import source_path
 from svdq.producer.submitting.sources import Sources
 from svdq.producer.text import parse_future
@@ -62,6 +62,9 @@ def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> l
         placed = replace(spec, folder=read_folder(f"{spec.folder}/{below}".strip("/")))
         return placed.with_last_photo() if has_last else placed
 
+    if pair := next((photo for photo in sources.photos if photo.last), None):
+        named = f"The last frame {str(pair.last)!r}"
+        spec.with_last_photo().check(lambda field: named if field == "last_image" else as_flag(field))
     requests = []
     for photo in sources.photos:
         own = photo.last or last

@@ -108,6 +108,8 @@ def test_what_cannot_be_made_is_a_sentence(
 def test_a_command_names_its_own_options(svdq, pairs: Path) -> None:
     done = svdq("submit", pairs / "c.jpg", "--last", pairs / "a.jpg", "--loop")
     assert (done.returncode, done.stderr) == (2, "Error: --loop and --last exclude each other; change one of them.\n")
+    done = svdq("submit", pairs, "--family", "svd")
+    assert done.stderr.startswith(f"Error: The last frame '{pairs / 'a.last.jpg'}' does not apply to Stable Video Diff")
     (pairs / "list.csv").write_text("photo,last,family\nc.jpg,a.jpg,svd\n")
     assert "list.csv, line 2: last does not apply to Stable Video" in svdq("batch", pairs / "list.csv").stderr
 
