@@ -161,12 +161,12 @@ def test_a_photo_is_waited_for_while_the_storage_is_away(
     condition = until(lambda: (found := prefetcher.condition) and found.attempts >= 3 and found)
     assert (condition.effect, condition.job_ids) == ("No video is begun", ("a-job",))
     shutil.move(folder.with_name("away"), folder)
-    assert done.result(60).photo.size == (64, 64)
+    assert done.result(60).photos[0].size == (64, 64)
     assert prefetcher.condition is None
 
 
 def test_a_photo_is_there_again_when_its_storage_is(folder: Path, job: Job) -> None:
-    assert open_prefetcher(Mounted(str(folder))).prepare("a-job", job).photo
+    assert open_prefetcher(Mounted(str(folder))).prepare("a-job", job).photos
 
 
 def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(
@@ -177,7 +177,7 @@ def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(
     done = prepare(pool, prefetcher, job)
     until(lambda: prefetcher.condition)
     storage.is_locked = False
-    assert done.result(60).photo is not None
+    assert done.result(60).photos
 
     storage.is_locked = True
     monkeypatch.setattr(outages, "FILE_TIMEOUT_S", 0.0)
@@ -192,11 +192,24 @@ def test_a_photo_that_is_gone_for_good_fails_its_job_at_once(folder: Path, job: 
         open_prefetcher(Storage(str(folder))).prepare("a-job", job)
 
 
+def test_the_last_photo_is_read_and_missed_like_the_first(folder: Path, job: Job) -> None:
+    path = folder.with_name("last.png")
+    Image.new("RGB", (90, 70), "red").save(path)
+    key = Storage(str(folder)).put_input(path.read_bytes(), "png")
+    size = {"width": 64, "height": 64, "frames": 5, "steps": 2, "fps": 16}
+    both = WanJob(image=job.image, name="photo", seed=1, last_image=key, **size)
+    first, last = open_prefetcher(Storage(str(folder))).prepare("a-job", both).photos
+    assert (first.size, last.size, last.getpixel((9, 9))) == ((64, 64), (64, 64), (255, 0, 0))
+    (folder / key).unlink()
+    with pytest.raises(SvdqError, match=rf"^Its photo {key} is not in the storage, or it was damaged"):
+        open_prefetcher(Storage(str(folder))).prepare("a-job", both)
+
+
 def test_a_color_profile_that_cannot_be_used_is_noted_in_the_log_of_the_job(folder: Path, job: Job, caplog) -> None:
     path = folder.with_name("other.png")
     Image.new("RGB", (80, 80)).save(path, icc_profile=b"no profile")
     key = Storage(str(folder)).put_input(path.read_bytes(), "png")
-    assert open_prefetcher(Storage(str(folder))).prepare("a-job", job.model_copy(update={"image": key})).photo
+    assert open_prefetcher(Storage(str(folder))).prepare("a-job", job.model_copy(update={"image": key})).photos
     assert any("Job a-job: The photo's color profile is ignored" in message for message in caplog.messages)
 
 
@@ -240,7 +253,7 @@ def test_a_job_that_is_abandoned_is_waited_for_no_longer(folder: Path, job: Job,
     with pytest.raises(NoLongerWantedError):
         done.result(60)
     storage.is_locked = False
-    assert prefetcher.prepare("a-job", job).photo is not None
+    assert prefetcher.prepare("a-job", job).photos
 
 
 def test_a_name_that_no_file_system_takes_fails_its_job(folder: Path, job: Job) -> None:
