@@ -147,6 +147,8 @@ def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedMode
     assert model.folder is not None
     assert model.family is not None
     assert model.layout is not None
+    if not has_weights(path.stem):
+        raise InputError(f"The model file {str(path)!r} has the name of a model without weights; rename it.")
     family = family_named(model.family)
     index = read_json(model.folder, INDEX, model.name)
     denoisers = [each for each in family.layouts[model.layout].denoisers if class_in(index, each) is not None]

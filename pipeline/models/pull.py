@@ -9,7 +9,7 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.family import FolderLayout
 from svdq.pipeline.models.memory import size_text
-from svdq.pipeline.models.model_file import read_model_file, split_hub_file
+from svdq.pipeline.models.model_file import LORA_SUFFIXES, WEIGHTS_SUFFIXES, find_file, read_model_file, split_hub_file
 from svdq.pipeline.models.model_folder import class_in, is_half, read_json, weight_files
 from svdq.pipeline.models.model_names import INDEX, split_id
 
@@ -22,9 +22,14 @@ def pull_model_file(path: Path, variant: Literal["fp16", "full"], announce: Call
     Raises InputError as `pull`; or a file that it names does not exist here, and UnavailableError as `pull`.
     """
     given = read_model_file(path)
+    files: dict[str, tuple[str, ...]] = dict.fromkeys(given.weights.values(), WEIGHTS_SUFFIXES)
+    files |= dict.fromkeys([lora.file for lora in given.lora], LORA_SUFFIXES)
+    for name, suffixes in files.items():  # before gigabytes are fetched in vain
+        if split_hub_file(name) is None:
+            find_file(name, path, suffixes)
     if not Path(given.base).expanduser().is_dir():
         pull(given.base, variant, announce, replaced=given.weights)
-    for name in (*given.weights.values(), *(lora.file for lora in given.lora)):
+    for name in files:
         if hub := split_hub_file(name):
             try:
                 from huggingface_hub import hf_hub_download

@@ -27,6 +27,9 @@ UNET = "unet/diffusion_pytorch_model.safetensors"
 HALF_UNET = "unet/diffusion_pytorch_model.fp16.safetensors"
 
 
+LORA = {"A": (2, 8, 3, 3), "B": (32, 2, 1, 1)}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """An untrained model as it would lie on the hub, with much that svdq does not read."""
@@ -37,6 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
             halves = {name: tensor.astype(np.float16) for name, tensor in load_file(file).items()}
             save_file(halves, file.with_suffix(".fp16.safetensors"))
     (folder / "all_in_one.safetensors").write_bytes(b"much")
+    factors = {f"unet.conv_in.lora_{part}.weight": np.ones(shape, np.float32) for part, shape in LORA.items()}
+    save_file(factors, folder / "lora.safetensors")
     (folder / "unet" / "diffusion_pytorch_model.bin").write_bytes(b"a pickle")
     (folder / "LICENSE.md").write_text("to be read")
     return folder
@@ -270,6 +275,7 @@ def test_a_model_file_fetches_what_it_names_and_nothing_that_it_replaces(
     shutil.copy(folder / UNET, tmp_path / "mine.safetensors")
     (tmp_path / "calm.toml").write_text(
         f'base = "{NAME}"\n[weights]\nunet = "mine.safetensors"\n[defaults]\nmotion_bucket_id = 60\n'
+        f'[[lora]]\nfile = "{NAME}:lora.safetensors"\ncomponent = "unet"\n'
     )
     done = pull(str(tmp_path / "calm.toml"), "--variant", "full")
     assert done.exit_code == 0, done.stderr
@@ -278,7 +284,16 @@ def test_a_model_file_fetches_what_it_names_and_nothing_that_it_replaces(
     assert UNET not in files
     model = resolve(str(tmp_path / "calm.toml"), on_gpus=False)
     assert (model.name, model.base, model.weights) == ("calm", NAME, {"unet": tmp_path / "mine.safetensors"})
+    assert [lora.file.name for lora in model.loras] == ["lora.safetensors"]
     assert run(["model", "check", str(tmp_path / "calm.toml")]) == 0
+
+
+def test_a_file_that_is_missing_here_is_named_before_anything_is_fetched(pull: Pull, hub: Hub, tmp_path: Path) -> None:
+    entry = '[[lora]]\nfile = "none.safetensors"\ncomponent = "unet"\n'
+    (tmp_path / "none.toml").write_text(f'base = "{NAME}"\n{entry}')
+    done = pull(str(tmp_path / "none.toml"))
+    assert (done.exit_code, hub.given) == (2, [])
+    assert done.sentence.endswith("none.safetensors', which a model file names; correct its path.")
 
 
 def test_a_model_file_is_used_from_any_folder_and_fills_in_what_a_job_leaves_open(

@@ -177,6 +177,12 @@ def test_paths_are_relative_to_the_file(tiny_wan: Path, tmp_path: Path, monkeypa
     )
 
 
+def test_the_name_of_a_model_without_weights_is_refused(tiny_wan: Path, tmp_path: Path) -> None:
+    path = write_model_file(tmp_path, tiny_wan)
+    with pytest.raises(InputError, match=r"preview.toml' has the name of a model without weights; rename it"):
+        resolve(str(path.rename(path.with_name("preview.toml"))))
+
+
 def test_svd_has_no_other_scheduler(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "svd.toml"
     path.write_text(f'base = "{tiny_model}"\n[defaults]\nmotion_bucket_id = 60\n[scheduler]\nshift = 3.0\n')
