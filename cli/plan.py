@@ -130,11 +130,12 @@ def _answer_about(
         return
     echo(f"{model}: {video.width}x{video.height}, {count(video.num_frames, 'frame')}, {count(video.steps, 'step')}.")
     echo(f"{known.to_fetch() or 'Its files are here'}.", f"{cards}: {size_text(cards.room_bytes)} for each rank.", "")
-    rows = [["command", "a rank needs", "fits", count(num_videos, "video")]]
+    rows = [["command", "a rank needs", "host memory", "fits", count(num_videos, "video")]]
     for way in found:
         fits = "no" if not way.fits else "in parts" if way.in_parts else "yes"
         time = duration(way.time_s) if way.fits and way.time_s is not None else ""
-        rows.append([way.command, size_text(way.need_bytes), fits, time])
+        host = size_text(way.host_bytes) if way.host_bytes else "-"
+        rows.append([way.command, size_text(way.need_bytes), host, fits, time])
     echo(*table(rows), "")
     best = next((way for way in found if way.fits), None)
     if best is None:

@@ -175,7 +175,9 @@ def _check_fit(name: str) -> Iterator[Finding]:
     for way in found:
         fits = f"fits the {size_text(cards.room_bytes)} of {cards}" if way.fits else f"too much for {cards}"
         time = f", {NUM_VIDEOS} videos in {duration(way.time_s)}" if way.fits and way.time_s is not None else ""
-        yield Finding("memory", "ok", f"`{way.command}`: {shape} needs {size_text(way.need_bytes)}: {fits}{time}")
+        host = f" and {size_text(way.host_bytes)} of host memory" if way.host_bytes else ""
+        need = f"{shape} needs {size_text(way.need_bytes)}{host}"
+        yield Finding("memory", "ok", f"`{way.command}`: {need}: {fits}{time}")
     if not any(way.fits for way in found):
         yield Finding("memory", "warn", f"{shape} does not fit {cards}", "see docs/gpus.md for what does")
     elif step is not None:

@@ -103,6 +103,7 @@ class Way:
 
     command: str
     need_bytes: int  # of the rank that needs most
+    host_bytes: int  # of host memory, pinned, from which blocks are streamed
     fits: bool
     in_parts: bool  # whether it fits only if frames are decoded one at a time, of Wan in tiles
     time_s: float | None  # of all videos; None: no time of a step is known
@@ -171,6 +172,7 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
                 Way(
                     command=command,
                     need_bytes=need,
+                    host_bytes=_pinned(size, residency) * number if candidate.streamed else 0,
                     fits=need <= cards.room_bytes,
                     in_parts=need <= cards.room_bytes < whole,
                     time_s=None if costs is None else _time_s(costs, known, residency, number, num_videos),
@@ -194,6 +196,11 @@ def _options(size: ModelSize) -> Iterator[tuple[str, ModelSize]]:
 
 def _layout(residency: Residency, number: int) -> str:
     return f" --groups {number} --ranks 1" if residency == "rounds" and number > 1 else ""
+
+
+def _pinned(size: ModelSize, residency: Residency) -> int:
+    denoisers = [size.weights(name) for name in size.num_weights if name in size.layout.denoisers]
+    return sum(denoisers) if residency == "resident" else max(denoisers)
 
 
 def _need(size: ModelSize, video: VideoParameters, residency: Residency, number: int) -> int:

@@ -81,10 +81,10 @@ def rows_about(*arguments: str) -> list[list[str]]:
 def test_what_a_model_needs_is_known_before_it_is_fetched(home: Path) -> None:
     rows = rows_about(A14B, "--gpus", "1x24")
     assert ["126.2 GB to fetch; `svdq model convert` makes a copy of 69.0 GB."] in rows
-    assert ["svdq worker --experts rounds", "33.3 GB", "no"] in rows
+    assert ["svdq worker --experts rounds", "33.3 GB", "-", "no"] in rows
     # 40 steps of 30.5 s, an encode of 0.3 steps and a decode of 0.5, 300 times, and 5% of loading.
-    assert ["svdq worker --experts rounds --approximate int8", "19.8 GB", "yes", "108 h"] in rows
-    assert ["svdq worker --experts rounds --offload blocks", "12.4 GB", "yes", "108 h"] in rows
+    assert ["svdq worker --experts rounds --approximate int8", "19.8 GB", "-", "yes", "108 h"] in rows
+    assert ["svdq worker --experts rounds --offload blocks", "12.4 GB", "28.6 GB", "yes", "108 h"] in rows
 
 
 def test_a_model_file_changes_the_steps_and_the_guidance(home: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_model_file_changes_the_steps_and_the_guidance(home: Path) -> None:
     assert [f"{file}: 832x480, 81 frames, 4 steps."] in rows
     assert ["126.2 GB and 2 LoRAs to fetch; `svdq model convert` makes a copy of 69.0 GB."] in rows
     command = "svdq worker --groups 2 --ranks 1 --experts rounds --approximate int8"
-    assert [command, "19.8 GB", "yes", "75 min"] in rows
+    assert [command, "19.8 GB", "-", "yes", "75 min"] in rows
     assert rows_about(file, "--gpus", "1x32")[-1][0].startswith("No time of a step on such a GPU is known")
 
 

@@ -11,6 +11,7 @@ from gpu_checks import compare
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.protocols import Request
+from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Role
@@ -25,9 +26,9 @@ CPU = torch.device("cpu")
 SETS = (TEXT_ENCODER, ENCODERS, "transformer", "transformer_2", DECODER)
 
 
-def open_in_rounds(folder, host_bytes: int):
+def open_in_rounds(folder, host_bytes: int, options=DEFAULTS):
     role = replace(Role.of_rank(0), in_rounds=True, host_bytes=host_bytes)
-    return open_model(resolve(str(folder)), role, CPU, torch.float32)
+    return open_model(resolve(str(folder)), role, CPU, torch.float32, options)
 
 
 def requests(image, videos, *, resume=None) -> list[Request]:
@@ -54,12 +55,15 @@ def reference(tiny_wan, image, videos):
     return [compare.render_with_diffusers(str(tiny_wan), image, video) for video in videos]
 
 
-@pytest.mark.parametrize("host_bytes", [0, 10**9])
+@pytest.mark.parametrize(
+    ("host_bytes", "options"),
+    [(0, DEFAULTS), (10**9, DEFAULTS), pytest.param(10**9, ComputeOptions(offload="blocks"), id="streamed")],
+)
 def test_frames_are_those_of_diffusers_and_experts_are_loaded_once_a_round(
-    tiny_wan, image, videos, reference, host_bytes, caplog
+    tiny_wan, image, videos, reference, host_bytes, options, caplog
 ):
     caplog.set_level(logging.INFO, "svdq")
-    alone = Alone(open_in_rounds(tiny_wan, host_bytes), requests(image, videos))
+    alone = Alone(open_in_rounds(tiny_wan, host_bytes, options), requests(image, videos))
     alone.stage.run()
     for number, expected in enumerate(reference):
         np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], expected)
