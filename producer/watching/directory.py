@@ -1,7 +1,4 @@
-"""File operations below a watched folder: they follow no symbolic links, and overwrite no files.
-
-Others may write to the folder, so paths are resolved one name at a time, with file descriptors.
-"""
+"""File operations below a watched folder, to which others may write: follow no symbolic link, overwrite no file."""
 
 import contextlib
 import errno
@@ -12,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from svdq.producer.files import open_regular
 
@@ -38,63 +35,45 @@ class Signature(NamedTuple):
         return cls(size, min(status.st_mtime_ns, 2**63 - 1))  # the largest integer of SQLite
 
 
-@contextlib.contextmanager
-def open_folder(root: Path, folder: str = "", *, create: bool = False) -> Iterator[int]:
-    """Open a folder by its path from `root`, with slashes, and yield its descriptor; `create` makes missing folders.
+def inside(root: Path, path: str) -> Path:
+    """Return the place of a path below `root`; raises OSError if a part of it, not of `root`, is a symbolic link."""
+    place = root
+    for name in filter(None, path.split("/")):
+        place /= name
+        if place.is_symlink():
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", name)
+    return place
 
-    Raises OSError also if a part of `folder` is a symbolic link; `root` may be reached through links.
-    """
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for name in filter(None, folder.split("/")):
-            if create:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=descriptor)
-            _refuse_link(name, descriptor)
-            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = inner
-        yield descriptor
-    finally:
-        os.close(descriptor)
+
+def make_folder(root: Path, folder: str) -> Path:
+    """Create a folder below `root`; raises OSError as `inside`."""
+    inside(root, folder).mkdir(parents=True, exist_ok=True)
+    return inside(root, folder)
 
 
 @contextlib.contextmanager
 def open_file(root: Path, path: str) -> Iterator[BufferedReader]:
     """Open a regular file below `root` for reading; raises OSError also if it or a folder is a symbolic link."""
-    folder, name = os.path.split(path)
-    with open_folder(root, folder) as here:
-        _refuse_link(name, here)
-        with open_regular(name, os.O_NOFOLLOW, folder=here) as file:
-            yield file
-
-
-def _refuse_link(name: str, folder: int) -> None:
-    """Say that a name is a link, which the error of opening it with O_NOFOLLOW does not."""
-    if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", name)
+    with open_regular(inside(root, path), os.O_NOFOLLOW) as file:
+        if not os.path.samestat(os.fstat(file.fileno()), inside(root, path).lstat()):  # replaced by a link meanwhile
+            raise OSError(errno.ELOOP, "it has just been replaced", path)
+        yield file
 
 
 def signature(root: Path, path: str) -> Signature | None:
     """Return the signature of a file below `root`, or None if it does not exist."""
     folder, name = os.path.split(path)
     try:
-        with open_folder(root, folder) as here:
-            return _signature(name, here)
+        return Signature.of((inside(root, folder) / name).lstat())
     except OSError:
         return None
 
 
-def _signature(name: str, folder: int) -> Signature:
-    return Signature.of(os.stat(name, dir_fd=folder, follow_symlinks=False))
-
-
 def delete_file(root: Path, path: str, version: Signature) -> None:
     """Delete a file below `root`, unless it was replaced by another version; raises OSError if it cannot."""
-    folder, name = os.path.split(path)
-    with open_folder(root, folder) as here:
-        if _signature(name, here) == version:
-            os.unlink(name, dir_fd=here)
+    place = inside(root, path)
+    if Signature.of(place.lstat()) == version:
+        place.unlink()
 
 
 def move_file(
@@ -114,44 +93,37 @@ def move_file(
     Returns the new path, or None if the file was replaced by another version, which stays. Raises OSError if it cannot
     be moved; it is still where it was.
     """
-    folder, old_name = os.path.split(path)
-    with open_folder(root, folder) as here, open_folder(target, f"{subfolder}/{folder}", create=True) as there:
-        if _signature(old_name, here) != version:
-            return None
-        placed = _free_name(name or old_name, there)
-        try:
-            os.rename(old_name, placed, src_dir_fd=here, dst_dir_fd=there)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            with open_regular(old_name, os.O_NOFOLLOW, folder=here) as original:
-                _copy(original, there, placed)
-            delete_file(root, path, version)
-        if note is not None:
-            with contextlib.suppress(OSError), _create(f"{placed}.txt", there) as file:
-                file.write(f"{note}\n".encode(errors="backslashreplace"))
-        return target / subfolder / folder / placed
+    source = inside(root, path)
+    folder = make_folder(target, f"{subfolder}/{os.path.dirname(path)}")
+    if Signature.of(source.lstat()) != version:
+        return None
+    stem, suffix = os.path.splitext(name or source.name)
+    names = itertools.chain([f"{stem}{suffix}"], (f"{stem}-{number}{suffix}" for number in itertools.count(2)))
+    placed = next(place for place in map(folder.joinpath, names) if not os.path.lexists(place))
+    try:
+        source.rename(placed)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with open_file(root, path) as file:
+            _copy(file, placed)
+        delete_file(root, path, version)
+    if note is not None:
+        with (
+            contextlib.suppress(OSError),
+            open(f"{placed}.txt", "x", encoding="utf-8", errors="backslashreplace") as file,
+        ):
+            file.write(f"{note}\n")
+    return placed
 
 
-def _free_name(name: str, folder: int) -> str:
-    stem, suffix = os.path.splitext(name)
-    names = itertools.chain([name], (f"{stem}-{number}{suffix}" for number in itertools.count(2)))
-    return next(name for name in names if not os.access(name, os.F_OK, dir_fd=folder, follow_symlinks=False))
-
-
-def _create(name: str, folder: int) -> BinaryIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    return os.fdopen(os.open(name, flags, 0o666, dir_fd=folder), "wb")
-
-
-def _copy(file: BufferedReader, folder: int, name: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(COPYING, dir_fd=folder)  # of a killed copy
-    status = os.fstat(file.fileno())
-    with _create(COPYING, folder) as copy:
+def _copy(file: BufferedReader, target: Path) -> None:
+    partial, status = target.with_name(COPYING), os.fstat(file.fileno())
+    partial.unlink(missing_ok=True)  # of a killed copy
+    with partial.open("xb") as copy:
         os.fchmod(copy.fileno(), status.st_mode & 0o777)  # without setuid: the copy has another owner
         shutil.copyfileobj(file, copy, 1 << 20)
         copy.flush()
         os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
         os.fsync(copy.fileno())
-    os.rename(COPYING, name, src_dir_fd=folder, dst_dir_fd=folder)
+    partial.rename(target)

@@ -16,7 +16,7 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_key, read_parameters
 from svdq.producer.submitting.photos import safe_name
 from svdq.producer.submitting.sources import SUFFIXES, is_photo_folder
-from svdq.producer.watching.directory import open_file, open_folder
+from svdq.producer.watching.directory import make_folder, open_file
 
 PHOTO_GLOBS = tuple(f"*{suffix}" for suffix in sorted(SUFFIXES))
 #: Temporary files of browsers, copy programs, editors and synchronizers, besides those that start with a dot.
@@ -100,8 +100,7 @@ class PostSubmit:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.root))
             if self.target is not None:
                 self.target.mkdir(parents=True, exist_ok=True)
-                with open_folder(self.target, self.subfolder, create=True):
-                    pass
+                make_folder(self.target, self.subfolder)
         except OSError as error:
             raise InputError(
                 f"Photos cannot be moved or deleted in {str(self.target_folder or self.root)!r} ({error.strerror}); "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from svdq.producer.job import MAX_FOLDER_LENGTH
 from svdq.producer.submitting.sources import is_photo_folder
-from svdq.producer.watching.directory import Signature, open_folder
+from svdq.producer.watching.directory import Signature, inside
 from svdq.producer.watching.folder_config import WatchOptions
 from svdq.producer.watching.state import Record, State
 
@@ -110,7 +110,7 @@ class Scanner:
 
     def _list(self, folder: str) -> tuple[list[tuple[str, Signature]], list[str]]:
         files, folders = [], []
-        with open_folder(self.root, folder) as descriptor, os.scandir(descriptor) as entries:
+        with os.scandir(inside(self.root, folder)) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 path = f"{folder}/{entry.name}" if folder else entry.name
                 if entry.is_dir(follow_symlinks=False):
