@@ -68,7 +68,8 @@ def plan(
     The JSON beside a finished video has its costs: seconds of the encode, the steps and the decode. The plan compares
     one GPU, one pipeline over all GPUs, and a replica on each GPU.
 
-    With --segments, a pipeline needs the memory for one expert on each GPU; one GPU and replicas need it for both.
+    With --segments, a pipeline needs the memory for one expert on each GPU; one GPU and replicas need it for both, or
+    work in rounds (`svdq worker --experts rounds --groups 7 --ranks 1`), where loading may take 5% of the time.
 
     With --model, svdq says what is to be fetched, which ways of running the model fit the GPUs, and how long the videos
     take. It needs no file of the models that it knows.

@@ -100,7 +100,7 @@ class CapacityQuestion:
 class CapacityRow:
     """The result of one layout; names of fields are those of the JSON."""
 
-    #: "one GPU", "pipeline of 7", with experts "pipeline of 3 + 4", or "7 replicas".
+    #: "one GPU", "pipeline of 7", with experts "pipeline of 3 + 4", "7 replicas", or with experts "7 in rounds".
     layout: str
     gpus: int
     #: Seconds between two videos, and until all are done.
@@ -138,6 +138,9 @@ def make_plan(video: VideoCosts, question: CapacityQuestion) -> CapacityPlan:
             _pipeline_of(video, gpus): (gpus, video.pace_s(gpus), video.time_s(gpus, num_videos)),
             f"{gpus} replicas": (gpus, video.video_s(gpus) / gpus, video.replicas_time_s(gpus, num_videos)),
         }
+    if video.segments is not None:
+        time_s = video.replicas_time_s(gpus, num_videos) * (1 + LOAD_SHARE)
+        layouts[f"{gpus} in rounds"] = (gpus, video.rounds_pace_s(gpus), time_s)
     if fewest is not None and fewest > 1:
         layouts[_pipeline_of(video, fewest)] = (fewest, video.pace_s(fewest), video.time_s(fewest, num_videos))
     return CapacityPlan(

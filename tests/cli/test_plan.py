@@ -46,6 +46,7 @@ def test_two_experts() -> None:
     rows = [re.split(r"\s{2,}", line) for line in result.stdout.splitlines()]
     assert ["pipeline of 3 + 4", "7", "32.5 s", "111", "28 min"] in rows
     assert ["7 replicas", "7", "29.43 s", "122", "27 min"] in rows
+    assert ["7 in rounds", "7", "30.9 s", "117", "29 min"] in rows
     # Four steps, as of a distilled model, are divided in proportion.
     assert "experts 2 + 2" in CliRunner().invoke(cli, [*arguments.split(), "--steps", "4"]).stdout
 
