@@ -120,6 +120,7 @@ def run_rank(process: RankProcess) -> None:
         device=loaded.device,
         components=components,
         most_bytes=free_host_bytes() * STATES_SHARE,
+        num_groups=config.num_groups,
     )
     reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]
     if intake is not None:
@@ -130,6 +131,7 @@ def run_rank(process: RankProcess) -> None:
                 "places": {job_id: RoundPlace(**vars(outlook)) for job_id, outlook in stage.outlook().items()},
                 "round_size": stage.round_size,
             }
+            | ({"pace_s": stage.pace_s} if stage.round_size else {})
         )
 
     def stop() -> None:

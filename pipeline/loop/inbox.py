@@ -65,6 +65,11 @@ class Inbox:
         """How many videos make a round; 0: there are none."""
         return 0
 
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds from one video to the next, where they are known here."""
+        return None
+
     def returned(self, sample: Sample, *, is_decoded: bool) -> Sample:
         """Take back a sample that `take` has given, after its units."""
         return sample

@@ -22,12 +22,12 @@ class RoundsInbox(Inbox):
     A sample that waits is in the host's memory, with its next units up to the end of its next leg in its boundaries.
     """
 
-    def __init__(self, model: VideoModel, monitor: Monitor, tracer: Tracer, most_bytes: float) -> None:
+    def __init__(self, model: VideoModel, monitor: Monitor, tracer: Tracer, most_bytes: float, num_groups: int) -> None:
         super().__init__()
         self._model = model
         self._monitor = monitor
         self._tracer = tracer
-        self._rounds = Rounds(model.sets, most_bytes)
+        self._rounds = Rounds(model.sets, most_bytes, num_groups)
         self._waiting: dict[int, Sample] = {}
 
     def wait_until_wanted(self) -> bool:
@@ -81,7 +81,7 @@ class RoundsInbox(Inbox):
         logger.info("Loaded the %s in %.1f s, for %d videos.", components, seconds, len(self._rounds))
         self._monitor.idle()
         with self._changed:
-            self._rounds.held, self._rounds.load_s[components] = components, seconds
+            self._rounds.loaded(components, seconds, time.monotonic())
 
     def returned(self, sample: Sample, *, is_decoded: bool) -> Sample:
         """Take back a sample that `take` has given, and return it with all of its units."""
@@ -102,6 +102,11 @@ class RoundsInbox(Inbox):
     def round_size(self) -> int:
         """How many videos make a round."""
         return self._rounds.size
+
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds from one video to the next, in the long run."""
+        return self._rounds.pace_s
 
     def has_before(self, index: int) -> bool:
         """Return False: nothing interrupts a leg."""

@@ -47,11 +47,12 @@ class Stage:
         planner: Planner | None = None,
         keep_every_s: float = KEEP_EVERY_S,
         most_bytes: float = math.inf,
+        num_groups: int = 1,
     ) -> None:
         """Connect a rank to its neighbors and surroundings.
 
         On rank 0, `components` are the denoising components of each rank; none: all ranks have all. A rank that works
-        in rounds keeps at most `most_bytes` of waiting samples.
+        in rounds keeps at most `most_bytes` of waiting samples, and leaves other groups of `num_groups` their share.
         """
         assert (surroundings.source is not None) == topology.first
         rank, num_ranks = topology.rank, topology.num_ranks
@@ -64,7 +65,7 @@ class Stage:
         rounds: RoundsInbox | None = None
         if model.sets:
             assert num_ranks == 1
-            self._inbox = rounds = RoundsInbox(model, surroundings.monitor, surroundings.tracer, most_bytes)
+            self._inbox = rounds = RoundsInbox(model, surroundings.monitor, surroundings.tracer, most_bytes, num_groups)
         self._admission: Admission | None = None
         if surroundings.source is not None:
             self._admission = Admission(
@@ -144,6 +145,11 @@ class Stage:
     def round_size(self) -> int:
         """How many videos make a round; 0: this rank does not work in rounds."""
         return self._inbox.round_size
+
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds from one video to the next in rounds, whose videos end together; None: not known."""
+        return self._inbox.pace_s
 
     @property
     def stopped(self) -> bool:

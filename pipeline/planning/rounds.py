@@ -69,8 +69,12 @@ class Outlook:
 class Rounds:
     """Chooses which videos a rank takes, and whose leg it does next."""
 
-    def __init__(self, sets: Sequence[str], most_bytes: float = math.inf) -> None:
-        """Begin with nothing loaded; `sets` are in the order of units, `most_bytes` those of all waiting states."""
+    def __init__(self, sets: Sequence[str], most_bytes: float = math.inf, num_groups: int = 1) -> None:
+        """Begin with nothing loaded.
+
+        `sets` are in the order of units, `most_bytes` those of all waiting states. So many groups share the queue.
+        """
+        self._num_groups = num_groups
         self._order = {components: place for place, components in enumerate(sets)}
         self._most_bytes = most_bytes
         #: The set that is loaded, and the seconds that each took to load the last time.
@@ -83,6 +87,8 @@ class Rounds:
         self._members: dict[int, _Member] = {}
         #: The round that takes videos, whether it still does, and how many it has that did not resume.
         self._round, self._is_open, self._num_new = 0, True, 0
+        #: Its share of the jobs that waited at its beginning, so that no group takes what others could begin.
+        self._share = MOST_VIDEOS
         #: Whether more jobs waited behind the last one, and when that was taken.
         self._more_wait, self._taken_at = False, 0.0
 
@@ -106,17 +112,29 @@ class Rounds:
             return True
         num_videos = sum(member.round == self._round for member in self._members.values())
         has_room = num_videos < MOST_VIDEOS and len(self._members) * self.state_bytes < self._most_bytes
-        return self._is_open and self._num_new < self.size and has_room
+        return self._is_open and self._num_new < (min(self.size, self._share) if self._num_new else 1) and has_room
 
     def admit(self, index: int, legs: Sequence[Leg], *, num_waiting: int, now: float) -> None:
         """Add a video to the round that takes videos, or else to the next one; `num_waiting` wait after it."""
         if not self._is_open and not self._members:
             self._open_next()
         start = legs[0].start
+        if not self._num_new and self._num_groups > 1:
+            self._share = math.ceil((num_waiting + 1) / self._num_groups)
         number = self._round if self._is_open else self._round + 1
         self._members[index] = _Member(round=number, legs=[*legs], is_ahead=start > 1)
         self._num_new += start == 0
         self._more_wait, self._taken_at = num_waiting > 0, now
+
+    def loaded(self, components: str, seconds: float, now: float) -> None:
+        """Learn that a set is loaded now."""
+        self.held, self.load_s[components] = components, seconds
+        self._taken_at = now  # while the device is busy, no prompt is encoded, and no video is taken
+
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds from one video to the next, in the long run; None: not measured yet."""
+        return None if self.video_s is None else self.video_s + sum(self.load_s.values()) / self.size
 
     def close(self) -> None:
         """Expect no more videos."""

@@ -16,6 +16,7 @@ from tests.faults.campaigns import (
     mixed,
     poison,
     redis_away,
+    rounds,
     soak,
     storage,
     windows,
@@ -70,6 +71,9 @@ CAMPAIGNS = {
     "during-decode": Campaign(run=windows.during_decode, num_jobs=40),
     "frames-in-transit": Campaign(run=windows.frames_in_transit, num_jobs=40),
     "during-write": Campaign(run=windows.during_write, num_jobs=40, ranks=2),
+    "rounds": Campaign(
+        run=rounds.rounds, num_jobs=40, ranks=1, model="simulated:step_ms=20,encode_ms=5,segments=8+12,load_ms=200"
+    ),
     "poisoned-photo": Campaign(run=poison.poisoned_photo),
     "device": Campaign(run=device.device, num_jobs=60, ranks=7),
     "clock-steps": Campaign(run=clock.clock_steps, ranks=2),

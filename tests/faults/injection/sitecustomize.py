@@ -5,6 +5,7 @@ where, FAULTS_FOLDER names a folder through which the harness counts and control
 
 - windows (`after-pop`, …): the process kills itself there, every second time it comes by (every fourth or less often in
   `after-rename`, `during-…` and `frames-in-transit`), while files `kill*` are left; each kill uses one up;
+- `rounds`: the process kills itself in the phase that the name of the next `kill*` file ends with;
 - `poison-PHASE`: the process kills itself in that phase of each job whose photo is `poison.jpg` in that folder; where
   the photo is not at hand, the video has POISON_FRAMES frames or its files are named after the photo;
 - `seeds`: FAULTS_SEEDS, such as `kill=13,nan=5`, names videos by their seeds: in the fourth step of one, or in the last
@@ -183,6 +184,33 @@ def _killer(folder: Path, every: int = 2) -> Callable[[], None]:
     return pass_by
 
 
+def _kill_in_rounds(folder: Path) -> None:
+    """Kill in the phase that is next: in the middle of a load, or at the fourth video or 30th step that comes by."""
+    from svdq.pipeline.models.simulated import SimulatedModel
+
+    def kill_in(phase: str, every: int) -> Callable[[], None]:
+        kill = _killer(folder, every)
+
+        def pass_by() -> None:
+            left = sorted(folder.glob("kill*"))
+            if left and left[0].name.endswith(f"-{phase}"):
+                kill()
+
+        return pass_by
+
+    step = SimulatedModel.step
+    in_step = {expert: kill_in(expert, 30) for expert in ("simulated", "simulated_2")}
+
+    def step_or_die(model: Any, state: Any, index: int) -> Any:
+        in_step[model._held]()
+        return step(model, state, index)
+
+    SimulatedModel.step = step_or_die  # type: ignore[method-assign]
+    _wrap(SimulatedModel, "hold", before=None, after=kill_in("load", 2))
+    _wrap(SimulatedModel, "encode", before=kill_in("encode", PHASE_VISITS), after=None)
+    _wrap(SimulatedModel, "decode", before=kill_in("decode", PHASE_VISITS), after=None)
+
+
 def _write_visits() -> int:
     """Return at which visit to kill a writer: after all videos that were being written, and one that was decoded."""
     from svdq.worker.rank import num_writers
@@ -253,6 +281,8 @@ def _install(where: str, folder: Path) -> None:
             _kill_when_frames_arrive(_killer(folder, PHASE_VISITS))
         case "during-write":
             _wrap(video, "write_video", before=None, after=_killer(folder, _write_visits()))
+        case "rounds":
+            _kill_in_rounds(folder)
         case "full":
             _wrap(local, "publish", before=functools.partial(_refuse, folder), after=None)
         case "slow":

@@ -136,6 +136,31 @@ def test_a_round_has_so_many_videos_that_loading_takes_at_most_its_share(video_s
     assert measured(video_s=1.0, load_s=0.01).size == ROUND_S
 
 
+def test_groups_leave_each_other_their_shares_of_the_jobs_that_wait() -> None:
+    taken, waiting = [], 300
+    while waiting:
+        rounds = Rounds(SETS, num_groups=7)
+        rounds.video_s = 0.01
+        number = 0
+        while waiting and rounds.wants_more():
+            waiting -= 1
+            admit(rounds, number, num_waiting=waiting)
+            number += 1
+        taken.append(number)
+    assert taken[:3] == [43, 37, 32]
+    assert taken[-1] == 1
+
+
+def test_after_a_load_the_next_video_has_time_to_come() -> None:
+    rounds = measured(video_s=10.0)
+    admit(rounds, 0, has_text=True, num_waiting=1, now=1.0)
+    assert rounds.choose(1.0) == 0
+    rounds.loaded(TEXT_ENCODER, 30.0, 31.0)
+    rounds.advance(0)
+    assert rounds.choose(32.0) is None
+    assert rounds.choose(31.0 + GATHER_S) == 0
+
+
 def test_the_memory_of_the_states_bounds_a_round() -> None:
     rounds = Rounds(SETS, most_bytes=250)
     rounds.video_s, rounds.state_bytes = 0.01, 100
