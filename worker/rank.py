@@ -44,8 +44,7 @@ from svdq.worker.startup import (
 
 logger = logging.getLogger("svdq.worker")
 
-#: Share of the free host memory for the videos of a round that wait.
-STATES_SHARE = 0.1
+STATES_SHARE = 0.1  # share of the free host memory for the videos of a round that wait
 #: Seconds that a rank which ends waits for its checkpoints, and again for the videos that are being written.
 FLUSH_S = 6.0
 
@@ -58,8 +57,7 @@ def run_rank(process: RankProcess) -> None:
     config, settings = process.run.rank, process.run.settings
     topology, marker, url = process.topology, process.marker, server_url(settings)
     stopping = process.signals.stopping
-    #: Set when jobs in flight go back to the queue although the rank was not stopped.
-    handing_back = threading.Event()
+    handing_back = threading.Event()  # set when jobs in flight go back to the queue although the rank was not stopped
     loaded, links, ranks = start(process)
     info = loaded.model.info
     plan = plan_of(info, ranks, settings.memory_limit, must_fit=bool(config.failed_gpus)) if topology.first else None

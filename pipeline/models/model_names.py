@@ -33,8 +33,7 @@ from svdq.pipeline.models.model_folder import (
 )
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel, Timings
 
-#: The pipeline's index; the hub's cache finds a model by it.
-INDEX = "model_index.json"
+INDEX = "model_index.json"  # the pipeline's index; the hub's cache finds a model by it
 #: Samples of a file for its fingerprint, and the bytes of each.
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -47,8 +46,7 @@ def has_weights(name: str) -> bool:
 def timings_of(name: str) -> Timings:
     """Parse the name `simulated` or `simulated:step_ms=50,decode_ms=100`.
 
-    Raises:
-        InputError: a setting is unknown or not a number.
+    Raises InputError if a setting is unknown or not a number.
     """
     items = [item.partition("=") for item in filter(None, name.partition(":")[2].split(","))]
     try:
@@ -63,8 +61,7 @@ def timings_of(name: str) -> Timings:
 def find_folder(name: str) -> Path:
     """Return the folder of a model on this machine; never fetches one.
 
-    Raises:
-        InputError: the folder does not exist, or the hub id's files are not in the cache.
+    Raises InputError if the folder does not exist, or the hub id's files are not in the cache.
     """
     try:
         folder = Path(name).expanduser()
@@ -112,10 +109,8 @@ def resolve(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> R
     """Find a model on this machine, and check it as far as is possible without torch.
 
     For ranks on GPUs half precision weights do; if `on_gpus` is None and `dtype`, which is that of `ComputeOptions`, is
-    auto, all weights in the folder are checked, and there is no fingerprint.
-
-    Raises:
-        InputError: the model does not exist here, is not complete, or is none that svdq runs.
+    auto, all weights in the folder are checked, and there is no fingerprint. Raises InputError if the model does not
+    exist here, is not complete, or is none that svdq runs.
     """
     if name == "preview":
         return ResolvedModel(name=name)

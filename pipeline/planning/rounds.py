@@ -14,14 +14,12 @@ from svdq.pipeline.planning.binding import Segment
 
 #: The sets of components besides those of denoising steps, which have the name of their component.
 TEXT_ENCODER, ENCODERS, DECODER = "text encoder", "encoders", "decoder"
-#: The largest share of a round's work that loading may take.
-LOAD_SHARE = 0.05
+LOAD_SHARE = 0.05  # the largest share of a round's work that loading may take
 #: The least seconds of work of a round, if so many videos wait: short videos are finished soon in any case.
 ROUND_S = 60.0
 #: Videos of a round, at most; and of a round that begins before costs are measured, so that the first result is soon.
 MOST_VIDEOS, FIRST_VIDEOS = 64, 2
-#: Seconds in which the next video of a round must arrive while more wait in the queue.
-GATHER_S = 2.0
+GATHER_S = 2.0  # seconds in which the next video of a round must arrive while more wait in the queue
 
 
 class Leg(NamedTuple):
@@ -49,10 +47,8 @@ class _Member:
     """A video that is not finished."""
 
     round: int
-    #: What is left of it, the next leg first.
-    legs: list[Leg]
-    #: Whether it continues from a checkpoint behind its first step.
-    is_ahead: bool
+    legs: list[Leg]  # what is left of it, the next leg first
+    is_ahead: bool  # whether it continues from a checkpoint behind its first step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +58,7 @@ class Outlook:
     #: The set that it needs next, and the number of videos before it there.
     components: str
     num_before: int
-    #: Estimated seconds until it is decoded.
-    eta_s: float
+    eta_s: float  # estimated seconds until it is decoded
 
 
 class Rounds:

@@ -51,8 +51,7 @@ class JobView:
     #: Its parameters: as used if a worker has recorded them, else as submitted.
     parameters: dict[str, Any] = field(default_factory=dict)
     photo: str = ""
-    #: Where its photo was, from the submitted folder on, such as `holiday/day 1/cup.jpg`.
-    source: str = ""
+    source: str = ""  # where its photo was, from the submitted folder on, such as `holiday/day 1/cup.jpg`
     link: str = ""  # which link of a chain it is, such as `2 of 3`
     notes: dict[str, str] = field(default_factory=dict)
     queue: str = ""

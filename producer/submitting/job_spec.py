@@ -43,8 +43,7 @@ _LAYOUT = re.compile(r"[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?
 class JobSpec:
     """The videos to make of a photo."""
 
-    #: Parameters of its videos: one set, or several for a sweep.
-    options: tuple[SubmitOptions, ...] = (SubmitOptions(),)
+    options: tuple[SubmitOptions, ...] = (SubmitOptions(),)  # parameters of its videos: one set, or several for a sweep
     #: The model that decides the family of videos whose parameters do not; None if that is not known.
     model: ExpectedModel | None = None
     variations: int = 1  # number of videos for each set, each with its own seed
@@ -52,15 +51,12 @@ class JobSpec:
     name: str | None = None  # template for names; None means the stem of the photo's file name
     folder: str = ""  # folder below outputs/, "" for outputs/ itself
     at: datetime | None = None  # when to queue the jobs, with a time zone; None means at once
-    #: Ids of jobs, or prefixes of them, that are to have finished or failed first.
-    depends_on: tuple[str, ...] = ()
+    depends_on: tuple[str, ...] = ()  # ids of jobs, or prefixes of them, that are to have finished or failed first
     #: The prompts of further links, "" for none: each video begins a chain.
     then: tuple[str, ...] = ()
     force: bool = False
-    #: Part of the ids unless it is "", so that a request gets jobs of its own.
-    request_key: str = ""
-    #: Recorded with the jobs; they change neither the videos nor the ids.
-    notes: tuple[tuple[str, str], ...] = ()
+    request_key: str = ""  # part of the ids unless it is "", so that a request gets jobs of its own
+    notes: tuple[tuple[str, str], ...] = ()  # recorded with the jobs; they change neither the videos nor the ids
 
     @property
     def num_jobs(self) -> int:
