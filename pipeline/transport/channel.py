@@ -19,6 +19,9 @@ from svdq.pipeline.transport.message import Message, SharedTensors, decode_heade
 
 #: Length of the header that follows, in bytes.
 _LENGTH: Final = struct.Struct("!I")
+#: Buffer of a connection in bytes, for a few headers; Linux takes twice as much. A sender waits when it is full, so the
+#: memory of the tensors that are on their way stays bounded.
+_BUFFER_BYTES: Final = 8192
 
 
 class ChannelClosedError(ConnectionError):
@@ -30,6 +33,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket, device: torch.device) -> None:
         """Wrap a connected socket; tensors are copied from and to the rank's device."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._connection = connection
         self.device = device
 

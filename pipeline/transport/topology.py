@@ -25,9 +25,6 @@ from svdq.pipeline.transport.channel import Channel
 
 logger = logging.getLogger(__name__)
 
-#: Buffer of a connection in bytes: a sample of 1024x576 with 25 frames has 2 MB. The kernel may grant less. What fits
-#: is sent at once; otherwise a thread is woken for the rest.
-_SEND_BUFFER_BYTES: Final = 4 << 20
 #: Largest length of a Unix socket's path in bytes: 107 on Linux, 103 on macOS.
 _MAX_SOCKET_PATH: Final = 103
 #: Seconds between two attempts to connect, and of failed attempts between two warnings.
@@ -151,7 +148,6 @@ def _connect(folder: Path, rank: int) -> socket.socket:
     warn_at = time.monotonic() + _WARN_S
     while True:
         connection = socket.socket(socket.AF_UNIX)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         try:
             with _short(_path(folder, rank)) as name:
                 connection.connect(name)
