@@ -1,7 +1,4 @@
-"""The `svdq` command: its table of subcommands, and how errors end it.
-
-Imports each command only when it runs, so that `svdq --help` and shell completion are fast.
-"""
+"""The `svdq` command: its subcommands, each imported only when it runs, and how errors end it."""
 
 import contextlib
 import errno

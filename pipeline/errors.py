@@ -45,10 +45,7 @@ def how_to_install(extra: str) -> str:
 
 
 def require_torch(what: str) -> None:
-    """Check that PyTorch is installed, which `what` needs, such as "a worker".
-
-    Raises InputError if PyTorch is not installed.
-    """
+    """Raise InputError if PyTorch, which `what` needs, such as "a worker", is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise InputError(
             f"This machine can submit photos only: {what} needs PyTorch; to install it, {how_to_install('worker')}."

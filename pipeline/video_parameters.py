@@ -30,10 +30,7 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of the noise")
 
 
 class VideoParameters(BaseModel):
-    """The parameters of one video; frozen, and unknown fields are refused.
-
-    Raises pydantic.ValidationError if a value is out of range.
-    """
+    """The parameters of one video; pydantic.ValidationError if a value is out of range or unknown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -55,10 +52,7 @@ class VideoParameters(BaseModel):
 
     @classmethod
     def of_shape(cls, text: str) -> Self:
-        """Parse a shape such as 1024x576x25 (width, height, frames); other parameters have their defaults.
-
-        Raises InputError if the text is not a shape of this family.
-        """
+        """Parse a shape such as 1024x576x25 (width, height, frames); raises InputError if it is none of this family."""
         try:
             width, height, frames = (int(item) for item in text.split("x"))
             return cls.model_validate({"width": width, "height": height, "frames": frames, "seed": 0})

@@ -269,10 +269,7 @@ def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
 async def _submit(
     request: Request, make: Callable[[], Coroutine[Any, Any, tuple[list[Submission], list[JobView]]]]
 ) -> tuple[Submission, JobView]:
-    """Make a video, or rely on the one that exists; one that is being deleted is made anew when it has stopped.
-
-    Raises ApiError if somebody has just deleted the new one.
-    """
+    """Make a video, or rely on the one that exists; a job that is being deleted is made anew when it has stopped."""
     state, headers = request.app.state, request.headers
     is_repeated = bool(headers.get("idempotency-key")) or headers.get("x-stainless-retry-count", "0") != "0"
     while True:

@@ -134,10 +134,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run(app: Starlette, listener: socket.socket) -> int:
-    """Serve until SIGINT or SIGTERM, for at most three seconds more; return the number of the signal.
-
-    Raises SvdqError if the application has not started.
-    """
+    """Serve until SIGINT or SIGTERM, for at most three seconds more, and return the signal; may raise SvdqError."""
 
     async def run_app(scope: Scope, receive: Receive, send: Send) -> None:
         # Downloads that outlast the grace end without a traceback in the log; only uvicorn cancels, at its end.

@@ -194,10 +194,7 @@ class Backend:
 
 
 def options_of(view: JobView) -> SubmitOptions:
-    """Return the parameters of a video, to make another one with.
-
-    Raises ApiError if its record has none, and InputError if another version of svdq made it.
-    """
+    """Return the parameters of a video; raises ApiError or InputError if no video can be made with them."""
     if "image" not in view.parameters:
         raise no_such_video(view.id)
     options = SubmitOptions(last_image=view.parameters.get("last_image"))

@@ -34,10 +34,7 @@ MAX_FIELDS = 64
 def limited(
     request: Request, max_bytes: int = MAX_SMALL_BYTES, within_s: float = SMALL_S, remedy: str = "send less"
 ) -> Request:
-    """Return the request with a body whose reader raises ApiError if it is too large or arrives too slowly.
-
-    `remedy` says what to do about a larger one.
-    """
+    """Return a request whose reader raises ApiError for too large (`remedy` says what to do) or too slow bodies."""
     ends_at = time.monotonic() + within_s
     message = f"The request has more than the {max_bytes:,} bytes that are allowed here; {remedy}."
     too_large = ApiError(413, message, code="too_large", headers={"Connection": "close"})
@@ -172,10 +169,7 @@ def _parse_json(data: bytes) -> Form:
 
 
 def _with_photo(form: Form) -> Form:
-    """Merge the fields of a form; photos in them go to disk, since the request may wait for others.
-
-    Raises ApiError if a field cannot be read, or there are two photos.
-    """
+    """Merge the fields of a form; photos go to disk. Raises ApiError if a field cannot be read or is there twice."""
     try:
         form.fields, *urls = flatten(form.fields)
         for frame, url in zip((PHOTO, LAST_PHOTO), urls, strict=True):

@@ -126,10 +126,7 @@ class Content:
         )
 
     async def poster(self, view: JobView) -> Response:
-        """Return a small picture: the first frame of a finished video, the photo of any other job.
-
-        Raises ApiError if there is neither.
-        """
+        """Return the first frame of a finished video, small, or the photo of any other job; else raises ApiError."""
         for kind, key in files_of(view).items():
             if kind != "png":
                 # A video without a picture shows its photo.

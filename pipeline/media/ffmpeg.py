@@ -25,10 +25,7 @@ def find_ffmpeg() -> str:
 
 
 def ffmpeg_version() -> str:
-    """Run ffmpeg and return its version, such as `ffmpeg version 7.0.2-static`.
-
-    Raises UnavailableError if there is no ffmpeg, or it does not run.
-    """
+    """Return ffmpeg's version, such as `ffmpeg version 7.0.2-static`; raises UnavailableError if it does not run."""
     program = find_ffmpeg()
     try:
         done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=True)

@@ -65,11 +65,7 @@ _pillow_limits: tuple[int | None, int] = (None, 0)
 
 
 def open_photo(data: bytes) -> Image.Image:
-    """Read only the header of a photo.
-
-    Raises UnidentifiedImageError if the format is not in `EXTENSIONS`, and Exception if the photo is damaged; Pillow's
-    plugins raise many types.
-    """
+    """Read only the header of a photo; raises UnidentifiedImageError, or any Exception if it is damaged."""
     with pillow_without_limits():
         try:
             return Image.open(BytesIO(data), formats=_COMMON)

@@ -202,10 +202,7 @@ class ComponentLoader:
 
 
 def check_model_file(model: ResolvedModel, layout: FolderLayout) -> Iterator[str]:
-    """Yield a sentence about each file that a model file names, and its warnings; reads headers only.
-
-    Raises InputError if a file cannot be read, or does not belong to the model.
-    """
+    """Yield a sentence about each file that a model file names, and warnings; reads headers only."""
     be_quiet()
     import diffusers
 

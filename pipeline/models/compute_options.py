@@ -77,10 +77,7 @@ def quantization(options: ComputeOptions) -> Any:
 
 
 def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = None) -> Any:
-    """Configure a UNet or transformer for the options, and return it.
-
-    It is on its device already, in the right dtype and quantized if the options say so.
-    """
+    """Configure a UNet or transformer, on its device in its dtype, for the options, and return it."""
     # As in SVD, where pixels are the batch of attention over frames; Wan attends to all tokens at once.
     over_frames = any(type(processor).__name__ == "AttnProcessor2_0" for processor in unet.attn_processors.values())
     if device is not None and device.type == "cuda" and over_frames:

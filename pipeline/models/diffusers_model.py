@@ -42,10 +42,7 @@ class MemoryMeter:
         self._measured: dict[tuple[str, MemoryShape], int] = {}
 
     def begin(self, activity: Activity, shape: MemoryShape) -> Callable[[], None]:
-        """Start a measurement of `shape_for`'s shape; return a function to call at a successful end.
-
-        Known shapes are not measured again.
-        """
+        """Measure `shape_for`'s shape, unless it is known; return a function to call at a successful end."""
         if self._device.type != "cuda" or (activity, shape) in self._measured:
             return lambda: None
         torch.cuda.empty_cache()  # blocks cached by an earlier activity would hide the memory of this one

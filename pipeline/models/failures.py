@@ -48,10 +48,7 @@ def release_memory(error: BaseException) -> None:
 
 
 def with_second_try(compute: Callable[[], _T], what: str) -> _T:
-    """Return the result of a computation, which is tried again if memory runs out.
-
-    Fragments, cached blocks and other processes may have held the memory that it lacked.
-    """
+    """Return the result of a computation, which is tried again if memory runs out: others may have held it."""
     try:
         return compute()
     except Exception as error:

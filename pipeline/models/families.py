@@ -32,10 +32,7 @@ def family_for(parameters: VideoParameters) -> Family:
 
 
 def family_of(folder: Path, name: str) -> tuple[Family, FolderLayout]:
-    """Return the family of a model folder, and its kind of folder.
-
-    Raises InputError if the folder has no readable model_index.json, or it names no pipeline that svdq runs.
-    """
+    """Return the family of a model folder, and its kind of folder; raises InputError if svdq cannot run it."""
     pipeline = pipeline_of(folder, name)
     for family in FAMILIES:
         if pipeline in family.layouts:
@@ -51,10 +48,7 @@ def parameters_of(model: ResolvedModel) -> type[VideoParameters]:
 
 
 def class_for(document: object, classes: Mapping[str, type[_Class]]) -> type[_Class]:
-    """Choose from classes by family the one that a document's `family` names; without one, it is SVD's.
-
-    Raises ValueError if there is no such family.
-    """
+    """Choose from classes by family the one of a document's `family`, else SVD's; ValueError if there is none."""
     family = document.get("family", DEFAULT_FAMILY) if isinstance(document, Mapping) else None
     if not isinstance(family, str) or family not in classes:
         raise ValueError(f"there is no family of models {family!r}; the families are {', '.join(classes)}")
@@ -62,10 +56,7 @@ def class_for(document: object, classes: Mapping[str, type[_Class]]) -> type[_Cl
 
 
 def parse_parameters(document: object) -> VideoParameters:
-    """Make parameters from their JSON, which anyone may have written.
-
-    Raises ValueError if they are not valid (pydantic's ValidationError is one).
-    """
+    """Make parameters from their JSON, which anyone may have written; raises ValueError if they are not valid."""
     return class_for(document, PARAMETERS).model_validate(document)
 
 

@@ -105,10 +105,7 @@ class Family:
     memory: Callable[..., int]
 
     def with_model_file(self, facts: dict[str, Any], given: ModelFile, path: str) -> dict[str, Any]:
-        """Return the facts of a model with the defaults and the scheduler of a model file.
-
-        Raises InputError if it has other parameters, a value is not allowed, or there is no such scheduler.
-        """
+        """Return the facts of a model with the defaults and scheduler of a model file; may raise InputError."""
         defaults = dict(given.defaults)
         if given.scheduler != SchedulerEntry():  # type: ignore[call-arg]
             if self.use_scheduler is None:
@@ -136,10 +133,7 @@ class Family:
         return found
 
     def fill_in(self, parameters: VideoParameters, model: str, facts: Facts) -> VideoParameters:
-        """Fill in what the parameters of a job leave open; `model` is its name in messages.
-
-        Raises InputError if the video is for another family, or this model cannot make it.
-        """
+        """Fill in what a job leaves open; raises InputError, with the name `model`, if it cannot make the video."""
         if not isinstance(parameters, self.parameters):
             raise InputError(
                 f"The model {model} makes videos of {self.parameters.title}, and this one is for {parameters.title}: "

@@ -1,8 +1,4 @@
-"""Latents to small pictures by a linear map: rough colors, without a decoder.
-
-The factors of each kind of latents, and their biases, are those of `latent_rgb_factors` in ComfyUI's
-comfy/latent_formats.py (github.com/comfyanonymous/ComfyUI): SD15, Wan21 and Wan22.
-"""
+"""Latents to small pictures by the linear maps of ComfyUI's comfy/latent_formats.py, without a decoder."""
 
 import torch
 from torch import Tensor

@@ -18,10 +18,7 @@ def dtype_for(model: ResolvedModel, device: torch.device, options: ComputeOption
 def open_model(
     model: ResolvedModel, role: Role, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
 ) -> VideoModel:
-    """Open a model for a role, with only the components that it needs; `dtype` overrides that of the options.
-
-    Raises InputError if the model cannot be loaded, or has no weights for the options.
-    """
+    """Open a model for a role, with only the components that it needs; raises InputError if it cannot be loaded."""
     # Imported on demand: diffusers takes seconds, and a preview or simulated group does not need it.
     if model.family is not None:
         from svdq.pipeline.models.failures import in_a_sentence

@@ -159,10 +159,7 @@ def _scale(module: str, metadata: dict[str, Any], component: str) -> float:
 
 
 def open_safetensors(path: Path, what: str) -> Any:
-    """Open a file; tensors are read, mapped from it, when they are asked for.
-
-    Raises InputError if it is no safetensors file, or cannot be read; `what` is for the message, such as "LoRA".
-    """
+    """Open a file, whose tensors are mapped; raises InputError for others; `what` is for the message."""
     if path.suffix != ".safetensors":
         raise InputError(f"The {what} {path} is no safetensors file; svdq reads no pickles (.pt, .ckpt, .bin).")
     try:

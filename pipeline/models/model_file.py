@@ -107,10 +107,7 @@ def _relative(name: str, model_file: Path) -> Path:
 
 
 def find_file(name: str, model_file: Path, suffixes: tuple[str, ...]) -> Path:
-    """Return a file that a model file names, a path or `owner/name:file` in the hub's cache.
-
-    Raises InputError if it is not there, or not of an allowed kind.
-    """
+    """Return the file that a model file names, a path or `owner/name:file` of the hub; may raise InputError."""
     if not name.endswith(suffixes):
         raise InputError(f"The file {name!r} of a model file is not allowed: it must end in {' or '.join(suffixes)}.")
     if hub := split_hub_file(name):

@@ -118,10 +118,7 @@ def _read_shapes(file: Path) -> Shapes | str:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Raise an error of a block that writes a model into a folder, such as a full disk, as an `InputError`.
-
-    Raises InputError, which says why it cannot be written.
-    """
+    """Raise an error of a block that writes a model into a folder, such as a full disk, as an `InputError`."""
     from safetensors import SafetensorError
 
     try:

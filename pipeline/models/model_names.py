@@ -44,10 +44,7 @@ def has_weights(name: str) -> bool:
 
 
 def timings_of(name: str) -> Timings:
-    """Parse the name `simulated` or `simulated:step_ms=50,decode_ms=100`.
-
-    Raises InputError if a setting is unknown or not a number.
-    """
+    """Parse `simulated` or `simulated:step_ms=50,decode_ms=100`; raises InputError if a setting is not valid."""
     items = [item.partition("=") for item in filter(None, name.partition(":")[2].split(","))]
     try:
         return Timings.model_validate({key: value for key, _, value in items})
@@ -59,10 +56,7 @@ def timings_of(name: str) -> Timings:
 
 
 def find_folder(name: str) -> Path:
-    """Return the folder of a model on this machine; never fetches one.
-
-    Raises InputError if the folder does not exist, or the hub id's files are not in the cache.
-    """
+    """Return the folder of a model on this machine; never fetches one. Raises InputError if it is not here."""
     try:
         folder = Path(name).expanduser()
         if name and folder.is_dir():

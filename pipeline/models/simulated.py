@@ -113,10 +113,7 @@ class SimulatedModel(VideoModel):
         return self
 
     def step(self, state: State, index: int) -> dict[str, Tensor]:
-        """Sleep, and move the first latent by the step's number, in place.
-
-        Raises SampleError if this rank does not have the expert of this step.
-        """
+        """Sleep, and move the first latent in place; raises SampleError without the expert of this step."""
         if any(each.start <= index < each.stop for each in self._missing):
             raise SampleError(f"Step {index} came to a rank that does not have its simulated expert.")
         self._number = _moved(self._number, index)

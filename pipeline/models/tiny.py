@@ -158,10 +158,7 @@ def _image_processor() -> Any:
 
 
 def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: str = "UniPCMultistepScheduler") -> None:
-    """Write a model of Wan into a folder, less than 1 MB.
-
-    Raises InputError if the folder has other content that svdq has not written, or cannot be written.
-    """
+    """Write a model of Wan of less than 1 MB into a folder; raises InputError if it has content of others."""
     _claim(folder, WanParameters.title)
     be_quiet()
     import diffusers

@@ -94,10 +94,7 @@ class VideoModel(ABC):
 
     @abstractmethod
     def complete(self, parameters: VideoParameters) -> VideoParameters:
-        """Fill in what a job leaves open with the defaults of this model.
-
-        Raises InputError if this model cannot make such a video.
-        """
+        """Fill in what a job leaves open; raises InputError if this model cannot make such a video."""
 
     @abstractmethod
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:

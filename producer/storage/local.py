@@ -119,10 +119,7 @@ class LocalFiles:
                 path.unlink()
 
     def temporary_path(self) -> Path:
-        """Return an unused name; raises OSError if only the reserve of the disk is left.
-
-        Files of mkstemp and mkdtemp would be closed to other users.
-        """
+        """Return an unused name, open to others unlike mkstemp's; raises OSError if only the reserve is left."""
         folder = self.folder / TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free

@@ -1,7 +1,4 @@
-"""Photos, videos and checkpoints in a folder or behind an fsspec URL, addressed by keys such as `outputs/…/x.mp4`.
-
-Writes are atomic, so a file under its key is complete.
-"""
+"""Photos, videos and checkpoints in a folder or behind an fsspec URL by keys; files are complete."""
 
 import contextlib
 import errno

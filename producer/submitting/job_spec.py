@@ -194,10 +194,7 @@ def make_job(
 def links(
     job: Job, job_id: str, prompts: Iterable[str], *, seed_is_drawn: bool, spell: Callable[[str], str] = as_flag
 ) -> Iterator[tuple[Job, str]]:
-    """Create the jobs that continue a chain, each with its id, which that of the link before is part of.
-
-    Raises InputError.
-    """
+    """Create the jobs that continue a chain, each with its id, which the id of the link before is part of."""
     for prompt in prompts:
         values = job.model_dump() | {"image": last_frame_key(job_id)}
         if job.family in WITH_PROMPTS:

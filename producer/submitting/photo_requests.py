@@ -74,10 +74,7 @@ def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> l
 
 
 def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> list[Request | InputError]:
-    """Return a request for each row of a list, or why the row is invalid.
-
-    Raises InputError if the file cannot be read or split into rows.
-    """
+    """Return a request for each row of a list, or why it is invalid; raises InputError if it has no rows."""
     read_rows = READERS.get(path.suffix.lower())
     if read_rows is None:
         raise InputError(f"{str(path)!r} is not a list of photos; give a file that ends in {' or '.join(READERS)}.")

@@ -109,10 +109,7 @@ class PostSubmit:
 
 
 class FolderConfig:
-    """The parameters of photos in `root`, a resolved folder: `spec`, overridden by the nearest `svdq.toml`.
-
-    Raises InputError if a parameter is not allowed.
-    """
+    """The parameters of photos in `root`, a resolved folder: `spec`, overridden by the nearest `svdq.toml`."""
 
     def __init__(self, root: Path, spec: JobSpec) -> None:
         spec.check()

@@ -1,7 +1,4 @@
-"""Finds files of a watched folder that were not processed, and waits until they have stopped growing.
-
-Paths are text, from the watched folder, with slashes.
-"""
+"""Finds files of a watched folder that were not processed, and waits until they have stopped growing."""
 
 import contextlib
 import os

@@ -1,8 +1,4 @@
-"""The outcome of each file of a watched folder: reported as events, and remembered in SQLite under SVDQ_HOME.
-
-Not in the watched folder, which may be read-only or a target of `rsync --delete`. Without the memory, a photo is
-submitted again and finds its job.
-"""
+"""The outcome of each file of a watched folder, in SQLite under SVDQ_HOME: the folder may be read-only."""
 
 import contextlib
 import hashlib
@@ -71,10 +67,7 @@ class Record(NamedTuple):
 
 
 class State:
-    """The memory of `root`, a resolved folder; every method raises UnavailableError if it cannot be read or written.
-
-    Raises InputError if another watcher has it open.
-    """
+    """The memory of `root`, a resolved folder; methods raise UnavailableError, and this InputError if it is in use."""
 
     def __init__(self, home: Path, root: Path) -> None:
         stem = hashlib.sha256(os.fsencode(root)).hexdigest()[:20]

@@ -179,10 +179,7 @@ def make_bursts(logs: Sequence[RankMeasurements], video: VideoCosts, videos: Seq
 
 
 def burst_times(logs: Sequence[RankMeasurements], videos: Sequence[int]) -> list[tuple[float, float]]:
-    """Return the start of the first encode and the end of the last video of each burst; bursts do not overlap.
-
-    In rounds a burst starts when what encodes it is loaded.
-    """
+    """Return start of the first encode, or of loading it, and end of the last video of each burst."""
     starts_s = sorted(span.start_s for log in logs for span in log.spans if span.kind == "encode")
     loads_s = sorted(span.start_s for log in logs for span in log.spans if span.name.startswith("load "))
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)

@@ -225,10 +225,7 @@ class Dispatcher:
 
 
 def is_too_late(now_s: float, until_s: float | None, latencies_s: Collection[float]) -> bool:
-    """Whether a video that starts now would not be done in time, judged by the seconds that the last ones took.
-
-    Times are seconds since the epoch. Before the first video has ended, a video counts as taking no time.
-    """
+    """Whether a video that starts now would miss its time, if it takes as long as the last; before any, no time."""
     return until_s is not None and now_s + (median(latencies_s) if latencies_s else 0.0) >= until_s
 
 

@@ -64,10 +64,7 @@ class MemoryPlan:
         self._workspace = workspace
 
     def admit(self, parameters: _Parameters) -> _Parameters:
-        """Fill in an open decode_chunk_size with the largest that fits; `frames` is filled in already.
-
-        Raises DoesNotFitError if the video does not fit.
-        """
+        """Fill in an open decode_chunk_size with the largest that fits; raises DoesNotFitError if none does."""
         chunk = chunk_of(parameters)
         while (rank := self._lacking(wanted := _with_chunks(parameters, chunk))) is not None:
             if chunk == 1 or parameters.decode_chunk_size is not None:

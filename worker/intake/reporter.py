@@ -105,10 +105,7 @@ class Reporter:
             logger.warning("Job %s cannot be stopped here: it is not in flight in this group.", job_id)
 
     def write_ends(self) -> None:
-        """Write to Redis what has ended.
-
-        Raises redis.RedisError if Redis does not answer; the reports that are not written are kept.
-        """
+        """Write to Redis what has ended; keeps what it has not written when it raises redis.RedisError."""
         while not self._reports.empty():
             report = self._reports.get()
             active = self.active.get(report.job_id)

@@ -135,10 +135,7 @@ class GroupWorker(RqWorker):
         return [job_id for _, _, job_id in places]
 
     def pop(self) -> ActiveJob | None:
-        """Take the next job off the queues, most urgent queue first, and start its execution.
-
-        Jobs that are not valid are failed or dropped, and the next one is taken.
-        """
+        """Start the next job of the most urgent queue; jobs that are not valid are failed or dropped."""
         for _ in range(LOOKED_AT_ONCE):
             popped = scripts.pop(self.connection, self.queues, self.name, self.pause_field)
             self.paused = popped.paused
