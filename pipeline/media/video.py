@@ -8,7 +8,7 @@ import contextlib
 import re
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -89,17 +89,19 @@ def _metadata_file(folder: Path, comment: str) -> Iterator[list[str]]:
         yield ["-f", "ffmetadata", "-i", f"file:{metadata.name}"]
 
 
-def join_mp4(parts: Sequence[Path], path: Path, comment: str) -> None:
+def join_mp4(parts: Mapping[Path, int], path: Path, fps: int, comment: str) -> None:
     """Write an mp4 that shows others of `write_video` one after the other, without encoding anything again.
 
-    The parts have the same size and rate. Raises as `write_video`.
+    The parts, with the number of frames of each, have the same size and rate. Raises as `write_video`.
     """
     with (
         _metadata_file(path.parent, comment) as metadata,
         tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8") as names,
     ):
-        quoted = (str(part).replace("'", r"'\''") for part in parts)
-        names.writelines(f"file 'file:{part}'\n" for part in quoted)
+        for part, num_frames in parts.items():
+            quoted = str(part).replace("'", r"'\''")
+            # An mp4 gives its duration in milliseconds, which would move the frames after it.
+            names.write(f"file 'file:{quoted}'\nduration {num_frames / fps:.6f}\n")
         names.flush()
         inputs = ["-f", "concat", "-safe", "0", "-i", f"file:{names.name}", *metadata]
         run_ffmpeg_on_files([*inputs, "-c", "copy", *_MP4, f"file:{path}"])

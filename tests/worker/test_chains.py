@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 from tests.worker.conftest import House
 
 MODEL = ModelInfo(name="fake", notice="")
-SHAPE = {"seed": 1, "steps": 4, "frames": 5, "width": 64, "height": 64, "decode_chunk_size": 2, "fps": 7}
+SHAPE = {"seed": 1, "steps": 4, "frames": 5, "width": 64, "height": 64, "decode_chunk_size": 2}
 CHAIN = ["--family", "svd", "--frames", "5", "--steps", "4", "--size", "64x64", "--then", "", "--then", ""]
 
 
@@ -39,8 +39,8 @@ def decoded(path: Path) -> np.ndarray:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in found])
 
 
-def write(writer: ResultWriter, job_id: str, image: str, frames: np.ndarray) -> Report:
-    job = SvdJob(**SHAPE, image=image, name="cup", folder="a b's", chained=True)
+def write(writer: ResultWriter, job_id: str, image: str, frames: np.ndarray, fps: int) -> Report:
+    job = SvdJob(**SHAPE, fps=fps, image=image, name="cup", folder="a b's", chained=True)
     taken = TakenJob(job=job, execution=("registry", "execution")).model_dump(mode="json")
     sample = Sample(job_id=job_id, parameters=SvdParameters(**SHAPE), boundaries=(0, 6), step=4, job=taken)
     reports: list[Report] = []
@@ -49,7 +49,8 @@ def write(writer: ResultWriter, job_id: str, image: str, frames: np.ndarray) -> 
     return reports[0]
 
 
-def test_the_file_of_a_link_begins_with_the_chain_up_to_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fps", [7, 16, 24])
+def test_the_file_of_a_link_begins_with_the_chain_up_to_it(tmp_path: Path, fps: int) -> None:
     storage = Storage(str(tmp_path / "a storage's"))
     writer = ResultWriter(storage, MODEL, Tracer())
     ids = ["1" * 20, "2" * 20, "3" * 20]
@@ -57,13 +58,13 @@ def test_the_file_of_a_link_begins_with_the_chain_up_to_it(tmp_path: Path) -> No
     videos = [rng.integers(0, 255, (5, 64, 64, 3), np.uint8) for _ in ids]
     images = [f"inputs/{'a' * 64}.png", *map(last_frame_key, ids)]
     outputs = [
-        Path(write(writer, job_id, image, frames).result["outputs"][0])
+        Path(write(writer, job_id, image, frames, fps).result["outputs"][0])
         for job_id, image, frames in zip(ids, images, videos, strict=False)
     ]
 
     parts = []
     for number, frames in enumerate(videos):
-        write_video(frames[min(number, 1) :], tmp_path / "part.mp4", "mp4", 7, "")
+        write_video(frames[min(number, 1) :], tmp_path / "part.mp4", "mp4", fps, "")
         parts.append(decoded(tmp_path / "part.mp4"))
         joined = decoded(outputs[number])
         assert len(joined) == 5 + 4 * number
@@ -72,13 +73,17 @@ def test_the_file_of_a_link_begins_with_the_chain_up_to_it(tmp_path: Path) -> No
             assert np.array_equal(np.asarray(image), frames[-1])  # without loss
         assert read_provenance(outputs[number]).job_id == ids[number]
     sidecars = [json.loads(path.with_suffix(".json").read_text()) for path in outputs]
-    assert [sidecar.get("shown") for sidecar in sidecars] == [None, {"frames": 9, "fps": 7}, {"frames": 13, "fps": 7}]
+    assert [sidecar.get("shown") for sidecar in sidecars] == [
+        None,
+        {"frames": 9, "fps": fps},
+        {"frames": 13, "fps": fps},
+    ]
 
     bits = outputs[2].read_bytes()
-    write(writer, ids[2], images[2], videos[2])
+    write(writer, ids[2], images[2], videos[2], fps)
     assert outputs[2].read_bytes() == bits
     writer.close()
-    job = SvdJob(**SHAPE, image=images[1], name="cup", folder="a b's", chained=True)
+    job = SvdJob(**SHAPE, fps=fps, image=images[1], name="cup", folder="a b's", chained=True)
     assert find_result(storage, MODEL, job, ids[1]) is not None
     storage.remove(last_frame_key(ids[1]))  # its chain could not go on
     assert find_result(storage, MODEL, job, ids[1]) is None
@@ -127,3 +132,19 @@ def test_a_chain_outlives_kills_in_each_of_its_links(house: House) -> None:
     assert [view.status for view in house.wait(ids)] == ["finished"] * 3
     assert [len(decoded(Path(house.view(job_id).outputs[0]))) for job_id in ids] == [5, 9, 13]
     assert len(house.sidecars()) == 3
+
+
+@pytest.mark.slow
+def test_a_link_is_the_video_of_the_last_frame_of_the_one_before(house: House, tiny_wan: Path) -> None:
+    shape = ["--family", "wan", "--frames", "5", "--steps", "3", "--size", "64x64", "--json"]
+    done = house.run("svdq", "submit", house.photo, *shape, "--prompt", "A wave.", "--then", "It breaks.")
+    first, second = (json.loads(line) for line in told(done).splitlines())
+    house.start(2, model=str(tiny_wan))
+    assert [view.status for view in house.wait([first["id"], second["id"]])] == ["finished"] * 2
+    frames = [Path(house.settings.storage, last_frame_key(made["id"])) for made in (first, second)]
+
+    options = ["--prompt", "It breaks.", "--seed", second["seed"], "--format", "png"]
+    alone = json.loads(told(house.run("svdq", "submit", frames[0], *shape, *options)))
+    house.wait([alone["id"]])
+    with Image.open(frames[1]) as image:
+        assert np.array_equal(np.asarray(image), house.frames(alone["id"])[-1])

@@ -188,14 +188,16 @@ class ResultWriter(Sink):
             num_frames = len(shown)
             if job.predecessor:
                 shown = frames[1:]  # the first one is the last one of the link before
-                num_frames = len(shown) + self._fetch_link(job, staging / "before.mp4")
+                num_before = self._fetch_link(job, staging / "before.mp4")
+                num_frames = num_before + len(shown)
             if shown is not frames:
                 sidecar = sidecar.model_copy(update={"shown": {"frames": num_frames, "fps": fps}})
             for kind, key in keys.items():
                 video.write_video(shown, paths[key], kind, fps, sidecar.comment)
                 if job.predecessor:
                     own = paths[key].rename(staging / "own.mp4")
-                    video.join_mp4([staging / "before.mp4", own], paths[key], sidecar.comment)
+                    parts = {staging / "before.mp4": num_before, own: len(shown)}
+                    video.join_mp4(parts, paths[key], fps, sidecar.comment)
             if not self._is_held(sample):
                 raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
             if job.chained:

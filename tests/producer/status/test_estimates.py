@@ -46,6 +46,20 @@ def test_a_job_in_flight_has_its_steps_and_the_decode_before_it() -> None:
     assert eta(started("a", 8), group(in_flight=("a",))).eta_s == pytest.approx(2.0)
 
 
+def test_a_job_that_waits_for_another_is_done_when_it_has_been_rendered_alone_after_that() -> None:
+    links = [
+        JobView(id=job_id, status="deferred", parameters=PARAMETERS, after=(before,))
+        for job_id, before in (("c", "b"), ("b", "a"), ("x", "elsewhere"))
+    ]
+    found = estimate_jobs([*links, started("a", 3)], Waiting(), [group(in_flight=("a",))], ())
+    first_s = 5 * STEP_S + 2.0
+    ends = [found[job_id].eta_s for job_id in "abc"]
+    assert ends == pytest.approx([first_s, first_s + ALONE_S, first_s + 2 * ALONE_S])
+    assert "x" not in found
+    unknown = estimate_jobs([*links, started("a", 3)], Waiting(), [], ())
+    assert {unknown[job_id].reason for job_id in "abc"} == {estimates.NO_WORKER}
+
+
 def in_rounds(size: int, **places: tuple[str, int, float]) -> GroupStatus:
     found = {
         job_id: RoundPlace(components=components, num_before=number, eta_s=eta_s)
