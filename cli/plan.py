@@ -127,7 +127,7 @@ def _answer_about(
         video = video.model_copy(update={"steps": steps})
     found = ways(known, video, cards, num_videos, step_ms / 1000 if step_ms else step.step_s if step else None)
     if as_json:
-        echo_json({"download_bytes": known.download_bytes or 0, "ways": [asdict(way) for way in found]})
+        echo_json({"download_bytes": known.download_bytes, "ways": [asdict(way) for way in found]})
         return
     echo(f"{model}: {video.width}x{video.height}, {count(video.num_frames, 'frame')}, {count(video.steps, 'step')}.")
     echo(f"{known.to_fetch() or 'Its files are here'}.", f"{cards}: {size_text(cards.room_bytes)} for each rank.", "")

@@ -5,7 +5,7 @@ For `svdq doctor` and `svdq plan`, without torch, and for published models witho
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.family import PublishedModel, PublishedStep
 from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES, size_text
-from svdq.pipeline.models.model_file import is_model_file, read_model_file
-from svdq.pipeline.models.model_folder import DTYPES, loaded_files, stored_shapes
-from svdq.pipeline.models.model_names import find_folder, resolve
+from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, find_file, is_model_file, read_model_file
+from svdq.pipeline.models.model_folder import DTYPES, check_folder, loaded_files, stored_shapes
+from svdq.pipeline.models.model_names import find_folder
 from svdq.pipeline.models.needs import ModelSize, Residency, published
 from svdq.pipeline.planning.binding import split_steps
 from svdq.pipeline.planning.capacity import VideoCosts
@@ -72,8 +72,8 @@ class KnownModel:
 
     size: ModelSize
     published: PublishedModel | None
-    download_bytes: int | None  # None: its files are here
-    num_loras: int = 0  # that a model file adds
+    download_bytes: int  # 0: its files are here
+    missing_files: int = 0  # of those that a model file names, whose sizes are not known
 
     @property
     def has_experts(self) -> bool:
@@ -82,13 +82,13 @@ class KnownModel:
 
     def to_fetch(self) -> str:
         """Return text about the bytes to fetch and to convert; "" if all files are here."""
-        if self.download_bytes is None:
-            return ""
-        loras = f" and {count(self.num_loras, 'LoRA')}" if self.num_loras else ""
+        named = f"{count(self.missing_files, 'file')} that the model file names" if self.missing_files else ""
+        if not self.download_bytes:
+            return f"{named} to fetch" if named else ""
         converted = sum(map(self.size.weights, self.size.num_weights))
         is_smaller = self.download_bytes > 1.1 * converted
         copy = f"; `svdq model convert` makes a copy of {size_text(converted)}" if is_smaller else ""
-        return f"{size_text(self.download_bytes)}{loras} to fetch{copy}"
+        return f"{' and '.join(filter(None, [size_text(self.download_bytes), named]))} to fetch{copy}"
 
     def video(self, shape: str | None = None) -> VideoParameters:
         """Return the default video, or that of a shape such as 1280x720x81, decoded a frame at a time or in tiles."""
@@ -112,38 +112,50 @@ class Way:
 def know(name: str) -> KnownModel:
     """Find what is known of a model by its name, as in SVDQ_MODEL; raises InputError if nothing is."""
     given = read_model_file(Path(name)) if is_model_file(name) else None
-    base = given.base if given else name
+    base, replaced = (given.base, given.weights) if given else (name, {})
+    named = [*replaced.values(), *(lora.file for lora in given.lora)] if given else []
     model, size = published(base) or (None, None)
     try:
-        folder = find_folder(base)
-        family, layout = family_of(folder, base)
-        counted = {
-            each: sum(map(math.prod, stored_shapes(loaded_files(folder, each, (True, False))).values()))
-            for each in layout.weighted
-        }
-        num_weights = {
-            **(size.num_weights if size else {}),
-            **{each: count for each, count in counted.items() if count},
-        }
-        facts = resolve(base).facts
-        size = ModelSize(family=family, layout=layout, facts=facts, num_weights=num_weights, dtype=DTYPES[family.half])
-        download_bytes = None
+        found = _in_folder(find_folder(base), base, replaced)
+        size, download_bytes = (
+            replace(found, num_weights={**(size.num_weights if size else {}), **found.num_weights}),
+            0,
+        )
     except InputError:
         if size is None or model is None:
             raise
         download_bytes = sum(
             number * model.stored[component]
             for component, number in model.num_weights.items()
-            if given is None or component not in given.weights
+            if component not in replaced
         )
+    if not size.layout.denoisers & size.num_weights.keys():
+        raise InputError(f"How many weights the files of the model {name} have is not known before they are loaded.")
     if given is not None:
         size = replace(size, facts=size.family.with_model_file(dict(size.facts), given, name))
     return KnownModel(
         size=size,
         published=model,
         download_bytes=download_bytes,
-        num_loras=len(given.lora) if given else 0,
+        missing_files=sum(not _is_here(file, Path(name)) for file in named),
     )
+
+
+def _in_folder(folder: Path, base: str, replaced: Collection[str]) -> ModelSize:
+    """Return the size of a model folder by the headers of its files; raises InputError if it is not complete."""
+    family, layout = family_of(folder, base)
+    check_folder(folder, base, layout, replaced=replaced)
+    shapes = {each: stored_shapes(loaded_files(folder, each, (True, False))) for each in layout.weighted}
+    num_weights = {each: sum(map(math.prod, found.values())) for each, found in shapes.items() if found}
+    facts, dtype = family.read_facts(folder, base), DTYPES[family.half]
+    return ModelSize(family=family, layout=layout, facts=facts, num_weights=num_weights, dtype=dtype)
+
+
+def _is_here(file: str, model_file: Path) -> bool:
+    try:
+        return find_file(file, model_file, WEIGHTS_SUFFIXES).is_file()
+    except InputError:
+        return False
 
 
 def costs_of(known: KnownModel, video: VideoParameters, step_s: float) -> VideoCosts:

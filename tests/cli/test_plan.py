@@ -92,7 +92,9 @@ def test_a_model_file_changes_the_steps_and_the_guidance(home: Path) -> None:
     file = str(Path(__file__).parents[2] / "deploy/models/wan2.2-4step.toml")
     rows = rows_about(file, "--gpus", "2x24", "--videos", "100")
     assert [f"{file}: 832x480, 81 frames, 4 steps."] in rows
-    assert ["126.2 GB and 2 LoRAs to fetch; `svdq model convert` makes a copy of 69.0 GB."] in rows
+    assert [
+        "126.2 GB and 2 files that the model file names to fetch; `svdq model convert` makes a copy of 69.0 GB."
+    ] in rows
     command = "svdq worker --groups 2 --ranks 1 --experts rounds --approximate int8"
     assert [command, "19.8 GB", "-", "yes", "75 min"] in rows
     assert rows_about(file, "--gpus", "1x32")[-1][0].startswith("No time of a step on such a GPU is known")

@@ -1,11 +1,13 @@
 """Which models fit which GPUs: what docs/gpus.md says, by the published sizes and step times."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from svdq.cli.main import cli
+from svdq.pipeline.errors import InputError
 from svdq.producer.text import duration
 from svdq.worker.fit import NUM_VIDEOS, Cards, know, ways
 
@@ -51,3 +53,27 @@ def test_the_example_of_the_page_is_what_svdq_plan_prints(home: Path, monkeypatc
     monkeypatch.chdir(ROOT)
     result = CliRunner().invoke(cli, command.split(), catch_exceptions=False)
     assert [line.rstrip() for line in result.stdout.splitlines()] == output.splitlines()
+
+
+def test_a_folder_is_known_by_the_headers_of_its_files(tiny_wan: Path, tmp_path: Path) -> None:
+    """Also as the base of a model file, whose other files may be missing."""
+    known = know(str(tiny_wan))
+    assert known.to_fetch() == ""
+    assert known.has_experts
+    stored = sum(path.stat().st_size for path in tiny_wan.glob("transformer/*.safetensors"))
+    assert known.size.num_weights["transformer"] == pytest.approx(stored / 4, rel=0.1)
+    model_file = tmp_path / "mine.toml"
+    model_file.write_text(f'base = "{tiny_wan}"\n[[lora]]\nfile = "no.safetensors"\ncomponent = "transformer"\n')
+    changed = know(str(model_file))
+    assert changed.to_fetch() == "1 file that the model file names to fetch"
+    assert changed.size == known.size
+
+
+def test_weights_that_nothing_is_known_of_are_said_to_be_so(tiny_wan: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_wan, tmp_path / "wan", ignore=shutil.ignore_patterns("*.safetensors"))
+    for component in ("vae", "text_encoder"):
+        shutil.copytree(tiny_wan / component, folder / component, dirs_exist_ok=True)
+    model_file = tmp_path / "mine.toml"
+    model_file.write_text(f'base = "{folder}"\n[weights]\ntransformer = "a.gguf"\ntransformer_2 = "b.gguf"\n')
+    with pytest.raises(InputError, match="is not known before they are loaded"):
+        know(str(model_file))
