@@ -1,7 +1,4 @@
-"""Records spans of work as a Chrome trace (chrome://tracing, Perfetto). Costs next to nothing when off.
-
-Times are wall-clock times, so that the spans of several ranks of one host are aligned.
-"""
+"""Records spans of work, at wall-clock times, as a Chrome trace (chrome://tracing, Perfetto)."""
 
 import contextlib
 import json

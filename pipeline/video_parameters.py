@@ -1,8 +1,4 @@
-"""What the parameters of all videos have in common; each family of models has its own class. Does not import torch.
-
-Names and defaults are diffusers' own wherever diffusers has the argument. `models/families.py` reads them from
-JSON.
-"""
+"""The parameters that videos of all families have, named as in diffusers. Does not import torch."""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self

@@ -1,7 +1,4 @@
-"""What a job is and how it gets into the queue. The package itself is the Python API (docs/python.md).
-
-Names are imported when they are first used, so that importing a single module stays cheap. Never imports torch.
-"""
+"""Jobs and the queue, without torch; the package itself is the Python API (docs/python.md), imported lazily."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

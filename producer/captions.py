@@ -1,7 +1,4 @@
-"""Writes a prompt beside each photo: a vision model behind an OpenAI-compatible server says what could move in it.
-
-A caption is written whole, and only where there is no file yet, so an interrupted command can be repeated.
-"""
+"""Writes a prompt beside each photo that has none, whole, by a vision model with an OpenAI-compatible server."""
 
 import asyncio
 import base64

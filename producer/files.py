@@ -26,10 +26,7 @@ def temporary_name(prefix: str = "") -> str:
 
 
 def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = 24 * 60 * 60) -> None:
-    """Remove the files and folders with names from `temporary_name` whose processes have ended.
-
-    Those whose process cannot be checked from here are removed when they are older than `abandoned_s`.
-    """
+    """Remove what `temporary_name` named for processes that have ended, or may have and is `abandoned_s` old."""
     for path in paths:
         found = _NAME.fullmatch(path.name.removeprefix(prefix))
         if not path.name.startswith(prefix) or found is None:
@@ -98,10 +95,7 @@ def is_regular(path: Path) -> bool:
 
 
 def open_regular(path: Path | str, flags: int = 0, *, folder: int | None = None) -> BufferedReader:
-    """Open a regular file for reading, relative to the open `folder` if there is one; never blocks.
-
-    `flags` are more of `os.open`. Raises OSError, such as IsADirectoryError, or ValueError if the path has a null byte.
-    """
+    """Open a regular file, relative to the open `folder`, without blocking; raises OSError or ValueError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags, dir_fd=folder)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

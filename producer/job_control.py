@@ -103,10 +103,7 @@ def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> li
 
 
 def cancel(connection: redis.Redis, job_id: str) -> str:
-    """Cancel a job, and the rest of its chain; see `check`.
-
-    Returns "canceled", or "stopping" if it is in flight and stops at its next step.
-    """
+    """Cancel a job and the rest of its chain: "canceled", or "stopping" until its next step; see `check`."""
     while True:
         (job,) = check(connection, "cancel", [job_id])
         _cancel_rest(connection, [job_id], [job_id])
@@ -158,10 +155,7 @@ def _cancel_waiting(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]
 
 
 def _cancel_rest(connection: redis.Redis, job_ids: Iterable[str], given: Collection[str]) -> list[str]:
-    """Cancel what continues the chains of jobs that can be canceled, unless it is given itself; return the ids.
-
-    The last links come first: a kill in between leaves none that waits for one that was canceled.
-    """
+    """Cancel what continues chains of these jobs, last links first, so that a kill leaves none waiting."""
     later = {job_id: origin for job_id, origin in later_links(connection, job_ids).items() if job_id not in given}
     origins = list({*later.values()})
     going = [each for each, status in zip(origins, statuses(connection, origins), strict=True) if status in GOING]

@@ -70,10 +70,7 @@ def server_url(settings: Settings) -> str:
 
 
 def connect(settings: Settings) -> redis.Redis:
-    """Connect for an interactive command, within about five seconds unless the server is loading its data.
-
-    Raises UnavailableError if the server cannot be reached, and InputError if the URL is invalid.
-    """
+    """Connect for an interactive command in about five seconds; raises UnavailableError, InputError for bad URLs."""
     url = server_url(settings)
     check_url(url)
     # redis-py's default of ten retries takes a minute; commands that can wait, such as `svdq wait`, retry themselves.

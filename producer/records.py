@@ -108,10 +108,7 @@ class SidecarModel(_Open):
 
 
 class Sidecar(_Open):
-    """How a video was made: the JSON beside its files, and, without paths and timings, a comment inside each of them.
-
-    A sidecar is written last, so the files beside it are complete.
-    """
+    """How a video was made: JSON written after its files and, without paths and timings, a comment in each."""
 
     svdq: str
     job_id: str = ""

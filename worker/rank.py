@@ -205,10 +205,7 @@ def _warm_up(stage: Stage, plan: MemoryPlan, process: RankProcess, model: VideoM
 
 
 def num_writers() -> int:
-    """Return how many videos to write at the same time: ffmpeg compresses each on one core, for seconds.
-
-    The last videos of a burst end together, and fast GPUs render a video in less time than a core compresses it.
-    """
+    """Return how many videos to write at once, each on one core: the last ones of a burst end together."""
     return max(2, min(MAX_WRITERS, (os.cpu_count() or 1) // 2))
 
 

@@ -204,10 +204,7 @@ class DiffusersModel(VideoModel):
 
     @torch.inference_mode()
     def warm_up(self, parameters: VideoParameters) -> None:
-        """Run each part, and a step of each component, of this rank once, for compiling and the choice of kernels.
-
-        On a CPU it runs only steps, and those only if they are compiled.
-        """
+        """Run each part of this rank once, for compiling and the choice of kernels; on a CPU only compiled steps."""
         on_cpu = self._device.type == "cpu"
         if on_cpu and self._options.compiled == "off":
             return

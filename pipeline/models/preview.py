@@ -52,10 +52,7 @@ class PreviewModel(VideoModel):
     def encode(
         self, photo: Image.Image | None, parameters: VideoParameters, last_photo: Image.Image | None = None
     ) -> dict[str, Tensor]:
-        """Rearrange photos: return `image_latents` (1 or 2, 192, H/8, W/8) and noise, `latents` (1, F, 192, H/8, W/8).
-
-        Of two photos, the second is the last frame.
-        """
+        """Rearrange photos, of which a second is the last frame, to image and noise latents (…, 192, H/8, W/8)."""
         assert photo is not None
         assert photo.size == (parameters.width, parameters.height)
         generator = torch.Generator("cpu").manual_seed(parameters.seed)

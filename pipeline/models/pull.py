@@ -17,10 +17,7 @@ _TIMEOUT_S = 30.0
 
 
 def pull_model_file(path: Path, variant: Literal["fp16", "full"], announce: Callable[[str], object]) -> None:
-    """Fetch what a model file names on the hub, and nothing of the base that it replaces.
-
-    Raises InputError as `pull`; or a file that it names does not exist here, and UnavailableError as `pull`.
-    """
+    """Fetch what a model file names on the hub, and nothing of the base that it replaces; raises as `pull`."""
     given = read_model_file(path)
     files: dict[str, tuple[str, ...]] = dict.fromkeys(given.weights.values(), WEIGHTS_SUFFIXES)
     files |= dict.fromkeys([lora.file for lora in given.lora], LORA_SUFFIXES)

@@ -41,10 +41,7 @@ class Residency:
 
     @torch.inference_mode(mode=False)
     def hold(self, wanted: Collection[str], *, is_kept: Callable[[str], bool]) -> dict[str, nn.Module | None]:
-        """Bring these components to the device and the others off it.
-
-        A component stays in host memory only if it `is_kept`. Returns those that changed, None for one that is dropped.
-        """
+        """Bring components to the device, others off it; return those that changed, None for a dropped one."""
         changed: dict[str, nn.Module | None] = {}
         for name in self._here - set(wanted):
             self._here.discard(name)

@@ -1,7 +1,4 @@
-"""A model that was found and checked: the one value by which a launcher says to its ranks what to load.
-
-`model_names.resolve` makes it, and `loader.open_model` opens it. Does not import torch.
-"""
+"""A model that was found and checked, by which a launcher says to its ranks what to load. Without torch."""
 
 from pathlib import Path
 from typing import Annotated, Any

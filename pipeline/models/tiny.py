@@ -90,18 +90,12 @@ def _enlarge(weight: torch.Tensor, factor: float) -> None:
 
 
 def write_tiny_model(folder: Path) -> None:
-    """Write a model of Stable Video Diffusion into a folder, less than 15 MB.
-
-    Raises InputError if the folder has other content that svdq has not written, or cannot be written.
-    """
+    """Write a model of SVD of less than 15 MB; raises InputError if the folder has content of others."""
     write_model(folder, embedding_dim=_EMBEDDING_DIM, make_unet=_tiny_unet)
 
 
 def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any]) -> None:
-    """Write a model of Stable Video Diffusion with a UNet of any size, and else as `write_tiny_model`.
-
-    `embedding_dim` is the width of CLIP's projection, the UNet's cross_attention_dim.
-    """
+    """Write a model of SVD with any UNet; `embedding_dim` is its cross_attention_dim, CLIP's projection."""
     _claim(folder, SvdParameters.title)
     be_quiet()
     from diffusers import AutoencoderKLTemporalDecoder, EulerDiscreteScheduler, StableVideoDiffusionPipeline

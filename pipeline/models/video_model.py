@@ -1,7 +1,4 @@
-"""The interface between the pipeline and a model: encode, denoise and decode.
-
-A rank opens a model for its role, and only what that needs is loaded. `family.py` has what is known without torch.
-"""
+"""The interface between the pipeline and a model, of which a rank loads what its role needs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -115,11 +112,7 @@ class VideoModel(ABC):
         """Load one of `sets` in place of the one before; raises InputError if it cannot be loaded."""
 
     def embed(self, parameters: VideoParameters) -> State | None:
-        """Encode the prompts, if it has any; only with `Role.embed`. May be called from any thread.
-
-        Returns:
-            None: the text encoder is not loaded, and has not encoded these texts before.
-        """
+        """Encode the prompts, if any, with `Role.embed`, on any thread; None: no text encoder, and not known."""
         return {}
 
     @abstractmethod

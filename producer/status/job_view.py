@@ -220,18 +220,12 @@ def job_status(settings: Settings, job_id: str) -> JobView:
 
 
 def cancel(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
-    """Cancel jobs, all or none: waiting ones at once, those in flight at their next step; return them.
-
-    Raises InputError if one does not exist or has ended, UnavailableError without Redis.
-    """
+    """Cancel jobs, all or none, and return them; raises InputError if one does not exist or has ended."""
     return _change(settings, job_ids, "cancel", job_control.cancel_many)
 
 
 def retry(settings: Settings, job_ids: str | Iterable[str]) -> list[JobView]:
-    """Queue failed, stopped and canceled jobs again, all or none, with the same ids and seeds; return them.
-
-    Raises InputError if one does not exist or has another status, UnavailableError without Redis.
-    """
+    """Queue failed, stopped and canceled jobs again, all or none, with the same ids and seeds; return them."""
     return _change(settings, job_ids, "retry", job_control.retry_many)
 
 

@@ -1,7 +1,4 @@
-"""A snapshot of queues, workers, groups, ranks and jobs in flight, for `svdq status` and `svdq top`.
-
-It takes a fixed number of round trips, whose cost does not depend on the number of kept jobs.
-"""
+"""A snapshot of queues, workers, groups, ranks and jobs in flight, in a fixed number of round trips."""
 
 import math
 import time

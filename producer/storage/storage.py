@@ -79,10 +79,7 @@ class Storage:
         return key
 
     def has_input(self, key: str, num_bytes: int | None = None) -> bool:
-        """Return whether an undamaged photo exists, and make `svdq prune` keep it for at least a day.
-
-        The hash in the key is verified in a local folder, the size in bytes on every storage.
-        """
+        """Return whether a photo exists, undamaged as far as is quick to see, and keep it for at least a day."""
         with self._access(key):
             try:
                 entry = self._files.entry(key)

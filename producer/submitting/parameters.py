@@ -1,7 +1,4 @@
-"""The parameters that a user requests for a video: reads them from a mapping of names to texts or values.
-
-Their types, limits and defaults are those of the fields of each family's `Job`.
-"""
+"""Reads the parameters of a video from texts or values, by the fields of each family's `Job`."""
 
 import itertools
 import json
@@ -223,10 +220,7 @@ def shorten(value: object) -> str:
 
 
 def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions, ...]:
-    """Return all combinations of values such as `motion_bucket_id=60,127,180`; the last parameter changes fastest.
-
-    Raises InputError if a sweep cannot be parsed, or a parameter has values twice.
-    """
+    """Return all combinations of values such as `motion_bucket_id=60,127,180`; the last one changes fastest."""
     columns: list[list[dict[str, Any]]] = []
     taken = set(options.given())
     for text in sweeps:

@@ -1,7 +1,4 @@
-"""Photos and the videos to make of them: found photos, or rows of a list in csv or JSON lines.
-
-Missing and empty fields of a row take the defaults of the whole list, or of a video.
-"""
+"""Photos and the videos to make of them: found photos, or rows of a list in csv or JSON lines."""
 
 import csv
 import io
@@ -52,10 +49,7 @@ class Request:
 
 
 def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> list[Request]:
-    """Ask for the same videos of each photo; those of subfolders go to folders of the same names.
-
-    `last` is the photo of the last frame, of those that have none of their own.
-    """
+    """Ask for the same videos of each photo, in folders like its own; `last` is for photos without a last frame."""
 
     @cache
     def spec_of(below: str, *, has_last: bool) -> JobSpec:

@@ -1,7 +1,4 @@
-"""Checks submitted photos before anything is stored, and finds sizes of videos for their shapes.
-
-Orientation, cropping and resizing happen when the video is made; photos are stored as they are, byte for byte.
-"""
+"""Checks submitted photos, which are stored byte for byte, and finds sizes of videos for their shapes."""
 
 import contextlib
 import hashlib
@@ -87,10 +84,7 @@ def check_photos(
 
 
 def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
-    """Decode the first frame of an uploaded or dropped photo; `path` is for its name and messages.
-
-    Raises InputError if it is no photo, is damaged, has too many pixels, or would take too much memory.
-    """
+    """Decode the first frame of an upload; raises InputError if it cannot be used; `path` is for messages."""
     with pillow_without_limits():
         return _decode(data, path, max_pixels, MAX_DECODED_BYTES)
 

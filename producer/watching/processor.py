@@ -1,7 +1,4 @@
-"""Processes one file that has stopped growing: submits or rejects it, then keeps, moves or deletes it.
-
-After a kill between two steps the file is processed again, and submitting the same photo finds the existing job.
-"""
+"""Processes one file that has stopped growing, once more after a kill: submits or rejects it, then moves it."""
 
 import contextlib
 import math

@@ -205,10 +205,7 @@ class ProgressMonitor(Monitor):
                 self._lost = note[0].job
 
     def _execute(self, pipeline: Pipeline) -> list[Any]:
-        """Send the commands and the collected log lines, which are kept if that raises redis.RedisError.
-
-        Commands that the server refuses have an error as their answer.
-        """
+        """Send the commands, and the log lines, which stay if redis.RedisError is raised; answers may be errors."""
         lines = self._log.take()
         for job_id, entries in lines.items():
             append_log(pipeline, job_id, entries)

@@ -1,7 +1,4 @@
-"""Serves metrics to Prometheus from a thread of the launcher: the queues, and its own groups and ranks.
-
-All are read from Redis at each scrape; while it is unavailable, the launcher reports its processes.
-"""
+"""Serves metrics to Prometheus from a thread of the launcher: queues, and its own groups, also without Redis."""
 
 import contextlib
 import logging

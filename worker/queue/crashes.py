@@ -134,10 +134,7 @@ class CrashMarker:
 
 
 def read_suspects(folder: Path, restart_count: int) -> tuple[CrashSuspect, ...]:
-    """Return the jobs that ranks worked on when they died, each once, in its first phase; delete their files.
-
-    Files of `restart_count` are those of the present processes, and stay.
-    """
+    """Return jobs on which ranks died, each in its first phase; delete the files but those of `restart_count`."""
     suspects: dict[str, CrashSuspect] = {}
     for path in sorted(folder.glob("restart*.rank*")):
         if path.name.startswith(f"restart{restart_count}."):

@@ -103,10 +103,7 @@ class GroupWorker(RqWorker):
         return due, later
 
     def promote_due(self) -> bool:
-        """Queue some of the due jobs, the earliest first and then by age; return whether more are due.
-
-        Jobs that another group queues meanwhile, or that are canceled, are skipped.
-        """
+        """Queue some due jobs, earliest first, that nobody else has; return whether more are due."""
         now_s = scripts.server_time(self.connection)
         if not self._due:
             self._due.extend((queue, job_id) for queue in self.queues for job_id in self._list_due(queue, now_s))

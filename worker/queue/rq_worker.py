@@ -134,10 +134,7 @@ class RqWorker(BaseWorker):
         self.register_death()
 
     def maintain(self) -> None:
-        """Remove expired entries from RQ's registries of ended jobs and of workers, by the clock of Redis.
-
-        RQ's own clean-up uses the clock of this host, and spends retries of abandoned jobs.
-        """
+        """Remove expired entries from RQ's registries by the clock of Redis; RQ's own uses this host's and spends retries."""
         now_s = int(scripts.server_time(self.connection))
         for queue in self.queues:
             try:

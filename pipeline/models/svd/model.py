@@ -92,10 +92,7 @@ class SvdModel(DiffusersModel):
     def _encode(
         self, photo: PIL.Image.Image, parameters: VideoParameters, _last_photo: PIL.Image.Image | None
     ) -> dict[str, Tensor]:
-        """Return `image_embedding` (1, 1, E), `image_latents` (1, 4, H/8, W/8) and `latents` (1, F, 4, H/8, W/8).
-
-        They lack the zeros that guidance adds: the denoiser makes those.
-        """
+        """Return `image_embedding`, `image_latents` and `latents`, without the zeros that guidance adds."""
         from diffusers.utils.torch_utils import randn_tensor
 
         assert isinstance(parameters, SvdParameters)
