@@ -134,7 +134,7 @@ class RqWorker(BaseWorker):
         self.register_death()
 
     def maintain(self) -> None:
-        """Remove expired entries from RQ's registries by the clock of Redis; RQ's own uses this host's and spends retries."""
+        """Remove expired entries from RQ's registries by Redis' clock, which RQ itself does not; spends no retries."""
         now_s = int(scripts.server_time(self.connection))
         for queue in self.queues:
             try:
