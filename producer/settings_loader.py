@@ -20,7 +20,7 @@ from svdq.producer.settings import ENV_PREFIX, SECRETS, Settings, absolute, defa
 
 FILE_NAME = "svdq.toml"
 MAX_FILE_BYTES = 1 << 16
-#: Keys of the same file that are no settings: what `svdq watch` makes of the photos in the file's folder.
+#: Keys of the same file that are no settings, but for the photos in its folder with `svdq watch`.
 PHOTO_KEYS = (*PARAMETER_KEYS, "priority")
 
 

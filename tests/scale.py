@@ -1,4 +1,4 @@
-"""What many jobs cost: bytes of Redis for each job, and the time of the commands that look at all of them.
+"""Measures what many jobs cost: bytes of Redis for each, and the time of the commands that look at all of them.
 
     python -m tests.scale                      1,000,000 queued and 1,000,000 finished jobs: 8 GB, about 10 minutes
     python -m tests.scale --jobs 10000

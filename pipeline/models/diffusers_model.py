@@ -1,4 +1,4 @@
-"""What the models of all families have in common: a diffusers folder whose components are opened for a role."""
+"""The base of all families' models: a diffusers folder whose components are opened for a role."""
 
 import logging
 import threading

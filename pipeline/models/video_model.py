@@ -26,7 +26,7 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """What a rank does, and so which components of a model it loads."""
+    """The work of a rank, and so the components of a model that it loads."""
 
     embed: bool = False  # whether it encodes prompts: rank 0
     encode: bool = False  # whether it has the encoders of photos: rank 0, and every other one that has room for them

@@ -53,7 +53,7 @@ class _Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What a video of a round waits for."""
+    """The videos and loads before a video of a round."""
 
     #: The set that it needs next, and the number of videos before it there.
     components: str

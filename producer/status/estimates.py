@@ -201,7 +201,7 @@ def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
 
 
 class _Shape(NamedTuple):
-    """What the costs of a video depend on; a size is None where the job leaves it open."""
+    """The properties that decide the costs of a video; None where the job leaves a size open."""
 
     frames: float | None
     width: float | None

@@ -124,7 +124,7 @@ class RankStatus(Record):
 
     @property
     def loading_text(self) -> str:
-        """What it loads, such as "loading transformer_2, about 6 s"."""
+        """The set that it loads, such as "loading transformer_2, about 6 s"."""
         if self.loading_s is None:
             return f"loading {self.loading}"
         return f"loading {self.loading}, about {self.loading_s:{'.0f' if self.loading_s >= 1 else '.1g'}} s"

@@ -11,7 +11,7 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def complete(svdq: Cli, words: str, **environment: str) -> list[str]:
-    """What bash is offered for the last word: lines of `type,value`."""
+    """The offers to bash for the last word: lines of `type,value`."""
     index = len(words.split(" ")) - 1
     done = svdq(_SVDQ_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(index), **environment)
     assert done.stderr == ""

@@ -22,7 +22,7 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def findings(done: "subprocess.CompletedProcess[str]") -> dict[str, dict[str, str]]:
-    """What was found, by subject."""
+    """The findings by subject."""
     assert done.stderr == ""
     return {finding["subject"]: finding for finding in map(json.loads, done.stdout.splitlines())}
 

@@ -33,7 +33,7 @@ NASTY = "a&b <img src=x onerror=alert(1)> \"q\" 'q' #1 50% ?x=1 </script> ü"
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page."""
+    """A page as a browser reads it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

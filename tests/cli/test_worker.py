@@ -1,4 +1,4 @@
-"""What `svdq worker` refuses before any rank starts, and what a machine with the base install alone is told."""
+"""`svdq worker` refuses mistakes before any rank starts, also on a machine with the base install alone."""
 
 import subprocess
 import sys

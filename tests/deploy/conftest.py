@@ -51,7 +51,7 @@ class Unit:
         return value
 
     def environment(self) -> dict[str, str]:
-        """What its processes find in their environment: nothing of ours but what every program needs."""
+        """The environment of its processes: nothing of ours but the variables that every program needs."""
         found = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         found["INVOCATION_ID"] = self._invocation
         for value in self.all("EnvironmentFile"):
@@ -123,7 +123,7 @@ class Unit:
         return found
 
     def said(self) -> str:
-        """What its journal has."""
+        """The text of its journal."""
         return self._log.read_text()
 
     def _popen(self, command: list[str], more: dict[str, str]) -> None:

@@ -119,7 +119,7 @@ def test_the_images_get_all_that_is_installed_and_nothing_else() -> None:
 
 @pytest.mark.long
 def test_the_steps_of_the_producer_image(tmp_path: Path, photo: Path) -> None:
-    """What the Dockerfile runs to install, with other paths; then svdq as in the image: without torch."""
+    """The commands of the Dockerfile, with other paths; then svdq as in the image: without torch."""
     source, target, home = tmp_path / "src", tmp_path / "svdq", tmp_path / "home"
     for name in (rule[1:] for rule in (ROOT / ".dockerignore").read_text().splitlines() if rule.startswith("!")):
         if (ROOT / name).is_dir():

@@ -77,7 +77,7 @@ class SimulatedReference:
 
 
 class RecordedReference:
-    """What another, undisturbed campaign has made of the same seeds."""
+    """The frames of an undisturbed campaign with the same seeds."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[int, Format], np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""What must not be left when all jobs have ended and all workers are gone: files, processes, keys in Redis."""
+"""Files, processes and keys in Redis that are left though all jobs have ended and all workers are gone."""
 
 import contextlib
 import os

@@ -51,7 +51,7 @@ class Outcome:
         return (self.campaign, *map(str, (self.num_jobs, self.num_faults, *counts)), recovery)
 
     def troubles(self) -> list[str]:
-        """What is wrong, each with its kind."""
+        """The broken promises, each with its kind."""
         kinds = ("lost", "duplicated", "wrong", "leftovers", "broken")
         return [f"{self.campaign}: {kind}: {sentence}" for kind in kinds for sentence in getattr(self, kind)]
 

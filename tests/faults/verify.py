@@ -22,7 +22,7 @@ PLACE_OF = {"finished": "finished", "failed": "failed", "stopped": "failed", "ca
 
 @dataclass
 class Verdict:
-    """What is wrong, a sentence for each; nothing when all promises were kept."""
+    """The promises that were broken, in a sentence each."""
 
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)

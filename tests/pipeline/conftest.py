@@ -1,4 +1,4 @@
-"""What the pipeline's tests share: one torch thread, the demo photo."""
+"""Fixtures of the pipeline's tests: one torch thread, the demo photo."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What may be printed of foreign text."""
+"""Foreign text is printed without its control characters."""
 
 import unicodedata
 

@@ -107,7 +107,7 @@ class House:
         return np.stack([np.asarray(Image.open(path)) for path in sorted(Path(found.outputs[0]).glob("*.png"))])
 
     def sidecars(self, job_id: str = "") -> list[dict[str, Any]]:
-        """What stands beside the videos of a job, or of all jobs."""
+        """The JSON files beside the videos of a job, or of all jobs."""
         outputs = Path(self.settings.storage) / "outputs"
         return [json.loads(path.read_text()) for path in outputs.glob(f"*{job_id}.json")]
 

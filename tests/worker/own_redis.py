@@ -38,7 +38,7 @@ class OwnRedis:
         self.start()
 
     def said(self) -> str:
-        """What it has said, before it had read its options and after."""
+        """Its output, before it had read its options and after."""
         return "".join(path.read_text() for path in (self._early, self._log) if path.exists())
 
     def start(self) -> None:

@@ -36,7 +36,7 @@ def statuses(connection: redis.Redis) -> dict[str, str]:
 
 
 def rest(worker: GroupWorker) -> list[str]:
-    """What is taken off the queues when everything that is there is taken."""
+    """Take all jobs off the queues, and return them."""
     taken = []
     while (active := worker.pop()) is not None:
         taken.append(active.rq_job.id)
@@ -218,7 +218,7 @@ def test_an_unreadable_dependent_keeps_no_job_from_ending(
 def test_a_job_of_the_users_own_queue_follows_a_video(
     settings: Settings, connection: redis.Redis, worker: GroupWorker
 ) -> None:
-    """What docs/rq.md recommends in place of callbacks, run by RQ's own worker."""
+    """The job that docs/rq.md recommends in place of callbacks, run by RQ's own worker."""
     put(connection, "video")
     put(connection, "broken")
     studio = SvdqQueue("studio", connection=connection)

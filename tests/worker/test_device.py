@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 class Gpus:
-    """What torch.cuda says on a machine with two GPUs."""
+    """torch.cuda of a machine with two GPUs."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.failure = failure

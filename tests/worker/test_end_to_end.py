@@ -53,7 +53,7 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def check_quiet(text: str) -> None:
-    """What a user reads are sentences of ours, and nothing else."""
+    """Users read sentences of ours, and nothing else."""
     others = [line for line in text.splitlines() if not line.startswith(("[rank 0] ", "Starting "))]
     assert not [line for line in others if "] Loaded " not in line], text
     assert not [word for word in NOISE if word in text], text

@@ -1,4 +1,4 @@
-"""What a worker writes about videos of different families."""
+"""The records that a worker writes about videos of different families."""
 
 import pytest
 

@@ -134,7 +134,7 @@ def let_it_go_round(house, until) -> None:
 
 
 def test_only_as_many_jobs_are_taken_as_the_stage_wants(house, open_intake: Open, until) -> None:
-    """What is taken too early cannot be overtaken by an urgent job, nor rendered by another group."""
+    """A job that is taken too early cannot be overtaken by an urgent one, nor rendered by another group."""
     job_ids = [house.submit() for _ in range(6)]
     intake = open_intake()
     for number in (1, 2, 3):
@@ -421,7 +421,7 @@ def test_a_job_without_progress_goes_on_from_its_checkpoint(house, open_intake: 
 
 
 def test_a_job_that_another_group_had_in_between_goes_on_from_its_checkpoint(house, open_intake: Open, until) -> None:
-    """What was prepared in advance before that group took it was still used: the video began anew."""
+    """The state that was read before the other group took the job was still used: the video began anew."""
     first, second = house.submit(), house.submit()
 
     def let_it_look_ahead() -> None:

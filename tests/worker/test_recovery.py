@@ -1,4 +1,4 @@
-"""What dead groups had is taken back: real kills of real processes, on this host and as another host sees it."""
+"""Jobs of dead groups are taken back: real kills of real processes, on this host and as another host sees it."""
 
 import itertools
 import json

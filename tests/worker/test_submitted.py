@@ -1,4 +1,4 @@
-"""What `svdq submit` asks for besides parameters, as a real group of ranks does it: folders, names, times, orders."""
+"""A group of ranks follows the folders, names, times and orders of `svdq submit`."""
 
 import json
 from pathlib import Path

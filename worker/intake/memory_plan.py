@@ -21,7 +21,7 @@ _Parameters = TypeVar("_Parameters", bound=VideoParameters)  # those of a video,
 
 
 class RankInfo(BaseModel):
-    """What each rank reports to rank 0 when the ranks connect: mostly its memory."""
+    """The report of each rank to rank 0 when the ranks connect: mostly its memory."""
 
     model_config = ConfigDict(frozen=True)
 

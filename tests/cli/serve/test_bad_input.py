@@ -1,4 +1,4 @@
-"""What clients may not send: a clear error each, and nothing is left behind."""
+"""Requests that are refused have a clear error each, and leave nothing behind."""
 
 import io
 import socket

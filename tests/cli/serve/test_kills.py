@@ -59,7 +59,7 @@ class Uploads:
 
 
 def check_complete(server: Server, data: list[bytes], accepted: dict[int, str], settings: Settings) -> None:
-    """What was accepted is there; all of it again adds what was not, and nothing else."""
+    """Accepted uploads are there; all uploads again add the others, and nothing else."""
     for number, video_id in accepted.items():
         assert server.get(f"/v1/videos/{video_id}").json["svdq"]["parameters"]["frames"] == number + 1
     again = Uploads(server, data)

@@ -34,7 +34,7 @@ def test_reports_carry_what_a_job_needs() -> None:
 
 
 def test_reports_carry_the_memory_that_was_measured_in_this_life() -> None:
-    """What was measured in another one may have been on another kind of GPU."""
+    """Another life may have measured on another kind of GPU."""
     model = CountingModel()
     model.taken = {"encode": 5, "step": 30}
     asked = request(1)

@@ -31,7 +31,7 @@ def photo(photo_bytes):
 
 @pytest.fixture(scope="module")
 def tensors(tiny_model, photo):
-    """What rank 0 sends on for two photos and two seeds."""
+    """The tensors that rank 0 sends on for two photos and two seeds."""
     model = SvdModel(resolve(str(tiny_model)), Role(encode=True, components=frozenset()), CPU, torch.float32)
     photos = [photo, photo.rotate(90)]
     return [model.encode(each, PARAMETERS.model_copy(update={"seed": n})) for n, each in enumerate(photos)]
@@ -137,7 +137,7 @@ def test_frames_do_not_depend_on_the_ranks_with_int8_weights(tiny_model, photo) 
 
 @pytest.fixture
 def compiled_graphs(monkeypatch):
-    """What was compiled; by a compiler that leaves each graph as it is."""
+    """The compiled graphs; the compiler leaves each as it is."""
     graphs = []
 
     def backend(graph, example_inputs):

@@ -1,4 +1,4 @@
-"""What videos are estimated to take, and the chunk sizes that ran out of memory."""
+"""The memory that videos are estimated to take, and the chunk sizes that ran out of it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a rank needs in each phase, of the published models: without a file, and with what diffusers would load."""
+"""The memory that ranks need in each phase of the published models, without their files and with diffusers' modules."""
 
 from dataclasses import replace
 from typing import Any

@@ -46,13 +46,13 @@ class Both:
         self.theirs.set_progress_bar_config(disable=True)
 
     def call(self, values: SvdParameters, output_type: str, decode_chunk_size: int | None = None):
-        """What diffusers makes, called as its users do."""
+        """The frames of diffusers, called as its users do."""
         return call_diffusers(
             self.theirs, self.photo, values, decode_chunk_size=decode_chunk_size, output_type=output_type
         )
 
     def render(self, values: SvdParameters):
-        """What we make: the tensors with final latents. Every other step is done by another rank's denoiser."""
+        """The tensors with our final latents. Every other step is done by another rank's denoiser."""
         tensors = self.ours.encode(self.photo, values)
         denoisers = [self.ours.denoiser(tensors, values) for _ in range(2)]
         for index in range(values.steps):

@@ -47,7 +47,7 @@ def ranks(open_parts):
 
 @pytest.fixture(scope="module")
 def reference(tiny_model):
-    """What diffusers itself makes of a photo, called with the arguments that users give."""
+    """The frames that diffusers itself makes of a photo with the arguments that users give."""
     from diffusers import StableVideoDiffusionPipeline
 
     pipeline = StableVideoDiffusionPipeline.from_pretrained(tiny_model)

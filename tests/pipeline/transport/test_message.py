@@ -1,4 +1,4 @@
-"""What travels is JSON and bytes, and comes back as it went."""
+"""Messages are JSON and bytes, and arrive as they were sent."""
 
 import json
 import socket

@@ -24,7 +24,7 @@ def all_ranks(num_ranks: int, start: Callable[[int], Any]) -> list[Any]:
 
 
 def check(links: list[Links]) -> None:
-    """What a rank says to the one after it arrives there, and rank 0 knows what all have told."""
+    """The message of a rank arrives at the one after it, and the reports of all at rank 0."""
     assert links[0].rank_info == tuple(f"rank_info {rank}" for rank in range(len(links)))
     for rank, link in enumerate(links):
         assert link.outgoing is not None

@@ -1,4 +1,4 @@
-"""What people have decided about videos."""
+"""The decisions of people about videos."""
 
 import redis
 

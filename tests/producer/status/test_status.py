@@ -143,7 +143,7 @@ def num_commands(connection: redis.Redis, look: Callable[[], object]) -> tuple[i
 
 
 def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> None:
-    """What is kept for days costs nothing: as many commands as before, and none that walks over it."""
+    """Kept jobs cost nothing: as many commands as before, and none that walks over them."""
     job = add(connection, 2**60)
     finish(job, {"outputs": ["/x.mp4"]})
     names = (

@@ -295,7 +295,7 @@ def test_a_sweep_removes_nothing_where_svdq_has_never_written(tmp_path: Path) ->
 
 
 def test_a_machine_of_the_same_name_is_another_machine(tmp_path: Path) -> None:
-    """What a process here made is not that of a process with the same number, on a machine with the same name."""
+    """Files of a process here are not those of one with the same number, on a machine with the same name."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     machine, rest = temporary_name().split("@")

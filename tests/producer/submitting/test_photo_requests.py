@@ -41,7 +41,7 @@ def read(tmp_path: Path, name: str, text: str | bytes) -> list[Request]:
 
 
 def reasons(tmp_path: Path, name: str, text: str) -> list[str]:
-    """What is said of each bad row, without the name of the file."""
+    """The reason for each bad row, without the name of the file."""
     said = [str(request) for request in rows(tmp_path, name, text) if isinstance(request, InputError)]
     assert all(reason.startswith(f"{name}, ") and "\n" not in reason for reason in said)
     return [reason.removeprefix(f"{name}, ") for reason in said]

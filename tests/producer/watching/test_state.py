@@ -1,4 +1,4 @@
-"""What a watcher remembers, and that only one process has it open."""
+"""The memory of a watcher, which only one process has open."""
 
 import os
 from pathlib import Path
