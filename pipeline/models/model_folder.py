@@ -199,8 +199,8 @@ def _problems_of_weights(folder: Path, component: str, name: str, precisions: Se
         yield f"The {component} of the model {name} has {found}, and svdq reads .safetensors; {again}."
     elif not kinds:
         yield (
-            f"The {component} of the model {name} has half precision weights only, which suffice for GPUs; to render on "
-            "a CPU, fetch the full ones, too (`svdq model pull` with `--variant full`)."
+            f"The {component} of the model {name} has half precision weights only, which suffice for GPUs; to render "
+            "on a CPU, fetch the full ones, too (`svdq model pull` with `--variant full`)."
         )
     files = {each for each in weight_files(names) if is_half(each) in kinds}
     for index in [each for each in files if each.endswith(".json")]:
