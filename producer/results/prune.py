@@ -17,6 +17,7 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control, keys
+from svdq.producer.chains import link_before
 from svdq.producer.job import INPUT_KEY, Job
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import ENDED, database_id, fetch, fetch_many, is_ours, no_such_job, read_job, statuses
@@ -177,7 +178,10 @@ def _images_in(data: bytes) -> set[str]:
 
 
 def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[set[str], set[str]]:
-    """Return the ids of unfinished and unreadable jobs, and the keys of the photos of all, which may be retried."""
+    """Return the ids of unfinished and unreadable jobs, and the keys of the photos of all, which may be retried.
+
+    A job counts as unfinished while another one may continue its chain, which begins with its file.
+    """
     unfinished: set[str] = set()
     images: set[str] = set()
     for found in read_many(connection, scan_ids(connection)):
@@ -186,8 +190,11 @@ def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[
             unfinished.add(found.job_id)
         elif found is not None:
             images.update(_images_in(found.data))
-            if found.get_status(refresh=False).value not in ENDED:
+            status = found.get_status(refresh=False)
+            if status.value not in ENDED:
                 unfinished.add(found.id)
+            if status is not JobStatus.FINISHED and (before := link_before(found)):
+                unfinished.add(before)
     return unfinished, images
 
 

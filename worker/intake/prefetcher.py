@@ -164,7 +164,7 @@ class Prefetcher:
             if before and not self._storage.exists(job.sidecar_key(before)):
                 raise SvdqError(
                     f"It continues the video of job {before}, which failed, was stopped or was removed; `svdq retry` "
-                    "that job, and this one follows."
+                    "that job, or submit the chain again."
                 )
             return self._storage.read_input(key)
         except UnavailableError as error:

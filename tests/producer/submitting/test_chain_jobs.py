@@ -1,5 +1,7 @@
 """Chains as they are submitted, canceled and retried; `tests/worker/test_chains.py` renders them."""
 
+import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,11 @@ from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.job import last_frame_key
 from svdq.producer.queue import fetch, read_job, statuses
+from svdq.producer.records import Sidecar
+from svdq.producer.results.prune import find_removals
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
+from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import Request
@@ -161,3 +166,39 @@ def test_a_job_that_has_ended_ends_no_link(connection: redis.Redis, settings: Se
     ((_, outcome),) = job_control.cancel_many(connection, [first])
     assert isinstance(outcome, InputError)
     assert statuses(connection, [second]) == ["deferred"]
+
+
+def test_the_last_frame_of_a_link_is_kept_while_a_job_begins_with_it(
+    connection: redis.Redis, settings: Settings, photo: Path
+) -> None:
+    first, second = ids_of(submit(settings, photo, "B"))
+    storage = Storage(settings.storage)
+    for job_id in (first, second):
+        storage.write_bytes(last_frame_key(job_id), b"a frame")
+        os.utime(Path(settings.storage, last_frame_key(job_id)), (0, 0))
+    found = find_removals(connection, storage, Storage(str(settings.home)), timedelta(days=1), datetime.now(UTC))
+    assert [removal.keys for removal in found] == [(last_frame_key(second),)]
+
+
+def test_the_video_of_a_link_is_kept_while_another_may_continue_it(
+    connection: redis.Redis, settings: Settings, photo: Path
+) -> None:
+    first, second = ids_of(submit(settings, photo, "B"))
+    connection.hset(f"rq:job:{first}", "status", "finished")
+    storage = Storage(settings.storage)
+    job = read_job(fetch(connection, first))
+    stem = job.output_stem(first)
+    sidecar = Sidecar(svdq="1", job_id=first, job=job.model_dump(mode="json"), outputs=(f"{stem}.mp4",))
+    storage.write_text(f"{stem}.json", sidecar.text)
+    storage.write_bytes(f"{stem}.mp4", b"a video")
+
+    def removed() -> list[str]:
+        later = datetime.now(UTC) + timedelta(days=9)
+        found = find_removals(connection, storage, Storage(str(settings.home)), timedelta(days=1), later)
+        return [removal.job_id for removal in found if removal.kind == "video"]
+
+    assert removed() == []
+    connection.hset(f"rq:job:{second}", "status", "failed")
+    assert removed() == []
+    connection.hset(f"rq:job:{second}", "status", "finished")
+    assert removed() == [first]
