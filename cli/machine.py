@@ -8,6 +8,10 @@ import click
 from svdq.cli.formatting import echo, echo_json, table, words
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import json_option, storage_options
+from svdq.producer.embedded_redis import ensure_server, running_url, stop_server
+from svdq.producer.settings import ENV_PREFIX, without_secrets
+from svdq.producer.settings_loader import load_settings, origins
+from svdq.worker.doctor import check_machine, check_model, check_packages, check_redis, check_storage
 
 
 @click.group()
@@ -21,18 +25,12 @@ def redis() -> None:
 @redis.command()
 def start() -> None:
     """Start the server of this home unless it runs, and print its URL."""
-    from svdq.producer.embedded_redis import ensure_server
-    from svdq.producer.settings_loader import load_settings
-
     echo(ensure_server(load_settings().home))
 
 
 @redis.command()
 def stop() -> None:
     """Stop the server of this home; it keeps queued jobs."""
-    from svdq.producer.embedded_redis import stop_server
-    from svdq.producer.settings_loader import load_settings
-
     echo("Stopped; queued jobs are kept." if stop_server(load_settings().home) else "The server was not running.")
 
 
@@ -48,9 +46,6 @@ def url() -> int:
       redis-cli -u $(svdq redis url) info memory
       rq info --queue-class svdq.producer.queue.SvdqQueue -u $(svdq redis url)
     """
-    from svdq.producer.embedded_redis import running_url
-    from svdq.producer.settings_loader import load_settings
-
     found = running_url(load_settings().home)
     echo(found or "The server is not running; start it with `svdq redis start`.", err=not found)
     return 0 if found else 1
@@ -72,9 +67,6 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
       svdq doctor --quick || systemctl restart redis
       svdq doctor --json | jq 'select(.level != "ok")'
     """
-    from svdq.producer.settings_loader import load_settings
-    from svdq.worker.doctor import check_machine, check_model, check_packages, check_redis, check_storage
-
     settings = load_settings(model=model, storage=storage, redis_url=redis_url)
     findings = itertools.chain(check_redis(settings), check_storage(settings))
     if not quick:
@@ -103,9 +95,6 @@ def config(as_json: bool, **flags: str | None) -> None:
       svdq config --json
       SVDQ_MODEL=/models/svd-xt svdq config
     """
-    from svdq.producer.settings import ENV_PREFIX, without_secrets
-    from svdq.producer.settings_loader import load_settings, origins
-
     values = load_settings(**flags).model_dump(mode="json")
     for name in ("redis_url", "storage"):
         if values[name] is not None:

@@ -8,6 +8,16 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import GivenPath
+from svdq.pipeline.errors import InputError, require_torch
+from svdq.pipeline.models.families import family_named
+from svdq.pipeline.models.family import imported
+from svdq.pipeline.models.memory import size_text
+from svdq.pipeline.models.model_file import is_model_file
+from svdq.pipeline.models.model_folder import DTYPES
+from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.pull import pull as fetch
+from svdq.pipeline.models.pull import pull_model_file
+from svdq.worker.launcher.gpus import visible_gpus
 
 
 @click.group()
@@ -34,11 +44,6 @@ def pull(name: str, variant: Literal["fp16", "full"] | None) -> None:
       svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers --variant full
       svdq model pull deploy/models/wan2.2-4step.toml
     """
-    from svdq.pipeline.models.model_file import is_model_file
-    from svdq.pipeline.models.pull import pull as fetch
-    from svdq.pipeline.models.pull import pull_model_file
-    from svdq.worker.launcher.gpus import visible_gpus
-
     wanted = variant or ("fp16" if visible_gpus() else "full")
     if is_model_file(name):
         pull_model_file(Path(name), wanted, echo)
@@ -56,11 +61,6 @@ def check_command(name: str) -> None:
     Examples:
       svdq model check deploy/models/wan2.2-4step.toml
     """
-    from svdq.pipeline.errors import InputError, require_torch
-    from svdq.pipeline.models.families import family_named
-    from svdq.pipeline.models.model_file import is_model_file
-    from svdq.pipeline.models.model_names import resolve
-
     if not is_model_file(name):
         raise InputError(f"{name!r} is no model file (.toml); `svdq doctor --model {name}` checks any other model.")
     require_torch("the check of a model file")
@@ -88,12 +88,7 @@ def tiny(folder: Path, family: str) -> None:
     Examples:
       svdq model tiny --family wan /tmp/tiny-wan
     """
-    from svdq.pipeline.errors import require_torch
-
     require_torch("the untrained model")
-    from svdq.pipeline.models.families import family_named
-    from svdq.pipeline.models.family import imported
-
     imported(family_named(family).tiny)(folder)
     echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={shlex.quote(str(folder))}")
 
@@ -113,16 +108,11 @@ def convert_command(source: str, folder: Path, dtype: str) -> None:
     Examples:
       svdq model convert Wan-AI/Wan2.2-I2V-A14B-Diffusers /models/wan-bf16 --dtype bf16
     """
-    from svdq.pipeline.errors import require_torch
-    from svdq.pipeline.models.memory import size_text
-    from svdq.pipeline.models.model_names import resolve
-
     require_torch("conversion")
     model = resolve(source)
     import torch
 
     from svdq.pipeline.models.convert import convert
-    from svdq.pipeline.models.model_folder import DTYPES
 
     total = convert(
         model,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.filesize import decimal
@@ -25,13 +24,17 @@ from svdq.cli.option_types import (
     with_settings,
 )
 from svdq.pipeline.errors import InputError
-from svdq.producer.text import count
-
-if TYPE_CHECKING:
-    from svdq.producer.records import Sidecar
-    from svdq.producer.results.prune import Removal
-    from svdq.producer.settings import Settings
-    from svdq.producer.status.selection import Selection
+from svdq.producer.queue import session
+from svdq.producer.records import Sidecar
+from svdq.producer.results.fetch import fetch_all, results_of
+from svdq.producer.results.finished_videos import OUTPUTS, find_results, read_provenance
+from svdq.producer.results.gallery import write_gallery
+from svdq.producer.results.prune import Removal, find_removals, remove_all
+from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
+from svdq.producer.settings import Settings
+from svdq.producer.status.selection import Selection, list_jobs
+from svdq.producer.storage.storage import Storage
+from svdq.producer.text import count, parse_duration
 
 warn = partial(echo, err=True)
 
@@ -41,7 +44,7 @@ warn = partial(echo, err=True)
 @click.option("--until", metavar="TIME", callback=past_time, help="End, in the same formats [default: now].")
 @json_option()
 @with_settings
-def report(settings: "Settings", since: datetime, until: datetime | None, as_json: bool) -> None:
+def report(settings: Settings, since: datetime, until: datetime | None, as_json: bool) -> None:
     """Summarize a period: finished videos, pace, failures with their reasons, and what is left.
 
     The figures come from Redis and from the JSON beside the videos, which outlives the jobs in Redis.
@@ -51,10 +54,6 @@ def report(settings: "Settings", since: datetime, until: datetime | None, as_jso
       svdq report --since 22:00
       svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00 --json
     """
-    from svdq.producer.queue import session
-    from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
-    from svdq.producer.storage.storage import Storage
-
     until = until or datetime.now().astimezone()
     if until <= since:
         raise InputError(
@@ -78,7 +77,7 @@ def report(settings: "Settings", since: datetime, until: datetime | None, as_jso
 @since_option("Only jobs that ended")
 @click.option("--limit", type=click.IntRange(min=1), help="Largest number of videos; the newest are kept.")
 @with_settings
-def gallery(settings: "Settings", folder: Path | None, page: Path, since: datetime | None, limit: int | None) -> None:
+def gallery(settings: Settings, folder: Path | None, page: Path, since: datetime | None, limit: int | None) -> None:
     """Write an HTML page of the finished videos and of failed jobs with their reasons.
 
     The page opens from disk. Each video shows its first frame, and plays under the pointer or with keyboard focus. With
@@ -89,12 +88,6 @@ def gallery(settings: "Settings", folder: Path | None, page: Path, since: dateti
       svdq gallery -o night.html --since 22:00
       svdq fetch --all --output videos && svdq gallery videos -o videos/index.html
     """
-    from svdq.producer.queue import session
-    from svdq.producer.results.finished_videos import OUTPUTS, find_results
-    from svdq.producer.results.gallery import write_gallery
-    from svdq.producer.status.selection import list_jobs
-    from svdq.producer.storage.storage import Storage
-
     failures = []
     if folder is not None:
         folder = Path(os.path.abspath(folder))  # without `..`, which is no key of a storage
@@ -118,7 +111,7 @@ def gallery(settings: "Settings", folder: Path | None, page: Path, since: dateti
 @verbose_option("videos")
 @json_option("video")
 @with_settings
-def fetch(settings: "Settings", selection: "Selection", folder: Path, verbose: bool, as_json: bool) -> None:
+def fetch(settings: Settings, selection: Selection, folder: Path, verbose: bool, as_json: bool) -> None:
     """Copy finished videos, and the JSON beside them, from the storage into a folder.
 
     Existing files are not copied again, so the same command can run every morning. A file gets its name only when it
@@ -130,10 +123,6 @@ def fetch(settings: "Settings", selection: "Selection", folder: Path, verbose: b
       svdq fetch --since 22:00 --output videos
       svdq fetch --all --output videos --storage s3://bucket/prefix
     """
-    from svdq.producer.results.fetch import fetch_all, results_of
-    from svdq.producer.results.finished_videos import find_results
-    from svdq.producer.storage.storage import Storage
-
     selection = selection.among(("finished",))
     place = Storage(settings.storage)
     if selection.job_ids:
@@ -164,7 +153,7 @@ def fetch(settings: "Settings", selection: "Selection", folder: Path, verbose: b
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @with_settings
-def prune(settings: "Settings", older_than: str, dry_run: bool, yes: bool) -> None:
+def prune(settings: Settings, older_than: str, dry_run: bool, yes: bool) -> None:
     """Remove old videos, photos that no job and no video refers to, and checkpoints that no job needs.
 
     Files of unfinished jobs are kept. Photos are kept for two days after they were last submitted.
@@ -174,11 +163,6 @@ def prune(settings: "Settings", older_than: str, dry_run: bool, yes: bool) -> No
       svdq prune --older-than 30d --dry-run
       svdq prune --older-than 8w --yes      in a crontab
     """
-    from svdq.producer.queue import session
-    from svdq.producer.results.prune import find_removals, remove_all
-    from svdq.producer.storage.storage import Storage
-    from svdq.producer.text import parse_duration
-
     age = parse_duration(older_than, "--older-than")
     if not (dry_run or yes or sys.stdin.isatty()):
         raise InputError("There is no terminal to ask on; give --yes to remove, or --dry-run to see what would go.")
@@ -202,7 +186,7 @@ def prune(settings: "Settings", older_than: str, dry_run: bool, yes: bool) -> No
         echo(f"Kept, because a job uses them now: {len(removals) - len(removed):,}.")
 
 
-def _sum(removals: Sequence["Removal"]) -> str:
+def _sum(removals: Sequence[Removal]) -> str:
     numbers = {kind: sum(removal.kind == kind for removal in removals) for kind in ("video", "photo", "checkpoint")}
     parts = [count(number, kind) for kind, number in numbers.items() if number]
     num_files = sum(removal.num_files for removal in removals)
@@ -220,8 +204,6 @@ def inspect(file: Path, as_json: bool) -> None:
     Examples:
       svdq inspect video.mp4 --json
     """
-    from svdq.producer.results.finished_videos import read_provenance
-
     record = read_provenance(file)
     if as_json:
         echo_json(record.as_json())
@@ -232,7 +214,7 @@ def inspect(file: Path, as_json: bool) -> None:
     echo(f"{like}   makes another video with the same parameters and seed")
 
 
-def _rows(record: "Sidecar") -> list[tuple[str, object]]:
+def _rows(record: Sidecar) -> list[tuple[str, object]]:
     model, notice = record.model.name or "?", record.model.notice
     rows: list[tuple[str, object]] = [("made by", f"svdq {record.svdq}"), ("job", record.job_id or "?")]
     rows.append(("model", f"{model}{notice and ', '}{notice}"))

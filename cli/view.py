@@ -4,7 +4,6 @@ import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType, group
 from rich.table import Table
@@ -12,13 +11,11 @@ from rich.text import Text
 
 from svdq.cli.formatting import clock, condition_sentence, describe, sentence_of_workers
 from svdq.producer.keys import STATUSES
+from svdq.producer.status.estimates import Estimate
+from svdq.producer.status.job_view import JobView
+from svdq.producer.status.ranks import GroupStatus, RankStatus
+from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.text import count, duration, pace, printable
-
-if TYPE_CHECKING:
-    from svdq.producer.status.estimates import Estimate
-    from svdq.producer.status.job_view import JobView
-    from svdq.producer.status.ranks import GroupStatus, RankStatus
-    from svdq.producer.status.snapshot import Snapshot
 
 Cell = str | Text
 
@@ -31,7 +28,7 @@ _MIN_SEGMENT, _MAX_SEGMENT = 2, 8
 _BESIDE_TRACK, _MAX_NAME = 50, 40
 
 
-def lines_of(snapshot: "Snapshot") -> list[str]:
+def lines_of(snapshot: Snapshot) -> list[str]:
     """Return a snapshot as lines of text, as wide as the terminal."""
     console = Console(width=shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns, color_system=None)
     with console.capture() as captured:
@@ -41,7 +38,7 @@ def lines_of(snapshot: "Snapshot") -> list[str]:
 
 @group()
 def draw(
-    snapshot: "Snapshot", options: ConsoleOptions, *, outage: str = "", is_live: bool = False
+    snapshot: Snapshot, options: ConsoleOptions, *, outage: str = "", is_live: bool = False
 ) -> Iterator[RenderableType]:
     """Draw all parts of a snapshot, the most important ones first.
 
@@ -78,14 +75,14 @@ def draw(
         yield Text(printable(line))
 
 
-def _headline(snapshot: "Snapshot") -> Text:
+def _headline(snapshot: Snapshot) -> Text:
     rate = "" if snapshot.videos_per_hour is None else f"{pace(snapshot.videos_per_hour)}  "
     ended = f"{snapshot.finished_last_hour:,} finished and {snapshot.failed_last_hour:,} failed in the last hour"
     now = datetime.fromtimestamp(snapshot.at)
     return Text.assemble(("svdq", "bold"), f" {now:%H:%M:%S}  ", (rate, "bold"), ended)
 
 
-def _forecast(snapshot: "Snapshot") -> str:
+def _forecast(snapshot: Snapshot) -> str:
     num_left = sum(counts["queued"] for counts in snapshot.queues.values()) + len(snapshot.jobs)
     eta_s = snapshot.estimate.eta_s
     if num_left == 0:
@@ -106,7 +103,7 @@ def _queue_table(queues: Mapping[str, Mapping[str, int]]) -> Table:
     return _table(["queue", *statuses], rows, right=statuses)
 
 
-def _group_title(group: "GroupStatus", num_jobs: int) -> Text:
+def _group_title(group: GroupStatus, num_jobs: int) -> Text:
     first = group.ranks[0]
     title = Text(overflow="ellipsis", no_wrap=True)
     title.append(printable(f"{first.host}:{first.pid}"), style="bold")
@@ -122,14 +119,14 @@ def _group_title(group: "GroupStatus", num_jobs: int) -> Text:
     return title.append(printable(f"  {first.notice or first.model}"), style="dim")
 
 
-def _model_file(rank: "RankStatus") -> Iterator[Text]:
+def _model_file(rank: RankStatus) -> Iterator[Text]:
     """Yield what a model file makes of its base, in a line of its own that may wrap."""
     if rank.loras or rank.defaults:
         loras = f" with {', '.join(rank.loras)}" if rank.loras else ""
         yield Text(printable(f"model {rank.model}{loras}"), style="dim")
 
 
-def _rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:
+def _rank_table(group: GroupStatus, names: Mapping[str, str], options: ConsoleOptions) -> Table:
     ranks = {rank.rank: rank for rank in group.ranks}
     rows: list[list[Cell]] = []
     for number in range(group.ranks[0].num_ranks):
@@ -154,7 +151,7 @@ def _rank_table(group: "GroupStatus", names: Mapping[str, str], options: Console
 
 
 def _flight_table(
-    group: "GroupStatus", jobs: "Sequence[JobView]", estimates: "Mapping[str, Estimate]", options: ConsoleOptions
+    group: GroupStatus, jobs: "Sequence[JobView]", estimates: "Mapping[str, Estimate]", options: ConsoleOptions
 ) -> Table:
     num_ranks = group.ranks[0].num_ranks
     has_ids = options.max_width >= 110
@@ -176,7 +173,7 @@ def _flight_table(
     return _table(headers, cells, flexible="in flight")
 
 
-def progress_of(job: "JobView", group: "GroupStatus") -> tuple[list[float | None], str]:
+def progress_of(job: JobView, group: GroupStatus) -> tuple[list[float | None], str]:
     """Return the share of its work on a video that each rank has done, None if it has none, and the state in words."""
     if job.rank is None and not (group.intake and job.id in group.intake.places):
         return [0.0] * group.ranks[0].num_ranks, "begins"
@@ -193,7 +190,7 @@ def progress_of(job: "JobView", group: "GroupStatus") -> tuple[list[float | None
     return shares, f"step {job.step} of {job.steps}"
 
 
-def _shares_of(job: "JobView", group: "GroupStatus", *, is_decoded: bool) -> list[float | None]:
+def _shares_of(job: JobView, group: GroupStatus, *, is_decoded: bool) -> list[float | None]:
     num_ranks = group.ranks[0].num_ranks
     if len(job.boundaries) != num_ranks + 1:
         return [0.0] * num_ranks
@@ -217,7 +214,7 @@ def _bar(share: float, width: int, rank: int, options: ConsoleOptions) -> Text:
     return Text.assemble((done * cells, _color(rank)), (todo * (width - cells), "dim"))
 
 
-def _steps_of(rank: "RankStatus") -> str:
+def _steps_of(rank: RankStatus) -> str:
     if rank.step_range is None:
         return ""
     first, end = rank.step_range
@@ -226,7 +223,7 @@ def _steps_of(rank: "RankStatus") -> str:
     return f"{first}-{end - 1}" if end - first > 1 else str(first)
 
 
-def _memory(rank: "RankStatus") -> str:
+def _memory(rank: RankStatus) -> str:
     if rank.gpu_bytes is not None and rank.gpu_total_bytes:
         return f"{rank.gpu_bytes / 2**30:.1f} of {rank.gpu_total_bytes / 2**30:.0f} GiB"
     return f"{rank.rss_bytes / 2**20:,.0f} MiB"

@@ -7,18 +7,26 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import SectionedCommand, storage_options
-from svdq.worker.run_folder import RankConfig, rank_options
-
-if TYPE_CHECKING:
-    from svdq.pipeline.models.resolved_model import ResolvedModel
-    from svdq.producer.settings import Settings
-    from svdq.worker.launcher.launcher import LaunchOptions
+from svdq.pipeline.errors import SvdqError, UnavailableError, require_torch
+from svdq.pipeline.media.ffmpeg import ffmpeg_version
+from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.producer.files import check_target, write_file
+from svdq.producer.queue import connect
+from svdq.producer.settings import Settings
+from svdq.producer.settings_loader import load_settings
+from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
+from svdq.worker.launcher.gpus import visible_gpus
+from svdq.worker.launcher.launcher import LaunchOptions, launch
+from svdq.worker.launcher.notifications import Notifications, exit_code, report_of_run
+from svdq.worker.outages import check_storage
+from svdq.worker.run_folder import RankConfig, check_home, rank_options
 
 #: A number with a digit too many would fill the memory with processes.
 COUNT = click.IntRange(1, 1000)
@@ -83,12 +91,7 @@ def worker(
       svdq worker --burst --report night.json
       svdq worker --dtype bf16 --compile blocks --metrics-port 9464
     """
-    from svdq.pipeline.errors import require_torch
-
     require_torch("a worker")
-    from svdq.producer.settings_loader import load_settings
-    from svdq.worker.launcher.launcher import LaunchOptions
-
     settings = load_settings(
         model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit, notify=notify or None
     )
@@ -100,9 +103,6 @@ def worker(
 
 @contextlib.contextmanager
 def _logging(log_format: str) -> Iterator[None]:
-    from svdq.pipeline.errors import SvdqError
-    from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
-
     logging.getLogger("svdq.worker.launcher").setLevel(logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter("%(message)s") if log_format == "text" else JsonFormatter())
@@ -116,16 +116,8 @@ def _logging(log_format: str) -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-def _start(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
+def _start(settings: Settings, options: LaunchOptions, report: Path | None) -> int:
     """Check all that can be checked before any rank starts, then run."""
-    from svdq.pipeline.media.ffmpeg import ffmpeg_version
-    from svdq.pipeline.models.model_names import resolve
-    from svdq.producer.files import check_target
-    from svdq.producer.queue import connect
-    from svdq.worker.launcher.gpus import visible_gpus
-    from svdq.worker.outages import check_storage
-    from svdq.worker.run_folder import check_home
-
     rank = options.rank
     # Not by the types of the options: `svdq deploy` parses them for another user and a later time.
     if report is not None:
@@ -140,13 +132,8 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None) 
     return _run(settings, model, options, report)
 
 
-def _run(settings: "Settings", model: "ResolvedModel", options: "LaunchOptions", report: Path | None) -> int:
+def _run(settings: Settings, model: ResolvedModel, options: LaunchOptions, report: Path | None) -> int:
     """Run until the end, print the summary of a burst, and return the exit code."""
-    from svdq.pipeline.errors import UnavailableError
-    from svdq.producer.files import write_file
-    from svdq.worker.launcher.launcher import launch
-    from svdq.worker.launcher.notifications import Notifications, exit_code, report_of_run
-
     started_at = datetime.now().astimezone()
     with Notifications(settings) as notifications:
         ending = launch(settings, model, options)
