@@ -31,12 +31,6 @@ def test_the_notice_of_a_preview_has_the_prompt_that_it_ignored() -> None:
     assert notice_for(tiny, prompted) == "untrained"
 
 
-def test_a_job_has_its_family_and_prompt_in_json() -> None:
-    document = job_of("wan").model_dump(mode="json")
-    assert (document["family"], document["prompt"]) == ("wan", "a cat")
-    assert "family" not in job_of("svd").model_dump(mode="json")
-
-
 @pytest.mark.parametrize(
     ("parameters", "used"),
     [

@@ -33,16 +33,6 @@ def documents(house, *arguments: object) -> dict[str, dict]:
     return {end["name"]: end for end in ends if end["status"] == "finished"}
 
 
-def test_a_preview_shows_the_prompts_that_it_ignored(house, photos: Path) -> None:
-    group = house.start(1)
-    found = documents(house, "submit", photos, "--family", "wan", *SHAPE)
-    plain = "preview (no diffusion model)"
-    notices = {name: end["notice"] for name, end in found.items()}
-    assert notices == {"a": f"{plain}, ignored the prompt: A wave breaks.", "b": plain, "c": plain}
-    group.send_signal(signal.SIGINT)
-    assert group.end() == 0
-
-
 def test_prompts_reach_the_model_and_what_it_writes(house, photos: Path, tiny_wan: Path) -> None:
     group = house.start(1, model=str(tiny_wan))
     found = documents(house, "submit", photos, *SHAPE, "--flow-shift", 3, "--guidance-scale", 2)
