@@ -106,7 +106,7 @@ def cancel(connection: redis.Redis, job_id: str) -> str:
     """Cancel a job and the rest of its chain: "canceled", or "stopping" until its next step; see `check`."""
     while True:
         (job,) = check(connection, "cancel", [job_id])
-        _cancel_rest(connection, [job_id], [job_id])
+        cancel_rest(connection, [job_id])
         if job.get_status(refresh=False) is JobStatus.STARTED:
             names = (job.key, keys.CANCELED, ExecutionRegistry(job_id, connection).key)
             marked = connection.eval(_MARK, len(names), *names, job_id)
@@ -127,7 +127,7 @@ def cancel_many(connection: redis.Redis, job_ids: Iterable[str]) -> Iterator[tup
     given = list(dict.fromkeys(job_ids))
     remaining = iter(given)
     while chunk := list(islice(remaining, CANCELED_TOGETHER)):
-        for job_id in _cancel_rest(connection, chunk, given):
+        for job_id in cancel_rest(connection, chunk, given):
             yield job_id, "canceled"
         canceled = _cancel_waiting(connection, chunk)
         for job_id in chunk:
@@ -154,7 +154,7 @@ def _cancel_waiting(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]
     return {job.id for job in waiting}
 
 
-def _cancel_rest(connection: redis.Redis, job_ids: Iterable[str], given: Collection[str]) -> list[str]:
+def cancel_rest(connection: redis.Redis, job_ids: Iterable[str], given: Collection[str] = ()) -> list[str]:
     """Cancel what continues chains of these jobs, last links first, so that a kill leaves none waiting."""
     later = {job_id: origin for job_id, origin in later_links(connection, job_ids).items() if job_id not in given}
     origins = list({*later.values()})

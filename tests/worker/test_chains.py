@@ -22,6 +22,7 @@ from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.prefetcher import find_result
 from svdq.worker.output.writer import ResultWriter
+from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import TakenJob
 from tests.waiting import wait_until
 from tests.worker.conftest import House
@@ -119,6 +120,20 @@ def test_a_failed_link_ends_the_rest_and_retrying_it_goes_on(house: House) -> No
     assert [view.status for view in house.wait(ids)] == ["finished"] * 3, group.text
     assert len(decoded(Path(house.view(ids[2]).outputs[0]))) == 13
     assert "finished" in told(house.run("svdq", "list", "--name", "photo"))
+
+
+def test_a_link_that_is_stopped_in_flight_ends_the_rest(house: House, worker: GroupWorker) -> None:
+    first, second, third = submit(house)
+    active = worker.pop()
+    assert job_control.cancel(house.connection, first) == "stopping"
+    assert house.states([first, second, third]) == ["started", "canceled", "canceled"]
+    assert f"Job {first}, an earlier link of its chain, was canceled;" in house.view(second).error
+    worker.stop(active)
+    job_control.retry(house.connection, third)
+    assert house.states([first, second, third]) == ["queued", "deferred", "deferred"]
+
+    worker.stop(worker.pop())  # as RQ's own command does
+    assert house.states([first, second, third]) == ["stopped", "canceled", "canceled"]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from rq.worker_registration import clean_worker_registry
 
 from svdq.producer import keys, processes
 from svdq.producer.job import Job
+from svdq.producer.job_control import cancel_rest
 from svdq.producer.queue import SvdqQueue, queues
 from svdq.producer.records import JobArguments
 from svdq.producer.untrusted_job import UntrustedJob
@@ -226,7 +227,8 @@ class RqWorker(BaseWorker):
             raise redis.ConnectionError(_NOT_WRITTEN)
 
     def stop(self, active: ActiveJob) -> None:
-        """End a job as stopped by the user."""
+        """End a job as stopped by the user, and cancel the rest of its chain, which RQ would keep waiting."""
+        cancel_rest(self.connection, [active.rq_job.id])
         now_s = scripts.server_time(self.connection)
         with self.connection.pipeline() as pipeline:
             # Before the end, so that no kill leaves it out; ids of jobs in other states are skipped.
