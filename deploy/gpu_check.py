@@ -28,6 +28,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Check], None]]] = {
     "speedups": ("Candidates for exact speed-ups", parts.speedups),
     "decode": ("A decode in chunks and in float32", parts.decode),
     "parity": ("Against diffusers, and one rank against several", groups.parity),
+    "rounds": ("One expert of Wan at a time", groups.rounds),
     "ranks": ("A pipeline of ranks, and the memory of each", groups.pace),
     "burst": ("A worker with a compiled UNet, eight photos and a kill -9", groups.burst),
     "memory": ("A worker with a memory limit", groups.memory),

@@ -3,7 +3,8 @@
 Both get the same prepared photo, the same arguments and a CPU generator with the same seed, and run one thread a
 process, since float32 sums on a CPU depend on the number of threads. Prints the largest difference of any pixel, from 0
 to 255, and exits with 0 when it is within `--tolerance`. Several videos are in flight at once, with different seeds.
-With `--bound`, each rank loads only the expert of its steps, as on GPUs without room for both.
+With `--bound`, each rank loads only the expert of its steps, as on GPUs without room for both. With `--rounds`, one
+rank holds one expert at a time, and the others are in host memory meanwhile.
 """
 
 import argparse
@@ -81,12 +82,14 @@ def render(
     device: str = "cpu",
     options: ComputeOptions = DEFAULTS,
     components: Sequence[Components] = (),
+    in_rounds: bool = False,
     last_photo: Image.Image | None = None,
 ) -> list[Frames]:
     """Render videos of one prepared photo with this pipeline in parallel.
 
     The photo has the size of all videos, and these have the model's defaults filled in. `components` are the denoising
-    components of each rank; none: all ranks have all. `last_photo` is that of the videos which have a last image.
+    components of each rank; none: all ranks have all. `in_rounds`: the only rank holds one at a time. `last_photo` is
+    that of the videos which have a last image.
 
     Returns:
         The frames (F, H, W, 3) of each.
@@ -102,7 +105,16 @@ def render(
             )
             for number, video in enumerate(videos)
         ]
-        spawn_ranks(num_ranks, _rank_main, model, Path(folder), requests, device, options, components, device=device)
+        roles = [
+            replace(
+                Role.of_rank(rank),
+                components=components[rank] if components else None,
+                in_rounds=in_rounds,
+                host_bytes=10**12 * in_rounds,
+            )
+            for rank in range(num_ranks)
+        ]
+        spawn_ranks(num_ranks, _rank_main, model, Path(folder), requests, device, options, roles, device=device)
         return [np.load(Path(folder, f"video-{number}.npy")) for number in range(len(videos))]
 
 
@@ -114,12 +126,12 @@ def _rank_main(
     requests: Sequence[Request],
     wanted: str,
     options: ComputeOptions,
-    components: Sequence[Components],
+    roles: Sequence[Role],
 ) -> None:
     device = choose_device(wanted, topology.local_rank)
-    role = replace(Role.of_rank(topology.rank), components=components[topology.rank] if components else None)
     resolved = resolve(model_name)
-    model = open_model(resolved, role, device, dtype_for(resolved, device, options), options)
+    components = [role.components for role in roles]
+    model = open_model(resolved, roles[topology.rank], device, dtype_for(resolved, device, options), options)
     run_stage(topology, links, model, requests, _FolderSink(folder), device=device, components=components)
 
 
@@ -183,14 +195,28 @@ def _compare(options: argparse.Namespace) -> int:
                     "--bound needs a model with two experts that both have steps, and two ranks; leave it out."
                 )
             components = bind(segments, [False] * options.ranks, family.prior(facts))
-        ours = render(model, image, videos, num_ranks=options.ranks, device=device, components=components)
+        if options.rounds and (len(family.segments(videos[0], facts)) < 2 or options.ranks > 1):
+            raise InputError(
+                "--rounds needs a model with two experts that both have steps, and --ranks 1; leave it out."
+            )
+        compute = ComputeOptions(approximate=("int8",)) if options.int8 else DEFAULTS
+        ours = render(
+            model,
+            image,
+            videos,
+            num_ranks=options.ranks,
+            device=device,
+            options=compute,
+            components=components,
+            in_rounds=options.rounds,
+        )
     except (SvdqError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     largest = 0
     for parameters, frames in zip(videos, ours, strict=True):
         if options.alone:
-            [theirs] = render(model, image, [parameters], num_ranks=1, device=device)
+            [theirs] = render(model, image, [parameters], num_ranks=1, device=device, options=compute)
         else:
             theirs = render_with_diffusers(model, image, parameters, device=device)
         difference = int(np.abs(frames.astype(np.int16) - theirs.astype(np.int16)).max())
@@ -199,7 +225,7 @@ def _compare(options: argparse.Namespace) -> int:
             f"seed {parameters.seed}: {len(frames)} frames of {frames.shape[2]}x{frames.shape[1]}, "
             f"largest pixel difference {difference}"
         )
-    ranks = f"{options.ranks} {'bound ranks' if options.bound else 'ranks'}"
+    ranks = f"{options.ranks} {'bound ranks' if options.bound else 'rank in rounds' if options.rounds else 'ranks'}"
     print(f"largest pixel difference over {len(videos)} videos on {ranks} ({device}): {largest}")  # noqa: T201
     return 0 if largest <= options.tolerance else 1
 
@@ -236,6 +262,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--image", type=Path, help="a photo [default: a fractal]")
     parser.add_argument("--ranks", type=int, default=7)
     parser.add_argument("--bound", action="store_true", help="bind each rank to one of the model's two experts")
+    parser.add_argument("--rounds", action="store_true", help="hold one of the model's two experts at a time")
+    parser.add_argument("--int8", action="store_true", help="with weights in int8; only with --alone")
     parser.add_argument("--alone", action="store_true", help="compare with one rank in place of diffusers")
     parser.add_argument("--videos", type=int, default=2, help="videos in flight at once, with seeds from --seed on")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -246,6 +274,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         of = ", ".join(family for family, each in PARAMETERS.items() if name in each.model_fields)
         parser.add_argument(f"--{name.replace('_', '-')}", help=f"of {of} [default: the model's]")
     options = parser.parse_args(arguments)
+    if options.int8 and not options.alone:
+        parser.error("diffusers' weights are not in int8; give --alone, too")
     if min(options.ranks, options.videos) < 1:
         parser.error("--ranks and --videos must be at least 1")
     return options

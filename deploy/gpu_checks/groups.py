@@ -16,7 +16,7 @@ import PIL.Image
 import psutil
 
 from gpu_checks.check import Check, frames_of, pixel_difference
-from svdq.pipeline.models.tiny import write_tiny_model
+from svdq.pipeline.models.tiny import write_tiny_model, write_tiny_wan
 
 #: Required pace relative to one rank: of ranks that share a card, and per rank of ranks with a card each.
 WANTED_PACE = 0.9
@@ -59,6 +59,18 @@ def parity(check: Check) -> None:
         good = difference == "0" if against == "one rank" or not check.on_gpu else None
         what = f"Largest pixel difference of {count} rank{'s' * (count > 1)} to {against}, of 255"
         check.report.judge(what, difference, "0", good)
+
+
+def rounds(check: Check) -> None:
+    """Compare a rank that holds one expert at a time with one that holds both, also in int8."""
+    tiny = check.folder / "tiny-wan"
+    write_tiny_wan(tiny)
+    common = ["--model", tiny, *check.device, "--image", check.options.photo, "--ranks", 1, "--videos", 6, "--alone"]
+    for name, more in {"": [], " in int8": ["--int8"]}.items():
+        said = check.report.run("gpu_checks.compare", *common, "--steps", 4, "--frames", 5, "--rounds", *more)
+        difference = re.findall(r"largest pixel difference over .*: (\d+)$", said, re.MULTILINE)[-1]
+        what = f"Largest pixel difference of a tiny Wan{name} in rounds to one whose experts stay"
+        check.report.judge(what, difference, "0", difference == "0")
 
 
 def pace(check: Check) -> None:

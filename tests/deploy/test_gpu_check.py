@@ -198,6 +198,8 @@ def test_the_script_runs_on_a_processor(gpu_check: ModuleType, tmp_path: Path, m
         "Largest pixel difference of the tiny model on 2 ranks to one rank",
         "Largest pixel difference of 1 rank to diffusers, of 255",
         "Largest pixel difference of 2 ranks to one rank, of 255",
+        "Largest pixel difference of a tiny Wan in rounds to one whose experts stay",
+        "Largest pixel difference of a tiny Wan in int8 in rounds to one whose experts stay",
         "Largest pixel difference of compiled videos, with a kill -9, to those in reverse order without",
     ):
         assert rows[same] == "0", same

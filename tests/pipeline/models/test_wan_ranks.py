@@ -87,6 +87,15 @@ def test_the_command_compares_each_family(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_the_command_works_in_rounds(tiny_wan, capsys):
+    shape = ["--size", "64x64", "--frames", "5", "--steps", "4", "--videos", "3", "--guidance-scale", "1"]
+    assert compare.main(["--model", str(tiny_wan), "--rounds", "--ranks", "1", *shape]) == 0
+    assert "largest pixel difference over 3 videos on 1 rank in rounds (cpu): 0" in capsys.readouterr().out
+    assert compare.main(["--model", str(tiny_wan), "--rounds", "--ranks", "2", *shape]) == 2
+    assert "--rounds needs a model with two experts that both have steps" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_the_command_binds_ranks_to_experts(tiny_wan, capsys):
     shape = ["--size", "64x64", "--frames", "5", "--steps", "4", "--videos", "1", "--guidance-scale", "1"]
     assert compare.main(["--model", str(tiny_wan), "--bound", "--ranks", "2", *shape]) == 0
