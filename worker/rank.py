@@ -58,6 +58,7 @@ def run_rank(process: RankProcess) -> None:
     topology, marker, url = process.topology, process.marker, server_url(settings)
     stopping = process.signals.stopping
     handing_back = threading.Event()  # set when jobs in flight go back to the queue although the rank was not stopped
+    closing = threading.Lock()
     loaded, links, ranks = start(process)
     info = loaded.model.info
     plan = plan_of(info, ranks, settings.memory_limit, must_fit=bool(config.failed_gpus)) if topology.first else None
@@ -132,10 +133,16 @@ def run_rank(process: RankProcess) -> None:
             | ({"pace_s": stage.pace_s} if stage.round_size else {})
         )
 
+    def end() -> None:
+        with closing:
+            ending.close()
+
     def stop() -> None:
         stage.stop()
         if intake is not None:
             intake.stop()
+        if stage.is_loading:
+            end()  # the process ends here: a load may take longer than a worker has to stop
 
     def hand_back() -> None:
         assert intake is not None
@@ -155,9 +162,9 @@ def run_rank(process: RankProcess) -> None:
     except SvdqError:
         # Components could not be loaded, which is no fault of the jobs.
         handing_back.set()
-        ending.close()
+        end()
         raise
-    ending.close()
+    end()
 
 
 def _make_intake(

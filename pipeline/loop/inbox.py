@@ -22,6 +22,9 @@ class Inbox:
     no rank: rank 0 receives its reports at all times.
     """
 
+    #: Whether `take` loads components.
+    is_loading = False
+
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._heap: list[tuple[int, int, Sample]] = []

@@ -74,11 +74,12 @@ class RoundsInbox(Inbox):
 
     def _load(self, components: str) -> None:
         self._monitor.loading(components, self._rounds.load_s.get(components))
-        started = time.perf_counter()
+        self.is_loading, started = True, time.perf_counter()
         with self._tracer.span(f"load {components}"):
             self._model.hold(components)
         seconds = time.perf_counter() - started
         logger.info("Loaded the %s in %.1f s, for %d videos.", components, seconds, len(self._rounds))
+        self.is_loading = False
         self._monitor.idle()
         with self._changed:
             self._rounds.loaded(components, seconds, time.monotonic())

@@ -152,6 +152,11 @@ class Stage:
         return self._inbox.pace_s
 
     @property
+    def is_loading(self) -> bool:
+        """Whether components are loaded at present, which `stop` does not interrupt."""
+        return self._inbox.is_loading
+
+    @property
     def stopped(self) -> bool:
         """Whether `stop` was called."""
         return self._stopping.is_set()

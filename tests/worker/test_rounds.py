@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from svdq.producer.status.ranks import read_groups
+
 pytestmark = pytest.mark.slow
 
 VIDEO = {"family": "wan", "prompt": "Ein Hund läuft.", "frames": 5, "width": 64, "height": 64}
@@ -52,6 +54,15 @@ def test_ctrl_c_finishes_the_steps_of_one_video_and_hands_back_all(house, until)
     assert {house.view(job_id).status for job_id in jobs} == {"queued"}
     assert house.start(1, "--burst", "--experts", "rounds", model=SLOW, wait=False).end() == 0
     assert {house.view(job_id).status for job_id in jobs} == {"finished"}
+
+
+def test_sigterm_waits_for_no_load(house, until) -> None:
+    job_id = house.submit(steps=2)
+    group = house.start(1, "--experts", "rounds", model="simulated:step_ms=1,segments=1+1,load_ms=600000")
+    until(lambda: any(rank.activity == "loading" for each in read_groups(house.connection) for rank in each.ranks))
+    group.send_signal(signal.SIGTERM)
+    assert group.end() == 0, group.text
+    assert house.view(job_id).status == "queued"
 
 
 def test_after_a_kill_the_furthest_continue_from_their_checkpoints(house, until) -> None:
