@@ -24,8 +24,7 @@ from svdq.pipeline.transport.message import Kind, Message, Work
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at the plan, at least: with very short steps there is news all the time.
-LOOK_S = 0.005
+LOOK_S = 0.005  # seconds between two looks at the plan, at least: with very short steps there is news all the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +33,8 @@ class _Admitted:
 
     job_id: str
     shape: Shape
-    #: Costs of its steps, relative to each other.
-    steps: Sequence[float]
-    #: Whether no other rank could encode it.
-    only_rank_0_encodes: bool
+    steps: Sequence[float]  # costs of its steps, relative to each other
+    only_rank_0_encodes: bool  # whether no other rank could encode it
 
 
 class Admission:
@@ -246,11 +243,7 @@ class Admission:
             )  # fmt: skip
 
     def handle(self, message: Message) -> None:
-        """Handle a message from the last rank. Runs in the thread that receives it.
-
-        Raises:
-            ValueError: it is not a report.
-        """
+        """Handle a message from the last rank, in the thread that receives it; raises ValueError if it is no report."""
         self.on_work(message.work)
         if message.kind is Kind.REPORT:
             self.on_report(Report(**message.body))

@@ -22,8 +22,7 @@ class Inbox:
     no rank: rank 0 receives its reports at all times.
     """
 
-    #: Whether `take` loads components.
-    is_loading = False
+    is_loading = False  # whether `take` loads components
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

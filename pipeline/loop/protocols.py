@@ -22,41 +22,31 @@ from svdq.pipeline.video_parameters import VideoParameters
 class Request:
     """A video to make, from the source of rank 0."""
 
-    #: Id of its job.
-    job_id: str
-    #: Its parameters, with `frames` filled in.
-    parameters: VideoParameters
-    #: The photo, exactly width x height; None if the model needs none or the video is resumed.
-    photo: Image | None
+    job_id: str  # id of its job
+    parameters: VideoParameters  # its parameters, with `frames` filled in
+    photo: Image | None  # the photo, exactly width x height; None if the model needs none or the video is resumed
     #: The photo of the last frame, of the same size; None if the video has none of its own.
     last_photo: Image | None = None
-    #: The job, as JSON that its sample carries to the sink.
-    job: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether the worker chose `decode_chunk_size`, because the job leaves it open.
-    chunk_chosen: bool = False
+    job: Mapping[str, Any] = field(default_factory=dict)  # the job, as JSON that its sample carries to the sink
+    chunk_chosen: bool = False  # whether the worker chose `decode_chunk_size`, because the job leaves it open
     #: The unfinished sample of an earlier attempt, on the device of rank 0; its parameters are those above.
     resume: Sample | None = None
     #: The ranks that can encode and that can decode it, in order; None: all can.
     encoders: tuple[int, ...] | None = None
     decoders: tuple[int, ...] | None = None
-    #: Videos that waited behind it when it was taken.
-    num_waiting: int = 0
+    num_waiting: int = 0  # videos that waited behind it when it was taken
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """How a sample ended; travels from the last rank to rank 0 as JSON."""
 
-    #: Id of the job.
-    job_id: str
-    #: The sample's parameters, stages and seconds, as `sample.sample_body` writes them.
-    body: Mapping[str, Any]
+    job_id: str  # id of the job
+    body: Mapping[str, Any]  # the sample's parameters, stages and seconds, as `sample.sample_body` writes them
     #: The job's result, from the sink; empty when it failed or was canceled.
     result: Mapping[str, Any] = field(default_factory=dict)
-    #: Why it failed, as a sentence.
-    failure: str | None = None
-    #: Whether it was canceled.
-    canceled: bool = False
+    failure: str | None = None  # why it failed, as a sentence
+    canceled: bool = False  # whether it was canceled
     #: Whether it failed because this group makes no such videos, so that it would refuse others like it.
     refused: bool = False
 
@@ -104,10 +94,7 @@ class Monitor:
         """Handle the start of step `index` of a sample; index == steps means its decode."""
 
     def picture(self, sample: Sample, step: int, draw: Callable[[], Tensor | None]) -> None:
-        """Handle a video of which `step` steps are done: `draw` makes a picture of it, in any thread; see `VideoModel`.
-
-        What it draws follows the steps, and it holds the memory of a sample.
-        """
+        """Take `draw`, which makes a picture after `step` steps, in any thread; it holds a sample's memory."""
 
     def warm_up(self, sample: Sample) -> None:
         """Handle the start of a warm-up for a sample that will come; it has no tensors yet."""
@@ -143,10 +130,8 @@ class Surroundings:
 
     #: Called from a thread when a neighbor is gone; it should end the process, since the group is broken.
     on_lost: OnLost
-    #: On rank 0 only.
-    source: Source | None = None
-    #: On the last rank only.
-    sink: Sink | None = None
+    source: Source | None = None  # on rank 0 only
+    sink: Sink | None = None  # on the last rank only
     monitor: Monitor = field(default_factory=Monitor)
     checkpointer: Checkpointer = field(default_factory=Checkpointer)
     tracer: Tracer = field(default_factory=Tracer)

@@ -13,19 +13,12 @@ from svdq.pipeline.transport.message import Kind, Message
 class Router:
     """Handles arrivals in the receiving thread, so that passing messages wait for no computation and may overtake."""
 
-    #: This rank.
-    rank: int
-    #: Work for the stage loop.
-    inbox: Inbox
-    #: For messages that are not kept.
-    outlet: Outlet
+    rank: int  # this rank
+    inbox: Inbox  # work for the stage loop
+    outlet: Outlet  # for messages that are not kept
 
     def handle(self, message: Message) -> None:
-        """Keep a message, or pass it on.
-
-        Raises:
-            ValueError, LookupError: it is not valid.
-        """
+        """Keep a message, or pass it on; raises ValueError or LookupError if it is not valid."""
         is_last = self.outlet.downstream is None
         match message.kind:
             case Kind.SAMPLE:

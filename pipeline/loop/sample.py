@@ -22,10 +22,8 @@ PHOTOS = ("photo", "last_photo")
 class Resumption:
     """One resumption of a sample, after a restart of its group or in another group."""
 
-    #: The step it resumed from.
-    from_step: int
-    #: Number of known steps from there on that had been done before and were lost.
-    steps_done_again: int
+    from_step: int  # the step it resumed from
+    steps_done_again: int  # number of known steps from there on that had been done before and were lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +32,9 @@ class Sample:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(arbitrary_types_allowed=True)
 
-    #: Id of its job.
-    job_id: str
-    #: Its place in the order of admission; a rank works on the waiting sample with the lowest index.
-    index: int = 0
-    #: Its parameters, with the model's defaults filled in.
-    parameters: AnyParameters
+    job_id: str  # id of its job
+    index: int = 0  # its place in the order of admission; a rank works on the waiting sample with the lowest index
+    parameters: AnyParameters  # its parameters, with the model's defaults filled in
     #: K+1 indices of its T+2 units, which are the encode, T steps and the decode: rank r does the units from
     #: boundaries[r] up to, not including, boundaries[r+1]. Empty: ranks only warm up for it.
     boundaries: tuple[int, ...]
@@ -51,22 +46,16 @@ class Sample:
     tensors: State = field(default_factory=dict)
     #: The job that it is made for, as JSON of the source, which the pipeline does not read.
     job: Mapping[str, Any] = field(default_factory=dict)
-    #: Why it failed, as a sentence; None while all is well.
-    failure: str | None = None
-    #: Whether the user canceled it.
-    canceled: bool = False
+    failure: str | None = None  # why it failed, as a sentence; None while all is well
+    canceled: bool = False  # whether the user canceled it
     #: (rank, number of steps, seconds of denoising) of each rank that did some, in order.
     stages: tuple[tuple[int, int, float], ...] = ()
-    #: Seconds spent besides denoising: `encode`, `decode`.
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)  # seconds spent besides denoising: `encode`, `decode`
     #: Peak bytes of encode, step and decode besides weights, over all ranks; GPUs only.
     memory: Mapping[str, int] = field(default_factory=dict)
-    #: Whether the worker chose `decode_chunk_size` because the job has none.
-    chunk_chosen: bool = False
-    #: Whether a decode ran out of memory; `decode_chunk_size` is the reduced size.
-    ran_out: bool = False
-    #: Its resumptions, in order.
-    resumed: tuple[Resumption, ...] = ()
+    chunk_chosen: bool = False  # whether the worker chose `decode_chunk_size` because the job has none
+    ran_out: bool = False  # whether a decode ran out of memory; `decode_chunk_size` is the reduced size
+    resumed: tuple[Resumption, ...] = ()  # its resumptions, in order
 
     @property
     def ended(self) -> bool:
@@ -100,8 +89,7 @@ class Sample:
         return replace(self, failure=reason, tensors={})
 
 
-#: Ranks of a group trust each other, so a body is converted, and not checked further.
-_SAMPLE = TypeAdapter(Sample)
+_SAMPLE = TypeAdapter(Sample)  # ranks of a group trust each other, so a body is converted, and not checked further
 
 
 def sample_body(sample: Sample) -> dict[str, Any]:
@@ -111,9 +99,5 @@ def sample_body(sample: Sample) -> dict[str, Any]:
 
 
 def sample_from(body: Mapping[str, Any], tensors: State) -> Sample:
-    """Build a sample from its JSON and tensors; the inverse of `sample_body`.
-
-    Raises:
-        ValueError: the JSON is not a valid sample (pydantic's ValidationError is one).
-    """
+    """Build a sample from its JSON and tensors, as of `sample_body`; raises ValueError if it is none."""
     return replace(_SAMPLE.validate_python(body), tensors=tensors)

@@ -21,8 +21,7 @@ from svdq.pipeline.transport.links import Sender
 from svdq.pipeline.transport.message import Kind, Message, Work
 from svdq.pipeline.video_parameters import VideoParameters
 
-#: Seconds of denoising after which a sample is saved between two steps, besides at every hand-over.
-KEEP_EVERY_S = 30.0
+KEEP_EVERY_S = 30.0  # seconds of denoising after which a sample is saved between two steps, besides at every hand-over
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +124,7 @@ class UnitLoop:
             with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
                 state = {**sample.tensors}
-                #: The latest of each tensor that steps here have changed.
-                changed: dict[str, Tensor] = {}
+                changed: dict[str, Tensor] = {}  # the latest of each tensor that steps here have changed
                 for index in range(first, stop):
                     if self._is_interrupted(sample):
                         stop = index
@@ -240,10 +238,7 @@ class Warmup:
         self._warm: set[Shape] = set()
 
     def run(self, parameters: VideoParameters) -> None:
-        """Warm this rank up (kernels chosen, memory reserved), once for each shape.
-
-        A failure here fails no rank: samples try smaller chunks, or report the error.
-        """
+        """Warm this rank up, once for each shape; a failure fails no rank: samples try smaller chunks, or report it."""
         shape = Shape.of(parameters)
         if shape in self._warm:
             return

@@ -17,8 +17,7 @@ import torch
 
 from svdq.pipeline.transport.message import Message, SharedTensors, decode_header, encode_header
 
-#: Length of the header that follows, in bytes.
-_LENGTH: Final = struct.Struct("!I")
+_LENGTH: Final = struct.Struct("!I")  # length of the header that follows, in bytes
 #: Buffer of a connection in bytes, for a few headers; Linux takes twice as much. A sender waits when it is full, so the
 #: memory of the tensors that are on their way stays bounded.
 _BUFFER_BYTES: Final = 8192
@@ -43,10 +42,7 @@ class Channel:
         return self.device.type == "cpu"
 
     def begin(self, message: Message) -> "Unsent | None":
-        """Start sending a message: pass the kernel what it accepts at once, and return the rest.
-
-        This avoids waking a thread for a message that fits into the socket's buffer.
-        """
+        """Pass the kernel what it accepts of a message at once, without waking a thread; return the rest."""
         if message.shared is None and message.tensors:
             message = replace(message, shared=SharedTensors.of(message.tensors))
         header = encode_header(message)
@@ -56,11 +52,7 @@ class Channel:
         return unsent
 
     def finish(self, unsent: "Unsent | None") -> None:
-        """Send the rest from `begin`, and wait until the kernel has all of it.
-
-        Raises:
-            OSError: the neighbor is gone.
-        """
+        """Send the rest from `begin`, until the kernel has all of it; raises OSError if the neighbor is gone."""
         while unsent is not None:
             unsent = self._send_some(unsent, 0)
 
@@ -75,12 +67,7 @@ class Channel:
         return Unsent(rest, None) if rest else None
 
     def receive(self) -> Message:
-        """Wait, possibly for days, for the next message.
-
-        Raises:
-            ChannelClosedError: the neighbor is gone.
-            ValueError, LookupError: the data is not a message.
-        """
+        """Wait, for days if need be, for a message; raises ChannelClosedError, and ValueError or LookupError."""
         # The descriptor comes with the first byte.
         length, descriptors, _, _ = socket.recv_fds(self._connection, _LENGTH.size, 1)
         length += self._receive_exactly(_LENGTH.size - len(length), closed=not length)
@@ -107,5 +94,4 @@ class Unsent:
     """What the kernel has not yet taken of a message."""
 
     header: memoryview
-    #: The tensors, which are passed on with the next byte.
-    shared: SharedTensors | None
+    shared: SharedTensors | None  # the tensors, which are passed on with the next byte

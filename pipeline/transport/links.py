@@ -20,8 +20,7 @@ import torch
 from svdq.pipeline.transport.channel import Channel, Unsent
 from svdq.pipeline.transport.message import Kind, Message, Work
 
-#: Called once with a sentence, from a link's thread, when the neighbor is gone.
-OnLost = Callable[[str], None]
+OnLost = Callable[[str], None]  # called once with a sentence, from a link's thread, when the neighbor is gone
 
 #: Seconds between two messages that carry nothing but finished work. Where more is finished, samples follow each other
 #: as quickly and carry it along, so that very short steps are not held up by threads that wake for news.

@@ -1,7 +1,4 @@
-"""Messages between ranks: a small JSON header, and tensors in memory that the ranks share.
-
-Messages contain no pickle or other executable data.
-"""
+"""Messages between ranks: a small JSON header, and tensors in shared memory; nothing in them is executed."""
 
 import math
 import mmap
@@ -16,8 +13,7 @@ import torch
 from pydantic_core import from_json, to_json
 from torch import Tensor
 
-#: Tensors begin at multiples of so many bytes.
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # tensors begin at multiples of so many bytes
 
 
 class Kind(Enum):
@@ -25,30 +21,23 @@ class Kind(Enum):
 
     #: A sample.
     SAMPLE = "sample"
-    #: The frames of a video for the last rank, uint8, and its sample.
-    FRAMES = "frames"
+    FRAMES = "frames"  # the frames of a video for the last rank, uint8, and its sample
     #: A shape of video to warm up for.
     WARM = "warm"
-    #: Finished work alone; other messages carry it along.
-    WORK = "work"
-    #: The last message.
-    CLOSE = "close"
-    #: From the last rank to rank 0: how a video ended.
-    REPORT = "report"
+    WORK = "work"  # finished work alone; other messages carry it along
+    CLOSE = "close"  # the last message
+    REPORT = "report"  # from the last rank to rank 0: how a video ended
 
 
 class Work(NamedTuple):
     """Units that a rank has finished, as rank 0's planner counts them; a tuple, which is JSON already."""
 
-    #: Who did them.
-    rank: int
-    #: `Sample.index`.
-    sample: int
+    rank: int  # who did them
+    sample: int  # `Sample.index`
     #: The units: the encode alone, steps alone, or the decode alone.
     start: int
     stop: int
-    #: How long they took.
-    seconds: float
+    seconds: float  # how long they took
 
 
 class SharedTensors:
@@ -94,14 +83,11 @@ class Message:
     """A message of any kind."""
 
     kind: Kind
-    #: The content as JSON; empty for a close.
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)  # the content as JSON; empty for a close
     #: The tensors of a sample, or `frames` (F, H, W, 3), uint8.
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    #: The memory of the tensors, once they have been sent; passed on as it is.
-    shared: SharedTensors | None = None
-    #: What ranks up the chain have finished.
-    work: Sequence[Work] = ()
+    shared: SharedTensors | None = None  # the memory of the tensors, once they have been sent; passed on as it is
+    work: Sequence[Work] = ()  # what ranks up the chain have finished
 
 
 def encode_header(message: Message) -> bytes:
@@ -115,11 +101,7 @@ def encode_header(message: Message) -> bytes:
 
 
 def decode_header(header: bytes | bytearray, descriptor: int | None) -> Message:
-    """Read a message; the opposite of `encode_header`. `descriptor` is of the memory of its tensors.
-
-    Raises:
-        ValueError, LookupError: it is malformed.
-    """
+    """Read a message, whose tensors `descriptor` has in memory; raises ValueError or LookupError."""
     document = from_json(header)
     work = [Work(*each) for each in document.get("work", ())]
     shared = SharedTensors(document["tensors"], descriptor) if descriptor is not None else None

@@ -25,8 +25,7 @@ from svdq.pipeline.transport.channel import Channel
 
 logger = logging.getLogger(__name__)
 
-#: Largest length of a Unix socket's path in bytes: 107 on Linux, 103 on macOS.
-_MAX_SOCKET_PATH: Final = 103
+_MAX_SOCKET_PATH: Final = 103  # largest length of a Unix socket's path in bytes: 107 on Linux, 103 on macOS
 #: Seconds between two attempts to connect, and of failed attempts between two warnings.
 _RETRY_S, _WARN_S = 0.2, 60.0
 
@@ -35,20 +34,13 @@ _RETRY_S, _WARN_S = 0.2, 60.0
 class Topology:
     """Which rank of its group a process is."""
 
-    #: Rank 0 takes jobs.
-    rank: int
-    #: Number of ranks K; rank K-1 writes videos.
-    num_ranks: int
-    #: The process's number on this host, which selects its GPU; replicas of a bench are rank 0 each.
-    local_rank: int
+    rank: int  # rank 0 takes jobs
+    num_ranks: int  # number of ranks K; rank K-1 writes videos
+    local_rank: int  # the process's number on this host, which selects its GPU; replicas of a bench are rank 0 each
 
     @classmethod
     def from_torchrun(cls) -> Self:
-        """Read torchrun's environment; a process that torchrun did not start is a group of one.
-
-        Raises:
-            InputError: the ranks are on several hosts.
-        """
+        """Read torchrun's environment; without it, a group of one. Raises InputError if ranks are on several hosts."""
         environment = os.environ
         if environment.get("LOCAL_WORLD_SIZE") != environment.get("WORLD_SIZE"):
             raise InputError("A group runs on one host; start one on each host, and they share the queue.")
@@ -73,10 +65,8 @@ class Topology:
 class Links:
     """A rank's channels to its neighbors; a single rank has none."""
 
-    #: From the rank before; on rank 0 from the last rank, for reports.
-    incoming: Channel | None = None
-    #: To the next rank; on the last rank to rank 0.
-    outgoing: Channel | None = None
+    incoming: Channel | None = None  # from the rank before; on rank 0 from the last rank, for reports
+    outgoing: Channel | None = None  # to the next rank; on the last rank to rank 0
     #: The ranks' information, rank 0 first: on rank 0 of all ranks, elsewhere of those before and of this one.
     rank_info: tuple[str, ...] = ()
 
@@ -103,11 +93,8 @@ def join(topology: Topology, device: torch.device, *, folder: Path, rank_info: s
 def agree(topology: Topology, rank_info: str, decide: Callable[[tuple[str, ...]], str], *, folder: Path) -> str:
     """Return what rank 0 decides from the information of all ranks, before they load their models.
 
-    `decide` is called on rank 0 alone, with the `rank_info` of all ranks in order; `folder` is that of `join`.
-
-    Raises:
-        OSError: the other ranks have ended.
-        InputError: the path of the socket is too long.
+    `decide` is called on rank 0 alone, with the `rank_info` of all ranks in order; `folder` is that of `join`. Raises
+    OSError if the other ranks have ended, and InputError if the path of the socket is too long.
     """
     if topology.num_ranks == 1:
         return decide((rank_info,))
@@ -179,11 +166,7 @@ def _path(folder: Path, rank: int) -> Path:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Yield a short name for the path of a socket, so that a path of any length fits into its address.
-
-    Raises:
-        InputError: the path is too long, and this system has no other name for it.
-    """
+    """Yield a short name for the path of a socket, so that any length fits; raises InputError if there is none."""
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
         yield str(path)
         return

@@ -42,8 +42,7 @@ class Submission:
     name: str
     photo: str
     is_new: bool  # whether it was enqueued now
-    #: When a new job will be queued, with a time zone; None: it is queued.
-    at: datetime | None = None
+    at: datetime | None = None  # when a new job will be queued, with a time zone; None: it is queued
     was: str = ""  # as in `Enqueued`
     replaced_model: str = ""  # the model whose video the new job replaces; "" for none
     warning: str = ""  # as of `crop_warning`

@@ -115,28 +115,19 @@ def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
 class WanDenoiser:
     """The denoising of one sample: (6) of diffusers' `__call__`. Keeps nothing between steps."""
 
-    #: The WanTransformer3DModels of this rank by component, shared by all samples.
-    transformers: Mapping[str, Any]
-    #: Shared by all samples with the same steps and shift.
-    schedule: Schedule
-    #: (1, 512, E), padded with zeros.
-    prompt_embeds: Tensor
-    #: The same of the negative prompt; None: guidance is off.
-    negative_prompt_embeds: Tensor | None
-    #: CLIP's (1, 257, C) of a 2.1 model; (2, 257, C) of first and last frame.
-    image_embeds: Tensor | None
+    transformers: Mapping[str, Any]  # the WanTransformer3DModels of this rank by component, shared by all samples
+    schedule: Schedule  # shared by all samples with the same steps and shift
+    prompt_embeds: Tensor  # (1, 512, E), padded with zeros
+    negative_prompt_embeds: Tensor | None  # the same of the negative prompt; None: guidance is off
+    image_embeds: Tensor | None  # CLIP's (1, 257, C) of a 2.1 model; (2, 257, C) of first and last frame
     #: Mask and encoded photos (1, 4 + C, F', H', W'), or the photo as first latent frame (1, C, 1, H', W').
     condition: Tensor
-    #: (1, 1, F', H', W') of a TI2V model: 0 in the first frame, which is the photo.
-    first_frame_mask: Tensor | None
-    #: The guidance scale of each component.
-    guidance_scales: Mapping[str, float]
-    #: Of the transformers' inputs.
-    dtype: torch.dtype
+    first_frame_mask: Tensor | None  # (1, 1, F', H', W') of a TI2V model: 0 in the first frame, which is the photo
+    guidance_scales: Mapping[str, float]  # the guidance scale of each component
+    dtype: torch.dtype  # of the transformers' inputs
     #: Of the last step: the latents before it, its prediction, and its index.
     last: tuple[Tensor, Tensor, int] | None = None
-    #: Called at the end of a step, which ends the measurement of its memory.
-    measured: Callable[[], None] = lambda: None
+    measured: Callable[[], None] = lambda: None  # called at the end of a step, which ends the measurement of its memory
 
     @torch.inference_mode()
     def step(self, state: State, index: int) -> dict[str, Tensor]:

@@ -26,10 +26,8 @@ from svdq.pipeline.models.wan.layout import (
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import MAX_FRAMES, ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
 
-#: 8 for the VAE times 2 for the transformer's patches.
-SIZE_MULTIPLE = 16
-#: The VAE compresses the frames after the first by fours.
-FRAME_STEP = 4
+SIZE_MULTIPLE = 16  # 8 for the VAE times 2 for the transformer's patches
+FRAME_STEP = 4  # the VAE compresses the frames after the first by fours
 #: Characters of a prompt. The text encoder reads its first 512 tokens, some 2,000 characters of English.
 MAX_PROMPT = 5000
 
@@ -128,16 +126,14 @@ _UNWANTED = """\
 NEGATIVE_PROMPT = "\uff0c".join(_UNWANTED.split())  # with full-width commas
 #: The shift that diffusers' conversion script writes into every UniPC config, whatever the authors recommend.
 CONVERTED_SHIFT = 3.0
-#: Videos of at most this many pixels a frame count as 480p.
-PIXELS_480P = 832 * 480
+PIXELS_480P = 832 * 480  # videos of at most this many pixels a frame count as 480p
 
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
     """The defaults of one published model; names of fields are those of the parameters."""
 
-    #: Its name in messages.
-    title: str
+    title: str  # its name in messages
     frames: int = 81
     fps: int = 16
     width: int = 832
@@ -151,8 +147,7 @@ class Defaults:
     shift_480p: float = 5.0
 
 
-#: Two experts.
-I2V_A14B = Defaults(title="Wan 2.2 I2V-A14B", guidance_scale=3.5)
+I2V_A14B = Defaults(title="Wan 2.2 I2V-A14B", guidance_scale=3.5)  # two experts
 #: One transformer, and CLIP's image encoder.
 I2V_14B = Defaults(title="Wan 2.1 I2V-14B", guidance_scale=5.0, shift_480p=3.0)
 #: One transformer, and CLIP's image encoder for both frames.
@@ -322,10 +317,7 @@ def prior(facts: Facts) -> CostPrior:
 
 
 def memory(activity: Activity, shape: MemoryShape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
-    """Estimate the peak bytes of an activity, besides the weights; see `Family.memory`.
-
-    The two passes of guidance come one after the other, so guidance needs no more memory.
-    """
+    """Estimate the peak bytes of an activity, besides the weights; guidance does one pass after the other."""
     vae, is_expanded = facts["vae"], facts["expand_timesteps"]
     pixels = shape[0] * shape[1]
     # The published VAE has 96 channels at full resolution; that of TI2V-5B has 256 for each patch of 2x2 pixels.

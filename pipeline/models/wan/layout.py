@@ -70,11 +70,7 @@ LAYOUTS: Mapping[str, FolderLayout] = {layout.pipeline: layout for layout in (_L
 
 
 def read_facts(folder: Path, name: str) -> Facts:
-    """Return what `family.PUBLISHED` has, of a model folder.
-
-    Raises:
-        InputError: a config cannot be read, or svdq cannot run the model exactly.
-    """
+    """Return the values of `PUBLISHED` for a model folder; raises InputError if svdq cannot run it exactly."""
     index = read_json(folder, "model_index.json", name)
     scheduler = read_json(folder, "scheduler/scheduler_config.json", name)
     # Without it, transformers makes a tokenizer that reads every prompt as unknown words.
@@ -106,11 +102,7 @@ def read_facts(folder: Path, name: str) -> Facts:
 
 
 def use_scheduler(facts: Facts, given: SchedulerEntry) -> Facts:
-    """Return the facts that the scheduler of a model file changes.
-
-    Raises:
-        InputError: svdq does not know the state of such a scheduler.
-    """
+    """Return the facts that another scheduler changes; raises InputError if svdq does not know its state."""
     changed: dict[str, Any] = {}
     if given.class_name not in (None, facts["scheduler"]["_class_name"]):
         if given.class_name not in SHIFT_SETTINGS:

@@ -26,14 +26,11 @@ from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.planning.rounds import TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
-#: Number of texts whose embeddings are kept. Each has at most 4 MB in half precision.
-CACHED_TEXTS = 64
-#: Number of schedules that are kept.
-CACHED_SCHEDULES = 256
+CACHED_TEXTS = 64  # number of texts whose embeddings are kept. Each has at most 4 MB in half precision.
+CACHED_SCHEDULES = 256  # number of schedules that are kept
 #: Tokens of a prompt: longer ones are cut off, shorter ones padded with zeros. The padding does not travel.
 MAX_TOKENS = 512
-#: Tokens of a photo, for the warm-up: CLIP's patches of ViT-H/14 and one for the whole.
-IMAGE_TOKENS = 257
+IMAGE_TOKENS = 257  # tokens of a photo, for the warm-up: CLIP's patches of ViT-H/14 and one for the whole
 
 
 class WanModel(DiffusersModel):
