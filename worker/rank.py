@@ -44,7 +44,7 @@ from svdq.worker.startup import (
 
 logger = logging.getLogger("svdq.worker")
 
-STATES_SHARE = 0.1  # share of the free host memory for the videos of a round that wait
+STATES_SHARE, LEAST_STATES_BYTES = 0.1, 500_000_000  # share of free host memory for waiting videos, and its least
 #: Seconds that a rank which ends waits for its checkpoints, and again for the videos that are being written.
 FLUSH_S = 6.0
 
@@ -118,7 +118,7 @@ def run_rank(process: RankProcess) -> None:
         surroundings,
         device=loaded.device,
         components=components,
-        most_bytes=free_host_bytes() * STATES_SHARE,
+        most_bytes=max(free_host_bytes() * STATES_SHARE, LEAST_STATES_BYTES),
         num_groups=config.num_groups,
     )
     reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]

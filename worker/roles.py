@@ -77,6 +77,11 @@ class Experts:
         if self._model.layout is None:
             return PhaseWeights(by_phase={}, streamed=None)
         size = self.size()
+        logger.info(
+            "All of %s takes %s; this rank holds one expert at a time, in rounds over many videos.",
+            self._model.name,
+            size_text(self._need(0, 1)),
+        )
         return PhaseWeights(
             by_phase=size.phase_weights(), streamed=replace(size, streamed=True).phase_weights()["step"]
         )

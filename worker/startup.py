@@ -156,7 +156,6 @@ def _load_model(process: RankProcess) -> LoadedModel:
     if phase_weights is not None:
         host_bytes = free_host_bytes() if config.host_memory is None else config.host_memory
         role = replace(role, in_rounds=True, host_bytes=host_bytes)
-        logger.info("Working in rounds: one expert at a time, for many videos.")
     if config.encoder_rank and topology.first:
         role = replace(role, decode=False)
     num_threads = torch.get_num_threads()

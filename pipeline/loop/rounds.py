@@ -78,7 +78,8 @@ class RoundsInbox(Inbox):
         with self._tracer.span(f"load {components}"):
             self._model.hold(components)
         seconds = time.perf_counter() - started
-        logger.info("Loaded the %s in %.1f s, for %d videos.", components, seconds, len(self._rounds))
+        number = len(self._rounds)
+        logger.info("Loaded the %s in %.1f s, for %d video%s.", components, seconds, number, "s" * (number != 1))
         self.is_loading = False
         self._monitor.idle()
         with self._changed:

@@ -159,6 +159,11 @@ class DiffusersModel(VideoModel):
                     continue
                 if module is None:
                     del self._denoisers[component]
+                    if self._options.compiled != "off":
+                        logger.warning(
+                            "Host memory has no room for the %s, which is compiled again at each load; grant more with "
+                            "--host-memory, or leave --compile out.", component,
+                        )  # fmt: skip
                 else:
                     self._denoisers[component] = module
             self._held = components

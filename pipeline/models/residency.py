@@ -105,7 +105,11 @@ def move_in(module: nn.Module, copy: Callable[[Tensor], Tensor]) -> _Copies:
 
 def move_out(module: nn.Module, copies: _Copies) -> None:
     """Replace each weight of a component by its copy in host memory."""
-    module._apply(lambda weight: _rebuilt(weight, lambda part: copies.get(part.data_ptr(), part)))
+
+    def moved(part: Tensor) -> Tensor:
+        return copies.get(part.data_ptr(), part) if part.numel() else part  # empty ones have no address
+
+    module._apply(lambda weight: _rebuilt(weight, moved))
 
 
 def _rebuilt(weight: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -47,6 +47,8 @@ class Role:
         return self.components is None or component in self.components
 
     def __str__(self) -> str:
+        if self.in_rounds:
+            return "in rounds"
         components = "all steps" if self.components is None else ", ".join(sorted(self.components))
         return ", ".join(filter(None, ["encode" * self.encode, components, "decode" * self.decode]))
 

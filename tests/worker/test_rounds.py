@@ -38,6 +38,15 @@ def test_frames_are_those_of_a_resident_model_and_each_expert_is_loaded_twice_at
         np.testing.assert_array_equal(house.frames(job_id), expected)
 
 
+def test_a_rank_alone_without_room_for_both_experts_works_in_rounds(house, tiny_wan: Path) -> None:
+    job_id = submit(house, 1)
+    group = house.start(1, "--burst", "--memory-limit", "300MB", model=str(tiny_wan), wait=False)
+    assert group.end() == 0, group.text
+    assert "this rank holds one expert at a time, in rounds over many videos" in group.text
+    assert loads(group.text) == ["text encoder", "encoders", "transformer", "transformer_2", "decoder"]
+    assert house.view(job_id).status == "finished"
+
+
 def test_several_ranks_are_told_to_be_groups(house) -> None:
     group = house.start(2, "--experts", "rounds", model=SLOW, wait=False)
     assert group.end() == 2
