@@ -20,10 +20,8 @@ from svdq.producer.text import count, duration, pace, printable
 Cell = str | Text
 
 PLAIN_WIDTH = 120  # width of the output when it does not go to a terminal
-#: Colors of ranks, in rotation; a rank has the same color in both tables.
-_COLORS = ("cyan", "green", "magenta", "blue", "yellow")
-#: Smallest and largest width of a rank's part of a track; narrower tracks are left out.
-_MIN_SEGMENT, _MAX_SEGMENT = 2, 8
+_COLORS = ("cyan", "green", "magenta", "blue", "yellow")  # of ranks, in rotation, in both tables
+_MIN_SEGMENT, _MAX_SEGMENT = 2, 8  # width of a rank's part of a track; narrower tracks are left out
 #: Width of the other columns beside a track, and largest width of a name.
 _BESIDE_TRACK, _MAX_NAME = 50, 40
 

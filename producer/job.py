@@ -29,8 +29,7 @@ _LAST_FRAME = re.compile(r"inputs/([0-9a-f]{20})\.png")
 class Job(VideoParameters):
     """One photo to one video, by a family of models that adds its parameters; frozen, refuses unknown fields."""
 
-    #: Storage key of the photo, inputs/<sha256>.<ext>; of a later link of a chain, the last frame of the link before.
-    image: str
+    image: str  # storage key: inputs/<sha256>.<ext>, or the last frame of the link before
     #: Stem of the original file's name, which names the outputs.
     name: str = Field(min_length=1, max_length=200)
     formats: Annotated[tuple[Format, ...], Field(min_length=1, strict=False, description="File to write")] = ("mp4",)

@@ -3,8 +3,7 @@
 from typing import Final
 
 PRIORITIES: Final = ("high", "default", "low")  # priorities of jobs, most urgent first
-#: The queue of each, in the order in which workers take jobs from them.
-QUEUE_NAMES: Final = tuple(f"svdq-{priority}" for priority in PRIORITIES)
+QUEUE_NAMES: Final = tuple(f"svdq-{priority}" for priority in PRIORITIES)  # as workers take jobs
 #: RQ's statuses of jobs, in display order.
 STATUSES: Final = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
 UNRENDERED: Final = ("failed", "stopped", "canceled")  # those of jobs that ended without a video
@@ -12,11 +11,9 @@ PREFIX: Final = "svdq:"
 
 DAY_S: Final = 24 * 60 * 60
 
-#: Seconds that a finished job is kept; after that the same submission renders it again. Its files stay.
-RESULT_TTL_S: Final = 7 * DAY_S
+RESULT_TTL_S: Final = 7 * DAY_S  # of a finished job; then the same submission renders it again
 FAILURE_TTL_S: Final = 30 * DAY_S  # seconds that a failed job is kept and can be retried
-#: No timeout of RQ, whose alarm signal does not distinguish several jobs in flight; the worker has its own deadlines.
-JOB_TIMEOUT_S: Final = -1
+JOB_TIMEOUT_S: Final = -1  # none of RQ, whose alarm knows one job; the worker has its own deadlines
 MAX_RETRIES: Final = 3  # number of retries of a job whose group died
 
 DATABASE_ID: Final = "svdq:id"  # string: a random id of this database, made when the first photo is submitted

@@ -45,8 +45,7 @@ class JobArguments(Record):
 
     job: AnyJob
     photo: str = Field(default="", exclude_if=not_)  # path of its photo at submission
-    #: Notes of the submitter, such as a prompt that its model ignores, and of svdq.
-    notes: dict[str, str] = Field(default={}, exclude_if=not_)
+    notes: dict[str, str] = Field(default={}, exclude_if=not_)  # such as an ignored prompt; of svdq, too
 
     @property
     def source(self) -> str:
@@ -75,8 +74,7 @@ class JobMeta(Record):
 
     step: Count = 0
     rank: Count | None = None
-    #: Rank r does the steps from boundaries[r] up to, not including, boundaries[r+1]: K+1 indices.
-    boundaries: tuple[Count, ...] = ()
+    boundaries: tuple[Count, ...] = ()  # rank r does steps boundaries[r] to boundaries[r+1], exclusive
     decoder: Count | None = None
     notice: str = ""
     used: dict[str, Any] = {}
@@ -103,8 +101,7 @@ class SidecarModel(_Open):
 
     name: str = ""
     notice: str = ""
-    #: The options that can change bits, such as the data type.
-    compute: dict[str, Any] = Field(default={}, exclude_if=not_)
+    compute: dict[str, Any] = Field(default={}, exclude_if=not_)  # options that can change bits
 
 
 class Sidecar(_Open):

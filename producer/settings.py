@@ -58,8 +58,7 @@ class Settings(BaseModel):
     storage: str = Field(default_factory=lambda data: str(data["home"] / "storage"), min_length=1, repr=False)
     model: str = Field("preview", min_length=1)  # `preview`, or the folder or hub id of a model in diffusers' layout
     max_pixels: int = Field(100_000_000, ge=1)  # largest number of pixels of a photo
-    #: Number of crashes of a rank after which the job it computes is set aside as failed.
-    max_attempts: int = Field(2, ge=1)
+    max_attempts: int = Field(2, ge=1)  # crashes of a rank until its job is set aside as failed
     #: Seconds that the first step of its kind may take before its rank counts as stalled and is restarted.
     stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
     #: Memory limit for a rank's weights and activations, such as 24GB; None: its GPU's memory, or no limit on a CPU.

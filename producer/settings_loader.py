@@ -20,8 +20,7 @@ from svdq.producer.settings import ENV_PREFIX, SECRETS, Settings, absolute, defa
 
 FILE_NAME = "svdq.toml"
 MAX_FILE_BYTES = 1 << 16
-#: Keys of the same file that are no settings, but for the photos in its folder with `svdq watch`.
-PHOTO_KEYS = (*PARAMETER_KEYS, "priority")
+PHOTO_KEYS = (*PARAMETER_KEYS, "priority")  # of photos in the file's folder, with `svdq watch`
 
 
 def load_settings(**flags: Any) -> Settings:

@@ -33,8 +33,7 @@ def pace(videos_per_hour: float) -> str:
     return f"{videos_per_hour:,.{0 if videos_per_hour >= 10 else 1}f} videos an hour"
 
 
-#: Latest time in seconds since the epoch that every time zone can represent: the start of the year 9000.
-MAX_SECONDS = 221_845_392_000
+MAX_SECONDS = 221_845_392_000  # the year 9000, which every time zone can represent
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _MAX_DURATION_S = 700_000 * 86_400  # keeps dates after the year 1

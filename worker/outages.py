@@ -24,8 +24,7 @@ T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 5.0  # seconds after which a call to Redis without an answer is tried again
 RETRY_S = 1.0  # seconds between two attempts of Redis
-#: Seconds until the second attempt of the storage; the delay doubles up to the second number.
-FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0  # until the storage is tried again, doubling up to the second
 FILE_TIMEOUT_S = 300.0  # seconds that a storage which works otherwise may refuse one file before its job fails
 _HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})  # no further attempt helps
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})  # something else has the name

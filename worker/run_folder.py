@@ -80,8 +80,7 @@ class RankConfig(BaseModel):
     until_s: float | None = None  # seconds since the epoch at which the launcher stops the group; None: never
     #: Largest number of ranks that share a GPU, those of all groups included; None: count those of this torchrun.
     ranks_per_gpu: int | None = Field(default=None, ge=1)
-    #: GPUs that were left out since the worker was started, each with the reason, a clause.
-    failed_gpus: Mapping[str, str] = {}
+    failed_gpus: Mapping[str, str] = {}  # left out since the start, each with a clause why
     record_trace: bool = False  # into the run folder, at the end
 
     @property

@@ -16,8 +16,7 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 logger = logging.getLogger(__name__)
 
 RETRY = {"Retry-After": "2"}  # headers of errors after which a client may try again: seconds
-#: The id of the request that is being answered, in its response and in the log.
-request_id: ContextVar[str] = ContextVar("request_id", default="")
+request_id: ContextVar[str] = ContextVar("request_id", default="")  # id of the request that is being answered
 
 
 class Json(JSONResponse):

@@ -63,8 +63,7 @@ def limited(
 class Form:
     """The content of a request."""
 
-    #: Fields in their order; of JSON with values of any type.
-    fields: list[tuple[str, Any]] = field(default_factory=list)
+    fields: list[tuple[str, Any]] = field(default_factory=list)  # in their order; of JSON with any values
     #: The photos by `PHOTO` and `LAST_PHOTO`, and the name of the first as the client has it.
     files: dict[str, BinaryIO] = field(default_factory=dict)
     file_name: str = ""

@@ -26,11 +26,9 @@ from svdq.producer.submitting.parameters import (
 from svdq.producer.submitting.photos import nearest_side
 from svdq.producer.text import parse_future
 
-#: The API's names for parameters that svdq calls otherwise.
-RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}
+RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}  # the API's other names for parameters
 PROMPTS = ("prompt", "negative_prompt")  # texts for families that take them; of others, they are recorded
-#: Frames and frames a second of each family's videos, where they are left to the model.
-USUAL = {"svd": (25, 7), "wan": (81, 16)}
+USUAL = {"svd": (25, 7), "wan": (81, 16)}  # frames and frames a second that are left to the model
 #: Names of the photo: those of OpenAI, of vLLM-Omni, and of SGLang and FastVideo.
 PHOTOS = ("input_reference", "image_reference", "reference_url")
 PHOTO = PHOTOS[0]
@@ -61,11 +59,9 @@ NO_OPS: Mapping[str, tuple[str, ...]] = {
 _OWN = (*PROMPTS, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
 _PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in RENAMED.values())
 FIELDS = tuple(dict.fromkeys((*_OWN, "size", *RENAMED, *_PLAIN)))
-#: Values that mean that nothing was given: a form has no null, and Python's clients write `None`.
-_NULLS = (None, "null", "None")
+_NULLS = (None, "null", "None")  # nothing: forms have no null, and Python's clients write `None`
 _NOTHING = ("", *_NULLS)
-#: The sizes that OpenAI's clients name, and of which a model may be able to render only one close by.
-_NAMED_SIZES = ((1280, 720), (720, 1280))
+_NAMED_SIZES = ((1280, 720), (720, 1280))  # of OpenAI's clients; a model may render only one close by
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,8 +35,7 @@ LABELS: Mapping[str, str] = {
     "formats": "File type",
     "fit": "Photos of another shape",
 }
-#: Shown in empty fields that are not left to the model.
-PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off"}
+PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off"}  # shown in empty fields
 #: Shown first; the others are below "More settings".
 MAIN = ("prompt", "shape", "width", "height", "frames", "motion_bucket_id", "formats")
 #: The shapes and sizes to choose from, by family: as `size` of a list, with their words.

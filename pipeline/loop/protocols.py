@@ -25,12 +25,10 @@ class Request:
     job_id: str  # id of its job
     parameters: VideoParameters  # its parameters, with `frames` filled in
     photo: Image | None  # the photo, exactly width x height; None if the model needs none or the video is resumed
-    #: The photo of the last frame, of the same size; None if the video has none of its own.
-    last_photo: Image | None = None
+    last_photo: Image | None = None  # photo of the last frame, of the same size, if it has one of its own
     job: Mapping[str, Any] = field(default_factory=dict)  # the job, as JSON that its sample carries to the sink
     chunk_chosen: bool = False  # whether the worker chose `decode_chunk_size`, because the job leaves it open
-    #: The unfinished sample of an earlier attempt, on the device of rank 0; its parameters are those above.
-    resume: Sample | None = None
+    resume: Sample | None = None  # unfinished sample of an earlier attempt, on the device of rank 0
     #: The ranks that can encode and that can decode it, in order; None: all can.
     encoders: tuple[int, ...] | None = None
     decoders: tuple[int, ...] | None = None
@@ -47,8 +45,7 @@ class Report:
     result: Mapping[str, Any] = field(default_factory=dict)
     failure: str | None = None  # why it failed, as a sentence
     canceled: bool = False  # whether it was canceled
-    #: Whether it failed because this group makes no such videos, so that it would refuse others like it.
-    refused: bool = False
+    refused: bool = False  # whether it failed because this group makes no videos like it
 
     @classmethod
     def of(cls, sample: Sample) -> Self:
@@ -128,8 +125,7 @@ class Checkpointer:
 class Surroundings:
     """The connections of a stage to the rest of its rank."""
 
-    #: Called from a thread when a neighbor is gone; it should end the process, since the group is broken.
-    on_lost: OnLost
+    on_lost: OnLost  # called from a thread when a neighbor is gone; ends the process, since the group is broken
     source: Source | None = None  # on rank 0 only
     sink: Sink | None = None  # on the last rank only
     monitor: Monitor = field(default_factory=Monitor)

@@ -14,8 +14,7 @@ from pydantic import ConfigDict, TypeAdapter
 from svdq.pipeline.models.families import AnyParameters
 from svdq.pipeline.models.video_model import State
 
-#: The tensors of a sample that are photos: the first frame and, where a job has one, the last.
-PHOTOS = ("photo", "last_photo")
+PHOTOS = ("photo", "last_photo")  # tensors that are photos: the first frame and, for some jobs, the last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +43,12 @@ class Sample:
     #: The state; before the encode the `PHOTOS`, (H, W, 3), uint8, and embeddings of texts. Empty for a sample that has
     #: failed or was canceled and travels on as a header alone.
     tensors: State = field(default_factory=dict)
-    #: The job that it is made for, as JSON of the source, which the pipeline does not read.
-    job: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] = field(default_factory=dict)  # the job as JSON, which the pipeline does not read
     failure: str | None = None  # why it failed, as a sentence; None while all is well
     canceled: bool = False  # whether the user canceled it
-    #: (rank, number of steps, seconds of denoising) of each rank that did some, in order.
-    stages: tuple[tuple[int, int, float], ...] = ()
+    stages: tuple[tuple[int, int, float], ...] = ()  # rank, number of steps, seconds of denoising; in order
     seconds: Mapping[str, float] = field(default_factory=dict)  # seconds spent besides denoising: `encode`, `decode`
-    #: Peak bytes of encode, step and decode besides weights, over all ranks; GPUs only.
-    memory: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)  # peak bytes of each activity besides weights; GPUs only
     chunk_chosen: bool = False  # whether the worker chose `decode_chunk_size` because the job has none
     ran_out: bool = False  # whether a decode ran out of memory; `decode_chunk_size` is the reduced size
     resumed: tuple[Resumption, ...] = ()  # its resumptions, in order

@@ -28,14 +28,12 @@ from svdq.pipeline.video_parameters import Fit
 
 logger = logging.getLogger(__name__)
 
-#: Largest number of pixels of a photo, checked before decoding: 3 bytes each, so half a gigabyte of memory.
-MAX_PIXELS = 178_000_000
+MAX_PIXELS = 178_000_000  # of a photo, before decoding: 3 bytes each, so half a gigabyte of memory
 
 #: Largest compressed color profile or text of a PNG in bytes; Pillow allows 1 MiB, and profiles of printers are larger.
 MAX_PNG_CHUNK_BYTES = 1 << 26
 MAX_PROFILE_BYTES = 1 << 23  # largest profile that is read, in bytes; profiles of printers have up to about 2 MB
-#: Largest difference of a channel, out of 255, by which a profile counts as sRGB: there are several roundings of it.
-SRGB_TOLERANCE = 2
+SRGB_TOLERANCE = 2  # of a channel, out of 255, within which a profile counts as sRGB: roundings differ
 #: Accepted formats by Pillow's name, and the extension they are stored with. Documents are left out, and formats whose
 #: decoder starts another program, such as EPS.
 EXTENSIONS = {

@@ -20,8 +20,7 @@ from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.ffmpeg import run_ffmpeg, run_ffmpeg_on_files
 from svdq.pipeline.video_parameters import Format
 
-#: Largest rate of a GIF: browsers show frames with less than two hundredths of a second for a tenth of a second.
-GIF_MAX_FPS = 50
+GIF_MAX_FPS = 50  # browsers show frames of less than two hundredths of a second for a tenth
 
 
 def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int, comment: str) -> None:  # noqa: A002

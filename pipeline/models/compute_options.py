@@ -22,8 +22,7 @@ BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTempo
 #: cannot use at once.
 STREAMED_BLOCKS = 3
 BACKEND: Any = "inductor"  # the compiler: torch's inductor, which generates C++ for CPUs and Triton for GPUs
-#: Limit of compiled variants that torch keeps per function: shapes of videos times kinds of a block, with a margin.
-MAX_COMPILED = 4096
+MAX_COMPILED = 4096  # variants kept per function: shapes of videos times kinds of a block, with a margin
 #: Largest batch of CUDA's fused attention kernels, where it is a grid dimension. Attention over frames has a batch of
 #: 2 x H/8 x W/8 with guidance, which is 73,728 at 2048x1152.
 MAX_ATTENTION_BATCH = 65_535

@@ -26,8 +26,7 @@ from svdq.pipeline.models.model_folder import loaded_files, read_json, weight_fi
 from svdq.pipeline.models.resolved_model import ResolvedModel
 
 SHARD_BYTES = 2 * 1024**3  # bytes of weights in a file of the copy, and so about the memory that writing it takes
-#: Copied as they are: small, and in half precision their pixels differ more than they save.
-_UNCHANGED = ("vae", "image_encoder")
+_UNCHANGED = ("vae", "image_encoder")  # small, and half precision changes much
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
 
-#: Values that a family reads from the configs of a folder, such as the default number of frames.
-Facts = Mapping[str, Any]
+Facts = Mapping[str, Any]  # values that a family reads from the configs of a folder
 
 
 def imported(target: str) -> Any:
@@ -36,8 +35,7 @@ class FolderLayout:
     #: A hub id of the family, for messages.
     example: str
     components: Mapping[str, tuple[str, ...]]  # the components and the classes that each may have; svdq loads the first
-    #: Those of the components that a model may lack; the index then names no class for them.
-    optional: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()  # components that a model may lack
     denoisers: frozenset[str]
     float32: frozenset[str] = frozenset()  # components that are loaded in float32 whatever the dtype
     settings: tuple[str, ...] = ()  # entries of the index that are arguments of the pipeline
@@ -83,16 +81,14 @@ class Family:
     model: str  # target: its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`
     tiny: str  # target: the function that writes its untrained model into a folder
     find_segments: str  # target: the function that returns the segments of parameters, from these and facts
-    #: Tensors of a state that are what the encoders compute, to compare dtypes by; the others are drawn.
-    encoded: tuple[str, ...]
+    encoded: tuple[str, ...]  # tensors that encoders compute, to compare dtypes by
     half: str  # half precision that its weights suit, which is the default on GPUs: fp16 or bf16
     published_as: str  # how the names of its published models begin, in lower case
     published: Facts  # the facts of its published model, which count if no folder is known
     models: Mapping[str, PublishedModel]  # the published models whose sizes are known, by hub id
     #: Returns the number of equal blocks of a denoising component; None: its blocks cannot be streamed.
     num_blocks: Callable[[Facts], int | None]
-    #: Returns the work of a prediction of a step, in any unit: parameters and facts.
-    step_work: Callable[[VideoParameters, Facts], float]
+    step_work: Callable[[VideoParameters, Facts], float]  # of a prediction, in any unit
     #: Reads the facts of a folder; the name is for messages. Raises InputError if svdq cannot run such a model.
     read_facts: Callable[[Path, str], Facts]
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.

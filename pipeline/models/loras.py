@@ -44,10 +44,8 @@ class Lora:
 
     file: LoraFile
     tensors: Any
-    #: The keys of the parts by weight of the component and kind of part.
-    parts: dict[str, dict[str, str]] = field(default_factory=dict)
-    #: alpha / rank where the file has no key for alpha, by weight; of differences, too.
-    scales: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, dict[str, str]] = field(default_factory=dict)  # keys of parts by weight and kind of part
+    scales: dict[str, float] = field(default_factory=dict)  # alpha / rank by weight, without a key for alpha
     #: Keys that match no weight, and those that are dropped as in diffusers: whole differences of norms and the like.
     unmatched: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)

@@ -11,8 +11,7 @@ ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 #: prompt, whose activations are small.
 Phase = Literal["embed", "encode", "step", "decode"]
 
-#: Bytes of a GPU kept free for fragmentation and CUDA's context. A guess that was never measured.
-RESERVE_BYTES = 500_000_000
+RESERVE_BYTES = 500_000_000  # of a GPU for fragments and CUDA's context; a guess, never measured
 CONTEXT_BYTES = 800_000_000  # of CUDA itself on a GPU. A guess.
 WORKSPACE_BYTES = 1_000_000_000  # workspace of cuDNN and cuBLAS in bytes, added to estimates on GPUs. A guess.
 #: Factor on what the operations of a VAE hold, for the copies that cuDNN makes to convolve with channels last: they are

@@ -49,8 +49,7 @@ class SchedulerEntry(_Section):
 class ModelFile(_Section):
     """The contents of a model file."""
 
-    #: A hub id or a folder: configs, tokenizer, and all weights that are not named below.
-    base: str = Field(min_length=1)
+    base: str = Field(min_length=1)  # hub id or folder: configs, tokenizer, all other weights
     weights: dict[str, str] = {}
     lora: tuple[LoraEntry, ...] = ()
     defaults: dict[str, Any] = {}  # parameters that a job leaves open

@@ -20,8 +20,7 @@ _DTYPES = {"F16", "BF16", "F32"}  # supported types of weights, as named by safe
 _WEIGHTS_FILE = re.compile(
     r"(diffusion_pytorch_)?model(\.fp16)?(-\d{5}-of-\d{5})?(\.fp16)?\.safetensors(\.index(\.fp16)?\.json)?"
 )
-#: Names of the dtype options, and torch's name of each.
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # the dtype options, and torch's names
 #: Weights that suit each of torch's dtypes, the best first: True for half precision, False for full. bfloat16 has the
 #: range of the full weights; float32 must equal diffusers bit by bit, so nothing may be rounded.
 WEIGHTS = {"float32": (False,), "float16": (True, False), "bfloat16": (False, True)}

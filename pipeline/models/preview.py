@@ -23,8 +23,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 
 BLOCK = 8  # side of the square of pixels that becomes the channels of one latent position, as the VAE's 8x downsampling
 
-#: The noise levels of Stable Video Diffusion's scheduler, and the rho of its Karras schedule.
-SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 700.0, 7.0
+SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 700.0, 7.0  # of Stable Video Diffusion's Karras schedule
 
 _LARGEST_ZOOM = 0.35  # the zoom of the camera move at the end, for very large motion buckets
 

@@ -22,8 +22,7 @@ class Timings(BaseModel):
     encode_ms: float = Field(0.0, ge=0)
     decode_ms: float = Field(0.0, ge=0)
     warm_ms: float = Field(0.0, ge=0)  # milliseconds of the first use of a shape
-    #: Milliseconds of loading the encoders or an expert, on a rank that holds one set at a time.
-    load_ms: float = Field(0.0, ge=0)
+    load_ms: float = Field(0.0, ge=0)  # milliseconds of loading a set of components, in rounds
     #: Two experts, each of which does some of the steps: 15+25 of 40, and of other numbers in proportion.
     segments: Annotated[tuple[int, int], BeforeValidator(_parsed)] | None = None
     slowdown: float = Field(1.0, gt=0)  # factor by which this rank's steps are slower than `step_ms`
@@ -54,13 +53,11 @@ class ResolvedModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     name: str  # the name it was asked for by, as in sidecars and messages
-    #: Its folder, or its snapshot in the hub's cache; None: made in code, as are the next four.
-    folder: Path | None = None
+    folder: Path | None = None  # or snapshot in the hub's cache; None: made in code, as are the next four
     family: str | None = None  # name of the family whose videos it makes; a model made in code makes those of all
     layout: str | None = None  # the pipeline class in its model_index.json, by which its family has its layout
     facts: dict[str, Any] = {}  # what its family has read from its configs
-    #: A hash of its weights and configs; None: nobody has said what they are loaded for.
-    fingerprint: str | None = None
+    fingerprint: str | None = None  # hash of weights and configs; None: for no known devices
     base: str | None = None  # the base that a model file names, of which the folder is; None: no model file
     weights: dict[str, Path] = {}  # files in place of a component's weights in the folder, by component
     #: LoRAs, in the order in which they are added.

@@ -25,8 +25,7 @@ Variant = Literal["i2v-a14b", "i2v-14b", "flf2v-14b", "ti2v-5b"]
 VARIANTS: tuple[Variant, ...] = ("i2v-a14b", "i2v-14b", "flf2v-14b", "ti2v-5b")
 _WITH_IMAGE_ENCODER = ("i2v-14b", "flf2v-14b")
 
-#: Width of CLIP's projection in SVD, and of Wan's text and image encoders.
-_EMBEDDING_DIM, _TEXT_DIM, _IMAGE_DIM = 32, 32, 16
+_EMBEDDING_DIM, _TEXT_DIM, _IMAGE_DIM = 32, 32, 16  # of SVD's CLIP, and of Wan's text and image encoders
 _CLIP: dict[str, Any] = {"image_size": 224, "patch_size": 32, "intermediate_size": 64}
 _CLIP |= {"num_hidden_layers": 2, "num_attention_heads": 4}
 _IMAGE_TOKENS = (224 // 32) ** 2 + 1  # tokens of a photo: CLIP's patches and one for the whole

@@ -100,8 +100,7 @@ class CapacityQuestion:
 class CapacityRow:
     """The result of one layout; names of fields are those of the JSON."""
 
-    #: "one GPU", "pipeline of 7", with experts "pipeline of 3 + 4", "7 replicas", or with experts "7 in rounds".
-    layout: str
+    layout: str  # "one GPU", "pipeline of 7", "pipeline of 3 + 4", "7 replicas" or "7 in rounds"
     gpus: int
     #: Seconds between two videos, and until all are done.
     pace_s: float
@@ -120,8 +119,7 @@ class CapacityPlan:
     question: CapacityQuestion
     gpus: int  # number of GPUs of the pipeline
     rows: tuple[CapacityRow, ...]  # one GPU, the pipeline, replicas, and what the deadline needs, without duplicates
-    #: Fewest GPUs of a pipeline that meets the deadline; None without a deadline, or if no number does.
-    fewest: int | None
+    fewest: int | None  # GPUs of a pipeline that meets the deadline; None: no deadline or no such number
 
 
 def make_plan(video: VideoCosts, question: CapacityQuestion) -> CapacityPlan:

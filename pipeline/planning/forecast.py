@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from svdq.pipeline.planning.blocks import Row
 
-#: Seconds for which the reports of other ranks may be on their way: so long, work counts as finished when expected.
-REPORT_LAG_S = 0.15
+REPORT_LAG_S = 0.15  # reports of other ranks may be on their way so long; work then counts as expected
 
 
 @dataclass(slots=True)

@@ -31,8 +31,7 @@ LEAD_S = 0.05  # seconds in which a video is taken from the queue and sent to th
 class Assignment:
     """The pieces of a video's row of units, one for each rank."""
 
-    #: K+1 indices of units: rank r does those from boundaries[r] up to, not including, boundaries[r+1].
-    boundaries: tuple[int, ...]
+    boundaries: tuple[int, ...]  # rank r does units boundaries[r] to boundaries[r+1], exclusive; K+1 of them
 
     def __post_init__(self) -> None:
         # Samples go down the chain only.

@@ -15,8 +15,7 @@ from svdq.pipeline.planning.binding import Segment
 #: The sets of components besides those of denoising steps, which have the name of their component.
 TEXT_ENCODER, ENCODERS, DECODER = "text encoder", "encoders", "decoder"
 LOAD_SHARE = 0.05  # the largest share of a round's work that loading may take
-#: The least seconds of work of a round, if so many videos wait: short videos are finished soon in any case.
-ROUND_S = 60.0
+ROUND_S = 60.0  # least seconds of work of a round, if so many videos wait: short videos end soon anyway
 #: Videos of a round, at most; and of a round that begins before costs are measured, so that the first result is soon.
 MOST_VIDEOS, FIRST_VIDEOS = 64, 2
 GATHER_S = 2.0  # seconds in which the next video of a round must arrive while more wait in the queue

@@ -44,8 +44,7 @@ class _Rest:
     #: Whether sending it has begun, and what is left of it then.
     begun: bool
     unsent: Unsent | None
-    #: On a GPU: when the message's tensors are computed. This keeps them alive until they are sent.
-    ready: torch.cuda.Event | None
+    ready: torch.cuda.Event | None  # on a GPU: when its tensors, kept alive until then, are computed
 
 
 class Sender:

@@ -84,8 +84,7 @@ class Message:
 
     kind: Kind
     body: Mapping[str, Any] = field(default_factory=dict)  # the content as JSON; empty for a close
-    #: The tensors of a sample, or `frames` (F, H, W, 3), uint8.
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # of a sample, or `frames` (F, H, W, 3)
     shared: SharedTensors | None = None  # the memory of the tensors, once they have been sent; passed on as it is
     work: Sequence[Work] = ()  # what ranks up the chain have finished
 

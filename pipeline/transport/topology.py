@@ -67,8 +67,7 @@ class Links:
 
     incoming: Channel | None = None  # from the rank before; on rank 0 from the last rank, for reports
     outgoing: Channel | None = None  # to the next rank; on the last rank to rank 0
-    #: The ranks' information, rank 0 first: on rank 0 of all ranks, elsewhere of those before and of this one.
-    rank_info: tuple[str, ...] = ()
+    rank_info: tuple[str, ...] = ()  # rank 0 first: on rank 0 of all, elsewhere up to this rank
 
 
 def join(topology: Topology, device: torch.device, *, folder: Path, rank_info: str = "") -> Links:

@@ -15,8 +15,7 @@ from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import Storage
 
 OUTPUTS = "outputs"
-#: Suffix of a video beside its sidecar; "" is a folder of frames.
-_EXTENSION = re.compile(r"(?:\.(?!json$)[a-z0-9]{1,5})?")
+_EXTENSION = re.compile(r"(?:\.(?!json$)[a-z0-9]{1,5})?")  # of a video; "" is a folder of frames
 _FRAME = re.compile(r"frame_\d+\.png")
 EXIF_IMAGE_DESCRIPTION = 0x010E
 

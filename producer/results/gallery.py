@@ -25,8 +25,7 @@ from svdq.producer.text import count
 
 #: Media types of the files that a page can play, by extension; the type that plays best comes first.
 TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
-#: Suffixes of the photos that all browsers show; the page embeds stills of others.
-BROWSER_SUFFIXES = ("jpg", "png", "webp", "avif", "gif", "bmp")
+BROWSER_SUFFIXES = ("jpg", "png", "webp", "avif", "gif", "bmp")  # shown by all browsers; others get stills
 #: Fields of a job that are no choice about its video, or that a card shows anyway.
 _OWN = ("name", "folder", "formats", "decode_chunk_size", "seed")
 

@@ -33,8 +33,7 @@ class RunRecord:
     status: End  # stopped means that the user canceled the job in flight
     ended_at: datetime
     error: str = ""
-    #: When its encode began, estimated from its seconds of work; None if they were not recorded.
-    begun_at: datetime | None = None
+    begun_at: datetime | None = None  # of its encode, from its seconds of work, if recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +45,7 @@ class RunReport:
     ending: str  # why the run ended, as a sentence; "" for a period
     jobs: tuple[RunRecord, ...]  # that ended in the period, in the order of their ends, each once
     left: Mapping[str, int]
-    #: Finished videos per hour, from the start of the first to the end of the last; None without any.
-    videos_per_hour: float | None
+    videos_per_hour: float | None  # from the start of the first to the end of the last
 
     def count(self, *statuses: End) -> int:
         """Count the jobs that ended in one of these states."""

@@ -48,16 +48,14 @@ class JobView:
     #: Notice if no trained model made the video, such as "preview (no diffusion model)".
     notice: str = ""
     model: str = ""
-    #: Its parameters: as used if a worker has recorded them, else as submitted.
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)  # as used if recorded, else as submitted
     photo: str = ""
     source: str = ""  # where its photo was, from the submitted folder on, such as `holiday/day 1/cup.jpg`
     link: str = ""  # which link of a chain it is, such as `2 of 3`
     notes: dict[str, str] = field(default_factory=dict)
     queue: str = ""
     created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
-    #: When its worker started and ended it; None before that, and if it was never started.
-    started_at: datetime | None = None
+    started_at: datetime | None = None  # by its worker; None before that or if never
     ended_at: datetime | None = None
     worker: str | None = None  # name of the RQ worker that has or last had it
     scheduled_at: datetime | None = None

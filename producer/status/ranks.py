@@ -12,8 +12,7 @@ from svdq.producer import keys
 from svdq.producer.records import Record
 from svdq.producer.text import MAX_SECONDS, iso_of
 
-#: Seconds of silence, by the clock of Redis, after which a rank counts as silent; an idle one writes every five.
-SILENT_S = 7.0
+SILENT_S = 7.0  # of silence by the clock of Redis; an idle rank writes every five
 
 #: Writes the record of a rank, and forgets ranks whose records have expired, all by the clock of Redis.
 #: KEYS: record, svdq:ranks. ARGV: `<group>:<rank>`, the record, seconds that it lasts.
@@ -67,8 +66,7 @@ class IntakeStatus(Record):
     pace_s: Seconds | None = None  # seconds between two finished videos while the group is busy; None until known
     costs: tuple[ShapeCosts, ...] = ()  # the latest last
     draining: bool = False
-    #: In rounds, once costs are known: the place of each job in flight, and how many make a round.
-    places: Mapping[str, RoundPlace] = {}
+    places: Mapping[str, RoundPlace] = {}  # in rounds, once costs are known, of each job in flight
     round_size: Whole = 0
     failed_gpus: Mapping[str, str] = {}  # GPUs that have failed and were left out, each with the reason, a clause
 
@@ -99,8 +97,7 @@ class RankStatus(Record):
     job_id: str | None = None
     steps: Whole | None = None
     step: Whole | None = None
-    #: First and end (exclusive) of its steps of the current or last job; equal if it only encodes or decodes.
-    step_range: tuple[Whole, Whole] | None = None
+    step_range: tuple[Whole, Whole] | None = None  # of its steps of the current or last job; equal: none
     step_s: float | None = None
     busy_share: float = 0.0  # of the last seconds, 0 to 1
     rss_bytes: Whole = 0

@@ -94,8 +94,7 @@ def complete_id(beginning: str, known: Sequence[str]) -> str:
     return found[0]
 
 
-#: Where a page begins: the time of submission as RQ writes it, which sorts as text, and the id.
-Place = tuple[bytes, str]
+Place = tuple[bytes, str]  # where a page begins: time of submission as in RQ, and id
 
 WINDOW = 1000  # ids read at first, per queue and status; more if a page needs them
 

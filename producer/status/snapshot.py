@@ -46,8 +46,7 @@ class Snapshot:
     worker_state: WorkerState
     no_group: str
     groups: tuple[GroupStatus, ...]
-    #: Jobs in flight: by group, the longest in flight first; then those of groups without recent records.
-    jobs: tuple[JobView, ...]
+    jobs: tuple[JobView, ...]  # in flight: by group, longest first; then of groups without records
     names: Mapping[str, str]  # of jobs in flight, and of jobs in records of ranks, by id
     estimates: Mapping[str, Estimate]
     waiting: Waiting

@@ -38,8 +38,7 @@ class LocalFiles:
         OSError: from every method.
     """
 
-    #: Number of threads that write fastest: file systems flush those files together that are flushed at the same time.
-    num_threads = 16
+    num_threads = 16  # file systems flush those files together that are flushed at the same time
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -26,8 +26,7 @@ _MARKER_TEXT = b"svdq keeps photos, videos and checkpoints here. `svdq prune` re
 #: The line of the marker with the id of the Redis database that has the jobs of the storage.
 _DATABASE = re.compile(rb"^redis: (\w+)$", re.MULTILINE)
 PROBE = "outputs/.svdq-probe"  # key of the file of `Storage.check_writable`
-#: A resubmitted photo counts as younger than this; `svdq prune` keeps photos up to twice this age.
-INPUT_AGE = timedelta(days=1)
+INPUT_AGE = timedelta(days=1)  # of resubmitted photos, at most; `svdq prune` keeps twice that
 
 _SEGMENT = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f\ud800-\udfff]+")
 _CHECKPOINT = re.compile(r"\d+\.safetensors|\.\d+-[0-9a-f]{8}")

@@ -31,8 +31,7 @@ from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size, s
 OWN_FIELDS = ("stem", "index", "variation")  # fields of name templates besides the parameters of the video
 NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family"}
 
-#: Smallest multiple of sides that are chosen: Wan 2.2 TI2V-5B needs 32, though others of its family take 16.
-_AUTO_MULTIPLE = 32
+_AUTO_MULTIPLE = 32  # of sides that are chosen: Wan 2.2 TI2V-5B needs 32
 #: A storage key in place of that of a photo that is not checked yet.
 ANY_PHOTO = f"inputs/{'0' * 64}.jpg"
 #: Allowed format specifications, such as `04` or `.2f`: no nested fields, and no width that exhausts memory.
@@ -44,8 +43,7 @@ class JobSpec:
     """The videos to make of a photo."""
 
     options: tuple[SubmitOptions, ...] = (SubmitOptions(),)  # parameters of its videos: one set, or several for a sweep
-    #: The model that decides the family of videos whose parameters do not; None if that is not known.
-    model: ExpectedModel | None = None
+    model: ExpectedModel | None = None  # decides the family of videos whose parameters do not
     variations: int = 1  # number of videos for each set, each with its own seed
     priority: str = "default"
     name: str | None = None  # template for names; None means the stem of the photo's file name

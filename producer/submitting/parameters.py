@@ -87,8 +87,7 @@ class SubmitOptions:
     flow_shift: float | None = None
     loop: bool | None = None
     last_image: str | None = None  # the storage key of the photo of the last frame; `Photo.last` replaces it
-    #: Choose width and height for the shape of each photo; the given ones or the defaults give the number of pixels.
-    auto_size: bool | None = None
+    auto_size: bool | None = None  # for each photo's shape, with as many pixels as given or by default
 
     def given(self) -> dict[str, Any]:
         """Return the parameters that were given."""

@@ -25,8 +25,7 @@ NO_OPTIONS = JobSpec()
 #: A first line for Excel, which names the separator.
 _SEPARATOR = re.compile(r'"?sep=([,;\t])"?\r?', re.IGNORECASE)
 
-#: The first line of a row, and its columns or the reason why it cannot be read.
-Row = tuple[int, Mapping[str, Any] | InputError]
+Row = tuple[int, Mapping[str, Any] | InputError]  # first line of a row, and its columns or why it is bad
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,8 +21,7 @@ from svdq.producer.threads import DECODED, MAX_DECODED_BYTES, NUM_CORES, Budget,
 
 ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 
-#: Largest number of bytes per pixel of any photo file (four channels of 32-bit floats); larger files are not read.
-MAX_BYTES_PER_PIXEL = 16
+MAX_BYTES_PER_PIXEL = 16  # of any photo file: four channels of 32-bit floats
 MAX_NAME_BYTES = 180  # bytes of UTF-8; leaves room for a suffix within a file system's 255
 MAX_FOREIGN_BYTES = 1 << 28  # largest size in bytes of a photo that was uploaded or dropped
 _BYTES = Budget(1 << 25)  # bytes of files held in memory at a time, independent of the number of threads

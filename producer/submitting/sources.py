@@ -53,8 +53,7 @@ class Sources:
     """The photo files found, in the order given; the files of a folder by name."""
 
     photos: tuple[Source, ...]
-    #: Number of files in folders and patterns that are neither photos by their suffix nor prompts beside them.
-    num_others: int
+    num_others: int  # files in folders and patterns that are neither photos nor their prompts
 
 
 def is_photo_folder(name: str) -> bool:

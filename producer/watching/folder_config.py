@@ -31,8 +31,7 @@ class Selection:
     """Which files are submitted. Patterns ignore case, because cameras write `IMG_1.JPG`."""
 
     recursive: bool = False
-    #: Patterns of names; those with a slash are for the path from the watched folder.
-    globs: tuple[str, ...] = PHOTO_GLOBS
+    globs: tuple[str, ...] = PHOTO_GLOBS  # of names, or of paths if they have a slash
 
     def matches(self, path: str) -> bool:
         """Return whether a path from the watched folder is that of a photo to submit."""
@@ -67,8 +66,7 @@ class PostSubmit:
 
     root: Path  # the watched folder, resolved
     keep: bool  # whether photos stay where they are
-    #: Folder that they are moved to, or None; `subfolder` below it is reached without following links.
-    target: Path | None = None
+    target: Path | None = None  # folder that they are moved to, without following links
     subfolder: str = ""
 
     @classmethod

@@ -19,12 +19,10 @@ from svdq.producer.watching.processor import REJECTED, Processor
 from svdq.producer.watching.scanner import Debounce, Scanner
 from svdq.producer.watching.state import Event, Report, State
 
-#: Longest pause between two scans of a small folder, and the largest share of the time that scans of a large one take.
-SCAN_S, MAX_SHARE = 2.0, 0.02
+SCAN_S, MAX_SHARE = 2.0, 0.02  # longest pause between scans, and their largest share of time
 TICK_S = 0.2  # seconds between two checks for a stop request
 BATCH = 100  # files that are processed between two scans at most
-#: Seconds until Redis or the storage is tried again: at first, and at most, doubling.
-FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0  # until another try of Redis or the storage, doubling
 
 
 def watch(
@@ -101,8 +99,7 @@ class _Watcher:
     processor: Processor
     report: Report
     is_stopped: Callable[[], bool]
-    #: Names of the conditions that are reported as problems and not resolved yet.
-    problems: set[str] = field(default_factory=set)
+    problems: set[str] = field(default_factory=set)  # names of conditions that are not resolved
     scan_at_s: float = 0.0
     retry_at_s: float = 0.0
     delay_s: float = FIRST_DELAY_S

@@ -146,8 +146,7 @@ class Burst:
     videos: int
     is_first: bool  # whether it is the first burst of a fresh group, which has measured no costs yet
     wall_s: float  # seconds from the start of the first encode to the end of the last video
-    #: The lower bound of any schedule, max(W, N*W/K), or of any on ranks that hold one of two experts each.
-    bound_s: float
+    bound_s: float  # max(W, N*W/K), or the bound of ranks with one of two experts each
     ratio: float  # wall_s / bound_s
     #: The shortest possible time of K replicas, groups of one rank that share the videos, and wall_s divided by it.
     replicas_s: float

@@ -42,8 +42,7 @@ class Workload:
     """The videos of a run, and the ranks that render them."""
 
     models: tuple[ResolvedModel, ...]  # model of each rank; they differ if a rank is slower
-    #: Parameters of every video, without the defaults of the model; only the seed differs, counting up.
-    parameters: VideoParameters
+    parameters: VideoParameters  # of every video, without defaults; the seed counts up
     components: tuple[Components, ...] = ()  # the components of each rank, if ranks are bound to some
     in_rounds: bool = False  # whether the only rank holds one expert at a time
     bursts: tuple[int, ...]  # numbers of videos that are supplied at once, each after all before it have ended

@@ -15,8 +15,7 @@ from svdq.producer import keys
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two pictures of a group, between two of this rank, and between two tries to have the turn.
-GROUP_S, RANK_S, TRY_S = 1.0, 2.0, 0.3
+GROUP_S, RANK_S, TRY_S = 1.0, 2.0, 0.3  # seconds between pictures of a group, of this rank, and tries to have the turn
 #: Size of a picture, and the qualities that are tried until it fits; after the last one both sides are halved.
 MAX_BYTES, QUALITIES = 10_000, (50, 15)
 MAX_SIDE = 160  # longest side in pixels

@@ -16,8 +16,7 @@ from svdq.pipeline.transport.topology import Topology
 from svdq.producer import processes
 from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus
 
-#: Seconds over which the busy share is averaged, and number of gaps between videos for the pace.
-SHARE_OVER_S, WINDOW = 10.0, 20
+SHARE_OVER_S, WINDOW = 10.0, 20  # seconds of the busy share, gaps between videos of the pace
 
 
 class BusyMeter:

@@ -19,8 +19,7 @@ from svdq.worker.queue.crashes import Phase, phase_of
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0  # seconds between two looks at a computation
-#: A step may take this many times as long as the slowest of its kind so far, and at least this many seconds.
-FACTOR: Final = 20.0
+FACTOR: Final = 20.0  # times the slowest step of its kind so far, and at least this many seconds
 SHORTEST_BOUND_S: Final = 60.0
 
 Kind = tuple[Shape, Phase]

@@ -27,10 +27,8 @@ class RankInfo(BaseModel):
 
     capacity: int | None  # bytes for weights and activations; None: no limit
     weights: int  # bytes of its weights; in rounds, the most that it holds at a time
-    #: The bytes of the weights that it holds in each phase, if it works in rounds.
-    phase_weights: Mapping[Phase, int] = {}
-    #: The bytes that it would hold for steps with `--offload blocks`; None: it has that, or cannot.
-    streamed_weights: int | None = None
+    phase_weights: Mapping[Phase, int] = {}  # bytes that it holds in each phase, in rounds
+    streamed_weights: int | None = None  # bytes for steps with `--offload blocks`, if it could
     device: str  # the kind of GPU, or cpu
     ranks_per_gpu: int = 1  # ranks that share the GPU, those of other groups included
     #: Whether it has the encoders of photos, and the VAE decoder.

@@ -39,14 +39,12 @@ class IntakeOptions:
     memory: MemoryPlan  # decides which videos fit into memory
     burst: bool = False  # end when the queue is empty
     max_pixels: int = 100_000_000  # largest number of pixels of a photo
-    #: Seconds since the epoch at which the group is stopped; videos that would not be done by then are not started.
-    until_s: float | None = None
+    until_s: float | None = None  # seconds since the epoch; no video starts that would end later
     #: Seconds until a video that is taken now would be done; None: judge by those that the last videos took.
     expected_s: Callable[[], float | None] = lambda: None
     #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
-    #: Encodes the prompts of a video ahead of time; the model keeps the result.
-    embed: Callable[[VideoParameters], object] = lambda parameters: None
+    embed: Callable[[VideoParameters], object] = lambda parameters: None  # prompts ahead of time
     max_attempts: int = 2  # number of crashes of a rank after which the job it computes is set aside
     #: Most jobs in flight at once. Sockets limit the bytes that wait between ranks; without this limit a group with
     #: small samples could take the whole queue while its last rank waits for a slow disk.

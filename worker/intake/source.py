@@ -35,8 +35,7 @@ logger = logging.getLogger(__name__)
 POLL_S, SLOW_POLL_S = 0.1, 1.0
 SLOW_AFTER_S = 60.0
 DUE_S = 1.0  # seconds between two searches for jobs that are due; RQ's times are whole seconds
-#: Seconds between two searches for checkpoints of ended jobs: a slow rank may write one after its job's end.
-SWEEP_S = 3600.0
+SWEEP_S = 3600.0  # between searches for checkpoints of ended jobs: slow ranks write late
 GIVE_UP_S = 5.0  # seconds that a group which stops waits for Redis
 
 

@@ -38,8 +38,7 @@ class CommandOutput:
 class Gpus:
     """The GPUs of this machine."""
 
-    #: Values of CUDA_VISIBLE_DEVICES: the number of a GPU, or the UUIDs of its MIG instances.
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # for CUDA_VISIBLE_DEVICES: number of a GPU, UUIDs of its MIG instances
     failure: str = ""  # why the list may be incomplete, a clause
     uuids: Mapping[str, str] = field(default_factory=dict)  # the UUIDs of whole GPUs by their numbers
 

@@ -39,16 +39,14 @@ logger = logging.getLogger(__name__)
 
 MAX_DEFAULT_CPU_RANKS = 7  # most ranks of a group without GPUs by default
 POLL_S = 0.1
-#: Seconds that groups get to stop before they are killed, and after a second Ctrl-C; systemd and Kubernetes grant more.
-STOP_S, STOP_NOW_S = 20.0, 5.0
+STOP_S, STOP_NOW_S = 20.0, 5.0  # seconds to stop, and after a second Ctrl-C; systemd and Kubernetes grant more
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
     """The options of `svdq worker` that concern the launcher."""
 
-    #: Number of ranks of a group; None: one for each visible GPU, or one for each core up to MAX_DEFAULT_CPU_RANKS.
-    ranks: int | None = None
+    ranks: int | None = None  # of a group; None: one for each visible GPU, or core up to MAX_DEFAULT_CPU_RANKS
     groups: int = 1
     until: str | None = None  # when to stop, such as 06:00
     trace: Path | None = None  # where to write a Chrome trace at the end

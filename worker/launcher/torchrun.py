@@ -33,8 +33,7 @@ TORCHRUN = (
     "gc.disable(); from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
 )
 MAX_RESTARTS = 3000  # about twelve hours of waiting for a model or a disk
-#: Seconds for which a rank must wait in its kernel until GPUs are tested, and between two looks at that.
-STUCK_S, LOOK_S = 60.0, 5.0
+STUCK_S, LOOK_S = 60.0, 5.0  # of a rank's wait in its kernel until GPUs are tested; between looks at that
 KILL_S = 5.0  # seconds that killed processes get to disappear
 
 

@@ -37,8 +37,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 MAX_WRITERS = 8  # videos that a rank may write at the same time
 MAX_ID_LENGTH = 120  # longest id of a job, in characters
-#: Bytes of a slot, `<phase> <step> <job id>`; the file has ten slots and one byte for the kind of exit.
-SLOT_BYTES = MAX_ID_LENGTH + 24
+SLOT_BYTES = MAX_ID_LENGTH + 24  # `<phase> <step> <job id>`; ten in a file, and a byte for the kind of exit
 RECORD_BYTES = (2 + MAX_WRITERS) * SLOT_BYTES + 1
 _STAGE_LOOP = 0
 _SLOTS_OF = {"prepare": range(1, 2), "write": range(2, 2 + MAX_WRITERS)}

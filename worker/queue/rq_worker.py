@@ -56,8 +56,7 @@ class ActiveJob:
 class TakenJob(JobArguments):
     """The JSON that a sample carries of its job, with all parameters."""
 
-    #: The key of RQ's registry of executions, and an entry: the group holds the job while it is there.
-    execution: tuple[str, str]
+    execution: tuple[str, str]  # key and entry in RQ's registry, while the group holds the job
 
 
 class RqWorker(BaseWorker):

@@ -23,8 +23,7 @@ class SvdParameters(VideoParameters):
     title: ClassVar[str] = "Stable Video Diffusion"
     side_multiple: ClassVar[int] = SIZE_MULTIPLE
 
-    #: Not written, because the ids of earlier jobs were made without it.
-    family: Literal["svd"] = Field(default="svd", exclude=True)
+    family: Literal["svd"] = Field(default="svd", exclude=True)  # not written: ids of earlier jobs lack it
     frames: Frames = None  # None means the model's default (14 or 25)
     steps: Steps = 25
     width: Side = 1024
@@ -97,8 +96,7 @@ MODELS = {
 #: A step, for each pixel and frame, without and with guidance.
 STEP_ELEMENTS = {1: 136, 2: 282}
 ENCODE_ELEMENTS = 655  # an encode, per pixel
-#: A decode, per pixel: times the frames decoded at a time, and times all frames.
-DECODE_ELEMENTS, FRAME_ELEMENTS = 1021, 3.2
+DECODE_ELEMENTS, FRAME_ELEMENTS = 1021, 3.2  # decode, per pixel: times frames at a time, and all frames
 #: Bytes of the VAE's weights in float32, to which an encode in float16 converts them.
 VAE_ENCODER_BYTES, VAE_DECODER_BYTES = 137_000_000, 254_000_000
 

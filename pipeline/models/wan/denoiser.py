@@ -120,13 +120,11 @@ class WanDenoiser:
     prompt_embeds: Tensor  # (1, 512, E), padded with zeros
     negative_prompt_embeds: Tensor | None  # the same of the negative prompt; None: guidance is off
     image_embeds: Tensor | None  # CLIP's (1, 257, C) of a 2.1 model; (2, 257, C) of first and last frame
-    #: Mask and encoded photos (1, 4 + C, F', H', W'), or the photo as first latent frame (1, C, 1, H', W').
-    condition: Tensor
+    condition: Tensor  # mask and photos (1, 4 + C, F', H', W'), or the first latent frame (1, C, 1, H', W')
     first_frame_mask: Tensor | None  # (1, 1, F', H', W') of a TI2V model: 0 in the first frame, which is the photo
     guidance_scales: Mapping[str, float]  # the guidance scale of each component
     dtype: torch.dtype  # of the transformers' inputs
-    #: Of the last step: the latents before it, its prediction, and its index.
-    last: tuple[Tensor, Tensor, int] | None = None
+    last: tuple[Tensor, Tensor, int] | None = None  # of the last step: latents before it, prediction, index
     measured: Callable[[], None] = lambda: None  # called at the end of a step, which ends the measurement of its memory
 
     @torch.inference_mode()

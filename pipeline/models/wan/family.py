@@ -28,8 +28,7 @@ from svdq.pipeline.video_parameters import MAX_FRAMES, ChunkSize, Fps, Frames, S
 
 SIZE_MULTIPLE = 16  # 8 for the VAE times 2 for the transformer's patches
 FRAME_STEP = 4  # the VAE compresses the frames after the first by fours
-#: Characters of a prompt. The text encoder reads its first 512 tokens, some 2,000 characters of English.
-MAX_PROMPT = 5000
+MAX_PROMPT = 5000  # characters; the text encoder reads 512 tokens, some 2,000 characters of English
 
 _SPACES = "\t\n\r"
 
@@ -68,8 +67,7 @@ class WanParameters(VideoParameters):
     height: Side = None  # type: ignore[assignment]
     fps: Fps | None = None  # type: ignore[assignment]
     prompt: _Text = Field(default="", description="What happens in the video")
-    #: "" is none; None means the model's own.
-    negative_prompt: _Text | None = Field(default=None, description="What to avoid")
+    negative_prompt: _Text | None = Field(default=None, description="What to avoid")  # None: the model's own
     #: Guidance is off if it is 1 or less.
     guidance_scale: float | None = Field(
         default=None, ge=0.0, le=100.0, description="Guidance by the prompt; of two experts, that of the noisy steps"
@@ -124,8 +122,7 @@ _UNWANTED = """\
 丑陋的 残缺的 多余的手指 画得不好的手部 画得不好的脸部 畸形的 毁容的 形态畸形的肢体 手指融合
 静止不动的画面 杂乱的背景 三条腿 背景人很多 倒着走"""
 NEGATIVE_PROMPT = "\uff0c".join(_UNWANTED.split())  # with full-width commas
-#: The shift that diffusers' conversion script writes into every UniPC config, whatever the authors recommend.
-CONVERTED_SHIFT = 3.0
+CONVERTED_SHIFT = 3.0  # in every UniPC config, by diffusers' conversion script
 PIXELS_480P = 832 * 480  # videos of at most this many pixels a frame count as 480p
 
 
@@ -148,8 +145,7 @@ class Defaults:
 
 
 I2V_A14B = Defaults(title="Wan 2.2 I2V-A14B", guidance_scale=3.5)  # two experts
-#: One transformer, and CLIP's image encoder.
-I2V_14B = Defaults(title="Wan 2.1 I2V-14B", guidance_scale=5.0, shift_480p=3.0)
+I2V_14B = Defaults(title="Wan 2.1 I2V-14B", guidance_scale=5.0, shift_480p=3.0)  # a transformer and CLIP
 #: One transformer, and CLIP's image encoder for both frames.
 FLF2V_14B = Defaults(
     title="Wan 2.1 FLF2V-14B", width=1280, height=720, steps=50, guidance_scale=5.0, shift=16.0, shift_480p=16.0
@@ -245,8 +241,7 @@ TILE_PIXELS, TILED_FRAME_ELEMENTS = 256 * 256, 14.3
 #: An encode, per pixel: with two experts or CLIP, of the photo and as many gray frames as a video of 81 has; of
 #: TI2V-5B the photo only.
 ENCODE_ELEMENTS = {False: 4020, True: 2050}
-#: Bytes of an element of the VAE, which computes in float32, with what cuDNN copies of it.
-_VAE_ITEM_BYTES = 4 * VAE_COPIES
+_VAE_ITEM_BYTES = 4 * VAE_COPIES  # in float32, with what cuDNN copies of it
 
 
 def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:

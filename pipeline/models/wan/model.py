@@ -28,8 +28,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 
 CACHED_TEXTS = 64  # number of texts whose embeddings are kept. Each has at most 4 MB in half precision.
 CACHED_SCHEDULES = 256  # number of schedules that are kept
-#: Tokens of a prompt: longer ones are cut off, shorter ones padded with zeros. The padding does not travel.
-MAX_TOKENS = 512
+MAX_TOKENS = 512  # of a prompt; longer ones are cut off, shorter ones padded, which does not travel
 IMAGE_TOKENS = 257  # tokens of a photo, for the warm-up: CLIP's patches of ViT-H/14 and one for the whole
 
 
