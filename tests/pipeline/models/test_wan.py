@@ -350,7 +350,7 @@ def test_no_call_of_the_vae_changes_the_next(opened, photo_bytes, kind):
 def test_pictures_change_with_the_steps_up_to_the_latents(opened, photo, kind):
     """After the last step the expected latents are those that are decoded."""
     model = opened(kind)
-    values = model.complete(parameters())
+    values = model.complete(of_kind(kind))
     state = model.encode(photo, values)
     denoiser = model.denoiser(state, values)
     assert model.picture(denoiser) is None
