@@ -16,6 +16,7 @@ import torch
 
 from svdq.cli import main
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.worker.bench.measure import BenchReport, write_results
 from tests.faults.arena import faults_by_seed
 from tests.waiting import PATIENCE_S, wait_until
@@ -165,6 +166,15 @@ def test_a_model_of_wan_is_measured_with_its_own_parameters(svdq, tiny_wan: Path
     assert result.returncode == 0, result.stderr
     [run] = json.loads(path.read_text())["runs"]
     assert (run["samples"], sum(run["steps_per_rank"])) == (8, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
+def test_a_model_that_needs_a_last_photo_is_measured_with_loops(svdq, tmp_path: Path, through: str) -> None:
+    write_tiny_wan(tmp_path / "flf2v", "flf2v-14b")
+    options = ["--ranks", "1", "--steps", "2", "--size", "64x48", "--frames", "5", "--samples", "7"]
+    result = svdq("bench", "--model", tmp_path / "flf2v", *options, "--through", through)
+    assert result.returncode == 0, result.stderr
 
 
 def test_frames_that_a_model_of_wan_does_not_make_are_wrong_input(capsys, tiny_wan: Path) -> None:

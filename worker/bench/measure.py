@@ -14,6 +14,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.wan.family import WanParameters, needs_last_photo
 from svdq.pipeline.planning.binding import Components, bind, split_steps
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
@@ -119,6 +120,8 @@ def _workload(options: BenchOptions) -> Workload:
     kind = parameters_of(models[0])
     frames = options.frames or DEFAULT_FRAMES - (DEFAULT_FRAMES - 1) % kind.frame_step
     parameters = kind.of_shape(f"{options.size}x{frames}").model_copy(update={"steps": options.steps})
+    if kind is WanParameters and needs_last_photo(models[0].facts):
+        parameters = parameters.model_copy(update={"loop": True})
     components: tuple[Components, ...] = ()
     if options.segments is not None and options.experts == "bound":
         # As a worker binds ranks that have no room for both experts.
