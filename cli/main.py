@@ -196,7 +196,6 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Install the handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
             # A shell makes its background jobs ignore Ctrl-C.
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -204,7 +203,6 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the earlier handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -69,10 +69,7 @@ def wait_for(
     on_end: Callable[[JobView], None] | None = None,
     timeout_s: float | None = None,
 ) -> tuple[list[JobView], int]:
-    """Wait until all jobs have ended or the time is over; return them in the order of `job_ids`, and the exit code.
-
-    `quiet` prints nothing; `on_end` is called with each job when it ends.
-    """
+    """Wait for the end of all jobs or of the time; return them in order of `job_ids`, and the exit code."""
     job_ids = list(dict.fromkeys(job_ids))
     live = _start_live() if sys.stderr.isatty() and not quiet else None
     reasons = _Reasons(partial(live.console.print, markup=False, highlight=False) if live else partial(echo, err=True))

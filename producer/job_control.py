@@ -1,7 +1,4 @@
-"""Cancels, retries and moves jobs, and pauses the queues.
-
-Statuses are RQ's: a job canceled before a group has started it becomes `canceled`, one in flight `stopped`.
-"""
+"""Cancels, retries and moves jobs, whose statuses are RQ's, and pauses the queues."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -121,10 +121,7 @@ class Backend:
         )
 
     async def remove(self, job_id: str) -> None:
-        """Remove a job; one that is in flight is canceled, and removed when it has stopped.
-
-        Raises ApiError if Redis is away, and UnavailableError if the storage cannot be reached.
-        """
+        """Remove a job, if it is in flight when it has stopped; raises ApiError and UnavailableError."""
 
         def work(connection: redis.Redis) -> bool:
             [found] = fetch_many(connection, [job_id])

@@ -83,10 +83,7 @@ class FormReader:
         self._parsing = asyncio.Lock()  # it takes up to three times the size of the JSON in memory
 
     async def read(self, request: Request) -> Form:
-        """Read a form with at most one photo for each frame, or a JSON object; the caller closes it.
-
-        Raises ApiError if the body is neither, is too large or arrives too slowly.
-        """
+        """Read a form with at most a photo for each frame, or a JSON object; the caller closes it. Raises ApiError."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
             remedy = "make the photo smaller or raise SVDQ_MAX_PIXELS"

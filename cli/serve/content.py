@@ -53,10 +53,7 @@ class _Buffer(bytearray):
 
 
 def zip_of(storage: Storage, keys: Iterable[str]) -> Iterator[bytes]:
-    """Yield a zip of files in parts; holds one file in memory at a time. Videos are not compressed again.
-
-    A file that was removed meanwhile is left out. Raises UnavailableError if the storage cannot be reached.
-    """
+    """Yield a zip of files in parts, without those that are gone, uncompressed, with one in memory at a time."""
     buffer = _Buffer()
     with zipfile.ZipFile(cast(IO[bytes], buffer), "w", zipfile.ZIP_STORED) as archive:
         for key in keys:
@@ -88,10 +85,7 @@ class Content:
         self._picture_of_photo = lru_cache(MAX_PICTURES)(self._make_picture_of_photo)
 
     async def video(self, view: JobView, kind: str | None, asked: Headers) -> Response:
-        """Return a file of a finished video; without a format its mp4, else the first; frames as a zip.
-
-        `asked` are the headers of the request. Raises ApiError if the video has no such file, or it was removed.
-        """
+        """Return a file of a finished video: by format, else its mp4 or first; frames as a zip. Raises ApiError."""
         files, storage = files_of(view), self._backend.storage
         if not files:
             raise not_ready(view)

@@ -16,7 +16,6 @@ class Outlet:
     def __init__(
         self, topology: Topology, links: Links, surroundings: Surroundings, admission: Admission | None
     ) -> None:
-        """Connect it; only rank 0 has an admission."""
         assert (surroundings.sink is not None) == topology.last
         self._sink = surroundings.sink
         self._admission = admission

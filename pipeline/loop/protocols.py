@@ -115,10 +115,7 @@ class Checkpointer:
     """
 
     def save(self, sample: Sample) -> None:
-        """Take a sample at a step boundary; its tensors are not changed any more.
-
-        Never blocks, and may drop a sample: a newer one will come.
-        """
+        """Take a sample at a step boundary, which stays unchanged; never blocks, and may drop it for a newer one."""
 
 
 @dataclass(frozen=True, kw_only=True)

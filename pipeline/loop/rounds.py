@@ -17,10 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class RoundsInbox(Inbox):
-    """Hands out samples for one leg at a time, and loads the set of components that it needs.
-
-    A sample that waits is in the host's memory, with its next units up to the end of its next leg in its boundaries.
-    """
+    """Hands out samples, which wait in host memory, for one leg at a time, and loads the components for it."""
 
     def __init__(self, model: VideoModel, monitor: Monitor, tracer: Tracer, most_bytes: float, num_groups: int) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""The loop of one rank: receive a sample, do its units, pass it on. Does not import Redis or RQ.
-
-`protocols.py` connects it to its surroundings.
-"""
+"""The loop of one rank, without Redis and RQ: receive a sample, do its units, pass it on; see `protocols.py`."""
 
 import gc
 import math
@@ -30,10 +27,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 
 
 class Stage:
-    """One rank: inbox, units and outlet, and on rank 0 the admission.
-
-    A single rank has no links and does everything.
-    """
+    """One rank: inbox, units and outlet, and on rank 0 the admission; a single rank has no links."""
 
     def __init__(
         self,

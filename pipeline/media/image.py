@@ -134,11 +134,7 @@ def pillow_without_limits() -> Iterator[None]:
 
 
 def load_photo(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode the first frame of an image file.
-
-    Raises SampleError if the bytes are not a complete image in one of the formats of `EXTENSIONS`, or it has too many
-    pixels, which is checked before anything is decoded.
-    """
+    """Decode the first frame of an image file; raises SampleError if it is damaged, of another format or too large."""
     try:
         image = open_photo(data)
         width, height = image.size

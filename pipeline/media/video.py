@@ -89,10 +89,7 @@ def _metadata_file(folder: Path, comment: str) -> Iterator[list[str]]:
 
 
 def join_mp4(parts: Mapping[Path, int], path: Path, fps: int, comment: str) -> None:
-    """Write an mp4 that shows others of `write_video` one after the other, without encoding anything again.
-
-    The parts, with the number of frames of each, have the same size and rate. Raises as `write_video`.
-    """
+    """Write an mp4 of others of the same size and rate, each with its number of frames; raises as `write_video`."""
     with (
         _metadata_file(path.parent, comment) as metadata,
         tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8") as names,

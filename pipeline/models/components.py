@@ -1,7 +1,4 @@
-"""Loads from a diffusers folder the components that a role needs, with errors that name the weight.
-
-Weights are read only from safetensors, never from pickles. Never uses the network.
-"""
+"""Loads components from a diffusers folder, from safetensors alone and offline, with errors that name the weight."""
 
 import logging
 import math
@@ -139,10 +136,7 @@ class ComponentLoader:
         return loaded_files(self.path, component, WEIGHTS[name_of(self.dtype_of(component))])
 
     def load(self, component: str, device: torch.device, quantized: Any = None) -> Any:
-        """Load one component that has weights; `quantized` is diffusers' config for quantizing it.
-
-        Raises InputError if the files lack a weight, for which diffusers would use random values.
-        """
+        """Load one component; `quantized` is diffusers' config for that. Raises InputError if a weight is missing."""
         import diffusers
         import transformers
 

@@ -60,10 +60,7 @@ def dtype_of(options: ComputeOptions, device: "torch.device", half: str = "fp16"
 
 
 def quantization(options: ComputeOptions) -> Any:
-    """Return diffusers' config for weights of linear layers in int8, with a scale for each row; None: no such option.
-
-    diffusers quantizes while it loads, one weight at a time. Raises InputError if a package is missing.
-    """
+    """Return diffusers' config for int8 weights, each quantized as it is loaded; None: no such option."""
     if "int8" not in options.approximate:
         return None
     try:

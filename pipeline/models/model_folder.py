@@ -37,10 +37,7 @@ def _fetch_again(folder: Path, name: str, otherwise: str) -> str:
 
 
 def read_json(folder: Path, file: str, name: str) -> dict[str, Any]:
-    """Read one JSON file of a model folder, such as `unet/config.json`; `name` is the model's, for messages.
-
-    Raises InputError if the file cannot be read, or is not an object.
-    """
+    """Read a JSON file of a folder of the model `name`, such as `unet/config.json`; raises InputError if it is none."""
     try:
         content = json.loads((folder / file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -130,10 +127,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def pipeline_of(folder: Path, name: str) -> str:
-    """Return the class of the pipeline in a model folder; the name is for messages.
-
-    Raises InputError if the folder has no readable model_index.json, or it names no pipeline.
-    """
+    """Return the class of the pipeline in a folder of the model `name`; raises InputError if none is named."""
     pipeline = read_json(folder, "model_index.json", name).get("_class_name")
     if not isinstance(pipeline, str):
         raise InputError(f"The model {name} has a model_index.json that names no pipeline (_class_name); {_SAVED}.")

@@ -43,10 +43,7 @@ class ModelSize:
         return int(num_bytes if num_blocks is None else num_bytes * min(1.0, (STREAMED_BLOCKS + 1) / num_blocks))
 
     def held(self, phase: Phase, residency: Residency, *, encodes: bool = True) -> int:
-        """Return the bytes of the weights that a rank holds in a phase; in rounds, of the largest component of steps.
-
-        `encodes`: whether it has the encoders, too, if it does not work in rounds.
-        """
+        """Return the bytes of weights that a rank holds in a phase; `encodes`: with the encoders, if not in rounds."""
         steps = [self.weights(name) for name in self.num_weights if name in self.layout.denoisers]
         text = {name for name in self.num_weights if name.startswith("text_encoder")}
         photo = self.num_weights.keys() - self.layout.denoisers - text

@@ -230,10 +230,7 @@ def _fill_evenly(
     ranks: range,
     work_s: float,
 ) -> list[float]:
-    """Give work to the ranks that are free first, each up to `stair_s` later than the one before, at most `until_s`.
-
-    Work that is left when all are full is spread evenly.
-    """
+    """Give work to the ranks that are free first, in stairs of at most `stair_s` until `until_s`, the rest evenly."""
     events = []
     for rank in ranks:
         if free_s[rank] < until_s[rank]:

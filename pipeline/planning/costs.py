@@ -94,7 +94,6 @@ class CostModel:
     """Running estimates of the costs of a group of ranks."""
 
     def __init__(self, num_ranks: int, prior: CostPrior) -> None:
-        """Begin without measurements: with the prior."""
         self._num_ranks = num_ranks
         self._prior = prior
         self._measured: dict[Shape, _Measured] = defaultdict(_Measured)

@@ -34,7 +34,6 @@ class Forecast:
     """The work in flight of a group of ranks."""
 
     def __init__(self, num_ranks: int) -> None:
-        """Begin with idle ranks; `num_ranks` is K."""
         #: In the order of their admission.
         self.in_flight: dict[int, InFlight] = {}
         #: The latest costs of each shape of video.

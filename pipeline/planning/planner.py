@@ -51,7 +51,6 @@ class Planner:
     """Assigns videos to ranks as they are admitted."""
 
     def __init__(self, num_ranks: int) -> None:
-        """Begin with idle ranks; `num_ranks` is K."""
         self._num_ranks = num_ranks
         self._forecast = Forecast(num_ranks)
         #: The ranks that can start the latest new video, and those behind them that must have room for it.

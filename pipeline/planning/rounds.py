@@ -87,7 +87,6 @@ class Rounds:
         self._more_wait, self._taken_at = False, 0.0
 
     def __len__(self) -> int:
-        """Return the number of videos that are not finished."""
         return len(self._members)
 
     @property

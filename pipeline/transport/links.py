@@ -157,10 +157,7 @@ class Receiver:
         self._closed = threading.Event()
 
     def start(self, handle: Callable[[Message], None]) -> None:
-        """Begin to receive; `handle` is called from the receiving thread.
-
-        The next message waits in the socket until it returns. CLOSE is the last.
-        """
+        """Begin to receive in a thread, which calls `handle` with each message while the next waits; CLOSE is last."""
         target = partial(self._run, handle)
         threading.Thread(target=target, name=f"receive-from-{self._neighbor}", daemon=True).start()
 

@@ -98,10 +98,7 @@ class RunReport:
 def summarize(
     records: Iterable[RunRecord], left: Mapping[str, int], *, since: datetime, until: datetime, ending: str = ""
 ) -> RunReport:
-    """Summarize what ended in a period; the newest record of a job counts.
-
-    With an `ending` the pace is that of the period, else from the start of the first video to the end of the last.
-    """
+    """Summarize what ended in a period, by newest records; the pace is that of the period with an `ending`."""
     jobs = _newest_of_each_job(record for record in records if since <= record.ended_at <= until)
     finished = [job for job in jobs if job.status == "finished"]
     span = until - since

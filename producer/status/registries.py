@@ -74,10 +74,7 @@ def num_ended_since(connection: redis.Redis, since: float) -> tuple[int, int]:
 def newest_ids(
     connection: redis.Redis, limit: int = 2**31, statuses: Sequence[str] = (), *, oldest: bool = False
 ) -> list[str]:
-    """Return the ids of the newest jobs of every status and queue, up to `limit` of each, unique but in no order.
-
-    With `oldest`, the oldest instead; not for one of `failed` and `stopped` alone.
-    """
+    """Return ids of up to `limit` of the newest jobs, or the `oldest`, of every status and queue, in no order."""
     first, last = (0, limit - 1) if oldest else (-limit, -1)
     wanted = set(statuses or STATUSES)
     entries: list[bytes] = []

@@ -1,7 +1,4 @@
-"""Storage in a local folder: files are written under a temporary name, flushed, and renamed.
-
-Leaves the last bytes of a disk to the embedded Redis server, which needs a little space to record how jobs end.
-"""
+"""Storage in a folder: files are renamed when flushed, and leave the embedded Redis server its last bytes."""
 
 import contextlib
 import errno

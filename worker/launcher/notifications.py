@@ -50,7 +50,6 @@ class Notifications:
         return bool(self._services)
 
     def __enter__(self) -> Self:
-        """Begin to look for problems."""
         if self._services:
             self._thread.start()
         return self

@@ -74,7 +74,6 @@ class SvdModel(DiffusersModel):
     family = FAMILY
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Load the components that a role needs; see `DiffusersModel`."""
         super().__init__(*args, **kwargs)
         # A scheduler for each number of steps: setting timesteps reads every sigma back from the device.
         self._schedule = cache(self._set_timesteps)

@@ -38,7 +38,6 @@ class WanModel(DiffusersModel):
     family = FAMILY
 
     def __init__(self, model: ResolvedModel, role: Role, *args: Any, **kwargs: Any) -> None:
-        """Load the components that a role needs; see `DiffusersModel`."""
         if role.embed and importlib.util.find_spec("ftfy") is None:  # diffusers raises a NameError for each prompt
             raise InputError(f"Models of Wan need ftfy, which is not installed; {how_to_install('worker')}.")
         super().__init__(model, role, *args, **kwargs)
