@@ -99,7 +99,7 @@ def move_in(module: nn.Module, copy: Callable[[Tensor], Tensor]) -> _Copies:
         copies[new.data_ptr()] = part
         return new
 
-    module._apply(lambda weight: _rebuilt(weight, moved))
+    _replace_all(module, moved)
     return copies
 
 
@@ -109,17 +109,25 @@ def move_out(module: nn.Module, copies: _Copies) -> None:
     def moved(part: Tensor) -> Tensor:
         return copies.get(part.data_ptr(), part) if part.numel() else part  # empty ones have no address
 
-    module._apply(lambda weight: _rebuilt(weight, moved))
+    _replace_all(module, moved)
 
 
-def _rebuilt(weight: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a weight with each tensor that stores it changed: a quantized one has several."""
+def _replace_all(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Replace the data of all weights in place: compiled code refers to the weights themselves."""
+    for weight in [*module.parameters(), *module.buffers()]:
+        _replace(weight, change)
+
+
+def _replace(weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
     if not is_traceable_wrapper_subclass(weight):
-        return change(weight.detach())
-    names, context = weight.__tensor_flatten__()
-    inner = {name: _rebuilt(getattr(weight, name), change) for name in names}
-    rebuilt: Tensor = type(weight).__tensor_unflatten__(inner, context, weight.size(), weight.stride())
-    return rebuilt
+        weight.data = change(weight.detach())
+        return
+    for name in weight.__tensor_flatten__()[0]:  # the tensors that store a quantized weight
+        part = getattr(weight, name)
+        if is_traceable_wrapper_subclass(part):
+            _replace(part, change)
+        else:
+            setattr(weight, name, change(part))
 
 
 class Uploader:

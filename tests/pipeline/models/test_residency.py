@@ -97,3 +97,23 @@ def test_what_must_not_stay_is_dropped_and_what_stays_in_use_is_not_read_again()
     assert changed["a"] is None
     assert list(changed) == ["a", "c"]
     assert loaded == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+def test_compiled_code_goes_on_with_weights_that_have_moved() -> None:
+    module, x = quantized(), torch.randn(3, 32)
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    with torch.no_grad():
+        expected = module(x)
+        module.compile(backend=backend)
+        module(x)
+        num_graphs = len(graphs)
+        move_out(module, copies_of(module))
+        move_in(module, torch.clone)
+        torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+    assert len(graphs) == num_graphs > 0

@@ -82,6 +82,15 @@ def test_frames_are_those_of_diffusers_and_experts_are_loaded_once_a_round(
             np.testing.assert_array_equal(again.sink.frames[f"job-{number}"], expected)
 
 
+def test_frames_are_those_of_diffusers_if_weights_move_between_host_and_device(tiny_wan, image, videos, reference):
+    model = open_in_rounds(tiny_wan, 10**9)
+    model._residency._copy = torch.clone  # as on a GPU, whose weights are copies of those in host memory
+    alone = Alone(model, requests(image, videos[:6]))
+    alone.stage.run()
+    for number, expected in enumerate(reference[:6]):
+        np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], expected)
+
+
 def test_a_set_that_is_gone_fails_with_a_sentence(tiny_wan, tmp_path):
     folder = tmp_path / "wan"
     shutil.copytree(tiny_wan, folder)
