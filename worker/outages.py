@@ -129,10 +129,7 @@ class StorageRetry:
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
         """Repeat an operation until the storage accepts it; `is_wanted` is called before every further attempt.
 
-        Raises:
-            RetryStoppedError: `stop` was called.
-            NoLongerWantedError: `is_wanted` returned False.
-            Exception: any other of `attempt`, and storage errors that a retry cannot fix.
+        Raises RetryStoppedError, NoLongerWantedError, and any error of `attempt` that a retry cannot fix.
         """
         delay_s = FIRST_DELAY_S
         call = object()

@@ -185,14 +185,10 @@ class Decoder:
         self._limits = ChunkLimits()
 
     def decode(self, sample: Sample) -> tuple[Sample, Tensor | None]:
-        """Decode a sample whose steps are done.
+        """Decode a sample whose steps are done: the sample without tensors, and frames (F, H, W, 3); None: failed.
 
         A decode_chunk_size set by the job is tried first, since chunks change pixels; one chosen by the worker is
-        limited to sizes that have not run out of memory before.
-
-        Returns:
-            The sample without its tensors and with the decode_chunk_size used, and its frames (F, H, W, 3), uint8, on
-            the model's device; or the failed sample and None.
+        limited to sizes that have not run out of memory before. The sample has the size that was used.
         """
         asked_for = sample.parameters
         is_open = sample.chunk_chosen or asked_for.decode_chunk_size is None

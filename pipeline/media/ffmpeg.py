@@ -56,11 +56,8 @@ def run_ffmpeg(
 ) -> bytes:
     """Run ffmpeg on one thread with frames of `size` (W, H) as its first input, and return its standard output.
 
-    The frames are bytes of shape (F, H, W, 3), RGB.
-
-    Raises:
-        SampleError: ffmpeg refuses the frames, or it cannot be started.
-        OSError: a condition such as a full disk; the same call may succeed later.
+    The frames are bytes of shape (F, H, W, 3), RGB. Raises SampleError if ffmpeg refuses them or cannot be started, and
+    OSError for conditions such as a full disk, after which the same call may succeed.
     """
     options = ["-threads", "1", "-filter_threads", "1"]
     options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{size[0]}x{size[1]}", "-framerate", f"{fps}"]

@@ -35,9 +35,8 @@ def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int,
     Frames are (F, H, W, 3), uint8, RGB; H and W even. The comment is any text without NUL, usually JSON; mp4 takes up
     to 100 kB.
 
-    Raises:
-        SampleError: the frames cannot be a video, ffmpeg refuses them, or it cannot be started.
-        OSError: a condition such as a full disk; the same call may succeed later.
+    Raises SampleError if the frames cannot be a video, or ffmpeg refuses them or cannot be started, and OSError for a
+    condition such as a full disk; the same call may succeed later.
     """
     if frames.ndim != 4 or not len(frames) or frames.shape[3] != 3 or frames.dtype != np.uint8:
         raise SampleError(
@@ -194,9 +193,7 @@ def change_motion(
     that a loop does not halt. The last frame of a `loop`, which is the first again, is left out for the same reason.
     `interpolate` adds frames up to this rate, above `fps`; None adds none.
 
-    Raises:
-        SampleError: ffmpeg refuses the frames, or cannot be started.
-        OSError: a condition such as a full disk; the same call may succeed later.
+    Raises as `write_video`.
     """
     last = len(frames) - 1
     order = list(range(last if loop else len(frames)))

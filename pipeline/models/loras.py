@@ -69,15 +69,9 @@ class Lora:
 
 
 def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Callable[[str], str]) -> Lora:
-    """Match the keys of a LoRA to the weights of a component.
+    """Match the keys of a LoRA to the weights of a component, whose `shapes` have diffusers' names.
 
-    Args:
-        file: the LoRA; one for several components has the component at the start of its keys.
-        shapes: the shapes of the component's weights, as diffusers names them.
-        rename: converts the original name of a weight to diffusers'.
-
-    Raises:
-        InputError: the file cannot be read, is of a kind that is not supported, or matches no weight.
+    `rename` converts the original name of a weight. Raises InputError for other files, or if none of them match.
     """
     component, tensors = file.component, open_safetensors(file.file, "LoRA")
     lora = Lora(file=file, tensors=tensors)

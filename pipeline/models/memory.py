@@ -35,9 +35,8 @@ def chunk_of(parameters: VideoParameters) -> int:
 def shape_for(activity: Activity, parameters: VideoParameters) -> MemoryShape:
     """Return the properties of a video that determine the memory of an activity.
 
-    Returns:
-        Width and height; for a step and a decode also frames; then for a step B, which is 2 with guidance, and for a
-        decode the frames at a time.
+    They are width and height, of a step and a decode the frames, of a step 2 with guidance, of a decode its frames at a
+    time.
     """
     width, height, frames = parameters.width, parameters.height, parameters.num_frames
     if activity == "encode":

@@ -144,11 +144,7 @@ class VideoModel(ABC):
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Decode a state after the last step, `decode_chunk_size` frames at a time; only with `Role.decode`.
 
-        Returns:
-            The frames on the model's device: (F, H, W, 3), uint8, RGB.
-
-        Raises:
-            SampleError: the frames are not finite.
+        Returns frames on the device: (F, H, W, 3), uint8, RGB. Raises SampleError if they are not finite.
         """
 
 

@@ -65,15 +65,9 @@ def open_folder(files: Sequence[Path]) -> dict[str, Stored]:
 
 
 def open_file(file: Path, names: Collection[str], rename: Callable[[str], str]) -> dict[str, Stored]:
-    """Return the weights in one file.
+    """Return the weights in a file of safetensors or GGUF, by the `names` of diffusers; raises InputError for others.
 
-    Args:
-        file: safetensors or GGUF.
-        names: the component's weights, as diffusers names them.
-        rename: converts the original name of a weight to diffusers'.
-
-    Raises:
-        InputError: it is neither, or cannot be read.
+    `rename` converts the original name of a weight to diffusers'.
     """
     renamed = {}
     for name, stored in _opened(file).items():

@@ -89,15 +89,7 @@ class Block:
 
 
 def divide(row: Row, bounds: Sequence[Bounds]) -> list[Block]:
-    """Divide ranks into blocks.
-
-    Args:
-        row: the units to do.
-        bounds: the units (first, stop) that each rank may do, nondecreasing; together all of the row.
-
-    Returns:
-        The blocks that have units, down the chain.
-    """
+    """Divide ranks into blocks that have units of a `row`, down the chain, by the units that each rank may do."""
     firsts, stops = zip(*bounds, strict=True)
     num_units = row.num_units
     assert list(firsts) == sorted(firsts), bounds
@@ -185,21 +177,12 @@ def fill(
     most_s: Sequence[float],
     done_s: float = 0.0,
 ) -> list[float]:
-    """Return up to when each of `ranks` is busy with `work_s` more.
+    """Return up to when each of `ranks` is busy with `work_s` more, in seconds of a typical rank.
 
     Where an even fill misses a bound most, the bound is the best division, and the ranks on either side of it are
-    filled on their own. Work counts in seconds of a typical rank.
-
-    Args:
-        free_s: when each rank is free.
-        slowness: how many times as long each rank takes.
-        until_s: beyond which time a rank is filled only when all are full.
-        stair_s: how much further each rank should be ahead than the one before.
-        ranks: the ranks to fill.
-        work_s: the work that they do.
-        least_s: the work that must be done before each rank, nondecreasing.
-        most_s: the work that may be done up to and with each rank, nondecreasing.
-        done_s: the work done before the first of `ranks`.
+    filled on their own. `free_s` is when each rank is free, until `until_s` unless all are full, each `stair_s` further
+    ahead than the one before. `done_s` is done before the first of `ranks`; `least_s` must be done before each rank,
+    and `most_s` may be done up to and with it.
     """
     filled_s = _fill_evenly(free_s, slowness, until_s, stair_s, ranks, work_s)
     upto_s, worst_s, before, bound_s = done_s, _TOLERANCE, ranks.start, 0.0

@@ -83,17 +83,10 @@ class Planner:
         first_unit: int = 0,
         bounds: Sequence[Bounds] | None = None,
     ) -> Assignment:
-        """Assign the next video.
+        """Assign the next video, with the estimated costs of its units in `row`; `num_waiting` jobs wait after it.
 
-        Args:
-            index: names the video in reports; ranks work on the lowest index first.
-            row: the estimated costs of its units.
-            shape: whatever identifies videos of the same costs.
-            num_waiting: jobs that wait after this one.
-            now: the present time in seconds.
-            first_unit: the unit from which it resumes.
-            bounds: the units (first, stop) that each rank may do, nondecreasing down the chain, together all; None:
-                every rank may do every unit.
+        Ranks work on the lowest `index` first, `shape` is that of all videos of the same costs, and `first_unit` that
+        from which it resumes. Without `bounds`, nondecreasing down the chain, every rank may do every unit.
         """
         num_ranks, num_units = self._num_ranks, row.num_units
         self._forecast.rows[shape] = row

@@ -24,18 +24,11 @@ def spread(
     stair_s: float,
     apart_s: float = 0.0,
 ) -> list[int]:
-    """Lay out a video on a block of ranks, which count from 0.
+    """Lay out a video on a block of ranks; return the number of units done up to and with each.
 
-    Args:
-        block: the ranks, and their part of the row.
-        first: the first rank that may have work.
-        free_s: when each rank is free, and for `first` the video there.
-        num_waiting: videos like it that wait after this one.
-        stair_s: how much further each rank should be ahead than the one before.
-        apart_s: how much later each of the last videos ends than the one before.
-
-    Returns:
-        The number of units done up to and with each rank.
+    `first` is the first rank that may have work, `free_s` when each is free, and for `first` the video there. Each rank
+    should be `stair_s` further ahead than the one before, and each of the last videos ends `apart_s` later than the one
+    before; `num_waiting` like it wait.
     """
     row, ranks = block.row, block.ranks
     upto_s, slowness, num_units = row.upto_s, row.slowness, row.num_units

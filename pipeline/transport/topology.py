@@ -71,17 +71,9 @@ class Links:
 
 
 def join(topology: Topology, device: torch.device, *, folder: Path, rank_info: str = "") -> Links:
-    """Connect to the neighbors; waits while other ranks load their models.
+    """Connect to the neighbors; waits while other ranks load their models; `rank_info` is for rank 0.
 
-    Args:
-        topology: which rank this is.
-        device: of this rank.
-        folder: of this group's ranks, which only this user can enter.
-        rank_info: what rank 0 is to know of this rank.
-
-    Raises:
-        OSError: the other ranks have ended.
-        InputError: the path of the socket is too long.
+    `folder` is of this group's ranks, which only this user can enter. Raises as `agree`.
     """
     if topology.num_ranks == 1:
         return Links(rank_info=(rank_info,))

@@ -28,11 +28,7 @@ class Entry:
 class LocalFiles:
     """Files by key in a local folder; the caller checks keys.
 
-    Only regular files count: a link could lead to any file of this machine, and a FIFO would block.
-
-    Raises:
-        FileNotFoundError: from `open`, `read`, `copy_out` and `entry`, if there is no regular file with the key.
-        OSError: from every method.
+    Only regular files count: a link could lead to any file of this machine, and a FIFO would block. Raises OSError.
     """
 
     num_threads = 16  # file systems flush those files together that are flushed at the same time

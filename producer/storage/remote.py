@@ -30,10 +30,7 @@ AT_ONCE = 64  # number of files read or removed in parallel, to hide latency
 class RemoteFiles:
     """Files by key through fsspec, with the methods of `LocalFiles`. A folder is written file by file.
 
-    Raises:
-        FileNotFoundError: from `open`, `read`, `copy_out` and `entry`, if the key does not exist.
-        Exception: from every method, errors of the backend.
-        InputError: the protocol is unknown, or its plugin is not installed.
+    Raises any error of the backend, FileNotFoundError if a key does not exist, and InputError without the plugin.
     """
 
     def __init__(self, url: str) -> None:

@@ -47,10 +47,7 @@ def is_input(key: str, data: bytes) -> bool:
 class Storage:
     """One storage; nothing is created before the first write.
 
-    Raises:
-        InputError: from the constructor, if the kind of storage is unknown or its plugin is not installed; from
-            every method with a key, if the key is invalid.
-        UnavailableError: from every method, if the storage cannot be reached or written.
+    Raises InputError for unknown kinds, a missing plugin or invalid keys, UnavailableError if it cannot be used.
     """
 
     def __init__(self, url: str) -> None:

@@ -244,8 +244,7 @@ def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], sp
 def render_name(template: str, values: Mapping[str, Any]) -> str:
     """Render a template of `str.format`, without conversions and nested fields, as a name for all file systems.
 
-    Raises:
-        InputError: the template is invalid, or a value does not fit its format, does not exist or is left to the model.
+    Raises InputError if the template is invalid, or a value does not fit its format or is left to the model.
     """
     try:
         parts = list(string.Formatter().parse(template))

@@ -69,19 +69,11 @@ def find_photos(
     storage: Path | None = None,
     spell: Callable[[str], str] = as_flag,
 ) -> Sources:
-    """Find photos for the arguments of a command line. Files given by name may have any suffix.
+    """Find photos for `words`: files with any suffix, folders, patterns, or `-` for a list, by lines or null bytes.
 
-    `cup.last.jpg` is the last frame of `cup.jpg` where both are found, and else a photo as any other.
-
-    Args:
-        words: files, folders, patterns, or `-` for a list of files and folders on `stdin`.
-        recursive: include subfolders, except hidden ones and those of the system.
-        stdin: paths separated by newlines or null bytes.
-        storage: svdq's own storage folder, which is never searched.
-        spell: returns the name of an option for errors.
-
-    Raises:
-        InputError: a folder or a pattern has no photos, or cannot be read.
+    `cup.last.jpg` is the last frame of `cup.jpg` where both are found, and else a photo as any other. Hidden folders
+    and those of the system are left out, and the folder of svdq's own storage; `spell` returns the name of an option
+    for errors. Raises InputError if a folder or a pattern has no photos, or cannot be read.
     """
     walk = _Walk(recursive, storage and storage.resolve(), spell("recursive"))
     photos: list[Source] = []

@@ -142,12 +142,8 @@ def submit_all(
 
     A `photo.txt` beside a photo is its prompt, unless the request has one. Errors among the requests stand for bad rows
     of a list. Submitting again continues after an interruption. Memory holds a few hundred bytes per photo.
-    `connection` and `storage` are those of the settings; `spell` returns the name of a parameter for errors.
-
-    Raises:
-        BadPhotosError: several photos are bad.
-        InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
-        UnavailableError: storage or Redis cannot be reached.
+    `connection` and `storage` are those of the settings; `spell` returns the name of a parameter for errors. Raises
+    UnavailableError, and InputError or BadPhotosError before anything is stored or enqueued.
     """
     observer = observer or Observer()
     requests = _with_family_of_prompts(requests)

@@ -84,15 +84,8 @@ class Prefetcher:
 
         Waits while the storage cannot be used, unless it is to try `once`, for a job that may never be taken. The files
         of the sidecar with the digest `replaced` do not count. Only a job that starts anew is checked against the
-        memory plan.
-
-        Raises:
-            RefusedError: the model cannot make such videos.
-            DoesNotFitError: it does not fit into memory.
-            UnavailableError: the storage cannot be used at present, in the only attempt.
-            SvdqError: the photo cannot be used.
-            NoLongerWantedError: `abandon` was called.
-            RetryStoppedError: `stop` was called.
+        memory plan. Raises SvdqError for videos that cannot be made, UnavailableError in the only attempt, and
+        NoLongerWantedError or RetryStoppedError after `abandon` or `stop`.
         """
         find = partial(self._find, job_id, job, FileRefusals(), replaced)
         if once:

@@ -66,11 +66,9 @@ class WanModel(DiffusersModel):
 
     @torch.inference_mode()
     def embed(self, parameters: VideoParameters) -> dict[str, Tensor] | None:
-        """Encode the prompts, those of the last texts from memory.
+        """Encode the prompts, those of the last texts from memory: `prompt_embeds` (1, N, E), of guidance both.
 
-        Returns:
-            `prompt_embeds` (1, N, E) and with guidance `negative_prompt_embeds`, without the padding that the denoiser
-            adds; None in rounds, if the text encoder is not loaded and has not encoded these texts before.
+        They lack the padding, which the denoiser adds. None in rounds without the text encoder, for other texts.
         """
         assert isinstance(parameters, WanParameters)
         texts = {parameters.prompt, *([parameters.negative_prompt] if parameters.guided else [])}
