@@ -228,10 +228,7 @@ def svdq(svdq_process: Cli) -> Cli:
         words = [str(argument) for argument in arguments]
         if environment or not words or words[0] in OF_THEIR_OWN:
             return svdq_process(*words, **environment)
-        with (
-            contextlib.redirect_stdout(io.StringIO()) as stdout,
-            contextlib.redirect_stderr(io.StringIO()) as stderr,
-        ):
+        with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
             try:
                 code = run_here(words)
             except SystemExit as error:

@@ -84,13 +84,7 @@ class Backend:
         return await anyio.to_thread.run_sync(work, limiter=limiter or self._storage)
 
     async def create(
-        self,
-        photo: BinaryIO,
-        file_name: str,
-        spec: JobSpec,
-        *,
-        source: str = "",
-        last_photo: BinaryIO | None = None,
+        self, photo: BinaryIO, file_name: str, spec: JobSpec, *, source: str = "", last_photo: BinaryIO | None = None
     ) -> tuple[list[Submission], list[JobView]]:
         """Store a photo and enqueue its jobs; when this returns, both survive a crash of everything.
 

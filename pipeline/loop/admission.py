@@ -149,12 +149,7 @@ class Admission:
         if resume is not None:
             # The memory that it took before may have been on another kind of GPU.
             return replace(
-                resume,
-                index=index,
-                boundaries=assignment.boundaries,
-                job=request.job,
-                memory={},
-                ran_out=False,
+                resume, index=index, boundaries=assignment.boundaries, job=request.job, memory={}, ran_out=False
             )
         try:
             embedded = self._model.embed(parameters)

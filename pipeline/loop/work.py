@@ -159,10 +159,7 @@ class UnitLoop:
         if step == sample.step:
             return sample
         return replace(
-            sample,
-            step=step,
-            tensors=state,
-            stages=(*sample.stages, (self.rank, step - sample.step, seconds)),
+            sample, step=step, tensors=state, stages=(*sample.stages, (self.rank, step - sample.step, seconds))
         )
 
     def _decode(self, sample: Sample) -> tuple[Sample, Tensor | None]:
@@ -209,9 +206,7 @@ class Decoder:
                 if chunk == 1:
                     return sample.failed(describe_failure(error, "while one frame at a time was decoded")), None
                 logger.warning(
-                    "Out of memory in the decode of %s; trying again with decode_chunk_size %d.",
-                    sample.job_id,
-                    smaller,
+                    "Out of memory in the decode of %s; trying again with decode_chunk_size %d.", sample.job_id, smaller
                 )
                 release_memory(error)
                 chunk = smaller

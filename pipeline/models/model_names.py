@@ -157,9 +157,7 @@ def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedMode
             },
             "loras": tuple(
                 LoraFile(
-                    file=find_file(lora.file, path, LORA_SUFFIXES),
-                    component=lora.component,
-                    strength=lora.strength,
+                    file=find_file(lora.file, path, LORA_SUFFIXES), component=lora.component, strength=lora.strength
                 )
                 for lora in given.lora
             ),

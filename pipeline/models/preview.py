@@ -63,10 +63,7 @@ class PreviewModel(VideoModel):
         latents = torch.randn(shape, generator=generator, dtype=self._dtype)
         # The initial standard deviation of the scheduler (diffusers: init_noise_sigma).
         latents *= math.sqrt(SIGMA_MAX**2 + 1)
-        return {
-            "image_latents": _to_values(blocks, self._dtype).to(self._device),
-            "latents": latents.to(self._device),
-        }
+        return {"image_latents": _to_values(blocks, self._dtype).to(self._device), "latents": latents.to(self._device)}
 
     def denoiser(self, state: State, parameters: VideoParameters) -> "PreviewDenoiser":
         """Prepare the denoising of one sample, from any step on."""

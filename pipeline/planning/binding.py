@@ -53,10 +53,7 @@ def bind(segments: Sequence[Segment], has_room: Sequence[bool], prior: CostPrior
 
 
 def bounds_of(
-    segments: Sequence[Segment],
-    components: Sequence[Components],
-    encoders: Collection[int],
-    decoders: Collection[int],
+    segments: Sequence[Segment], components: Sequence[Components], encoders: Collection[int], decoders: Collection[int]
 ) -> list[Bounds]:
     """Return the units of a video that each rank may do, nondecreasing down the chain.
 

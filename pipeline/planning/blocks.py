@@ -188,10 +188,7 @@ def fill(
     upto_s, worst_s, before, bound_s = done_s, _TOLERANCE, ranks.start, 0.0
     for rank, rank_s in zip(ranks[:-1], filled_s, strict=False):
         upto_s += max(0.0, rank_s - free_s[rank]) / slowness[rank]
-        for limit_s, miss_s in (
-            (least_s[rank + 1], least_s[rank + 1] - upto_s),
-            (most_s[rank], upto_s - most_s[rank]),
-        ):
+        for limit_s, miss_s in ((least_s[rank + 1], least_s[rank + 1] - upto_s), (most_s[rank], upto_s - most_s[rank])):
             if miss_s > worst_s:
                 worst_s, before, bound_s = miss_s, rank + 1, limit_s
     if before == ranks.start:

@@ -72,9 +72,7 @@ class VideoCosts:
         first_s, second_s = self._experts_s(ranks)
         first, second = self.division(ranks)
         return max(
-            first_s + second_s,
-            num_videos * first_s / first + second_s,
-            first_s + num_videos * second_s / second,
+            first_s + second_s, num_videos * first_s / first + second_s, first_s + num_videos * second_s / second
         )
 
     def replicas_time_s(self, ranks: int, num_videos: int) -> float:

@@ -16,13 +16,7 @@ from svdq.pipeline.planning.blocks import Block, common_end_s, fill
 
 
 def spread(
-    block: Block,
-    *,
-    first: int,
-    free_s: Sequence[float],
-    num_waiting: int,
-    stair_s: float,
-    apart_s: float = 0.0,
+    block: Block, *, first: int, free_s: Sequence[float], num_waiting: int, stair_s: float, apart_s: float = 0.0
 ) -> list[int]:
     """Lay out a video on a block of ranks; return the number of units done up to and with each.
 

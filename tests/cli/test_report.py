@@ -98,13 +98,7 @@ def test_a_report_counts_what_ended_in_a_period(svdq: Cli, connection: redis.Red
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--since", "yesterday"],
-        ["--since", "1h", "--until", "2h"],
-        ["--since", "2999-01-01"],
-    ],
-    ids=" ".join,
+    "arguments", [["--since", "yesterday"], ["--since", "1h", "--until", "2h"], ["--since", "2999-01-01"]], ids=" ".join
 )
 def test_bad_input_is_one_sentence(svdq: Cli, home: Path, arguments: list[str]) -> None:
     done = svdq("report", *arguments)

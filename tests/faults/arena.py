@@ -89,13 +89,7 @@ class Arena:
         return path
 
     def submit(
-        self,
-        *,
-        steps: int,
-        photo: str = PHOTO,
-        seed: int | None = None,
-        expected: Expected = FINISHED,
-        **more: object,
+        self, *, steps: int, photo: str = PHOTO, seed: int | None = None, expected: Expected = FINISHED, **more: object
     ) -> str:
         """Submit a small job; return its id."""
         seed = self.rng.getrandbits(31) if seed is None else seed

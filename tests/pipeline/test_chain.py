@@ -131,10 +131,7 @@ def test_any_videos_are_made_as_the_planner_decides(
     can_encode = tuple(sorted({0, *(rank for rank in encoders if rank < num_ranks)}))
     requests = [
         replace(
-            request(seed, steps=number),
-            encoders=can_encode,
-            decoders=can_decode,
-            num_waiting=len(steps) - 1 - seed,
+            request(seed, steps=number), encoders=can_encode, decoders=can_decode, num_waiting=len(steps) - 1 - seed
         )
         for seed, number in enumerate(steps)
     ]

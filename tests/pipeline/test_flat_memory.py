@@ -95,9 +95,7 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
             # A decode that is longer than the steps, so that every rank decodes and frames are passed on.
             open_model(resolve("simulated:step_ms=0.5,decode_ms=4"), Role.of_rank(rank), CPU, torch.float32),
             Surroundings(
-                on_lost=lost.append,
-                source=source if is_first else None,
-                sink=DiscardingSink() if is_last else None,
+                on_lost=lost.append, source=source if is_first else None, sink=DiscardingSink() if is_last else None
             ),
         )
         threads.append(threading.Thread(target=stage.run, daemon=True))

@@ -13,16 +13,7 @@ from rq.serializers import JSONSerializer
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer import queue
 from svdq.producer.job import SvdJob
-from svdq.producer.queue import (
-    RENDER,
-    SvdqQueue,
-    connect,
-    fetch,
-    read_job,
-    render,
-    server_url,
-    statuses,
-)
+from svdq.producer.queue import RENDER, SvdqQueue, connect, fetch, read_job, render, server_url, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.parameters import SubmitOptions

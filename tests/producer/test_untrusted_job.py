@@ -24,10 +24,7 @@ def record(connection: redis.Redis) -> redis.Redis:
     return connection
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"type": 9}, {"type": 1, "return_value": "e30"}, {"a": "b"}],
-)
+@pytest.mark.parametrize("fields", [{"type": 9}, {"type": 1, "return_value": "e30"}, {"a": "b"}])
 def test_a_malformed_result_is_none(record: redis.Redis, fields: dict[str, object]) -> None:
     record.xadd("rq:results:bad", {name: str(value).encode(errors="surrogateescape") for name, value in fields.items()})
     assert fetch(record, "bad").latest_result() is None

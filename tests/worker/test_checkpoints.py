@@ -18,12 +18,7 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.producer.storage.storage import MARKER, Storage
 from svdq.worker.checkpoint import checkpoints as checkpoints_module
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
-from svdq.worker.checkpoint.store import (
-    FOLDER,
-    CheckpointStore,
-    Codec,
-    open_checkpoint_store,
-)
+from svdq.worker.checkpoint.store import FOLDER, CheckpointStore, Codec, open_checkpoint_store
 
 CODEC = Codec(model="tiny", device=torch.device("cpu"))
 PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)

@@ -88,11 +88,7 @@ def test_hosts_that_were_told_different_things_are_one_sentence() -> None:
 
 PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)
 SAMPLE = Sample(
-    job_id="job",
-    parameters=PARAMETERS,
-    boundaries=(0, 5, 11),
-    step=4,
-    tensors={"latents": torch.ones(1, 2, 4, 8, 8)},
+    job_id="job", parameters=PARAMETERS, boundaries=(0, 5, 11), step=4, tensors={"latents": torch.ones(1, 2, 4, 8, 8)}
 )
 
 

@@ -145,12 +145,7 @@ def test_jobs_are_taken_by_priority_and_then_by_age(connection: redis.Redis, wor
         active = take(worker)[0]
         assert active.rq_job.id.encode() == next_id  # what is looked at is what is taken
         taken.append((active.rq_job.id, active.queue.name))
-    assert taken == [
-        ("high", "svdq-high"),
-        ("first", "svdq-default"),
-        ("second", "svdq-default"),
-        ("low", "svdq-low"),
-    ]
+    assert taken == [("high", "svdq-high"), ("first", "svdq-default"), ("second", "svdq-default"), ("low", "svdq-low")]
     assert worker.pop() is None
 
 

@@ -50,11 +50,7 @@ Open = Callable[..., Intake]
 def open_intake(house) -> Iterator[Open]:
     opened: list[tuple[Intake, redis.Redis]] = []
 
-    def start(
-        link: redis.Redis | None = None,
-        checkpoints: Checkpoints | None = None,
-        **options: object,
-    ) -> Intake:
+    def start(link: redis.Redis | None = None, checkpoints: Checkpoints | None = None, **options: object) -> Intake:
         link = link or connect(server_url(house.settings))
         storage = Storage(house.settings.storage)
         asked = IntakeOptions(**{"memory": UNLIMITED, "complete": complete, **options})

@@ -229,11 +229,7 @@ def test_a_half_done_video_goes_on_as_it_was_admitted(tmp_path: Path) -> None:
 
     begun = SvdParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1)
     half_done = Sample(
-        job_id="id",
-        parameters=begun,
-        boundaries=(0, 6),
-        step=2,
-        tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
+        job_id="id", parameters=begun, boundaries=(0, 6), step=2, tensors={"latents": torch.zeros(1, 2, 4, 8, 8)}
     )
     checkpoints.open("id")
     store.write("id", 2, codec.encode(half_done))

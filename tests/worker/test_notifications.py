@@ -90,11 +90,7 @@ def test_without_urls_nothing_is_started(settings: Settings) -> None:
 
 
 def test_a_pause_after_failures_and_a_full_disk_are_sent_once(
-    settings: Settings,
-    connection: redis.Redis,
-    server: Server,
-    until: Any,
-    publish: Any,
+    settings: Settings, connection: redis.Redis, server: Server, until: Any, publish: Any
 ) -> None:
     pause(connection)  # by a person, who knows
     with Notifications(wanting(settings, server.url), poll_s=0.05):

@@ -164,11 +164,7 @@ def test_users_may_do_nothing_else(tmp_path: Path, server: OwnRedis) -> None:
 def test_a_mistake_is_one_sentence_without_the_password(
     house, server: OwnRedis, command: tuple[object, ...], mistake: dict[str, str], reason: str, exit_code: int
 ) -> None:
-    given = {
-        "password": quote(PRODUCER, safe=""),
-        "query": f"?ssl_ca_certs={house.folder / 'redis.pem'}",
-        **mistake,
-    }
+    given = {"password": quote(PRODUCER, safe=""), "query": f"?ssl_ca_certs={house.folder / 'redis.pem'}", **mistake}
     url = server.url("svdq-producer:{password}".format(**given), "rediss", given["query"])
     answer = house.run("svdq", *command, SVDQ_REDIS_URL=url)
     assert answer.returncode == exit_code, answer

@@ -30,12 +30,7 @@ class Dog:
         self.threads_before = set(threading.enumerate())
         self.monitor = ListMonitor()
         self.watchdog = Watchdog(
-            self.monitor,
-            3,
-            first_bound_s,
-            on_stall=self.stalled.set,
-            look_s=LOOK_S,
-            shortest_bound_s=shortest_bound_s,
+            self.monitor, 3, first_bound_s, on_stall=self.stalled.set, look_s=LOOK_S, shortest_bound_s=shortest_bound_s
         )
 
 

@@ -142,12 +142,7 @@ class RankReporter:
 
 
 def describe(
-    topology: Topology,
-    device: torch.device,
-    model_name: str,
-    notice: str = "",
-    family: str = "",
-    **model_file: Any,
+    topology: Topology, device: torch.device, model_name: str, notice: str = "", family: str = "", **model_file: Any
 ) -> RankStatus:
     """Return the record of this process with all fields that never change."""
     now = time.time()

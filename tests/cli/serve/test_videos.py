@@ -92,13 +92,7 @@ def test_a_family_with_prompts(server: Server, data: bytes, svdq: Cli, photo: Pa
 
 
 def test_a_last_frame(
-    server: Server,
-    data: bytes,
-    svdq: Cli,
-    photo: Path,
-    tmp_path: Path,
-    settings: Settings,
-    connection: redis.Redis,
+    server: Server, data: bytes, svdq: Cli, photo: Path, tmp_path: Path, settings: Settings, connection: redis.Redis
 ) -> None:
     last = tmp_path / "last.jpg"
     last.write_bytes(jpeg(5, 0.1))

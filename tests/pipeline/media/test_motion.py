@@ -29,8 +29,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize(
-    ("num_frames", "order"),
-    [(1, [0]), (2, [0, 1]), (3, [0, 1, 2, 1]), (5, [0, 1, 2, 3, 4, 3, 2, 1])],
+    ("num_frames", "order"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2, 1]), (5, [0, 1, 2, 3, 4, 3, 2, 1])]
 )
 def test_a_boomerang_repeats_neither_end(tmp_path: Path, num_frames: int, order: list[int]) -> None:
     frames = video(num_frames)

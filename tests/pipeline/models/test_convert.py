@@ -59,10 +59,7 @@ def test_nothing_is_left_of_a_copy_that_fails(tiny_model: Path, tmp_path: Path) 
 def test_nothing_is_left_of_a_copy_on_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
     """As with a quota, which the free space does not show."""
     target = tmp_path / "copies" / "half"
-    with (
-        files_of_at_most(1_000_000),
-        pytest.raises(InputError, match=r"written to .*/half \(.*File too"),
-    ):
+    with files_of_at_most(1_000_000), pytest.raises(InputError, match=r"written to .*/half \(.*File too"):
         convert(resolve(str(tiny_model)), target, torch.float16)
     assert list((tmp_path / "copies").iterdir()) == []
 

@@ -78,10 +78,7 @@ def test_a_broken_folder_of_svd_is_one_sentence(tiny_model, tmp_path, damage, wo
         (configure(transformer_2=[None, None]), "must have both boundary_ratio and transformer_2"),
         (configure(boundary_ratio=None), "must have both boundary_ratio and transformer_2"),
         (configure(_class_name="WanPipeline"), "makes videos from text only (WanPipeline)"),
-        (
-            configure("scheduler/scheduler_config.json", stochastic_sampling=True),
-            "has stochastic_sampling",
-        ),
+        (configure("scheduler/scheduler_config.json", stochastic_sampling=True), "has stochastic_sampling"),
         (configure(scheduler=["diffusers", "LCMScheduler"]), "is a LCMScheduler; svdq works with"),
         (configure(vae=["diffusers", "AutoencoderKL"]), "is a AutoencoderKL; svdq works with"),
         (configure(_class_name="FluxPipeline"), " or WanImageToVideoPipeline such as Wan-AI/"),

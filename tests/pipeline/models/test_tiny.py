@@ -70,10 +70,7 @@ def test_the_classes_and_sizes_of_wan(tiny_wan, tmp_path):
         "vae": "AutoencoderKLWan",
     }
     write_tiny_wan(tmp_path, "ti2v-5b")
-    for folder, channels, (inputs, outputs), compression in (
-        (tiny_wan, 16, (36, 16), 8),
-        (tmp_path, 48, (48, 48), 16),
-    ):
+    for folder, channels, (inputs, outputs), compression in ((tiny_wan, 16, (36, 16), 8), (tmp_path, 48, (48, 48), 16)):
         vae, transformer = config(folder, "vae"), config(folder, "transformer")
         assert (vae["z_dim"], vae["scale_factor_temporal"], vae["scale_factor_spatial"]) == (channels, 4, compression)
         assert (transformer["in_channels"], transformer["out_channels"]) == (inputs, outputs)

@@ -76,11 +76,7 @@ def test_the_shift_of_the_models_own_scheduler(scheduler, size, shift):
 @pytest.mark.parametrize(
     ("facts", "values", "words"),
     [
-        (
-            ONE,
-            {"guidance_scale_2": 3.0},
-            r"^Wan 2\.1 I2V-14B has one transformer, so it has no guidance_scale_2;",
-        ),
+        (ONE, {"guidance_scale_2": 3.0}, r"^Wan 2\.1 I2V-14B has one transformer, so it has no guidance_scale_2;"),
         (TI2V, {"width": 1280, "height": 720}, r"^The height of 720 pixels is no multiple of 32, as Wan 2\.2 TI2V-5B"),
         (
             TI2V,

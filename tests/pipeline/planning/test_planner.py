@@ -250,9 +250,7 @@ def test_a_guess_of_the_costs_is_good_enough_until_the_first_video_is_done(guess
     true, guessed = costs_of(1, 0.18, 4.4), costs_of(guess, 0.18 * guess, 4.4 * guess)
     videos = [Video(costs=true, num_steps=25) for _ in range(50)]
     chain = Chain(
-        Planner(RANKS),
-        RANKS,
-        estimate=lambda _: true if min(video.finished_s for video in videos) < 1000 else guessed,
+        Planner(RANKS), RANKS, estimate=lambda _: true if min(video.finished_s for video in videos) < 1000 else guessed
     )
     assert chain.run(videos) <= 1.2 * 50 * 29.58 / RANKS
 

@@ -151,10 +151,7 @@ def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> 
         f"rq:results:{job.id}",
         SvdqQueue("svdq-default", connection=connection).finished_job_registry.key,
     )
-    looks = {
-        "status": lambda: counts(connection),
-        "list": lambda: list_jobs(connection, 20),
-    }
+    looks = {"status": lambda: counts(connection), "list": lambda: list_jobs(connection, 20)}
     connection.eval(COPY, len(names), *names, WINDOW)
     for look in looks.values():
         look()  # loads the scripts

@@ -71,10 +71,7 @@ def test_what_does_not_apply_is_refused(options: dict[str, object], model: Expec
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (
-            {"frames": 18},
-            "--frames 18 is not allowed: it must be 1 more than a multiple of 4, .* being 17 and 21",
-        ),
+        ({"frames": 18}, "--frames 18 is not allowed: it must be 1 more than a multiple of 4, .* being 17 and 21"),
         ({"frames": 1024}, "the nearest being 1021[.]"),
         ({"width": 840, "height": 480}, "--size 840x480 .* multiples of 16 .* 832x480"),
         ({"width": 100}, "--width 100 .* multiples of 16"),

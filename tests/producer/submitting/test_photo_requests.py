@@ -189,8 +189,4 @@ def test_a_row_takes_what_it_leaves_open_from_the_options(tmp_path: Path) -> Non
     for request in read_batch(path, NOW, JobSpec(options=(defaults,))):
         assert isinstance(request, Request)
         found.append(request.spec.options[0])
-    assert found == [
-        defaults,
-        SubmitOptions(frames=21, width=320, height=64, prompt="One."),
-        defaults,
-    ]
+    assert found == [defaults, SubmitOptions(frames=21, width=320, height=64, prompt="One."), defaults]
