@@ -5,7 +5,7 @@ For `svdq doctor` and `svdq plan`, without torch, and for published models witho
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -176,8 +176,9 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
     costs = None if step_s is None else costs_of(known, video, step_s)
     found = []
     for options, candidate in _options(size):
-        for residency in _residencies(number, known.has_experts):
-            command = f"svdq worker{_layout(residency, number)}{f' --experts {residency}' * known.has_experts}{options}"
+        for residency in _residencies(known, number):
+            is_chosen = known.has_experts or residency == "rounds"
+            command = f"svdq worker{_layout(residency, number)}{f' --experts {residency}' * is_chosen}{options}"
             need = _need(candidate, video, residency, number)
             whole = _need(candidate, video.model_copy(update={"decode_chunk_size": None}), residency, number)
             found.append(
@@ -193,10 +194,12 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
     return found
 
 
-def _residencies(number: int, has_experts: bool) -> Sequence[Residency]:
-    if not has_experts:
-        return ("resident",)
-    return ("resident", "rounds") if number == 1 else ("resident", "bound", "rounds")
+def _residencies(known: KnownModel, number: int) -> Iterator[Residency]:
+    yield "resident"
+    if known.has_experts and number > 1:
+        yield "bound"
+    if known.has_experts or "text_encoder" in known.size.num_weights:
+        yield "rounds"
 
 
 def _options(size: ModelSize) -> Iterator[tuple[str, ModelSize]]:

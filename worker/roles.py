@@ -60,15 +60,21 @@ class Experts:
         self._prior = self._family.prior(model.facts)
 
     @classmethod
-    def of(cls, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype) -> "Experts | None":
-        """Return the experts of a model, or None if it has only one, or cannot be opened: that raises errors later."""
+    def of(
+        cls, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype, mode: Mode = "auto"
+    ) -> "Experts | None":
+        """Return the experts of a model, or None if it has only one, or cannot be opened: that raises errors later.
+
+        In rounds, a model with one has text encoder, transformer and VAE take turns, too.
+        """
         if model.family is None and model.timings is None:
             return None
         try:
             experts = cls(model, compute, dtype)
         except Exception:  # noqa: BLE001 - of an unusual config, diffusers raises many types
             return None
-        return experts if len(experts.segments) > 1 else None
+        takes_turns = mode == "rounds" and model.layout is not None and "text_encoder" in experts.size().num_weights
+        return experts if len(experts.segments) > 1 or takes_turns else None
 
     def in_rounds(self, capacity: int | None, mode: Mode) -> PhaseWeights | None:
         """Return what a rank alone, of so many bytes (None: no limit), holds in rounds; None: it holds all."""

@@ -193,7 +193,7 @@ def _agree_on_components(
     config, topology = process.run.rank, process.topology
     if config.encoder_rank and topology.num_ranks == 1:
         raise InputError("--encoder-rank leaves the first rank without steps; give at least two, such as --ranks 2.")
-    experts = Experts.of(process.run.model, config.compute, dtype)
+    experts = Experts.of(process.run.model, config.compute, dtype, config.experts)
     if experts is None:
         return frozenset() if config.encoder_rank and topology.first else None, None
     if topology.num_ranks == 1:

@@ -107,7 +107,7 @@ def test_the_attention_of_larger_videos_costs_more_than_their_pixels(home: Path)
 
 
 def test_a_model_that_does_not_fit_is_a_plain_no(home: Path) -> None:
-    rows = rows_about("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "--gpus", "1x24")
+    rows = rows_about(A14B, "--gpus", "1x16", "--shape", "1280x720x81")
     assert ["Nothing fits: choose a smaller --shape, or GPUs with more memory."] in rows
     assert not any("yes" in row for row in rows)
 

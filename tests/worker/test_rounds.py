@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.producer.status.ranks import read_groups
 
 pytestmark = pytest.mark.slow
@@ -45,6 +46,21 @@ def test_a_rank_alone_without_room_for_both_experts_works_in_rounds(house, tiny_
     assert "this rank holds one expert at a time, in rounds over many videos" in group.text
     assert loads(group.text) == ["text encoder", "encoders", "transformer", "transformer_2", "decoder"]
     assert house.view(job_id).status == "finished"
+
+
+def test_a_model_with_one_transformer_takes_turns_with_its_text_encoder(house, tmp_path: Path) -> None:
+    write_tiny_wan(tmp_path / "ti2v", "ti2v-5b")
+    shape = {"prompt": "Rain.", "steps": 3}
+    jobs = [submit(house, seed, **shape) for seed in range(3)]
+    model = str(tmp_path / "ti2v")
+    group = house.start(1, "--burst", "--experts", "rounds", "--host-memory", "0", model=model, wait=False)
+    assert group.end() == 0, group.text
+    assert loads(group.text).count("transformer") <= 2
+    frames = [house.frames(job_id) for job_id in jobs]
+    again = [submit(house, seed, **shape) for seed in range(3)]
+    assert house.start(1, "--burst", model=model, wait=False).end() == 0
+    for job_id, expected in zip(again, frames, strict=True):
+        np.testing.assert_array_equal(house.frames(job_id), expected)
 
 
 def test_several_ranks_are_told_to_be_groups(house) -> None:
