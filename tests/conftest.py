@@ -36,10 +36,8 @@ hypothesis.settings.register_profile("svdq", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=10_000)
 hypothesis.settings.load_profile("svdq")
 
-#: The secret key of the S3 server; it must turn up nowhere.
-S3_SECRET = "s3-secret-of-the-tests"
-#: `svdq` as a user runs it.
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+S3_SECRET = "s3-secret-of-the-tests"  # the secret key of the S3 server; it must turn up nowhere
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]  # `svdq` as a user runs it
 #: Commands that start processes, catch signals or draw on terminals: each in a process of its own.
 OF_THEIR_OWN = {"worker", "watch", "bench", "model"}
 

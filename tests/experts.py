@@ -20,8 +20,7 @@ SEGMENTS = (Segment(component="high", start=0, stop=15), Segment(component="low"
 STEPS = 40
 STEP_S, ENCODE_S, DECODE_S = 5.0, 1.0, 5.0
 WHOLE_S = STEPS * STEP_S + ENCODE_S + DECODE_S
-#: Seconds in which a replica replaces one expert by the other.
-SWAPS_S = (10, 30, 60)
+SWAPS_S = (10, 30, 60)  # seconds in which a replica replaces one expert by the other
 RANKS = (2, 4, 7)
 VIDEOS = (1, 2, 7, 8, 50, 500)
 

@@ -6,8 +6,7 @@ import click
 
 from svdq.cli.main import cli
 
-#: Width of the help texts in columns, independent of the terminal.
-WIDTH = 100
+WIDTH = 100  # width of the help texts in columns, independent of the terminal
 
 INTRODUCTION = """# Commands
 

@@ -26,8 +26,7 @@ from svdq.producer.status import selection, snapshot
 from svdq.producer.status.registries import counts, newest_ids
 from svdq.producer.submitting.enqueue import CHUNK, Entry, enqueue_many
 
-#: How often each command is timed.
-TIMES = 5
+TIMES = 5  # how often each command is timed
 
 
 def entries(first: int, number: int) -> list[Entry]:

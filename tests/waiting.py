@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-#: Seconds far beyond what anything here takes; reached only when it never comes.
-PATIENCE_S = 180.0
+PATIENCE_S = 180.0  # seconds far beyond what anything here takes; reached only when it never comes
 
 T = TypeVar("T")
 

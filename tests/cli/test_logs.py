@@ -16,8 +16,7 @@ from tests.waiting import PATIENCE_S
 from tests.worker.own_redis import OwnRedis
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-#: 2027-01-15 in every time zone.
-AT = 1800014400.0
+AT = 1800014400.0  # 2027-01-15 in every time zone
 
 
 def log(connection: redis.Redis, job_id: str, text: str, level: str = "INFO") -> None:

@@ -24,8 +24,7 @@ NAMES = {"svdq-redis.service", "svdq-worker.service", "svdq-night.service", "svd
 OPTIONAL = {"svdq-watch.service", "svdq-serve.service"}
 HARDENED = sorted(name for name in NAMES | OPTIONAL if name.endswith(".service"))
 
-#: The units are for the embedded server.
-pytestmark = pytest.mark.usefixtures("own_server")
+pytestmark = pytest.mark.usefixtures("own_server")  # the units are for the embedded server
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
 

@@ -28,8 +28,7 @@ from tests.faults.redis_process import RedisProcess
 from tests.faults.small_disk import SmallDisk
 from tests.waiting import PATIENCE_S, NeverCameError, wait_until
 
-#: Folder on the PYTHONPATH of workers into whose ranks faults are put.
-INJECTION = Path(__file__).parent / "injection"
+INJECTION = Path(__file__).parent / "injection"  # folder on the PYTHONPATH of workers into whose ranks faults are put
 
 
 def faults_by_seed(seeds: str) -> dict[str, str]:
@@ -37,8 +36,7 @@ def faults_by_seed(seeds: str) -> dict[str, str]:
     return {"PYTHONPATH": str(INJECTION), "FAULTS_AT": "seeds", "FAULTS_SEEDS": seeds}
 
 
-#: The photo of most jobs; the simulated model does not look at it.
-PHOTO = "photo.jpg"
+PHOTO = "photo.jpg"  # the photo of most jobs; the simulated model does not look at it
 
 
 class Arena:

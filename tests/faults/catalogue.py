@@ -29,8 +29,7 @@ from tests.faults.verify import verify
 
 #: A step as long as a short one on a GPU, slept through.
 SIMULATED = "simulated:step_ms=50"
-#: Steps so quick that everything else is the load.
-QUICK = "simulated:step_ms=2"
+QUICK = "simulated:step_ms=2"  # steps so quick that everything else is the load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +41,7 @@ class Campaign:
     num_jobs: int = 100
     ranks: int = 3
     model: str = SIMULATED
-    #: Whether its storage is on a small disk.
-    own_disk: bool = False
+    own_disk: bool = False  # whether its storage is on a small disk
 
 
 CAMPAIGNS = {
@@ -80,10 +78,8 @@ CAMPAIGNS = {
     # Steps long enough that ranks hand samples over: the planner keeps shorter ones together.
     "soak": Campaign(run=soak.soak, num_jobs=3000, model="simulated:step_ms=20"),
 }
-#: What `make test` runs, small.
-SHORT = ("kill-rank", "mixed", "kill-all")
-#: Names of several at once.
-SETS = {"all": tuple(CAMPAIGNS), "windows": windows.WINDOWS, "short": SHORT}
+SHORT = ("kill-rank", "mixed", "kill-all")  # what `make test` runs, small
+SETS = {"all": tuple(CAMPAIGNS), "windows": windows.WINDOWS, "short": SHORT}  # names of several at once
 
 
 def run_campaign(

@@ -15,8 +15,7 @@ import psutil
 from tests.waiting import wait_until
 
 SVDQ = str(Path(sys.executable).with_name("svdq"))
-#: Seconds that a stop may take: as systemd and Kubernetes grant.
-STOP_S = 20.0
+STOP_S = 20.0  # seconds that a stop may take: as systemd and Kubernetes grant
 #: A line of rank 0 when its group can work; once in each life of the group.
 READY = "Ready with"
 

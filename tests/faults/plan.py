@@ -9,26 +9,20 @@ class Size:
     """How large a campaign is."""
 
     num_jobs: int
-    #: Ranks of a group.
-    ranks: int
-    #: Seconds that a pause or a full disk lasts; None: what the campaign takes by itself.
-    hold_s: float | None = None
-    #: Family of the untrained model, for campaigns with one.
-    family: str = "svd"
+    ranks: int  # ranks of a group
+    hold_s: float | None = None  # seconds that a pause or a full disk lasts; None: what the campaign takes by itself
+    family: str = "svd"  # family of the untrained model, for campaigns with one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     """The expected end of a job."""
 
-    #: States in which it may end.
-    states: Collection[str] = ("finished",)
-    #: Words that the reason of its failure must contain.
-    reason: str = ""
+    states: Collection[str] = ("finished",)  # states in which it may end
+    reason: str = ""  # words that the reason of its failure must contain
 
 
-#: As most jobs must.
-FINISHED = Expected()
+FINISHED = Expected()  # as most jobs must
 
 
 @dataclass
@@ -36,11 +30,8 @@ class Tally:
     """The counts and findings of a running campaign."""
 
     num_faults: int = 0
-    #: Seconds from a fault until its jobs were in work again.
-    recoveries_s: list[float] = field(default_factory=list)
-    #: Promises that were broken, as sentences.
-    broken: list[str] = field(default_factory=list)
-    #: What else is worth knowing, as sentences.
-    notes: list[str] = field(default_factory=list)
+    recoveries_s: list[float] = field(default_factory=list)  # seconds from a fault until its jobs were in work again
+    broken: list[str] = field(default_factory=list)  # promises that were broken, as sentences
+    notes: list[str] = field(default_factory=list)  # what else is worth knowing, as sentences
     #: The most steps of one video that one fault may cost, where a number is promised.
     most_steps_again: int | None = None

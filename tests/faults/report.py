@@ -15,8 +15,7 @@ class Outcome:
 
     campaign: str
     num_jobs: int = 0
-    #: Faults that were injected.
-    num_faults: int = 0
+    num_faults: int = 0  # faults that were injected
     #: What went wrong, a sentence each: jobs, files, leftovers, and promises of other kinds.
     lost: tuple[str, ...] = ()
     duplicated: tuple[str, ...] = ()
@@ -25,14 +24,10 @@ class Outcome:
     broken: tuple[str, ...] = ()
     #: Seconds from each fault until the jobs that it hit were in work again; empty: it was not measured.
     recoveries_s: tuple[float, ...] = ()
-    #: Times that a group of ranks has begun, the first ones included.
-    num_starts: int = 0
-    #: Videos rendered more than once.
-    num_rendered_again: int = 0
-    #: The most steps of one video that were done again after one fault.
-    most_steps_again: int = 0
-    #: Seconds that the campaign took, its check included.
-    took_s: float = 0.0
+    num_starts: int = 0  # times that a group of ranks has begun, the first ones included
+    num_rendered_again: int = 0  # videos rendered more than once
+    most_steps_again: int = 0  # the most steps of one video that were done again after one fault
+    took_s: float = 0.0  # seconds that the campaign took, its check included
     #: Why it was left out; empty when it was not.
     skipped: str = ""
     notes: tuple[str, ...] = ()

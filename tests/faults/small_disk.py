@@ -7,8 +7,7 @@ from pathlib import Path
 #: Its size as `mount` takes it, and the bytes of a piece that fills it.
 SIZE = "16m"
 PIECE_BYTES = 4096
-#: Seconds between looks for room that somebody else has made.
-FILL_EVERY_S = 0.02
+FILL_EVERY_S = 0.02  # seconds between looks for room that somebody else has made
 
 
 class SmallDisk:

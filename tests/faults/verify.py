@@ -27,10 +27,8 @@ class Verdict:
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    #: Videos that were rendered more than once: allowed when the first was not acknowledged.
-    num_rendered_again: int = 0
-    #: The most steps of one video that were done again after one fault.
-    most_steps_again: int = 0
+    num_rendered_again: int = 0  # videos that were rendered more than once: allowed when the first was not acknowledged
+    most_steps_again: int = 0  # the most steps of one video that were done again after one fault
 
 
 def verify(arena: Arena) -> Verdict:

@@ -17,17 +17,14 @@ class Video:
 
     costs: Costs
     num_steps: int
-    #: The units that each rank may do; None: all.
-    bounds: Sequence[tuple[int, int]] | None = None
-    #: The unit from which it resumes.
-    first_unit: int = 0
+    bounds: Sequence[tuple[int, int]] | None = None  # the units that each rank may do; None: all
+    first_unit: int = 0  # the unit from which it resumes
     queued_s: float = 0.0
     taken_s: float = inf
     begun_s: float = inf
     finished_s: float = inf
     assignment: Assignment | None = None
-    #: The next unit.
-    unit: int = 0
+    unit: int = 0  # the next unit
 
 
 @dataclass

@@ -23,8 +23,7 @@ from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.planner import Assignment, Planner
 from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request
 
-#: Seconds after which a test gives up.
-WAIT_S = 60
+WAIT_S = 60  # seconds after which a test gives up
 
 
 class GatedModel(CountingModel):

@@ -22,8 +22,7 @@ from tests.pipeline.fakes import Alone, request
 
 pytestmark = pytest.mark.slow
 
-#: Gives how much was counted so far.
-Meter = Callable[[], int]
+Meter = Callable[[], int]  # gives how much was counted so far
 
 
 class Operations(TorchDispatchMode):

@@ -20,10 +20,8 @@ ROOT = Path(__file__).parent.parent.parent
 CRONTAB = ROOT / "deploy/cron/crontab"
 CRON = shutil.which("cron") or shutil.which("cron", path="/usr/sbin")
 NUM_PHOTOS = 20
-#: Seconds of a video; 20 of them take longer than a window.
-VIDEO_S = 2.0
-#: Seconds that a window is open; it opens every minute.
-WINDOW_S = 35
+VIDEO_S = 2.0  # seconds of a video; 20 of them take longer than a window
+WINDOW_S = 35  # seconds that a window is open; it opens every minute
 
 pytestmark = [
     pytest.mark.long,

@@ -5,8 +5,7 @@ import time
 import psutil
 import pytest
 
-#: Seconds over which the processor time is measured.
-WINDOW_S = 30.0
+WINDOW_S = 30.0  # seconds over which the processor time is measured
 
 
 @pytest.mark.long

@@ -42,8 +42,7 @@ def complete(parameters: VideoParameters) -> VideoParameters:
     return parameters.model_copy(update={"frames": parameters.frames or 9})
 
 
-#: Makes an intake that has started.
-Open = Callable[..., Intake]
+Open = Callable[..., Intake]  # makes an intake that has started
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ from svdq.worker.outages import connect
 
 MODEL = ModelInfo(name="fake", notice="tiny", family=FAMILY, facts=FAMILY.published, compute={"dtype": "float16"})
 GB = 1_000_000_000
-#: The published SVD-XT in float16.
-XT = SvdParameters(seed=1, frames=25, width=1024, height=576, decode_chunk_size=25)
+XT = SvdParameters(seed=1, frames=25, width=1024, height=576, decode_chunk_size=25)  # the published SVD-XT in float16
 
 
 def ranks(*capacities_gb: float) -> list[RankInfo]:

@@ -50,8 +50,7 @@ JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
 #: A metric of ours in an expression or in prose; not the name of a file or a label.
 METRIC = re.compile(r"\bsvdq_[a-z0-9_]+\b")
 
-#: Samples by name and labels.
-Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]  # samples by name and labels
 
 
 class Ranks:

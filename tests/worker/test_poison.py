@@ -7,8 +7,7 @@ from PIL import Image
 
 from tests.faults.arena import INJECTION
 
-#: Frames of the poisoned video: what the injection recognizes it by where the photo is not at hand.
-POISON_FRAMES = 3
+POISON_FRAMES = 3  # frames of the poisoned video: what the injection recognizes it by where the photo is not at hand
 
 pytestmark = pytest.mark.long
 

@@ -19,14 +19,12 @@ from svdq.producer.queue import session
 from svdq.producer.settings_loader import load_settings
 from tests.worker.own_redis import OwnRedis
 
-#: The URL of a server comes from svdq.toml here.
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_server")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_server")]  # the URL of a server comes from svdq.toml here
 
 ROOT = Path(__file__).parent.parent.parent
 #: Passwords with what a URL does not take as it is.
 PRODUCER, WORKER, ADMIN = "submit@s3cret/%1", "render@s3cret/%2", "admin-s3cret"
-#: What no file, no answer and no process list may contain: both spellings have it.
-SECRET = "s3cret"
+SECRET = "s3cret"  # what no file, no answer and no process list may contain: both spellings have it
 #: Nobody's, and the one that a server loads its data as.
 DEFAULT = "user default off ~* &* +@all"
 EXTENSIONS = "subjectAltName=IP:127.0.0.1"

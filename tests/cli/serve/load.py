@@ -11,8 +11,7 @@ from typing import Any
 
 from tests.cli.serve.servers import TYPE, jpeg, multipart
 
-#: Seconds that pages are open before the uploads begin and after they end.
-AROUND_S = 4
+AROUND_S = 4  # seconds that pages are open before the uploads begin and after they end
 
 
 async def put_load(port: int, token: str, num_uploads: int, num_pages: int) -> None:

@@ -66,13 +66,10 @@ class Server:
     """A running server."""
 
     process: Fork
-    #: Such as http://127.0.0.1:8765
-    url: str
-    #: What it prints.
-    output: Path
+    url: str  # such as http://127.0.0.1:8765
+    output: Path  # what it prints
     token: str = TOKEN
-    #: What it has printed first.
-    line: str = ""
+    line: str = ""  # what it has printed first
     bearer: dict[str, str] = field(default_factory=lambda: {"Authorization": f"Bearer {TOKEN}"})
 
     @property

@@ -23,8 +23,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 NUM = 50
-#: What a busy machine may need more than an idle one.
-PATIENCE_S = 7
+PATIENCE_S = 7  # what a busy machine may need more than an idle one
 
 
 def photos() -> list[bytes]:

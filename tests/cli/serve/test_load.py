@@ -16,8 +16,7 @@ from tests.cli.serve.servers import Server
 ROOT = Path(__file__).parents[3]
 NUM_UPLOADS, NUM_PAGES = 200, 50
 MAX_RSS = 300 * 2**20
-#: On an idle machine; a busy one is slower, and the figures say how busy it was.
-MAX_P99_MS = 250
+MAX_P99_MS = 250  # on an idle machine; a busy one is slower, and the figures say how busy it was
 
 
 @pytest.mark.long

@@ -10,24 +10,19 @@ from tests.faults.arena import Arena
 from tests.faults.frames import RecordedReference
 from tests.waiting import wait_until
 
-#: Seconds after the first checkpoint within which everything is killed.
-AFTER_S = 5.0
-#: Seconds that a video may take on a busy machine.
-PATIENCE_S = 900.0
+AFTER_S = 5.0  # seconds after the first checkpoint within which everything is killed
+PATIENCE_S = 900.0  # seconds that a video may take on a busy machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Videos:
     """The videos of a family."""
 
-    #: Writes the untrained model into a folder.
-    write_model: Callable[[Path], None]
-    #: Steps: so many that those after the first checkpoint take more than AFTER_S.
-    steps: int
+    write_model: Callable[[Path], None]  # writes the untrained model into a folder
+    steps: int  # steps: so many that those after the first checkpoint take more than AFTER_S
     #: The most steps that a kill may cost: those of AFTER_S, with room for a machine that is suddenly less busy.
     most_steps_again: int
-    #: Other parameters.
-    options: Mapping[str, object]
+    options: Mapping[str, object]  # other parameters
     #: Options of the worker, undisturbed and under faults: the division among ranks makes no difference.
     undisturbed: Sequence[str] = ()
     disturbed: Sequence[str] = ()

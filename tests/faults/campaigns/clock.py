@@ -9,8 +9,7 @@ from tests.faults.group import READY
 STEPS = 40
 #: Seconds by which a clock jumps, twice a lease; and seconds that it stays so, longer than two beats.
 JUMP_S, HOLD_S = 30.0, 8.0
-#: Jumps of one group, each there and back.
-OFFSETS_S = (JUMP_S, -JUMP_S)
+OFFSETS_S = (JUMP_S, -JUMP_S)  # jumps of one group, each there and back
 
 
 def clock_steps(arena: Arena) -> None:

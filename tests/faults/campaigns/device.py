@@ -8,10 +8,8 @@ from tests.waiting import wait_until
 STEPS = 28
 #: A step as long as a short one on a GPU, which the model sleeps.
 STEP_S = 0.05
-#: The share of the jobs that is finished when the GPU fails.
-FINISHED = 0.2
-#: Seconds that the loss may cost, beyond what the other ranks need for the rest.
-LOSS_S = 30.0
+FINISHED = 0.2  # the share of the jobs that is finished when the GPU fails
+LOSS_S = 30.0  # seconds that the loss may cost, beyond what the other ranks need for the rest
 
 
 def device(arena: Arena) -> None:

@@ -8,14 +8,10 @@ from tests.faults.group import Group
 from tests.waiting import wait_until
 
 STEPS = 12
-#: Seconds of SIGSTOP: twice a lease.
-SLEEP_S = 30.0
-#: Seconds that it gets afterwards to publish what it must not.
-WOKEN_S = 3.0
-#: Seconds within which another host takes over.
-TAKEN_OVER_S = 20.0
-#: Jobs for each host that dies.
-JOBS_A_FAULT = 10
+SLEEP_S = 30.0  # seconds of SIGSTOP: twice a lease
+WOKEN_S = 3.0  # seconds that it gets afterwards to publish what it must not
+TAKEN_OVER_S = 20.0  # seconds within which another host takes over
+JOBS_A_FAULT = 10  # jobs for each host that dies
 #: The part of the jobs that is submitted before the first fault; the rest keeps both groups at work in the second.
 FIRST_WAVE = 0.5
 

@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 from tests.faults.arena import Arena
 
-#: Denoising steps of a job; long enough that a fault finds several in flight.
-STEPS = 20
+STEPS = 20  # denoising steps of a job; long enough that a fault finds several in flight
 #: Seconds between the recovery from one fault and the next.
 LEAST_GAP_S, MOST_GAP_S = 0.5, 3.0
-#: Jobs for each fault: beyond that the rest is left in peace, so that a small campaign is short.
-JOBS_A_FAULT = 4
+JOBS_A_FAULT = 4  # jobs for each fault: beyond that the rest is left in peace, so that a small campaign is short
 #: Variables of workers whose ranks are killed every few seconds. Two kills in a row that strike a job in the same one
 #: of its 20 steps are then no rarity, and svdq takes them for the job's fault; three in a row are rare.
 PATIENT = {"SVDQ_MAX_ATTEMPTS": "3"}

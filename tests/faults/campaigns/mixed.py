@@ -9,8 +9,7 @@ from tests.faults.arena import Arena
 from tests.faults.plan import FINISHED, Expected
 
 STEPS = 12
-#: Of so many jobs one is of each kind.
-BLOCK = 20
+BLOCK = 20  # of so many jobs one is of each kind
 #: Seeds of jobs that the injection turns into what they are named after.
 KILL_SEED, NAN_SEED = 66_600_666, 77_700_777
 #: Seconds after which a job may be canceled, at most: a start and so much a job, when it may be anywhere.

@@ -7,10 +7,8 @@ from tests.faults.group import READY
 from tests.faults.plan import Expected
 
 STEPS = 12
-#: What the injection takes for the poison, in the folder that controls it.
-POISON = "poison.jpg"
-#: Starts of the group: the first, and one after each of the crashes that it takes to set the job aside.
-MOST_STARTS = 3
+POISON = "poison.jpg"  # what the injection takes for the poison, in the folder that controls it
+MOST_STARTS = 3  # starts of the group: the first, and one after each of the crashes that it takes to set the job aside
 
 
 def poisoned_photo(arena: Arena) -> None:

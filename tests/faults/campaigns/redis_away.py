@@ -7,15 +7,12 @@ from tests.faults.arena import Arena
 from tests.waiting import wait_until
 
 STEPS = 24
-#: Times that Redis is killed.
-NUM_KILLS = 10
+NUM_KILLS = 10  # times that Redis is killed
 #: Seconds between faults, and for which a killed server is away.
 LEAST_GAP_S, MOST_GAP_S = 0.5, 2.0
 LEAST_AWAY_S, MOST_AWAY_S = 0.2, 2.0
-#: Seconds for which it does not answer.
-PAUSE_S = 60.0
-#: Seconds for which it is gone.
-GONE_S = 600.0
+PAUSE_S = 60.0  # seconds for which it does not answer
+GONE_S = 600.0  # seconds for which it is gone
 
 
 def redis_kill(arena: Arena) -> None:

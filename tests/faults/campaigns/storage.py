@@ -11,12 +11,10 @@ from tests.faults.group import Group
 from tests.waiting import wait_until
 
 STEPS = 12
-#: Seconds for which nothing can be written.
-FULL_S = 20.0
+FULL_S = 20.0  # seconds for which nothing can be written
 #: Frames and side of videos on the slow storage: large enough that a heap of them would be seen.
 SLOW_FRAMES, SLOW_SIDE = 14, 256
-#: Bytes by which the ranks may grow while videos wait.
-FLAT_BYTES = 64 * 2**20
+FLAT_BYTES = 64 * 2**20  # bytes by which the ranks may grow while videos wait
 #: Jobs that may be in flight for each rank (computed, received ahead, on its way out), and besides: one taken ahead,
 #: two waiting to be written, one being written, one not acknowledged yet.
 JOBS_A_RANK, JOBS_BESIDES = 3, 5

@@ -30,13 +30,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: Seconds that a write takes on a slow storage.
-SLOW_S = 2.0
+SLOW_S = 2.0  # seconds that a write takes on a slow storage
 #: A kill in a phase of a job strikes at this visit. The suspects of the kill before come first, and a job that is
 #: struck twice would rightly be set aside.
 PHASE_VISITS = 4
-#: Frames of a poisoned video; all others have another number.
-POISON_FRAMES = 3
+POISON_FRAMES = 3  # frames of a poisoned video; all others have another number
 
 
 def _wrap(owner: object, name: str, *, before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:
@@ -92,8 +90,7 @@ def _harm_seeds(seeds: dict[str, int]) -> None:
     from svdq.pipeline.models.simulated import SimulatedModel
 
     denoiser, step = SimulatedModel.denoiser, SimulatedModel.step
-    #: The seed of the present video, and the step in which it does harm.
-    present = [0, 0]
+    present = [0, 0]  # the seed of the present video, and the step in which it does harm
 
     def prepare(model: Any, state: Any, parameters: Any) -> Any:
         present[:] = parameters.seed, min(3, parameters.steps - 1)

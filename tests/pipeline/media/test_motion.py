@@ -12,8 +12,7 @@ from PIL import Image
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.video import change_motion, write_video
 
-#: How far given frames may be from themselves after the conversions of colors.
-ROUNDING = 2
+ROUNDING = 2  # how far given frames may be from themselves after the conversions of colors
 
 
 def video(num_frames: int, width: int = 128, height: int = 64) -> np.ndarray:

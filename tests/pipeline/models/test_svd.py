@@ -19,8 +19,7 @@ from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
 
 CPU = torch.device("cpu")
-#: Guidance on, off, and both scales high.
-GUIDANCE = {"on": (1.0, 3.0), "off": (1.0, 1.0), "high": (2.0, 4.5)}
+GUIDANCE = {"on": (1.0, 3.0), "off": (1.0, 1.0), "high": (2.0, 4.5)}  # guidance on, off, and both scales high
 
 
 def parameters(guidance="on", **changes):
@@ -29,8 +28,7 @@ def parameters(guidance="on", **changes):
     return SvdParameters(**(defaults | {"min_guidance_scale": low, "max_guidance_scale": high} | changes))
 
 
-#: The number of frames is left to the model.
-OPEN = parameters(frames=None)
+OPEN = parameters(frames=None)  # the number of frames is left to the model
 
 
 @pytest.fixture(scope="module")
