@@ -45,8 +45,7 @@ from svdq.worker.startup import (
 logger = logging.getLogger("svdq.worker")
 
 STATES_SHARE, LEAST_STATES_BYTES = 0.1, 500_000_000  # share of free host memory for waiting videos, and its least
-#: Seconds that a rank which ends waits for its checkpoints, and again for the videos that are being written.
-FLUSH_S = 6.0
+FLUSH_S = 6.0  # that a rank which ends waits for its checkpoints, and again for its videos
 
 
 def run_rank(process: RankProcess) -> None:

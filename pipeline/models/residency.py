@@ -16,11 +16,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from svdq.pipeline.models.compute_options import stored_parts
 
-#: Bytes of each of the two pinned buffers through which weights go to a GPU: one is filled while the other is copied.
-BUFFER_BYTES = 64 * 2**20
+BUFFER_BYTES = 64 * 2**20  # of each of two pinned buffers for weights: one is filled, the other copied
 
-#: What is on the device in place of a weight in host memory: the latter, by the address of the former.
-_Copies = dict[int, Tensor]
+_Copies = dict[int, Tensor]  # weights in host memory by the addresses of those on the device
 
 
 class Residency:

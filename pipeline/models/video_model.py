@@ -30,8 +30,7 @@ class Role:
 
     embed: bool = False  # whether it encodes prompts: rank 0
     encode: bool = False  # whether it has the encoders of photos: rank 0, and every other one that has room for them
-    #: The denoising components that it has, such as `unet`; None: all of the model.
-    components: frozenset[str] | None = None
+    components: frozenset[str] | None = None  # denoising ones that it has, such as `unet`; None: all
     decode: bool = False  # whether it has the decoder: the last rank, and every other one that has room for it
     #: Whether it works in rounds and so holds one set of these at a time, and the bytes of host memory for the others.
     in_rounds: bool = False
@@ -61,10 +60,8 @@ class ModelInfo:
     notice: str  # notice to show with its videos, or "" for a trained model; e.g. "preview (no diffusion model)".
     family: Family | None = None  # the family whose videos it makes; None: those of any
     facts: Facts = field(default_factory=dict)  # what its folder says; empty for a model without one
-    #: The dtype and the compute options that are not defaults, as in sidecars and checkpoints.
-    compute: dict[str, Any] = field(default_factory=dict)
-    #: What a model file has put into the folder, as in sidecars: LoRAs, other weights, sigmas.
-    made_of: dict[str, Any] = field(default_factory=dict)
+    compute: dict[str, Any] = field(default_factory=dict)  # dtype and other compute options, as in sidecars
+    made_of: dict[str, Any] = field(default_factory=dict)  # what a model file put into the folder, as in sidecars
     identity: str = ""  # names the model in checkpoints: of a model file, its fingerprint in `compute` is enough
     weight_bytes: int = 0  # that the device holds
     streamed_bytes: int = 0  # the same if blocks were streamed from host memory
@@ -88,8 +85,7 @@ class VideoModel(ABC):
     """A model opened for a role."""
 
     info: ModelInfo
-    #: The sets of components of which it holds one at a time, in the order of units; none: it holds all.
-    sets: Sequence[str] = ()
+    sets: Sequence[str] = ()  # of components held one at a time, in the order of units
 
     @abstractmethod
     def complete(self, parameters: VideoParameters) -> VideoParameters:

@@ -63,8 +63,7 @@ class Block:
     rank: int
     unit: int
     row: Row
-    #: How many units must be done before each rank, and how many may be done up to and with it; nondecreasing.
-    least: Sequence[int]
+    least: Sequence[int]  # units that must be done before each rank, and that may be done with it
     most: Sequence[int]
 
     @property

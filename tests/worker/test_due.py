@@ -33,11 +33,6 @@ def scheduled(connection: redis.Redis) -> list[bytes]:
     return connection.zrange("rq:scheduled:svdq-default", 0, -1)
 
 
-def make_due(connection: redis.Redis, job_id: str) -> None:
-    """Let the time pass until a job is due."""
-    connection.zadd("rq:scheduled:svdq-default", {job_id: time.time() - 1}, xx=True)
-
-
 # What is queued, and in which order.
 
 

@@ -40,10 +40,6 @@ def choose(page: Any, *names: str, size: tuple[int, int] = (96, 64)) -> None:
     page.set_input_files("#photos", files)
 
 
-def queued_names(page: Any) -> list[str]:
-    return sorted(page.locator("#rows strong").all_inner_texts())
-
-
 def test_canceled_videos_can_be_made_again(desk: Watched) -> None:
     page = desk.page
     rows = page.locator("#rows .row")

@@ -28,9 +28,6 @@ def parameters(guidance="on", **changes):
     return SvdParameters(**(defaults | {"min_guidance_scale": low, "max_guidance_scale": high} | changes))
 
 
-OPEN = parameters(frames=None)  # the number of frames is left to the model
-
-
 @pytest.fixture(scope="module")
 def open_parts(tiny_model):
     """Open the tiny model with some parts; each call with the same parts gives the same instance."""
