@@ -1,6 +1,7 @@
 """Real groups that make videos between two photos, and loops: frames equal diffusers', files have the right number."""
 
 import os
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -39,9 +40,9 @@ def pipeline_of(folder: Path):
     return pipeline
 
 
-def reference(folder: Path, photo: Path, last_photo: Path) -> np.ndarray:
+def reference(folder: Path, photo: Path, last_photo: Path, **options: int) -> np.ndarray:
     """Render with diffusers, whose arguments are prepared photos."""
-    values = FAMILY.complete(WanParameters.model_validate(VIDEO), FAMILY.read_facts(folder, "tiny"))
+    values = FAMILY.complete(WanParameters.model_validate(VIDEO | options), FAMILY.read_facts(folder, "tiny"))
     image, last_image = (prepare_photo(path.read_bytes(), 64, 64) for path in (photo, last_photo))
     frames = call_diffusers(pipeline_of(folder), image, values, last_image=last_image)[0]
     return np.stack([np.asarray(frame) for frame in frames])
@@ -72,6 +73,22 @@ def test_a_folder_of_pairs_and_a_loop(house, tiny_wan: Path, pairs: Path, ranks:
         assert num_frames(mp4) == (8 if view is loop else 9)
     [sidecar] = house.sidecars(loop.id)
     assert (sidecar["job"]["loop"], sidecar["shown"]["frames"], "last_image" in sidecar["job"]) == (True, 8, False)
+
+
+@pytest.mark.long
+def test_a_rank_that_is_killed_costs_no_bit(house, tiny_wan: Path, pairs: Path, until) -> None:
+    flags = ("--last", pairs / "0.last.png", *FLAGS, "--steps=60")
+    house.run("svdq", "submit", pairs / "0.jpg", *flags)
+    house.run("svdq", "submit", pairs / "0.jpg", *flags, "--force")
+    job_ids = house.queued()
+    group = house.start(3, model=str(tiny_wan))
+    until(lambda: house.view(job_ids[0]).step >= 20, lambda: group.text)
+    os.kill(group.ranks()[1].pid, signal.SIGKILL)
+    house.wait(job_ids)
+    expected = reference(tiny_wan, pairs / "0.jpg", pairs / "0.last.png", steps=60)
+    for job_id in job_ids:
+        np.testing.assert_array_equal(house.frames(job_id), expected)
+    assert house.sidecars(job_ids[0])[0]["resumed"]
 
 
 def test_what_a_model_cannot_do_is_the_reason_of_the_job(house, tmp_path: Path, pairs: Path) -> None:
