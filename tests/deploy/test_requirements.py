@@ -1,11 +1,13 @@
 """pyproject.toml's packages and requirements, and the versions in constraints.txt for tests and images."""
 
+import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +42,28 @@ def test_the_tested_versions_satisfy_the_requirements(requirements: dict[str, Re
     for name, requirement in requirements.items():
         version = tested.get(name.lower().replace("_", "-")) or tested.get(name.lower())
         assert version is None or requirement.specifier.contains(version), f"{requirement} is not {version}"
+
+
+def required_by(*names: str) -> set[str]:
+    """The packages and all that they require, without extras, as installed here."""
+    found: set[str] = set()
+    for name in names:
+        name = canonicalize_name(name)
+        if name not in found:
+            lines = [Requirement(line) for line in importlib.metadata.requires(name) or ()]
+            needed = [one.name for one in lines if one.marker is None or one.marker.evaluate({"extra": ""})]
+            found |= {name} | required_by(*needed)
+    return found
+
+
+def test_the_wheels_for_the_gpu_check_are_all_that_it_needs_beside_torch_and_transformers() -> None:
+    lines = (ROOT / "deploy" / "gpu_checks" / "wheels.txt").read_text().splitlines()
+    wheels = dict(line.split("==") for line in lines if not line.startswith("#"))
+    tested = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    versions = {canonicalize_name(name): version for name, version in tested}
+    assert {name for name, version in wheels.items() if versions[name] != version} == {"imageio-ffmpeg"}
+    own = ("svdq", "accelerate", "diffusers", "ftfy", "imageio-ffmpeg", "psutil", "torchao")
+    assert required_by(*own) - required_by("torch", "transformers") - {"svdq"} <= wheels.keys()
 
 
 def test_an_installation_has_every_module_and_every_file() -> None:
