@@ -2,8 +2,9 @@
 
 Runs svdq's own commands, section by section, and writes their output to a Markdown file as it arrives, with the
 required figure beside the measured one. A section that fails is reported, and the others continue. A section takes at
-most `--section-s`, so that `--only` with `--scratch` suits a machine that is available for minutes. Several ranks
-share a GPU if there are fewer GPUs than ranks.
+most `--section-s`, so that `--only` with `--scratch` suits a machine that is available for minutes: the same command
+again measures what is missing there. gpu_checks/wheels.txt is for a machine without network. Several
+ranks share a GPU if there are fewer GPUs than ranks.
 """
 
 import argparse
@@ -16,23 +17,24 @@ from importlib.metadata import version
 from pathlib import Path
 
 from gpu_checks import groups, parts
-from gpu_checks.check import Check, write_once
+from gpu_checks.check import Check
 from gpu_checks.report import Report
 
 PHOTO = Path(__file__).parent.parent / "docs" / "demo" / "photo.jpg"
-#: The title of each section and what it does, ordered so that each one finds the figures of earlier ones that it needs.
+#: The title of each section and what it does: the cheap and valuable first, each after those whose figures it needs.
 SECTIONS: Mapping[str, tuple[str, Callable[[Check], None]]] = {
-    "runs": ("The tiny model on one rank and on several", groups.runs),
-    "model": ("A step, an encode and a decode", parts.model),
-    "compile": ("A compiled step, and one with int8 weights", parts.compiled),
-    "speedups": ("Candidates for exact speed-ups", parts.speedups),
-    "decode": ("A decode in chunks and in float32", parts.decode),
-    "parity": ("Against diffusers, and one rank against several", groups.parity),
+    "runs": ("Tiny models on one rank and on several, bound, in rounds and with a kill -9", groups.runs),
+    "parity": ("Tiny models against diffusers, and one rank against several", groups.parity),
     "rounds": ("One expert of Wan at a time", groups.rounds),
-    "ranks": ("A pipeline of ranks, and the memory of each", groups.pace),
-    "burst": ("A worker with a compiled UNet, eight photos and a kill -9", groups.burst),
-    "memory": ("A worker with a memory limit", groups.memory),
+    "model": ("A step, an encode and a decode of SVD-XT", parts.model),
     "wan": ("Wan 2.2 at its full width", parts.wan),
+    "attention": ("Candidates for attention", parts.attention),
+    "compile": ("Candidates for compiling", parts.compiled),
+    "decode": ("A decode in chunks and in float32, and candidates", parts.decode),
+    "offload": ("Streamed blocks and int8 weights", parts.offload),
+    "burst": ("A worker with a compiled UNet, eight photos and a kill -9", groups.burst),
+    "ranks": ("A pipeline of ranks, and the memory of each", groups.pace),
+    "memory": ("A worker with a memory limit", groups.memory),
 }
 
 
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scratch = options.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="svdq-gpu-check-"))
         folder = Path(scratch).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        check = Check(report, options.model or _random_model(folder / "full-size"), folder, options)
+        check = Check(report, folder, options)
         for name, (title, run) in SECTIONS.items():
             if not options.only or name in options.only:
                 report.section(title, run, check)
@@ -70,16 +72,6 @@ def _where(device: str) -> str:
         f"{date.today()}: {torch.cuda.device_count()} x {card.name} of {card.total_memory / 2**30:.0f} GiB; "
         f"{libraries}; CUDA {torch.version.cuda}; cuDNN {torch.backends.cudnn.version()}."
     )
-
-
-def _random_model(folder: Path) -> str:
-    """Write a model of the published sizes, unless it exists from an earlier run."""
-    import torch
-    from gpu_checks.full_size import COMPONENTS, write_full_size_model
-
-    write_once(folder, lambda new: write_full_size_model(new, torch.float16, components=COMPONENTS))
-    print("Without `--model`, the published sizes get random weights, and the videos show noise.\n")  # noqa: T201
-    return str(folder)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

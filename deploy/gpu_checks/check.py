@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import PIL.Image
@@ -17,31 +17,53 @@ from gpu_checks.report import Report
 
 #: Bytes of GPU memory that each process takes besides its tensors.
 CONTEXT_BYTES = 700 * 2**20
+T = TypeVar("T")
 
 
 class Check:
     """One run of the check. Each worker has its own home and queue."""
 
-    def __init__(self, report: Report, model: str, folder: Path, options: argparse.Namespace) -> None:
-        """Prepare the sections.
-
-        Args:
-            report: where they write.
-            model: folder or hub id of a model of Stable Video Diffusion.
-            folder: for files that later sections or runs need.
-            options: of the command line.
-        """
+    def __init__(self, report: Report, folder: Path, options: argparse.Namespace) -> None:
+        """Prepare the sections; `folder` is for files that later sections or runs need."""
         self.report = report
-        self.model = model
         self.folder = folder
         self.options = options
         self.on_gpu = options.device == "cuda"
         self.device = ["--device", options.device]
 
+    @property
+    def model(self) -> str:
+        """The model of Stable Video Diffusion; the published sizes with random weights are written at the first use."""
+        if self.options.model:
+            return str(self.options.model)
+        import torch
+
+        from gpu_checks.full_size import COMPONENTS, write_full_size_model
+
+        folder = self.folder / "full-size"
+        write_once(folder, lambda new: write_full_size_model(new, torch.float16, components=COMPONENTS))
+        return str(folder)
+
+    def attempt(self, what: str, measure: Callable[[], T]) -> T | None:
+        """Measure one thing, or return what an earlier run in the folder measured; a failure is a row, and None."""
+        path = self.folder / "measured.json"
+        done = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if what not in done:
+            try:
+                done[what] = measure()
+            except Exception as error:  # noqa: BLE001 - the rest of the section may work
+                self.report.judge(what, f"failed: {error}", "", False)
+                return None
+            path.write_text(json.dumps(done, indent=2), encoding="utf-8")
+        found: T = done[what]
+        return found
+
     def measure_parts(self, name: str, *arguments: object) -> list[dict[str, Any]]:
-        """Measure parts of a model; return the rows that could be measured, also if the time limit ended the run."""
+        """Measure parts of a model; return the rows that could be measured, also if the time limit ended the run.
+
+        Rows of an earlier run in the same folder are kept. Each that could not be measured is a row of the report.
+        """
         path = self.folder / f"{name}.json"
-        path.unlink(missing_ok=True)
         command = ["gpu_checks.model_parts", *self.device, "--repeats", self.options.repeats]
         try:
             self.report.run(*command, *arguments, "--json", path)
@@ -49,16 +71,23 @@ class Check:
             if not path.exists():
                 raise
             self.report.fail(str(error))
-        rows = self.measured(name)
-        if not rows:
+        for row in self._rows(name):
+            if row["failure"]:
+                chosen = ("part", "component", "dtype", "compiled", "approximate", "offload", "decode_chunk_size")
+                words = [str(row[field]) for field in chosen if row[field] not in (None, "off", [])]
+                self.report.judge(f"{name}: {' '.join(words)}", f"failed: {row['failure']}", "", False)
+        if not (rows := self.measured(name)):
             raise RuntimeError("nothing could be measured")
         return rows
 
     def measured(self, name: str) -> list[dict[str, Any]]:
         """Return the rows that were measured for a section, in this run or an earlier one."""
+        return [row for row in self._rows(name) if not row["failure"]]
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / f"{name}.json"
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else ()
-        return [row for row in rows if not row["failure"]]
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+        return rows
 
     def row(self, part: str, chunk_size: int | None = None) -> dict[str, Any] | None:
         """Return the first row of a part from the section `model`."""

@@ -8,6 +8,7 @@ import signal
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import PIL.Image
 import psutil
 
 from gpu_checks.check import Check, frames_of, pixel_difference
-from svdq.pipeline.models.tiny import write_tiny_model, write_tiny_wan
+from svdq.pipeline.models.tiny import VARIANTS, write_tiny_model, write_tiny_wan
 
 #: Required pace relative to one rank: of ranks that share a card, and per rank of ranks with a card each.
 WANTED_PACE = 0.9
@@ -29,36 +30,75 @@ PHOTOS, DONE_BEFORE_KILL = 8, 3
 
 
 def runs(check: Check) -> None:
-    """Render a photo with the tiny model on one rank, and on several that share the cards."""
-    tiny = check.folder / "tiny"
-    write_tiny_model(tiny)
-    with check.home("doctor", str(tiny)) as environment:
-        check.report.run("svdq.cli", "doctor", environment=environment)
-    options = check.options
-    small = ["--size", options.parity_size, "--frames", options.frames, "--steps", options.steps]
-    ranks = options.ranks
-    made = [
-        check.render(f"tiny-{count}", [options.photo], small, "--ranks", count, model=str(tiny)) for count in (1, ranks)
-    ]
-    one, many = (videos[options.photo.stem] for videos in made)
-    difference = pixel_difference(one, many)
-    what = f"Largest pixel difference of the tiny model on {ranks} ranks to one rank"
-    check.report.judge(what, str(difference), "0", difference == 0)
+    """Render a photo with tiny models on one rank, on several that share the cards, of Wan also bound and in rounds."""
+    options, ranks = check.options, check.options.ranks
+    if check.attempt("`svdq doctor`", lambda: doctor(check)):
+        check.report.judge("`svdq doctor`", "ok", "ok", True)
+    small = ["--size", options.parity_size, "--steps", options.steps, "--frames"]
+    several = {f"on {ranks} ranks": ["--ranks", ranks]}
+    experts = {
+        "on bound ranks": ["--ranks", ranks, "--experts", "bound"],
+        "in rounds": ["--ranks", 1, "--experts", "rounds"],
+    }
+    kinds = {"SVD": (write_tiny_model, options.frames, several)}
+    kinds["Wan"] = (write_tiny_wan, wan_frames(options.frames), several | experts)
+    for title, (write, frames, ways) in kinds.items():
+        tiny = check.folder / f"tiny-{title}"
+        write(tiny)
+
+        def rendered(what: str, worker: Sequence[object], tiny: Path = tiny, frames: int = frames) -> Any:
+            [made] = check.render(what, [options.photo], [*small, frames], *worker, model=str(tiny)).values()
+            return made
+
+        one = check.attempt(f"Tiny {title} on one rank", partial(rendered, f"{title}-1", ["--ranks", 1]))
+        for way, worker in ways.items() if one else ():
+            what = f"Largest pixel difference of the tiny {title} {way} to one rank"
+            if made := check.attempt(what, partial(rendered, f"{title}-{way}".replace(" ", "-"), worker)):
+                difference = pixel_difference(one, made)
+                check.report.judge(what, str(difference), "0", difference == 0)
+    shape = [*small, wan_frames(options.frames)]
+    kill(check, "tiny", shape, "--ranks", ranks, model=str(check.folder / "tiny-Wan"))
+
+
+def doctor(check: Check) -> str:
+    """Run `svdq doctor` with a tiny model; raises RuntimeError if something would not work."""
+    write_tiny_model(check.folder / "tiny-SVD")
+    with check.home("doctor", str(check.folder / "tiny-SVD")) as environment:
+        return check.report.run("svdq.cli", "doctor", environment=environment)
+
+
+def wan_frames(frames: int) -> int:
+    """Return the number of frames next to `frames` of which Wan can make a loop, too."""
+    return max(5, frames - (frames - 1) % 4)
 
 
 def parity(check: Check) -> None:
-    """Compare one rank with diffusers, and three and all ranks with one."""
+    """Compare one rank with diffusers, and several with one: all tiny models, and the model that was given."""
     options = check.options
-    most, _ = check.ranks_that_fit()
-    common = ["--model", check.model, *check.device, "--image", options.photo, "--size", options.parity_size]
-    for count, against in ((1, "diffusers"), *((count, "one rank") for count in sorted({min(3, most), most}))):
-        more = ["--ranks", count, *(["--alone"] if against == "one rank" else [])]
-        said = check.report.run("gpu_checks.compare", *common, "--steps", 8, *more, "--tolerance", 255)
-        difference = re.findall(r"largest pixel difference over .*: (\d+)$", said, re.MULTILINE)[-1]
-        # Half precision on a GPU may differ from diffusers; the number of ranks must not change a pixel.
-        good = difference == "0" if against == "one rank" or not check.on_gpu else None
-        what = f"Largest pixel difference of {count} rank{'s' * (count > 1)} to {against}, of 255"
-        check.report.judge(what, difference, "0", good)
+    models: dict[str, tuple[str, int]] = {}
+    for kind in ("svd", *VARIANTS):
+        folder = check.folder / f"tiny-{kind}"
+        write_tiny_model(folder) if kind == "svd" else write_tiny_wan(folder, kind)  # type: ignore[arg-type]
+        models[f"tiny {kind}"] = (str(folder), options.frames if kind == "svd" else wan_frames(options.frames))
+    if options.model:
+        models["model"] = (options.model, options.frames)
+    for title, (model, frames) in models.items():
+        common = ["--model", model, *check.device, "--image", options.photo, "--size", options.parity_size]
+        for count, against in ((1, "diffusers"), (options.ranks, "one rank")):
+            more = ["--ranks", count, "--frames", frames, *(["--alone"] if against == "one rank" else [])]
+            more += ["--loop", "true"] if "flf2v" in title else []  # it makes videos between two photos
+            difference = partial(difference_of, check, *common, *more, "--steps", 8)
+            what = f"Largest pixel difference of the {title} on {count} rank{'s' * (count > 1)} to {against}, of 255"
+            if (found := check.attempt(what, difference)) is not None:
+                # Half precision on a GPU may differ from diffusers; the number of ranks must not change a pixel.
+                good = found == "0" if against == "one rank" or not check.on_gpu else None
+                check.report.judge(what, found, "0", good)
+
+
+def difference_of(check: Check, *arguments: object) -> str:
+    """Return the largest pixel difference that `gpu_checks.compare` finds."""
+    said = check.report.run("gpu_checks.compare", *arguments, "--tolerance", 255)
+    return str(re.findall(r"largest pixel difference over .*: (\d+)$", said, re.MULTILINE)[-1])
 
 
 def rounds(check: Check) -> None:
@@ -67,10 +107,10 @@ def rounds(check: Check) -> None:
     write_tiny_wan(tiny)
     common = ["--model", tiny, *check.device, "--image", check.options.photo, "--ranks", 1, "--videos", 6, "--alone"]
     for name, more in {"": [], " in int8": ["--int8"]}.items():
-        said = check.report.run("gpu_checks.compare", *common, "--steps", 4, "--frames", 5, "--rounds", *more)
-        difference = re.findall(r"largest pixel difference over .*: (\d+)$", said, re.MULTILINE)[-1]
         what = f"Largest pixel difference of a tiny Wan{name} in rounds to one whose experts stay"
-        check.report.judge(what, difference, "0", difference == "0")
+        difference = partial(difference_of, check, *common, "--steps", 4, "--frames", 5, "--rounds", *more)
+        if (found := check.attempt(what, difference)) is not None:
+            check.report.judge(what, found, "0", found == "0")
 
 
 def pace(check: Check) -> None:
@@ -160,18 +200,25 @@ def memory_of_ranks(check: Check, gpu_mb: Sequence[float]) -> None:
 
 def burst(check: Check) -> None:
     """Render photos with compiled blocks and a kill -9 of a rank, and again in reverse order without."""
+    kill(check, "compiled", video(check), "--ranks", 2, "--compile", "blocks", model=check.model)
+
+
+def kill(check: Check, name: str, shape: Sequence[object], *worker: object, model: str) -> None:
+    """Render photos with a kill -9 of a rank, and again in reverse order without; compare the videos."""
     photos = photos_of(check)
-    ranks = ["--ranks", 2, "--compile", "blocks"]
     killed: list[int] = []
-    first = check.render("killed", photos, video(check), *ranks, beside=lambda done: killed.extend(kill_rank(done)))
-    check.report.judge("Ranks killed with kill -9 during the burst", str(len(killed)), "1", len(killed) == 1)
-    check.report.judge(f"Videos of {PHOTOS} photos, each once", str(len(first)), str(PHOTOS), len(first) == PHOTOS)
-    second = check.render("reversed", photos[::-1], video(check), *ranks)
+    first = check.render(
+        f"{name}-killed", photos, shape, *worker, model=model, beside=lambda done: killed.extend(kill_rank(done))
+    )
+    check.report.judge(f"Ranks killed with kill -9 ({name})", str(len(killed)), "1", len(killed) == 1)
+    what = f"Videos of {PHOTOS} photos, each once ({name})"
+    check.report.judge(what, str(len(first)), str(PHOTOS), len(first) == PHOTOS)
+    second = check.render(f"{name}-reversed", photos[::-1], shape, *worker, model=model)
     difference = max(pixel_difference(first[photo.stem], second[photo.stem]) for photo in photos)
-    what = "Largest pixel difference of compiled videos, with a kill -9, to those in reverse order without"
+    what = f"Largest pixel difference of videos with a kill -9 to those in reverse order without ({name})"
     check.report.judge(what, str(difference), "0", difference == 0)
     differ = not np.array_equal(*(frames_of(first[photo.stem]) for photo in photos[:2]))
-    check.report.judge("Two photos make two videos", "yes" if differ else "no", "yes", differ)
+    check.report.judge(f"Two photos make two videos ({name})", "yes" if differ else "no", "yes", differ)
 
 
 def photos_of(check: Check) -> list[Path]:
@@ -213,7 +260,8 @@ def memory(check: Check) -> None:
     parts = [check.row("step"), check.row("encode"), check.row("decode", 8), check.row("decode", frames)]
     measured = [row for row in parts if row is not None and row["peak_bytes"] is not None]
     if len(measured) < len(parts):
-        check.report.add("The section `model` has not measured all parts on a GPU here: there is no limit to set.")
+        why = "nothing: the section `model` has not measured all parts on a GPU here"
+        check.report.judge("Frames decoded at a time with a limit of memory", why, "", None)
         return
     step, encode, some, whole = measured
     weights = step["weight_bytes"] + encode["weight_bytes"] + whole["weight_bytes"]

@@ -30,6 +30,8 @@ class Case:
     compiled: str = "off"
     approximate: tuple[str, ...] = ()
     offload: str = "off"
+    #: Whether guidance is on, or off: one prediction in place of two. Steps of Wan only.
+    guidance: str = "on"
     #: Frames decoded at a time. Decodes only.
     decode_chunk_size: int | None = None
 
@@ -45,6 +47,8 @@ class Row(Case):
     all_s: tuple[float, ...] = ()
     #: Seconds of the first run, which is not counted: compiling, choosing kernels, reserving memory.
     first_s: float = 0.0
+    #: Seconds in which the model was opened, in the first row that it was opened for.
+    load_s: float = 0.0
     #: Bytes of the loaded weights.
     weight_bytes: int = 0
     #: Peak bytes of tensors on the GPU besides the weights, and bytes that PyTorch's allocator reserved for them; None
@@ -67,6 +71,7 @@ class Row(Case):
         """Describe the row with its time, or with the reason why it has none."""
         words = [self.dtype, *[f"compiled {self.compiled}"] * (self.compiled != "off"), *self.approximate]
         words += ["streamed"] * (self.offload != "off")
+        words += ["unguided"] * (self.guidance != "on")
         if self.decode_chunk_size is not None:
             words.append(f"{self.decode_chunk_size} frames at a time")
         part = f"{self.part} {self.component}" if self.component else self.part
@@ -85,6 +90,7 @@ def cases_of(
     compiled: Sequence[str],
     approximate: Sequence[str],
     offload: Sequence[str] = (),
+    guidance: Sequence[str] = ("on",),
     chunk_sizes: Sequence[int],
 ) -> list[Case]:
     """List the cases, each once, ordered so that those with the same loaded model are adjacent.
@@ -107,6 +113,7 @@ def cases_of(
             width=video.width,
             height=video.height,
             frames=video.num_frames,
+            guidance=guided,
             **way,
             **chunk,
         )
@@ -116,6 +123,7 @@ def cases_of(
         for dtype in dtypes
         for way in (ways if part == "step" else [{}])
         for video in videos
+        for guided in (guidance if part == "step" else ["on"])
         for chunk in (chunks(video.num_frames) if part == "decode" else [{}])
     ]
     return list(dict.fromkeys(found))

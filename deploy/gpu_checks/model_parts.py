@@ -92,7 +92,7 @@ def _opened_with(case: Case) -> tuple[Any, ...]:
 
 
 def _compared_with(case: Case) -> tuple[Any, ...]:
-    return case.part, case.component, case.width, case.height
+    return case.part, case.component, case.width, case.height, case.guidance
 
 
 def differences(results: Results, references: Results | None) -> dict[str, Any]:
@@ -150,12 +150,15 @@ class _Bench:
         gc.collect()
         if self._on_gpu:
             torch.cuda.empty_cache()
+        load_s = 0.0
         if self._model is None:
             torch.compiler.reset()
             options = ComputeOptions(
                 dtype=case.dtype, compiled=case.compiled, approximate=case.approximate, offload=case.offload
             )
+            started = time.perf_counter()
             self._model = open_model(self._resolved, _role(case), self._device, _torch_dtype(case), options)
+            load_s = time.perf_counter() - started
         run = self._work(self._model, case)
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -165,6 +168,7 @@ class _Bench:
             "seconds": statistics.median(all_s),
             "all_s": tuple(all_s),
             "first_s": first_s,
+            "load_s": load_s,
             "weight_bytes": self._model.info.weight_bytes,
         }
         if self._on_gpu:
@@ -189,7 +193,8 @@ class _Bench:
         family = model.info.family
         assert family is not None
         shape = {"width": case.width, "height": case.height, "frames": case.frames}
-        video = model.complete(family.parameters.model_validate({**shape, "seed": 1}))
+        unguided = {"guidance_scale": 1.0} if case.guidance == "off" else {}
+        video = model.complete(family.parameters.model_validate({**shape, **unguided, "seed": 1}))
         if case.part == "encode":
             photo = Image.effect_mandelbrot((case.width, case.height), (-2, -1, 1, 1), 90).convert("RGB")
 
@@ -252,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compiled=options.compile or ("off",),
         approximate=options.approximate,
         offload=options.offload,
+        guidance=options.guidance or ("on",),
         # Fewer frames than all at a time are tiles to Wan, whatever the number.
         chunk_sizes=options.decode_chunk_size or (videos[0].smaller_chunk(16), videos[0].num_frames),
     )
@@ -276,7 +282,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--frames", type=int, help="frames of the video [default: the model's]")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each row")
-    choices_of = {"part": PARTS, "dtype": DTYPES, "compile": COMPILED, "approximate": APPROXIMATE, "offload": OFFLOADED}
+    choices_of: dict[str, Collection[str]] = {
+        "part": PARTS,
+        "dtype": DTYPES,
+        "compile": COMPILED,
+        "approximate": APPROXIMATE,
+    }
+    choices_of |= {"offload": OFFLOADED, "guidance": ("on", "off")}
     for name, choices in choices_of.items():
         parser.add_argument(f"--{name}", action="append", choices=list(choices), default=[], help="repeatable")
     parser.add_argument("--size", action="append", default=[], help="WIDTHxHEIGHT; repeatable [default: the model's]")

@@ -17,7 +17,7 @@ from svdq.pipeline.models.wan.family import FAMILY as WAN
 #: Required speed-up of a step by compiling, and of a whole video by all that is exact.
 WANTED_SPEEDUP = 1.3
 #: Smallest gain for which a candidate is worth its code.
-WORTHWHILE = 1.03
+WORTHWHILE = 1.05
 #: Largest part of its estimate that a measured peak may be.
 WANTED_PEAK = 1.05
 #: Layers of each of Wan's experts as published.
@@ -41,7 +41,7 @@ def model(check: Check) -> None:
 
 
 def decode(check: Check) -> None:
-    """Compare a decode in half precision with one in float32, and chunks with all frames at once."""
+    """Compare a decode in half precision with one in float32, and chunks with all frames at once; then candidates."""
     options = check.options
     sizes = [f"--decode-chunk-size={size}" for size in (4, options.frames)]
     common = ["--model", check.model, "--size", options.parity_size, "--frames", options.frames, "--part=decode"]
@@ -49,49 +49,53 @@ def decode(check: Check) -> None:
     for row in check.measure_parts("decode", *common, *dtypes, *sizes)[1:]:
         what = f"Decode in {row['dtype']}, {row['decode_chunk_size']} frames at a time, to float32 4 at a time"
         check.report.judge(f"{what}: largest difference", shown(row), "", None)
+    candidates(check, "decode")
+    best(check)
+
+
+def attention(check: Check) -> None:
+    """Measure kernels and shortcuts of attention, each against diffusers' own way."""
+    candidates(check, "attention")
 
 
 def compiled(check: Check) -> None:
-    """Measure a compiled step and one with int8 weights against a step as diffusers computes it, before and after."""
-    options = check.options
-    common = ["--model", check.model, "--size", options.size, "--frames", options.frames, "--part=step"]
-    plain, *others = check.measure_parts("compile", *common, "--compile=off", "--compile=blocks", "--approximate=int8")
-    again = check.measure_parts("again", *common)[0]
-    drift = again["seconds"] / plain["seconds"]
-    check.report.judge("Seconds of a step as diffusers does it, at the end over the start", f"{drift:.3f}", "", None)
-    plain_s = (plain["seconds"] + again["seconds"]) / 2
-    for row in others:
-        name = "compiled blocks" if row["compiled"] == "blocks" else "int8"
-        speedup, wanted = plain_s / row["seconds"], WANTED_SPEEDUP if name != "int8" else None
-        check.report.judge(
-            f"Speed of a step with {name} over diffusers' own (largest difference {shown(row)})",
-            f"{speedup:.2f}",
-            f"at least {wanted}" if wanted else "",
-            speedup >= wanted if wanted and check.on_gpu else None,
-        )
+    """Measure compiled steps against diffusers' own way."""
+    candidates(check, "compile")
 
 
-def speedups(check: Check) -> None:
-    """Measure each candidate for an exact speed-up against diffusers' own way, and a whole video with the best."""
-    options = check.options
-    path = check.folder / "speedups.json"
-    path.unlink(missing_ok=True)
-    shape = ["--size", options.size, "--frames", options.frames, "--repeats", options.repeats]
+def candidates(check: Check, section: str) -> None:
+    """Measure the candidates of a section for SVD and for Wan; a failure of one model is a row."""
+    wan_shape = [] if check.on_gpu else wan_shape_on_cpu(check)
+    shapes = {"svd": ["--size", check.options.size, "--frames", check.options.frames], "wan": wan_shape}
     script = Path(__file__).with_name("speedups.py")
-    try:
-        check.report.run(script, "--model", check.model, *check.device, *shape, "--json", path)
-    except RuntimeError as error:
-        if not path.exists():
-            raise
-        check.report.fail(str(error))
-    rows = [row for row in json.loads(path.read_text(encoding="utf-8")) if not row["failure"]]
-    for row in rows:
-        what = f"Speed of the {row['part']} with {row['candidate']} (largest difference {shown(row)})"
-        check.report.judge(what, f"{row['speedup']:.3f}", f"at least {WORTHWHILE} to be kept", None)
+    for family, shape in shapes.items():
+        path = check.folder / f"{section}-{family}.json"
+        try:
+            model = check.model if family == "svd" else wide_wan(check, LAYERS[0])
+            common = ["--model", model, "--section", section, *check.device, *shape]
+            check.report.run(script, *common, "--repeats", check.options.repeats, "--json", path)
+        except RuntimeError as error:
+            check.report.judge(f"Candidates of `{section}` for {family}", f"failed: {error}", "", False)
+        for row in json.loads(path.read_text(encoding="utf-8")) if path.exists() else ():
+            what = f"Speed of the {row['part']} of {family} with {row['candidate']}"
+            if row["failure"]:
+                check.report.judge(what, f"failed: {row['failure']}", "", None)
+            else:
+                what = f"{what} (largest difference {shown(row)})"
+                check.report.judge(what, f"{row['speedup']:.3f}", f"at least {WORTHWHILE} to be kept", None)
+
+
+def best(check: Check) -> None:
+    """Report the speed of a whole video with the best of each part, of what all sections have measured."""
+    options = check.options
+    paths = [check.folder / f"{section}-svd.json" for section in ("attention", "compile", "decode")]
+    found = [row for path in paths if path.exists() for row in json.loads(path.read_text(encoding="utf-8"))]
     plain_s, best_s = {}, {}
     for part in ("encode", "step", "decode"):
-        measured = [row for row in rows if row["part"] == part]
+        measured = [row for row in found if row["part"] == part and not row["failure"]]
         if not measured:
+            why = f"nothing: no candidate for the {part} was measured"
+            check.report.judge("Speed of a whole video over diffusers' own", why, "", None)
             return
         plain_s[part] = statistics.median(row["plain_s"] for row in measured)
         best_s[part] = min(plain_s[part], *(row["seconds"] for row in measured))
@@ -112,34 +116,85 @@ def shown(row: Mapping[str, Any]) -> str:
     return "unknown" if difference is None else f"{difference:.2g}"
 
 
+def wan_shape_on_cpu(check: Check) -> list[object]:
+    """Return options for a small video; on a GPU, videos have the model's own size."""
+    return ["--size", check.options.parity_size, "--frames", 5]
+
+
+def wide_wan(check: Check, layers: int) -> Path:
+    """Write Wan 2.2 I2V-A14B at its full width with a few layers, unless an earlier run has; return the folder."""
+    folder = check.folder / f"wan-{layers}"
+    write_once(folder, partial(write_wide_wan, layers=layers, narrow=not check.on_gpu))
+    return folder
+
+
 def wan(check: Check) -> None:
     """Measure Wan 2.2 I2V-A14B at its full width and with a few of its layers, and scale its step up to all of them."""
-    # On a GPU, videos of the model's own size.
-    shape = [] if check.on_gpu else ["--size", check.options.parity_size, "--frames", 5]
-    step_s = {}
+    shape = [] if check.on_gpu else wan_shape_on_cpu(check)
+    step_s: dict[tuple[int, bool], float] = {}
     for layers in LAYERS:
-        folder = check.folder / f"wan-{layers}"
-        write_once(folder, partial(write_wide_wan, layers=layers, narrow=not check.on_gpu))
+        folder = wide_wan(check, layers)
         parts = ["--part=step"] if layers != LAYERS[-1] else []
-        rows = check.measure_parts(f"wan-{layers}", "--model", folder, *shape, *parts)
-        step_s[layers] = next(row["seconds"] for row in rows if row["part"] == "step")
+        rows = check.measure_parts(
+            f"wan-{layers}", "--model", folder, *shape, *parts, "--guidance=on", "--guidance=off"
+        )
+        for row in rows:
+            if row["part"] == "step":
+                step_s.setdefault((layers, row["guidance"] == "on"), row["seconds"])
     few, many = LAYERS
-    layer_s = (step_s[many] - step_s[few]) / (many - few)
-    whole_s = step_s[many] + (WAN_LAYERS - many) * layer_s
     size = "{width}x{height}x{frames}".format_map(rows[0])
-    what = f"Seconds of a step of Wan 2.2 I2V-A14B at {size}, from {few} and {many} of {WAN_LAYERS} layers"
-    check.report.judge(what, f"{whole_s:.3f}", "", None)
+    whole_s = {}
+    for guided in (True, False):
+        what = f"Seconds of a step of Wan 2.2 I2V-A14B {'with' if guided else 'without'} guidance at {size}"
+        what += f", from {few} and {many} of {WAN_LAYERS} layers"
+        if not {(few, guided), (many, guided)} <= step_s.keys():
+            check.report.judge(what, "failed: a step could not be measured", "", False)
+            continue
+        layer_s = (step_s[many, guided] - step_s[few, guided]) / (many - few)
+        whole_s[guided] = step_s[many, guided] + (WAN_LAYERS - many) * layer_s
+        check.report.judge(what, f"{whole_s[guided]:.3f}", "", None)
+    for row in rows:
+        if row["load_s"]:
+            part = " ".join(filter(None, (row["part"], row["component"])))
+            what = f"Seconds to load {row['weight_bytes'] / 1e9:.2f} GB of weights for the {part} of {many} layers"
+            check.report.judge(what, f"{row['load_s']:.2f}", "", None)
     lora = write_model_with_lora(check.folder / f"wan-{few}")
     (row, *_) = check.measure_parts("wan-lora", "--model", lora, *shape, "--part=step")
-    what = "Seconds of a step with a LoRA, which is fused, over one without"
-    check.report.judge(what, f"{row['seconds'] / step_s[few]:.3f}", "1", None)
-    options = ["--part=step", "--compile=off", "--offload=blocks"]
-    plain, streamed = check.measure_parts("wan-streamed", "--model", folder, *shape, *options)[:2]
-    what = f"Seconds of a step with streamed blocks over one without (largest difference {shown(streamed)})"
-    ratio = streamed["seconds"] / plain["seconds"]
-    check.report.judge(what, f"{ratio:.3f}", "at most 1.05", ratio <= 1.05 if check.on_gpu else None)
+    if (few, True) in step_s:
+        what = "Seconds of a step with a LoRA, which is fused, over one without"
+        check.report.judge(what, f"{row['seconds'] / step_s[few, True]:.3f}", "1", None)
     peaks(check, WAN, rows)
-    costs(check, WAN, [*(row for row in rows if row["part"] != "step"), {"part": "step", "seconds": whole_s}])
+    if True in whole_s:
+        others = [row for row in rows if row["part"] != "step"]
+        costs(check, WAN, [*others, {"part": "step", "seconds": whole_s[True]}])
+    text_encoder = check.attempt("Text encoder of Wan", lambda: measure_text_encoder(check))
+    for what, measured in (text_encoder or {}).items():
+        check.report.judge(f"Text encoder of Wan: {what}", measured, "", None)
+
+
+def measure_text_encoder(check: Check) -> dict[str, str]:
+    """Measure UMT5 XXL with random weights, in a process of its own; return figures by what they are."""
+    path = check.folder / "text-encoder.json"
+    check.report.run("gpu_checks.text_encoder", *check.device, "--repeats", check.options.repeats, "--json", path)
+    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def offload(check: Check) -> None:
+    """Measure a step with streamed blocks and one with int8 weights against a resident one in bfloat16."""
+    shape = [] if check.on_gpu else wan_shape_on_cpu(check)
+    ways = ["--compile=off", "--offload=blocks", "--approximate=int8"]
+    rows = check.measure_parts("offload", "--model", wide_wan(check, LAYERS[-1]), *shape, "--part=step", *ways)
+    component = rows[0]["component"]
+    plain = next((row for row in rows if row["offload"] == "off" and not row["approximate"]), None)
+    for row in rows:
+        if plain is None or row["component"] != component or row is plain:
+            continue
+        name, wanted = ("int8 weights", None) if row["approximate"] else ("streamed blocks", 1.05)
+        ratio = row["seconds"] / plain["seconds"]
+        what = f"Seconds of a step with {name} over one without (largest difference {shown(row)})"
+        good = ratio <= wanted if wanted and check.on_gpu else None
+        check.report.judge(what, f"{ratio:.3f}", f"at most {wanted}" if wanted else "", good)
 
 
 def costs(check: Check, family: Family, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -45,8 +45,9 @@ class Report:
             self.fail(f"{type(error).__name__}: {error}")
 
     def fail(self, reason: str) -> None:
-        """Mark the section as failed; its measurements stay."""
+        """Mark the section as failed, with a row that says why; its measurements stay."""
         self._failed.append(f"{self._title} (failed)")
+        self._rows.append(f"| {self._title} | failed: {reason} | | **no** |")
         self.add(f"**This section failed**: {reason}")
 
     def add(self, text: str) -> None:

@@ -1,7 +1,8 @@
-"""Measures candidates for exact speed-ups of Stable Video Diffusion, each against diffusers' own way on this device.
+"""Measures candidates for exact speed-ups of a model, each against diffusers' own way on this device.
 
-The two alternate, so that a card that grows hot slows both. A candidate that gains at least 3% and changes results only
-by rounding should become part of svdq; the others should be removed. Rows are written as soon as they are measured.
+The two alternate, so that a card that grows hot slows both. A candidate that gains at least 5% and changes results only
+by rounding should become part of svdq; the others should be removed. Rows are written as soon as they are measured, and
+those that the file has are not measured again.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_checks.model_parts import differences, random_state
 from svdq.pipeline.models.compute_options import ComputeOptions, apply
+from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.device import choose_device
 
 #: Changes a copy of a UNet or VAE.
@@ -107,53 +109,93 @@ def encoder_in_float32(vae: Any) -> None:
     vae.quant_conv.to(torch.float32)
 
 
-#: The candidates of each part, by name.
-CANDIDATES: Mapping[str, Mapping[str, Sequence[Change]]] = {
-    "step": {
-        "compiled blocks": [compiled_blocks],
-        "compiled blocks, channels last": [channels_last, compiled_blocks],
-        "one token": [one_token],
-        "compiled blocks, one token": [one_token, compiled_blocks],
-        "channels last": [channels_last],
-        "compiled blocks, channels last, one token": [channels_last, one_token, compiled_blocks],
-        "flash attention over frames": [attention_over_frames(SDPBackend.FLASH_ATTENTION)],
-        "memory-efficient attention over frames": [attention_over_frames(SDPBackend.EFFICIENT_ATTENTION)],
-        "cuDNN's attention over frames": [attention_over_frames(SDPBackend.CUDNN_ATTENTION)],
-        "attention over frames as products": [attention_over_frames(SDPBackend.MATH)],
+def attention_backend(name: str) -> Change:
+    """Return what has Wan attend with one of diffusers' backends; unlike its own method, in this module alone."""
+
+    def change(transformer: nn.Module) -> None:
+        from diffusers.models.attention_dispatch import AttentionBackendName, _check_attention_backend_requirements
+
+        backend = AttentionBackendName(name)
+        _check_attention_backend_requirements(backend)
+        for layer in transformer.modules():
+            if hasattr(processor := getattr(layer, "processor", None), "_attention_backend"):
+                processor._attention_backend = backend
+
+    return change
+
+
+_DECODES: Mapping[str, Sequence[Change]] = {
+    "channels last": [channels_last],
+    "compiled decoder": [compiled_decoder],
+    "compiled decoder, channels last": [channels_last, compiled_decoder],
+}
+#: The candidates of each section, by family, part and name.
+CANDIDATES: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Sequence[Change]]]]] = {
+    "attention": {
+        "svd": {
+            "step": {
+                "one token": [one_token],
+                "flash attention over frames": [attention_over_frames(SDPBackend.FLASH_ATTENTION)],
+                "memory-efficient attention over frames": [attention_over_frames(SDPBackend.EFFICIENT_ATTENTION)],
+                "cuDNN's attention over frames": [attention_over_frames(SDPBackend.CUDNN_ATTENTION)],
+                "attention over frames as products": [attention_over_frames(SDPBackend.MATH)],
+            }
+        },
+        "wan": {
+            "step": {
+                f"attention by {name}": [attention_backend(name)]
+                for name in ("_native_cudnn", "_native_flash", "_flash_3", "flash")
+            }
+        },
     },
-    "decode": {
-        "channels last": [channels_last],
-        "compiled decoder": [compiled_decoder],
-        "compiled decoder, channels last": [channels_last, compiled_decoder],
+    "compile": {
+        "svd": {
+            "step": {
+                "compiled blocks": [compiled_blocks],
+                "compiled blocks, channels last": [channels_last, compiled_blocks],
+                "compiled blocks, one token": [one_token, compiled_blocks],
+                "channels last": [channels_last],
+                "compiled blocks, channels last, one token": [channels_last, one_token, compiled_blocks],
+            },
+            "encode": {"encoder in float32": [encoder_in_float32]},
+        },
+        "wan": {"step": {"compiled blocks": [compiled_blocks]}},
     },
-    "encode": {"encoder in float32": [encoder_in_float32]},
+    "decode": {"svd": {"decode": _DECODES}, "wan": {"decode": _DECODES}},
 }
 
 
-def step_work(model: Any, video: SvdParameters) -> Work:
-    """Return what does a step in the middle of a video with a UNet, and returns its prediction."""
-    index = video.steps // 2
+def step_work(model: Any, video: VideoParameters) -> Work:
+    """Return what does a step with a UNet or transformer and returns its prediction; of SVD in the middle."""
+    component, index = denoiser_of(model, video), 0 if video.family == "wan" else video.steps // 2
     state = random_state(model, video, index)
 
-    def work(unet: Any) -> Tensor:
+    def work(changed: Any) -> Tensor:
         predicted = []
-        denoiser = replace(model.denoiser(state, video), unet=unet)
-        with unet.register_forward_hook(lambda _module, _inputs, output: predicted.append(output[0])):
+        with_it = {"unet": changed} if component == "unet" else {"transformers": {component: changed}}
+        denoiser = replace(model.denoiser(state, video), **with_it)
+        with changed.register_forward_hook(lambda _module, _inputs, output: predicted.append(output[0])):
             denoiser.step(state, index)
         return predicted[0]
 
     return work
 
 
-def vae_work(model: Any, part: str, video: SvdParameters) -> Work:
+def denoiser_of(model: Any, video: VideoParameters) -> str:
+    """Return the component that does the first step."""
+    return str(model.segments(video)[0].component)
+
+
+def vae_work(model: Any, part: str, video: VideoParameters) -> Work:
     """Return what decodes noise or encodes a photo with a VAE."""
     photo = Image.effect_mandelbrot((video.width, video.height), (-2, -1, 1, 1), 90).convert("RGB")
     state = random_state(model, video, video.steps) if part == "decode" else {}
+    chunk_size = CHUNK_SIZE if video.family == "svd" else video.num_frames  # fewer frames are tiles to Wan
 
     def work(vae: Any) -> Tensor:
         model.pipeline.vae = vae
         if part == "decode":
-            return model.decode(state, video, CHUNK_SIZE)
+            return model.decode(state, video, chunk_size)
         return model.encode(photo, video)["image_latents"]
 
     return work
@@ -187,21 +229,33 @@ def measure(work: Work, plain: Any, changes: Sequence[Change], repeats: int, syn
     }
 
 
-def rows(model_name: str, device: torch.device, video: SvdParameters, repeats: int) -> Iterator[dict[str, Any]]:
-    """Measure all candidates."""
+def rows(
+    options: argparse.Namespace, device: torch.device, done: Collection[tuple[str, str]]
+) -> Iterator[dict[str, Any]]:
+    """Measure the candidates of a section that are not `done`."""
     on_gpu = device.type == "cuda"
-    resolved = resolve(model_name)
-    for part, candidates in CANDIDATES.items():
+    resolved = resolve(options.model)
+    assert resolved.family is not None
+    family = family_named(resolved.family)
+    shape = dict(zip(("width", "height"), map(int, options.size.split("x")), strict=True)) if options.size else {}
+    shape |= {"frames": options.frames} if options.frames else {}
+    video = family.complete(family.parameters.model_validate(shape | {"seed": 1}), resolved.facts)
+    first = family.segments(video, resolved.facts)[0].component
+    for part, candidates in CANDIDATES[options.section][family.name].items():
+        missing = {name: changes for name, changes in candidates.items() if (part, name) not in done}
+        if not missing:
+            continue
         # The first rank has both halves of the VAE.
         is_step = part == "step"
-        role = Role(encode=part == "encode", components=None if is_step else frozenset(), decode=not is_step)
-        model = open_model(resolved, role, device, dtype_for(resolved, device), ComputeOptions())
-        plain = model.pipeline.unet if is_step else model.pipeline.vae
+        role = Role(encode=part == "encode", components=frozenset({first} if is_step else ()), decode=part == "decode")
+        model: Any = open_model(resolved, role, device, dtype_for(resolved, device), ComputeOptions())
+        plain = getattr(model.pipeline, first) if is_step else model.pipeline.vae
         work = step_work(model, video) if is_step else vae_work(model, part, video)
-        for candidate, changes in candidates.items():
+        for candidate, changes in missing.items():
             row = {"part": part, "candidate": candidate, "failure": ""}
             try:
-                row |= measure(work, plain, changes, repeats, torch.cuda.synchronize if on_gpu else lambda: None)
+                synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+                row |= measure(work, plain, changes, options.repeats, synchronize)
             except Exception as error:  # noqa: BLE001 - torch raises many types; the next candidate may work
                 row["failure"] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
             yield row
@@ -216,18 +270,19 @@ def main() -> None:
     """Measure, print and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--section", choices=list(CANDIDATES), required=True)
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
-    parser.add_argument("--size", required=True)
-    parser.add_argument("--frames", type=int, required=True)
+    parser.add_argument("--size", default="")
+    parser.add_argument("--frames", type=int)
     parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    width, height = map(int, options.size.split("x"))
-    video = SvdParameters(width=width, height=height, frames=options.frames, seed=1)
-    found = []
+    earlier = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else []
+    found = [row for row in earlier if not row["failure"]]
     print("| part | candidate | seconds | diffusers | speed | largest difference | mean |")  # noqa: T201
     print("|---|---|---|---|---|---|---|")  # noqa: T201
-    for row in rows(options.model, choose_device(options.device, 0), video, options.repeats):
+    done = [(row["part"], row["candidate"]) for row in found]
+    for row in rows(options, choose_device(options.device, 0), done):
         found.append(row)
         options.json.write_text(json.dumps(found), encoding="utf-8")
         print(line(row), flush=True)  # noqa: T201

@@ -80,6 +80,57 @@ print("and it was there")
     assert "said: ['first row', 'and it was there']" in path.read_text()
 
 
+def test_what_fails_is_a_row_and_what_was_measured_is_kept_for_the_next_run(
+    gpu_check: ModuleType, report, tmp_path: Path
+) -> None:
+    check = gpu_check.Check(report, tmp_path, gpu_check.parse(["--device", "cpu"]))
+
+    def fail() -> None:
+        raise RuntimeError("ffmpeg is missing")
+
+    def section() -> None:
+        assert check.attempt("`svdq doctor`", fail) is None
+        assert check.attempt("Pixels", lambda: 0) == 0
+        assert check.attempt("Pixels", fail) == 0
+
+    report.section("Runs", section)
+    report.section("Loads", fail)
+    assert report.finish() == 1
+    rows = report.path.read_text().partition("## All figures")[2]
+    assert "| `svdq doctor` | failed: ffmpeg is missing |  | **no** |" in rows
+    assert "| Loads | failed: RuntimeError: ffmpeg is missing | | **no** |" in rows
+
+
+def test_a_part_that_could_not_be_measured_is_a_row_that_says_why(
+    gpu_check: ModuleType, report, tmp_path: Path
+) -> None:
+    check = gpu_check.Check(report, tmp_path, gpu_check.parse(["--device", "cpu"]))
+    ways = {"component": None, "dtype": "bf16", "compiled": "off", "approximate": [], "offload": "off"}
+    out_of_memory = ways | {"part": "decode", "decode_chunk_size": 25, "failure": "out of memory"}
+    (tmp_path / "model.json").write_text(json.dumps({"rows": [STEP, out_of_memory]}))
+    # The command itself fails, as when a section's time is over.
+    report.section("Parts", lambda: report.add(f"{len(check.measure_parts('model', '--model', 'none'))} measured"))
+    assert report.finish() == 1
+    text = report.path.read_text()
+    assert "1 measured" in text
+    assert "| model: decode bf16 25 | failed: out of memory |  | **no** |" in text
+    assert "| Parts | failed: exit code" in text
+
+
+def test_candidates_that_an_earlier_run_measured_are_not_measured_again(
+    tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpu_checks import speedups
+
+    names = list(speedups.CANDIDATES["decode"]["wan"]["decode"])
+    rows = [{"part": "decode", "candidate": name, "failure": ""} for name in names]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    common = ["--model", str(tiny_wan), "--section", "decode", "--device", "cpu", "--repeats", "1"]
+    monkeypatch.setattr(sys, "argv", ["speedups.py", *common, "--json", str(tmp_path / "rows.json")])
+    speedups.main()
+    assert "| decode |" not in capsys.readouterr().out
+
+
 def test_figures_without_a_requirement_fail_nothing(report) -> None:
     report.section("Pace", lambda: report.judge("Encode", "0.2", "about 0.18", None))
     assert report.finish() == 0
@@ -107,7 +158,7 @@ STEP = {
 
 
 def test_a_middle_rank_is_compared_with_a_step_alone(gpu_check: ModuleType, report, tmp_path: Path) -> None:
-    check = gpu_check.Check(report, "model", tmp_path, gpu_check.parse(["--device", "cpu"]))
+    check = gpu_check.Check(report, tmp_path, gpu_check.parse(["--device", "cpu"]))
     memory_of_ranks = gpu_check.groups.memory_of_ranks
 
     def compare() -> None:
@@ -195,23 +246,28 @@ def test_the_script_runs_on_a_processor(gpu_check: ModuleType, tmp_path: Path, m
     # Names without what is in parentheses.
     rows = dict(re.findall(r"^\| ([^|]+?)(?: \([^|]*)? \| ([^|]+) \|", report.read_text(), re.M))
     for same in (
-        "Largest pixel difference of the tiny model on 2 ranks to one rank",
-        "Largest pixel difference of 1 rank to diffusers, of 255",
-        "Largest pixel difference of 2 ranks to one rank, of 255",
+        "Largest pixel difference of the tiny SVD on 2 ranks to one rank",
+        "Largest pixel difference of the tiny Wan on bound ranks to one rank",
+        "Largest pixel difference of the tiny Wan in rounds to one rank",
+        "Largest pixel difference of the tiny ti2v-5b on 1 rank to diffusers, of 255",
+        "Largest pixel difference of the model on 2 ranks to one rank, of 255",
         "Largest pixel difference of a tiny Wan in rounds to one whose experts stay",
         "Largest pixel difference of a tiny Wan in int8 in rounds to one whose experts stay",
-        "Largest pixel difference of compiled videos, with a kill -9, to those in reverse order without",
+        "Largest pixel difference of videos with a kill -9 to those in reverse order without",
     ):
         assert rows[same] == "0", same
-    assert rows["Ranks killed with kill -9 during the burst"] == "1"
+    assert rows["Ranks killed with kill -9"] == "1"
     for measured in (
-        "Speed of the step with one token",
-        "Speed of the decode with compiled decoder",
+        "Speed of the step of svd with one token",
+        "Speed of the decode of wan with compiled decoder",
         "Speed of a video of 2 steps over diffusers' own, with the best of each part",
         "Videos an hour of 2 ranks which share a card over those of one",
+        "Text encoder of Wan: seconds of a prompt",
     ):
         assert float(rows[measured]) > 0, measured
-    assert "Seconds of a step of Wan 2.2 I2V-A14B at 64x64x5, from 2 and 4 of 40 layers" in rows
+    for guidance in ("with", "without"):
+        what = f"Seconds of a step of Wan 2.2 I2V-A14B {guidance} guidance at 64x64x5, from 2 and 4 of 40 layers"
+        assert what in rows
 
 
 def test_without_a_gpu_it_says_so(gpu_check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

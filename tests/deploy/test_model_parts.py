@@ -140,6 +140,33 @@ def test_both_experts_of_wan_are_measured_alone(tiny_wan: Path, tmp_path: Path, 
     assert rows[4]["weight_bytes"] - text_encoder + rows[6]["weight_bytes"] == pytest.approx(vae, rel=0.1)
 
 
+def test_a_step_of_wan_is_measured_with_and_without_guidance(
+    tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import diffusers
+
+    calls: list[None] = []
+    forward = diffusers.WanTransformer3DModel.forward
+
+    def counted(self: Any, *given: Any, **named: Any) -> Any:
+        calls.append(None)
+        return forward(self, *given, **named)
+
+    monkeypatch.setattr(diffusers.WanTransformer3DModel, "forward", counted)
+    path = tmp_path / "rows.json"
+    common = ["--model", str(tiny_wan), "--size", "64x64", "--frames", "5", "--device", "cpu", "--part", "step"]
+    numbers = []
+    for guidance in ("on", "off"):
+        calls.clear()
+        options = ["--repeats", "1", "--guidance", guidance, "--json", str(path)]
+        assert model_parts.main([*common, *options]) == 0
+        numbers.append(len(calls))
+    assert numbers == [8, 4]  # two experts, two runs, two predictions with guidance
+    rows = rows_in(path)
+    assert [row["guidance"] for row in rows] == ["on", "on", "off", "off"]
+    assert all(row["load_s"] > 0 for row in rows)
+
+
 def test_a_step_with_streamed_blocks_is_the_same(tiny_wan: Path, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "wan.json"
     shape = ["--size", "80x48", "--frames", "5", "--repeats", "1", "--device", "cpu", "--part", "step"]
