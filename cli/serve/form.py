@@ -87,7 +87,9 @@ def fields(family: str, defaults: Mapping[str, Any]) -> list[FormField]:
     rules = {name: rule | ({"default": defaults[name]} if name in defaults else {}) for name, rule in rules.items()}
     found = [_field(name, rules[name], job.frame_step) for name in VIDEO_FIELDS if name in rules and name != "family"]
     shapes = (*SHAPES.get(family, SHAPES["svd"][:1]), ("other", "other…"))
-    found.append(FormField(name="shape", label=label_of("shape"), kind="shape", default="auto", choices=shapes))
+    size = "{width}x{height}".format_map(defaults) if {"width", "height"} <= defaults.keys() else "auto"
+    shapes = shapes if size in dict(shapes) else ((size, size), *shapes)
+    found.append(FormField(name="shape", label=label_of("shape"), kind="shape", default=size, choices=shapes))
     return sorted(found, key=lambda field: MAIN.index(field.name) if field.is_main else len(MAIN))
 
 

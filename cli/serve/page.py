@@ -36,7 +36,7 @@ from svdq.producer.queue import queues
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids, running_defaults, running_models
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SEED_BITS
+from svdq.producer.submitting.parameters import SEED_BITS, ExpectedModel
 from svdq.producer.submitting.sources import SUFFIXES, SYSTEM_FOLDERS
 
 FOLDER = Path(__file__).parent
@@ -179,6 +179,10 @@ async def add(request: Request) -> Response:
         name = given.pop("file_name", form.file_name)  # browsers replace quotation marks in that of the file
         last_photo = form.files.get(LAST_PHOTO)
         wanted = read_spec(given, has_last_photo=last_photo is not None)
+        if family := wanted.options[0].family:  # settings that are as in the form are not sent
+            defaults = await request.app.state.backend.read(running_defaults)
+            model = ExpectedModel(name="", family=family, is_configured=False, defaults=defaults.get(family, {}))
+            wanted = replace(wanted, model=model)
         submissions, _ = await request.app.state.backend.create(
             form.files[PHOTO], name, wanted, source=source, last_photo=last_photo
         )

@@ -180,7 +180,7 @@ export function start(onChange) {
   form.querySelectorAll(".reset").forEach((button) => button.addEventListener("click", () => {
     const part = button.closest(".family");
     part.querySelectorAll("[name]").forEach((field) => { field.value = field.dataset.default; });
-    part.querySelector(".shape").value = "auto";
+    part.querySelector(".shape").value = part.querySelector(".shape").dataset.default;
     showParts();
     part.querySelectorAll("[data-checks]").forEach((group) => {
       const chosen = group.dataset.default.split(" ");

@@ -25,6 +25,7 @@ from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import fail, finish
 from tests.cli.serve.servers import TYPE, Answer, Serve, Server, multipart
+from tests.producer.status.test_ranks import rank, save
 from tests.queued import enqueue
 from tests.waiting import wait_until
 
@@ -62,6 +63,19 @@ def test_the_form_has_every_parameter_of_the_job(server: Server) -> None:
         assert attribute in width[0]
     assert 'id="wan-prompt"' in html  # the preview makes videos of all families
     assert not re.search(r"<script(?! type=\"module\" src)|<style|\sstyle=|\son\w+=", html)
+
+
+def test_the_defaults_of_a_running_model_file_fill_the_form_and_the_jobs(
+    server: Server, connection: redis.Redis, photo: Path
+) -> None:
+    defaults = {"motion_bucket_id": 60, "width": 512, "height": 256}
+    save(connection, rank(0, num_ranks=1, model="svd-calm", family="svd", defaults=defaults))
+    html = server.get("/").body.decode()
+    assert re.search(r'id="svd-motion_bucket_id" name="motion_bucket_id" value="60"', html)
+    assert '<option value="512x256" selected>' in html
+    assert [model["id"] for model in server.get("/v1/models").json["data"]] == ["svd-calm"]
+    (made,) = upload(server, photo, family="svd").json["jobs"]
+    assert view(connection, made["id"]).parameters["motion_bucket_id"] == 60
 
 
 def test_the_page_makes_the_jobs_of_svdq_submit(server: Server, svdq, photo: Path) -> None:
