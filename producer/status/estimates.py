@@ -189,7 +189,10 @@ def _of_started(views: Sequence[JobView], groups: Sequence[GroupStatus], no_grou
 
 
 def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
-    if group.intake and (place := group.intake.places.get(view.id)):
+    if group.intake and group.intake.round_size:
+        place = group.intake.places.get(view.id)
+        if place is None:  # it is being written, it was taken just now, or its round is the first
+            return Estimate(eta_s=0.0) if 0 < view.steps <= view.step else Estimate(reason=UNMEASURED)
         is_here = any(rank.job_id == view.id for rank in group.ranks)
         return Estimate(eta_s=place.eta_s, waits_for="" if is_here else str(place))
     shape = _shape_of(view.parameters)

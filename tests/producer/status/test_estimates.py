@@ -74,6 +74,10 @@ def test_jobs_of_a_round_are_done_when_their_rank_says_and_say_what_they_wait_fo
     assert eta(started("a", 3), group) == Estimate(eta_s=50.0)
     assert eta(started("b", 3), group) == Estimate(eta_s=60.0, waits_for="transformer, 12 before it")
     assert eta(started("c", 3), group) == Estimate(eta_s=70.0, waits_for="transformer_2, next")
+    unknown = in_rounds(8)
+    intake = unknown.intake.model_copy(update={"in_flight": ("d",)})
+    unknown = replace(unknown, ranks=(unknown.ranks[0].model_copy(update={"intake": intake}),))
+    assert eta(started("d", 3), unknown) == Estimate(reason=estimates.UNMEASURED)
 
 
 def test_a_waiting_job_comes_behind_the_present_round_and_ends_with_its_own() -> None:
