@@ -59,6 +59,9 @@ class RoundsInbox(Inbox):
                 while index is None:
                     if self._released or (self._closed and not len(self._rounds)):
                         return None
+                    index = self._canceled() if self._waiting else None
+                    if index is not None:
+                        return self._waiting.pop(index)  # it ends without any components
                     index = self._rounds.choose(time.monotonic())
                     self._changed.notify_all()  # a round may take videos now
                     if index not in self._waiting:
@@ -68,6 +71,10 @@ class RoundsInbox(Inbox):
                 if leg.components == self._rounds.held:
                     return replace(self._waiting.pop(index), boundaries=(0, leg.stop))
             self._load(leg.components)
+
+    def _canceled(self) -> int | None:
+        canceled = self._monitor.canceled
+        return next((index for index, sample in self._waiting.items() if canceled(sample.job_id)), None)
 
     def _load(self, components: str) -> None:
         self._monitor.loading(components, self._rounds.load_s.get(components))

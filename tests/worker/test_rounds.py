@@ -81,6 +81,17 @@ def test_ctrl_c_finishes_the_steps_of_one_video_and_hands_back_all(house, until)
     assert {house.view(job_id).status for job_id in jobs} == {"finished"}
 
 
+def test_a_canceled_job_does_not_wait_for_the_end_of_its_round(house, until) -> None:
+    first, second = (house.submit(steps=40, seed=seed) for seed in range(2))
+    group = house.start(1, "--experts", "rounds", model=SLOW)
+    until(lambda: house.view(first).step >= 1, lambda: group.text)
+    assert house.run("svdq", "cancel", second).returncode == 0
+    house.wait([second])
+    assert house.view(second).status == "stopped"
+    house.wait([first])
+    assert house.view(first).status == "finished"
+
+
 def test_sigterm_waits_for_no_load(house, until) -> None:
     job_id = house.submit(steps=2)
     group = house.start(1, "--experts", "rounds", model="simulated:step_ms=1,segments=1+1,load_ms=600000")

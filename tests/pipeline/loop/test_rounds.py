@@ -91,6 +91,16 @@ def test_a_failed_video_and_a_canceled_one_end_alone() -> None:
     assert int(alone.sink.frames["job-2"].max()) == 5
 
 
+def test_a_canceled_video_does_not_wait_for_its_turn() -> None:
+    model = RoundsModel()
+    alone = Alone(model, requests(2))
+    alone.monitor.canceled = lambda job_id: job_id == "job-1" and model.loads[-1:] == ["first"]
+    alone.stage.run()
+    assert alone.source.reports["job-1"].canceled
+    assert {index for job_id, index in alone.monitor.steps if job_id == "job-1"} == {0}, "it was encoded"
+    assert int(alone.sink.frames["job-0"].max()) == 5
+
+
 def test_a_video_is_saved_after_each_leg_and_continues_from_there() -> None:
     model = RoundsModel()
     alone = make(model, requests(1))
