@@ -68,7 +68,7 @@ def pytest_runtest_setup() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files with most slow tests first: one test process runs all of a file, so a long one must not begin last.
 
-    A test that loads a model of diffusers is slow: the import takes 4 s of a core in each test process.
+    A test that imports diffusers is slow: that takes 4 s of a core in each test process.
     """
     for item in items:
         if isinstance(item, pytest.Function) and {"tiny_model", "tiny_wan"} & {*item.fixturenames}:

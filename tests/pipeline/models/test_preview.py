@@ -100,6 +100,7 @@ def test_direction_comes_from_the_seed():
     assert len(ends) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2, 7, 25])
 def test_sigmas_are_those_of_diffusers(steps):
     from diffusers import EulerDiscreteScheduler
@@ -122,6 +123,7 @@ def answer_of(photo, values):
     return torch.stack([in_blocks(np.array(frame)) for frame in frames])
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_diffusers_scheduler_with_a_perfect_v(model, photo):
     from diffusers import EulerDiscreteScheduler
 

@@ -216,6 +216,7 @@ def float_neighbors() -> torch.Tensor:
     return values[: len(values) // 24 * 24].view(3, 2, 4, -1).clone()
 
 
+@pytest.mark.slow
 def test_frames_become_the_bytes_of_diffusers_own_conversion() -> None:
     from diffusers.video_processor import VideoProcessor
 

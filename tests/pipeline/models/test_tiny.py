@@ -28,6 +28,7 @@ def classes(folder):
     return {name: each[1] for name, each in index.items() if isinstance(each, list) and each[1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [None, *VARIANTS])
 def test_small_without_pickles_and_the_same_bytes_every_time(tmp_path, variant):
     def write():
@@ -98,6 +99,7 @@ def test_only_its_own_folder_is_written_again(tmp_path, write):
         write(tmp_path / "holiday.jpg")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence(tmp_path):
     with files_of_at_most(1_000_000), pytest.raises(InputError, match=r"^The model cannot be written to .*File too"):
         write_tiny_model(tmp_path / "tiny")
@@ -105,6 +107,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     assert is_untrained(tmp_path / "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "title"), [("svd", "Stable Video Diffusion"), ("wan", "Wan")])
 def test_command(tmp_path, family, title):
     folder = tmp_path / "new" / "tiny"

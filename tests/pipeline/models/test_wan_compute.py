@@ -39,6 +39,7 @@ def denoise(model, photo, values):
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler"])
 def test_bfloat16_keeps_what_must_be_float32_and_equals_diffusers(tmp_path, photo, kind):
     write_tiny_wan(tmp_path, scheduler=kind)

@@ -114,6 +114,7 @@ def test_720p_works_with_the_models_that_compress_8_times():
     assert complete({}, width=1280, height=720).height == 720
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_facts_of_a_folder(tmp_path, variant):
     write_tiny_wan(tmp_path, variant)

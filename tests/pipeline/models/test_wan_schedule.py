@@ -8,6 +8,8 @@ from svdq.pipeline.models.wan.denoiser import Schedule
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.planning.binding import Segment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", WAN_SCHEDULERS)
 def test_segments_join_the_steps_of_each_expert(kind):
