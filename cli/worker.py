@@ -3,8 +3,10 @@
 import contextlib
 import json
 import logging
+import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import SectionedCommand, storage_options
-from svdq.pipeline.errors import SvdqError, UnavailableError, require_torch
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, require_torch
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
@@ -21,6 +23,7 @@ from svdq.producer.files import check_target, write_file
 from svdq.producer.queue import connect
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
+from svdq.worker.fit import Cards, faster_in_rounds
 from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
 from svdq.worker.launcher.gpus import visible_gpus
 from svdq.worker.launcher.launcher import LaunchOptions, launch
@@ -129,7 +132,28 @@ def _start(settings: Settings, options: LaunchOptions, report: Path | None) -> i
     connect(settings).close()
     check_home(settings.home)
     check_storage(settings.storage)
+    gpus = visible_gpus() if rank.device != "cpu" else []
+    if len(gpus) == 2 and (cards := Cards.here()) is not None:
+        options = divide(options, settings.model, replace(cards, number=len(gpus)))
     return _run(settings, model, options, report)
+
+
+def divide(options: LaunchOptions, model: str, cards: Cards) -> LaunchOptions:
+    """Give each of two GPUs a group in rounds where this is faster than ranks that hold one expert each."""
+    is_open = options.ranks is None and options.groups == 1 and options.rank.experts == "auto"
+    if not is_open or options.rank.encoder_rank or cards.number != 2:
+        return options
+    try:
+        share = faster_in_rounds(model, options.rank.compute, cards)
+    except InputError:
+        return options  # made in code
+    if share <= 0:
+        return options
+    why = "the only way that fits"
+    if not math.isinf(share):
+        why = f"about {share:.0%} faster than `--ranks 2 --experts bound`"
+    echo(f"Each GPU works in rounds of its own, {why}.", err=True)
+    return replace(options, ranks=1, groups=2)
 
 
 def _run(settings: Settings, model: ResolvedModel, options: LaunchOptions, report: Path | None) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.family import PublishedModel, PublishedStep
 from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES, size_text
@@ -192,6 +193,25 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
                 )
             )
     return found
+
+
+def faster_in_rounds(name: str, options: ComputeOptions, cards: Cards) -> float:
+    """Return the share by which a group in rounds for each GPU is faster than one whose ranks are bound to experts.
+
+    It is 0 or less where all of the model fits a GPU, or a part of it does not; infinite where only rounds fit.
+    """
+    known = know(name)
+    segments = next((each.segments for each in known.size.family.models.values() if each.segments is not None), None)
+    if not known.has_experts or segments is None:
+        return 0.0
+    size = replace(known.size, int8="int8" in options.approximate, streamed=options.offload == "blocks")
+    video = known.video()
+    if not _need(size, video, "rounds", 1) <= cards.room_bytes < _need(size, video, "resident", 1):
+        return 0.0
+    if _need(size, video, "bound", cards.number) > cards.room_bytes:
+        return math.inf
+    costs = replace(costs_of(known, video, 1.0), segments=split_steps(video.steps, segments))
+    return costs.pace_s(cards.number) / costs.rounds_pace_s(cards.number) - 1
 
 
 def _residencies(known: KnownModel, number: int) -> Iterator[Residency]:

@@ -7,9 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from svdq.cli.main import cli
+from svdq.cli.worker import divide
 from svdq.pipeline.errors import InputError
 from svdq.producer.text import duration
 from svdq.worker.fit import NUM_VIDEOS, Cards, know, ways
+from svdq.worker.launcher.launcher import LaunchOptions
+from svdq.worker.run_folder import RankConfig
 
 ROOT = Path(__file__).parents[2]
 FOUR_STEPS = str(ROOT / "deploy/models/wan2.2-4step.toml")
@@ -24,6 +27,31 @@ MODELS = (
     ("SVD-XT, 1024x576, 25 steps", SVD, None),
 )
 GPUS = ("1x16", "1x24", "2x24", "1x48", "1x80", "7x24")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "model", "options", "why"),
+    [
+        ("2x24", A14B, {"approximate": ("int8",)}, "the only way that fits"),
+        ("2x40", A14B, {"approximate": ("int8",)}, "about 19% faster than `--ranks 2 --experts bound`"),
+        ("2x40", FOUR_STEPS, {"approximate": ("int8",)}, "about 2% faster"),  # two steps of each expert
+        ("2x24", A14B, {}, ""),  # an expert does not fit
+        ("2x80", A14B, {"approximate": ("int8",)}, ""),  # both fit
+        ("3x24", A14B, {"approximate": ("int8",)}, ""),
+        ("2x24", A14B, {"approximate": ("int8",), "experts": "bound"}, ""),
+        ("2x24", SVD, {}, ""),
+        ("2x24", "simulated", {}, ""),
+    ],
+)
+def test_two_gpus_without_room_for_both_experts_get_rounds_of_their_own(gpus, model, options, why, capsys) -> None:
+    asked = LaunchOptions(rank=RankConfig(**options))
+    found = divide(asked, model, Cards.parse(gpus))
+    assert (found.ranks, found.groups) == ((1, 2) if why else (None, 1))
+    said = capsys.readouterr().err
+    assert why in said
+    assert bool(said) == bool(why)
+    given = LaunchOptions(ranks=2, rank=RankConfig(**options))
+    assert divide(given, model, Cards.parse(gpus)) == given
 
 
 def row(gpus: str, title: str, name: str, shape: str | None) -> str:
