@@ -38,10 +38,7 @@ _RESTART = Retry(ConstantBackoff(0.2), 10, supported_errors=(redis.ConnectionErr
 
 
 class SvdqQueue(rq.Queue):
-    """An RQ queue that reads and writes JSON by default, so that RQ's tools never unpickle our jobs.
-
-    Use it with `rq info --queue-class svdq.producer.queue.SvdqQueue`: the plain class rewrites jobs as pickle.
-    """
+    """An RQ queue in JSON, which RQ's tools do not unpickle: `rq info --queue-class svdq.producer.queue.SvdqQueue`."""
 
     job_class = UntrustedJob
 

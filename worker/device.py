@@ -111,10 +111,7 @@ def _compile(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int | None:
-    """Return the bytes that a rank may use, weights included, after it has loaded its model; None: no limit.
-
-    `limit` is what the user allows each rank. On a shared GPU, also limits this process's allocator.
-    """
+    """Return the bytes that a rank may use, weights included, at most `limit`, and enforce them on a shared GPU."""
     if device.type != "cuda":
         return limit  # host memory is shared, swapped and mapped, so its capacity is unknown
     free, total = torch.cuda.mem_get_info(device)

@@ -56,7 +56,7 @@ class Cards:
 
     @property
     def room_bytes(self) -> int:
-        """What a rank may use of each."""
+        """The bytes of each that a rank may use."""
         return self.total_bytes - CONTEXT_BYTES - RESERVE_BYTES
 
     def step_of(self, published: PublishedModel | None) -> PublishedStep | None:
@@ -69,7 +69,7 @@ class Cards:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownModel:
-    """What is known of a model before it is loaded."""
+    """The facts of a model that is not loaded."""
 
     size: ModelSize
     published: PublishedModel | None

@@ -49,10 +49,7 @@ FLUSH_S = 6.0  # that a rank which ends waits for its checkpoints, and again for
 
 
 def run_rank(process: RankProcess) -> None:
-    """Run a rank until no more jobs come. On SIGTERM it stops after a step, and its process ends here with 0.
-
-    Raises SvdqError if the settings, the options, the model or the device cannot be used.
-    """
+    """Run a rank until no more jobs come or SIGTERM, which ends its process with 0 after a step; raises SvdqError."""
     config, settings = process.run.rank, process.run.settings
     topology, marker, url = process.topology, process.marker, server_url(settings)
     stopping = process.signals.stopping

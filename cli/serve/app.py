@@ -69,10 +69,7 @@ GRACE_S = 2  # seconds that running requests have after a signal
 
 
 class Protocol(H11Protocol):
-    """One connection; closed when the headers of a request, or the rest of a refused one, do not arrive in time.
-
-    The rest is read, since the client may lose the answer if the connection is closed while it sends.
-    """
+    """One connection, closed when headers or the rest of a refused request, which is read, do not arrive in time."""
 
     _timer: asyncio.TimerHandle | None = None
 

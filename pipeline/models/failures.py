@@ -61,10 +61,7 @@ def with_second_try(compute: Callable[[], _T], what: str) -> _T:
 
 
 def describe_failure(error: Exception, where: str) -> str:
-    """Describe why a sample failed. Errors of svdq are sentences already; others are logged with their traceback.
-
-    Raises RuntimeError if the GPU has stopped working; only a new process can recover.
-    """
+    """Describe why a sample failed; log errors that are not ours. Raises RuntimeError if the GPU is broken."""
     if isinstance(error, SampleError):
         return str(error)
     if isinstance(error, SvdqError):

@@ -113,10 +113,7 @@ class SubmitOptions:
         return SubmitOptions(**{**recorded, **self.given()})
 
     def family_for(self, model: ExpectedModel | None, spell: Callable[[str], str] = as_flag) -> str | None:
-        """Return the family of models that all parameters apply to; None if nothing decides, so that it is the default.
-
-        Raises InputError if there is none; `spell` returns the name of a parameter for errors.
-        """
+        """Return the family that all parameters apply to; None: any. Raises InputError, with names of `spell`."""
         family = self.family
         if family is not None and family not in tuple(JOBS):
             raise InputError(f"{spell('family')} {family} is not allowed: it must be one of {', '.join(JOBS)}.")

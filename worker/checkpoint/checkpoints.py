@@ -64,10 +64,7 @@ class Checkpoints(Checkpointer):
             self._store.open(job_id)
 
     def sweep(self, states: Callable[[list[str]], Mapping[str, bool]]) -> None:
-        """Remove the checkpoints of jobs that have ended, as `states` says by id.
-
-        Those of jobs that it leaves out, which may be another server's, are removed only when they are old.
-        """
+        """Remove checkpoints of jobs that ended by `states`, and old ones of jobs that it leaves out."""
         try:
             self._store.sweep()
             ages_s = self._store.ages_s()

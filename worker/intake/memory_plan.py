@@ -87,10 +87,7 @@ class MemoryPlan:
         return [*encodes, "decode"] if rank == len(self._ranks) - 1 else encodes
 
     def need(self, rank: int, parameters: VideoParameters, *also: Activity) -> int:
-        """Return the bytes that a rank needs for a video: its weights, and the largest peak of what it computes.
-
-        The first rank must be able to encode it and the last to decode it, without `also`.
-        """
+        """Return the bytes that a rank needs: weights, and the largest peak of its activities and those in `also`."""
         return max(self._phases(rank, parameters, *also).values())
 
     def _phases(self, rank: int, parameters: VideoParameters, *also: Activity) -> dict[Phase, int]:
