@@ -1,6 +1,6 @@
 """`svdq cancel`, `retry`, `move`, `pause` and `resume`: change jobs and queues."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import click
 import redis
@@ -28,15 +28,6 @@ def _selected(connection: redis.Redis, action: Action, selection: Selection) -> 
     if not ids:
         echo("No jobs match.", err=True)
     return ids
-
-
-def _each(act: Callable[[str], str], job_ids: Iterable[str]) -> Iterator[tuple[str, str | InputError]]:
-    """Apply an action to jobs; a job that another process has changed meanwhile does not stop the others."""
-    for job_id in job_ids:
-        try:
-            yield job_id, act(job_id)
-        except InputError as error:
-            yield job_id, error
 
 
 def _print(outcomes: Iterable[tuple[str, str | InputError]]) -> int:
@@ -112,13 +103,17 @@ def move(connection: redis.Redis, selection: Selection, front: bool, priority: s
     if not front and priority is None:
         raise InputError("Give a destination: --front, --priority high, default or low, or both.")
 
-    def act(job_id: str) -> str:
-        job_control.move(connection, job_id, front=front, priority=priority)
-        return "moved"
+    def moved(job_ids: Iterable[str]) -> Iterator[tuple[str, str | InputError]]:
+        for job_id in job_ids:
+            try:
+                job_control.move(connection, job_id, front=front, priority=priority)
+                yield job_id, "moved"
+            except InputError as error:  # another process has changed it meanwhile
+                yield job_id, error
 
     ids = _selected(connection, "move", selection)
     # In reverse, so that the first job ends up in front.
-    return _print(_each(act, reversed(ids) if front else ids))
+    return _print(moved(reversed(ids) if front else ids))
 
 
 @click.command()

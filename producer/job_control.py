@@ -73,11 +73,15 @@ redis.call('sadd', KEYS[2], ARGV[1])
 return 1
 """
 
-#: Moves a job within or between queues. KEYS: job, target, then all queues. ARGV: job id, target's name, front or back.
+#: Moves a job within or between queues. KEYS: job, target, then all queues. ARGV: job id, target's name, the command
+#: that adds it to the target, and the arguments of that; of `linsert`, `before`, the id of another job, and its own.
 _MOVE = """
+if ARGV[3] == 'linsert' and (ARGV[1] == ARGV[5] or not redis.call('lpos', KEYS[2], ARGV[5])) then
+  return 0
+end
 for i = 3, #KEYS do
   if redis.call('lrem', KEYS[i], 1, ARGV[1]) > 0 then
-    redis.call(ARGV[3] == 'front' and 'lpush' or 'rpush', KEYS[2], ARGV[1])
+    redis.call(ARGV[3], KEYS[2], unpack(ARGV, 4))
     redis.call('hset', KEYS[1], 'origin', ARGV[2])
     return 1
   end
@@ -154,8 +158,7 @@ def _cancel_waiting(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]
 def cancel_rest(connection: redis.Redis, job_ids: Iterable[str], given: Collection[str] = ()) -> list[str]:
     """Cancel what continues chains of these jobs, last links first, so that a kill leaves none waiting."""
     later = {job_id: origin for job_id, origin in later_links(connection, job_ids).items() if job_id not in given}
-    origins = list({*later.values()})
-    going = [each for each, status in zip(origins, statuses(connection, origins), strict=True) if status in GOING]
+    going = _going(connection, list({*later.values()}))
     canceled = []
     for job_id, origin in reversed(later.items()):
         if origin not in going:
@@ -264,7 +267,7 @@ def _retry(
     after: Sequence[str] = (),
 ) -> None:
     (rq_job,) = check(connection, action, [job_id])
-    before = link_before(rq_job)
+    before = list(filter(None, [link_before(rq_job)]))
     notes: Mapping[str, str] = {}
     if storage is not None and (arguments := read_arguments(rq_job)) is not None:
         # A worker that finds any other sidecar beside the files treats the job as done.
@@ -299,14 +302,13 @@ def _retry(
         pipeline.hdel(job.key, "started_at", "ended_at", "worker_name")
         pipeline.persist(job.key)  # ended jobs expire
 
-    while not _in_transaction(connection, rq_job, change, (*after, *filter(None, [before]))):
+    while not _in_transaction(connection, rq_job, change, (*after, *before)):
         (rq_job,) = check(connection, action, [job_id])  # changed, perhaps by its group, which writes the last progress
 
 
-def _going(connection: redis.Redis, job_id: str) -> list[str]:
-    """Return a job if it waits or is in flight; none for ""."""
-    (status,) = statuses(connection, [job_id]) if job_id else [None]
-    return [job_id] if status in GOING else []
+def _going(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
+    """Return the jobs that wait or are in flight."""
+    return [job_id for job_id, status in zip(job_ids, statuses(connection, job_ids), strict=True) if status in GOING]
 
 
 def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
@@ -348,35 +350,19 @@ def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | N
         check_priority(priority)
     (job,) = check(connection, "move", [job_id])
     target = SvdqQueue(f"svdq-{priority}" if priority else job.origin, connection=connection)
-    names = (job.key, target.key, *(queue.key for queue in queues(connection)))
-    if not connection.eval(_MOVE, len(names), *names, job_id, target.name, "front" if front else "back"):
-        raise InputError(f"Job {job_id!r} was taken by a group just now, so it cannot be moved.")
-
-
-#: Moves a queued job before another one. KEYS: job, all queues. ARGV: job id, id of the other, names of the queues.
-_PLACE = """
-for i = 2, #KEYS do
-  if ARGV[1] ~= ARGV[2] and redis.call('lpos', KEYS[i], ARGV[2]) then
-    for j = 2, #KEYS do
-      if redis.call('lrem', KEYS[j], 1, ARGV[1]) > 0 then
-        redis.call('linsert', KEYS[i], 'before', ARGV[2], ARGV[1])
-        redis.call('hset', KEYS[1], 'origin', ARGV[i + 1])
-        return 1
-      end
-    end
-  end
-end
-return 0
-"""
+    _move(job, target, "lpush" if front else "rpush", job_id)
 
 
 def place(connection: redis.Redis, job_id: str, before: str) -> None:
     """Move a queued job before another one, with the priority of that; raises as `check`."""
-    job, _ = check(connection, "move", [job_id, before])
-    ours = list(queues(connection))
-    names = (job.key, *(queue.key for queue in ours))
-    if not connection.eval(_PLACE, len(names), *names, job_id, before, *(queue.name for queue in ours)):
-        raise InputError(f"Job {job_id!r} was taken by a group just now, so it cannot be moved.")
+    job, other = check(connection, "move", [job_id, before])
+    _move(job, SvdqQueue(other.origin, connection=connection), "linsert", "before", before, job_id)
+
+
+def _move(job: rq.job.Job, target: SvdqQueue, *command: str) -> None:
+    names = (job.key, target.key, *(queue.key for queue in queues(job.connection)))
+    if not job.connection.eval(_MOVE, len(names), *names, job.id, target.name, *command):
+        raise InputError(f"Job {job.id!r} was taken by a group just now, so it cannot be moved.")
 
 
 def pause(connection: redis.Redis) -> None:
