@@ -25,9 +25,6 @@ ADVANCED = {
     *("memory_limit", "metrics_address", "metrics_port", "redis_url", "storage", "trace", "warmup"),
 }
 
-_storage_option = click.option(
-    "--storage", metavar="URL", help="Folder or URL [default: under the home, or SVDQ_STORAGE]."
-)
 redis_option = click.option("--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL].")
 
 
@@ -40,7 +37,8 @@ def with_options(command: Command, options: Sequence[Callable[[Command], Command
 
 def storage_options(command: Command) -> Command:
     """Add `--storage` and `--redis-url`."""
-    return _storage_option(redis_option(command))
+    help_text = "Folder or URL [default: under the home, or SVDQ_STORAGE]."
+    return click.option("--storage", metavar="URL", help=help_text)(redis_option(command))
 
 
 def with_settings(command: Command) -> Command:

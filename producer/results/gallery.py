@@ -136,16 +136,11 @@ def _frame(links: Links, result: Result) -> dict[str, str] | None:
     kind = next((kind for kind in TYPES if kind in by_type), None)
     # A folder of frames cannot be played: show its first frame.
     key = by_type[kind] if kind else result.files[0].key
-    video = links.to(key) if kind == "mp4" else ""
-    still = "" if kind == "mp4" else _still(links.storage, key)
-    if not video and not still:
-        return None
-    return {
-        "video": video,
-        "still": still,
-        "moving": links.to(key) if kind and kind != "mp4" else "",
-        "link": links.to(key),
-    }
+    link = links.to(key)
+    if kind == "mp4":
+        return {"video": link, "still": "", "moving": "", "link": link}
+    still = _still(links.storage, key)
+    return {"video": "", "still": still, "moving": link if kind else "", "link": link} if still else None
 
 
 def _photo(links: Links, image: str) -> dict[str, str] | None:

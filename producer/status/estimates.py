@@ -87,7 +87,8 @@ def estimate_jobs(
         if own_s is None or interval_s is None:
             found[job_id] = Estimate(num_ahead=number, reason=why_none)
         else:
-            found[job_id] = Estimate(num_ahead=number, eta_s=before_s + _until_end(number, size) * interval_s + own_s)
+            num_before = (number // size + 1) * size - 1  # those of a round end together
+            found[job_id] = Estimate(num_ahead=number, eta_s=before_s + num_before * interval_s + own_s)
     while ready := [view for view in deferred.values() if view.after and found.keys() >= {*view.after}]:
         for view in ready:
             del deferred[view.id]
@@ -162,11 +163,6 @@ def _rest_s(group: GroupStatus) -> float:
     """Return the seconds until a group that works in rounds has finished what it has."""
     places = group.intake.places.values() if group.intake else ()
     return max((place.eta_s for place in places), default=0.0)
-
-
-def _until_end(num_ahead: int, size: int) -> int:
-    """Return how many videos are done before a waiting one: those of a round end together."""
-    return (num_ahead // size + 1) * size - 1
 
 
 def _missing(group: GroupStatus) -> str:

@@ -65,8 +65,12 @@ class RemoteFiles:
             found = self._fresh().find(self._path(key), detail=True)
         except FileNotFoundError:
             found = {}
-        if not found:
-            self._check_bucket()
+        if not found and self._protocol != "memory":
+            bucket = self._root.partition("/")[0]
+            try:
+                self._fs.info(bucket)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(f"there is no bucket {bucket!r}") from error
         for info in found.values():
             if info["type"] == "file":
                 yield self._entry(info)
@@ -154,15 +158,6 @@ class RemoteFiles:
     def _entry(self, info: dict[str, Any]) -> Entry:
         key = info["name"].lstrip("/").removeprefix(self._root.lstrip("/")).strip("/")
         return Entry(key=key, size=int(info["size"] or 0), modified_at=_modified_at(info))
-
-    def _check_bucket(self) -> None:
-        """Raise FileNotFoundError if the bucket does not exist."""
-        if self._protocol != "memory":
-            bucket = self._root.partition("/")[0]
-            try:
-                self._fs.info(bucket)
-            except FileNotFoundError as error:
-                raise FileNotFoundError(f"there is no bucket {bucket!r}") from error
 
 
 def _modified_at(info: dict[str, Any]) -> datetime:

@@ -71,11 +71,6 @@ class JobSpec:
         """Whether nothing decides the family of one of its videos."""
         return any(options.family_for(self.model) is None for options in self.options)
 
-    @property
-    def has_prompts(self) -> bool:
-        """Whether a prompt was given for all of its videos."""
-        return all(options.prompt is not None for options in self.options)
-
     def with_prompt(self, prompt: str) -> "JobSpec":
         """Return it with a prompt for the videos that have none; itself if their families have no prompts."""
 

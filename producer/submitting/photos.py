@@ -70,7 +70,9 @@ def check_photos(
 
     def check(path: Path) -> Photo | InputError:
         try:
-            return _check(path, max_pixels)
+            with _plain_errors(path), open_regular(path) as file, _BYTES.take(os.fstat(file.fileno()).st_size):
+                data = read_file(file, path, max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20))
+                return _decode(data, path, max_pixels)
         except InputError as error:
             return InputError(str(error))  # without the traceback, which would keep the photo's bytes
 
@@ -102,12 +104,6 @@ def read_photo(path: Path, max_pixels: int) -> bytes:
     """Read a photo's bytes; raises InputError if it cannot be read or is too large for so many pixels."""
     with _plain_errors(path), open_regular(path) as file:
         return read_file(file, path, max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20))
-
-
-def _check(path: Path, max_pixels: int) -> Photo:
-    with _plain_errors(path), open_regular(path) as file, _BYTES.take(os.fstat(file.fileno()).st_size):
-        data = read_file(file, path, max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20))
-        return _decode(data, path, max_pixels)
 
 
 def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | None = None) -> Photo:

@@ -217,7 +217,7 @@ class PromptFiles:
     def spec_for(self, spec: JobSpec, photo: Path) -> JobSpec:
         """Add the prompt beside a photo to a spec without one, if its family takes prompts."""
         path = prompt_path(photo)
-        if spec.has_prompts or path is None:
+        if path is None or all(options.prompt is not None for options in spec.options):
             return spec
         if spec.with_prompt("") is spec:
             self.num_ignored += os.path.isfile(path)  # unlike `Path.is_file`, it refuses no name

@@ -95,19 +95,10 @@ def submit(
 ) -> list[Submission]:
     """Submit photos, one job each; of existing jobs, queue the failed and canceled ones again.
 
-    Args:
-        settings: of this process.
-        photos: files, folders, and patterns such as `holiday/*.jpg`, or one of them.
-        options: the parameters of the videos.
-        priority: selects the queue.
-        force: make new jobs although the same ones exist.
-        recursive: include subfolders; videos keep the folders of their photos.
-        skip_bad: leave out bad photos.
-        at: when to queue the jobs; without a time zone it is local time.
-        output: folder for the files, below outputs/ of the storage.
-        last_image: the photo of the last frame, of photos without a `NAME.last.jpg`.
-
-    Raises InputError and UnavailableError as `submit_all`.
+    `photos` are files, folders, and patterns such as `holiday/*.jpg`, or one of them; `recursive` includes subfolders,
+    and videos keep the folders of their photos. `force` makes new jobs although the same ones exist, and `skip_bad`
+    leaves out bad photos. `at` is when to queue the jobs, in local time if it has no time zone, `output` a folder below
+    outputs/ of the storage, and `last_image` the last frame of photos without `NAME.last.jpg`. Raises as `submit_all`.
     """
     words = [str(photo) for photo in ([photos] if isinstance(photos, str | Path) else photos)]
     if not words:
@@ -121,11 +112,8 @@ def submit(
         force=force,
     )
     found = find_photos(words, recursive=recursive, storage=Storage(settings.storage).folder, spell=str)
-    return list(
-        submit_all(
-            settings, requests_for(found, spec, Path(last_image) if last_image else None), skip_bad=skip_bad, spell=str
-        )
-    )
+    requests = requests_for(found, spec, Path(last_image) if last_image else None)
+    return list(submit_all(settings, requests, skip_bad=skip_bad, spell=str))
 
 
 def submit_all(
@@ -176,8 +164,9 @@ def submit_all(
         has_chains = any(spec.then for _, spec in checked)
         name = ""
         while chunk := list(islice(entries, 1 if has_chains else CHUNK)):
-            if has_chains:
-                chunk = [(_named_after(entry, name), spec) for entry, spec in chunk]
+            if has_chains and (entry := chunk[0][0]).job.predecessor:
+                # It has the recorded name of the link before, since their files are beside each other.
+                chunk = [(replace(entry, job=entry.job.model_copy(update={"name": name})), chunk[0][1])]
             if any(spec.depends_on or entry.job.predecessor for entry, spec in chunk):
                 results = [
                     enqueue_after(
@@ -292,11 +281,6 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
             )
             yield entry, spec
             index += 1
-
-
-def _named_after(entry: Entry, name: str) -> Entry:
-    """Give a later link the recorded name of the link before, since their files are beside each other."""
-    return replace(entry, job=entry.job.model_copy(update={"name": name})) if entry.job.predecessor else entry
 
 
 def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submission:

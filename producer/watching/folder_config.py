@@ -36,7 +36,9 @@ class Selection:
     def matches(self, path: str) -> bool:
         """Return whether a path from the watched folder is that of a photo to submit."""
         name = os.path.basename(path)
-        return self._is_visible(path) and any(_matches(path if "/" in glob else name, (glob,)) for glob in self.globs)
+        return self._is_visible(path) and any(
+            _pattern((glob,)).match((path if "/" in glob else name).lower()) for glob in self.globs
+        )
 
     def includes(self, path: str) -> bool:
         """Return whether a file is submitted or, where all photos are wanted, reported as ignored."""
@@ -46,7 +48,7 @@ class Selection:
         *folders, name = path.split("/")
         if (folders and not self.recursive) or not all(map(is_photo_folder, folders)):
             return False
-        return not (name.startswith(".") or _matches(name, TEMPORARY_GLOBS) or name == FILE_NAME)
+        return not (name.startswith(".") or _pattern(TEMPORARY_GLOBS).match(name.lower()) or name == FILE_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +169,6 @@ class FolderConfig:
         except RecursionError as error:  # dotted keys may nest to any depth
             raise cannot_be_read(file_path, "it is nested too deeply") from error
         return spec
-
-
-def _matches(text: str, globs: tuple[str, ...]) -> bool:
-    return _pattern(globs).match(text.lower()) is not None
 
 
 @cache

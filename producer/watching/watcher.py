@@ -88,7 +88,9 @@ def watch(
         else:
             watcher.run(unavailable)
         counts["waiting"] = len(processor.waiting.files)
-        report(Event(kind="stopped", text=_summary(counts)))
+        text = f"{counts['submitted']} submitted, {counts['known']} known already, {counts['rejected']} rejected"
+        text += "".join(f", {counts[kind]} {kind}" for kind in ("ignored", "waiting") if counts[kind])
+        report(Event(kind="stopped", text=f"{text}."))
         return counts
 
 
@@ -123,7 +125,6 @@ class _Watcher:
             time.sleep(min(TICK_S, self.pause_s))
 
     def run_once(self) -> None:
-        """Process the files in the folder."""
         self._scan()
         while any(file.due_s < math.inf for file in self.waiting.files.values()) and not self.is_stopped():
             self._process_due()
@@ -182,9 +183,3 @@ def _root(folder: Path, storage: Path | None) -> Path:
     except OSError as error:
         raise InputError(f"The folder {str(root)!r} cannot be read ({error.strerror}); check its rights.") from error
     return root
-
-
-def _summary(counts: Counter[str]) -> str:
-    parts = [f"{counts['submitted']} submitted, {counts['known']} known already, {counts['rejected']} rejected"]
-    parts += [f"{counts[kind]} {kind}" for kind in ("ignored", "waiting") if counts[kind]]
-    return f"{', '.join(parts)}."
