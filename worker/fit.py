@@ -118,10 +118,8 @@ def know(name: str) -> KnownModel:
     model, size = published(base) or (None, None)
     try:
         found = _in_folder(find_folder(base), base, replaced)
-        size, download_bytes = (
-            replace(found, num_weights={**(size.num_weights if size else {}), **found.num_weights}),
-            0,
-        )
+        size = replace(found, num_weights={**(size.num_weights if size else {}), **found.num_weights})
+        download_bytes = 0
     except InputError:
         if size is None or model is None:
             raise
@@ -179,7 +177,8 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
     for options, candidate in _options(size):
         for residency in _residencies(known, number):
             is_chosen = known.has_experts or residency == "rounds"
-            command = f"svdq worker{_layout(residency, number)}{f' --experts {residency}' * is_chosen}{options}"
+            layout = f" --groups {number} --ranks 1" * (residency == "rounds" and number > 1)
+            command = f"svdq worker{layout}{f' --experts {residency}' * is_chosen}{options}"
             need = _need(candidate, video, residency, number)
             whole = _need(candidate, video.model_copy(update={"decode_chunk_size": None}), residency, number)
             found.append(
@@ -211,7 +210,7 @@ def faster_in_rounds(name: str, options: ComputeOptions, cards: Cards) -> float:
     if _need(size, video, "bound", cards.number) > cards.room_bytes:
         return math.inf
     costs = replace(costs_of(known, video, 1.0), segments=split_steps(video.steps, segments))
-    return costs.pace_s(cards.number) / costs.rounds_pace_s(cards.number) - 1
+    return costs.faster_in_rounds(cards.number)
 
 
 def _residencies(known: KnownModel, number: int) -> Iterator[Residency]:
@@ -227,10 +226,6 @@ def _options(size: ModelSize) -> Iterator[tuple[str, ModelSize]]:
     yield " --approximate int8", replace(size, int8=True)
     if size.family.num_blocks(size.facts) is not None:
         yield " --offload blocks", replace(size, streamed=True)
-
-
-def _layout(residency: Residency, number: int) -> str:
-    return f" --groups {number} --ranks 1" if residency == "rounds" and number > 1 else ""
 
 
 def _pinned(size: ModelSize, residency: Residency) -> int:

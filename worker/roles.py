@@ -107,21 +107,16 @@ class Experts:
         components = alone + bind(self.segments, has_room, prior)
         if any(components[len(alone) :]):
             logger.info("%s", _described(components, self.segments, max(needs)))
-            faster = self._faster_in_rounds(len(capacities))
+            costs = Costs(step_s=(1.0,), encode_s=self._prior.encode_steps, decode_s=self._prior.decode_steps)
+            first, second = (segment.stop - segment.start for segment in self.segments)
+            video = VideoCosts(steps=first + second, costs=costs, segments=(first, second))
+            faster = video.faster_in_rounds(len(capacities))
             if faster > LOAD_SHARE:
                 logger.info(
                     "Groups of one rank in rounds would be about %.0f%% faster: `svdq worker --experts rounds --groups "
                     "%d --ranks 1`.", 100 * faster, len(capacities),
                 )  # fmt: skip
         return components
-
-    def _faster_in_rounds(self, num_ranks: int) -> float:
-        """Return the share by which groups of one rank in rounds are faster than a group whose ranks are bound."""
-        prior = self._prior
-        costs = Costs(step_s=(1.0,), encode_s=prior.encode_steps, decode_s=prior.decode_steps)
-        first, second = (segment.stop - segment.start for segment in self.segments)
-        video = VideoCosts(steps=first + second, costs=costs, segments=(first, second))
-        return video.pace_s(num_ranks) / video.rounds_pace_s(num_ranks) - 1
 
     def _need(self, rank: int, num_ranks: int) -> int:
         """Return the bytes of a typical video with all experts."""

@@ -48,6 +48,10 @@ class VideoCosts:
         """Return the seconds between two videos of groups of one rank in rounds, if loading takes all that it may."""
         return self.video_s(ranks) / ranks * (1 + LOAD_SHARE)
 
+    def faster_in_rounds(self, ranks: int) -> float:
+        """Return the share by which groups of one rank in rounds are faster than a pipeline."""
+        return self.pace_s(ranks) / self.rounds_pace_s(ranks) - 1
+
     def division(self, ranks: int) -> tuple[int, int]:
         """Return K1 and K2, with which the slower experts are as fast as possible; at least two ranks."""
         first_s, second_s = self._experts_s(ranks)
@@ -135,8 +139,7 @@ def make_plan(video: VideoCosts, question: CapacityQuestion) -> CapacityPlan:
             f"{gpus} replicas": (gpus, video.video_s(gpus) / gpus, video.replicas_time_s(gpus, num_videos)),
         }
     if video.segments is not None:
-        time_s = video.replicas_time_s(gpus, num_videos) * (1 + LOAD_SHARE)
-        layouts[f"{gpus} in rounds"] = (gpus, video.rounds_pace_s(gpus), time_s)
+        layouts[f"{gpus} in rounds"] = (gpus, video.rounds_pace_s(gpus), video.rounds_time_s(gpus, num_videos))
     if fewest is not None and fewest > 1:
         layouts[_pipeline_of(video, fewest)] = (fewest, video.pace_s(fewest), video.time_s(fewest, num_videos))
     return CapacityPlan(

@@ -64,7 +64,7 @@ class MemoryPlan:
     def admit(self, parameters: _Parameters) -> _Parameters:
         """Fill in an open decode_chunk_size with the largest that fits; raises DoesNotFitError if none does."""
         chunk = chunk_of(parameters)
-        while (rank := self._lacking(wanted := _with_chunks(parameters, chunk))) is not None:
+        while (rank := self._lacking(wanted := parameters.model_copy(update={"decode_chunk_size": chunk}))) is not None:
             if chunk == 1 or parameters.decode_chunk_size is not None:
                 raise DoesNotFitError(self._sentence(wanted, rank))
             chunk = parameters.smaller_chunk(chunk)
@@ -170,7 +170,3 @@ def _check_weights(ranks: Sequence[RankInfo], granted: str) -> None:
             f"The weights alone need {size_text(need)} on rank {rank} of {len(ranks)}, and {granted} "
             f"{size_text(limit) if limit >= 10**5 else f'{limit} bytes'}: every video would be refused; {advice}"
         )
-
-
-def _with_chunks(parameters: _Parameters, chunk: int) -> _Parameters:
-    return parameters.model_copy(update={"decode_chunk_size": chunk})
