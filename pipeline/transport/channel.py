@@ -36,11 +36,6 @@ class Channel:
         self._connection = connection
         self.device = device
 
-    @property
-    def is_direct(self) -> bool:
-        """Whether tensors are in host memory, so that sending them does not wait for a GPU."""
-        return self.device.type == "cpu"
-
     def begin(self, message: Message) -> "Unsent | None":
         """Pass the kernel what it accepts of a message at once, without waking a thread; return the rest."""
         if message.shared is None and message.tensors:
@@ -57,11 +52,8 @@ class Channel:
             unsent = self._send_some(unsent, 0)
 
     def _send_some(self, unsent: "Unsent", flags: int) -> "Unsent | None":
-        passed = (
-            ()
-            if unsent.shared is None
-            else ((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [unsent.shared.descriptor])),)
-        )
+        descriptors = [] if unsent.shared is None else [array("i", [unsent.shared.descriptor])]
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, each) for each in descriptors]
         num_sent = self._connection.sendmsg([unsent.header], passed, flags)
         rest = unsent.header[num_sent:]
         return Unsent(rest, None) if rest else None

@@ -73,7 +73,7 @@ class Sender:
         message = self._with_work(message)
         # Frames and tensors of a GPU have to be copied first, which the caller's GPU need not wait for.
         copies = message.shared is None and bool(message.tensors)
-        if copies and (message.kind is Kind.FRAMES or not self._channel.is_direct):
+        if copies and (message.kind is Kind.FRAMES or self._channel.device.type != "cpu"):
             self._outbox.put(_Rest(message=message, begun=False, unsent=None, ready=self._now()))
             return
         try:

@@ -92,9 +92,7 @@ class Message:
 def encode_header(message: Message) -> bytes:
     """Encode all of a message but the content of its tensors, which are shared, as JSON."""
     specs = message.shared.specs if message.shared is not None else ()
-    document: dict[str, Any] = {"kind": message.kind.value, "body": message.body, "tensors": specs}
-    if message.work:
-        document["work"] = message.work
+    document = {"kind": message.kind.value, "body": message.body, "tensors": specs, "work": message.work}
     # pydantic's JSON encoder: after a sleep, the json module takes several times as long to get back into the cache.
     return to_json(document)
 
@@ -102,7 +100,7 @@ def encode_header(message: Message) -> bytes:
 def decode_header(header: bytes | bytearray, descriptor: int | None) -> Message:
     """Read a message, whose tensors `descriptor` has in memory; raises ValueError or LookupError."""
     document = from_json(header)
-    work = [Work(*each) for each in document.get("work", ())]
+    work = [Work(*each) for each in document["work"]]
     shared = SharedTensors(document["tensors"], descriptor) if descriptor is not None else None
     tensors = shared.tensors() if shared is not None else {}
     return Message(kind=Kind(document["kind"]), body=document["body"], tensors=tensors, shared=shared, work=work)
