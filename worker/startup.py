@@ -114,13 +114,7 @@ class LoadedModel:
 
 
 def start(process: RankProcess) -> tuple[LoadedModel, Links, list[RankInfo]]:
-    """Load the model parts of a rank and connect it to its neighbors; waits until they have loaded theirs.
-
-    On rank 0 the result has what all ranks report.
-
-    Raises:
-        InputError: the device, the compute options or the model cannot be used, or the ranks compute differently.
-    """
+    """Load a rank's parts of the model and connect it to its neighbors; rank 0 gets what all ranks report."""
     loaded = _load_model(process)
     info = loaded.info.model_dump_json()
     links = _with_others(process, lambda folder: join(process.topology, loaded.device, rank_info=info, folder=folder))
@@ -130,16 +124,15 @@ def start(process: RankProcess) -> tuple[LoadedModel, Links, list[RankInfo]]:
 
 
 def _load_model(process: RankProcess) -> LoadedModel:
-    config, settings, topology = process.run.rank, process.run.settings, process.topology
+    config, settings, topology, resolved = process.run.rank, process.run.settings, process.topology, process.run.model
     wanted = config.device
     if wanted == "auto" and process.run_dir is None and visible_gpus():
         wanted = "cuda"  # else ranks whose torch cannot use the GPUs would compute on the processors
     num_visible = num_gpus()
     device = choose_device(wanted, topology.local_rank)
     compute = config.compute
-    dtype = dtype_for(process.run.model, device, compute)
+    dtype = dtype_for(resolved, device, compute)
     check_computes(device, dtype, compute)
-    resolved = process.run.model
     can_stream = resolved.family is not None and family_named(resolved.family).num_blocks(resolved.facts) is not None
     check_streaming(device, compute, can_stream=can_stream)
     if device.type == "cpu":
@@ -162,13 +155,13 @@ def _load_model(process: RankProcess) -> LoadedModel:
     if device.type != "cpu":
         # torchrun starts ranks with one thread; weights are converted with this rank's share of the cores.
         torch.set_num_threads(max(num_threads, (os.cpu_count() or 1) // topology.num_ranks))
-    model = open_model(process.run.model, role, device, dtype, compute)
+    model = open_model(resolved, role, device, dtype, compute)
     granted = capacity(device, settings.memory_limit, sharing)
     if granted is not None and model.info.weight_bytes > granted and topology.num_ranks > 1:
         # There is no room for the encoders, which rank 0 has in any case, or the decoder, which the last one has.
         role = replace(role, encode=topology.first, decode=topology.last)
         del model
-        model = open_model(process.run.model, role, device, dtype, compute)
+        model = open_model(resolved, role, device, dtype, compute)
     torch.set_num_threads(num_threads)
     streamed = model.info.streamed_bytes if phase_weights is None else phase_weights.streamed
     info = RankInfo(
@@ -246,11 +239,7 @@ def prepare_compiling(home: Path, num_ranks: int) -> None:
 
 
 def check_alike(ranks: Sequence[RankInfo]) -> None:
-    """Check that all ranks of a group compute in the same way: the GPUs of a host may differ.
-
-    Raises:
-        InputError: they differ, so frames would depend on how steps are shared.
-    """
+    """Raise an InputError if ranks compute differently, on GPUs that differ: frames would depend on their shares."""
     for rank, info in enumerate(ranks):
         if info.compute != ranks[0].compute:
             first, other = (json.dumps(each.compute) for each in (ranks[0], info))

@@ -26,6 +26,7 @@ from svdq.pipeline.models.model_folder import loaded_files, read_json, weight_fi
 from svdq.pipeline.models.resolved_model import ResolvedModel
 
 SHARD_BYTES = 2 * 1024**3  # bytes of weights in a file of the copy, and so about the memory that writing it takes
+_PICKLES = (".bin", ".pt", ".msgpack", ".h5")  # endings of weights files that svdq does not read
 _UNCHANGED = ("vae", "image_encoder")  # small, and half precision changes much
 
 
@@ -66,7 +67,11 @@ def convert(
     others = [file for file in source.iterdir() if file.is_file()]
     for component in layout.components:
         files = [file for file in (source / component).rglob("*") if file.is_file()]
-        others += [file for file in files if component not in weights or not _is_weights(file)]
+        others += [
+            file
+            for file in files
+            if component not in weights or not (weight_files([file.name]) or file.suffix in _PICKLES)
+        ]
     total = sum(weight.num_bytes for each in weights.values() for weight in each)
     needed = total + sum(file.stat().st_size for file in others)
     with writing(target):
@@ -89,10 +94,6 @@ def convert(
                 _write(partial / component, stem, each, shard_bytes, on_file)
             partial.rename(target)
     return total
-
-
-def _is_weights(file: Path) -> bool:
-    return bool(weight_files([file.name])) or file.suffix in (".bin", ".pt", ".msgpack", ".h5")
 
 
 def _weights(source: Path, component: str, named: tuple[str, str], dtype: torch.dtype) -> Iterator[_Weight]:

@@ -97,21 +97,18 @@ def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | N
     except Exception as error:
         logger.debug("Loading failed.", exc_info=error)
         if is_out_of_memory(error):
-            raise InputError(_out_of_memory(what, device, needed() if needed else 0)) from error
+            there = ""
+            if device.type == "cuda":
+                free, total = torch.cuda.mem_get_info(device)
+                there = f" on {device} ({size_text(free)} of {size_text(total)} free)"
+            num_bytes = needed() if needed else 0
+            weights = f", and this rank needs {size_text(num_bytes)} for its weights" if num_bytes else ""
+            raise InputError(
+                f"{what} cannot be loaded: memory ran out{there}{weights}; start fewer ranks (--ranks), or end what "
+                "else runs there."
+            ) from error
         said = textwrap.shorten(str(error), 200, placeholder=" …").rstrip(".")
         said = said if " " in said else f"{type(error).__name__} {said}".rstrip()
         raise InputError(
             f"{what} cannot be loaded ({said}); get the model again, or one whose files belong to its configs."
         ) from error
-
-
-def _out_of_memory(what: str, device: torch.device, needed: int) -> str:
-    there = ""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        there = f" on {device} ({size_text(free)} of {size_text(total)} free)"
-    weights = f", and this rank needs {size_text(needed)} for its weights" if needed else ""
-    return (
-        f"{what} cannot be loaded: memory ran out{there}{weights}; start fewer ranks (--ranks), or end what else runs "
-        "there."
-    )

@@ -139,12 +139,8 @@ class SimulatedModel(VideoModel):
         shape = (parameters.num_frames, parameters.height, parameters.width, 3)
         return torch.tensor(parameters.seed % 256, dtype=torch.uint8).expand(shape)
 
-    @staticmethod
-    def _shape(parameters: VideoParameters) -> tuple[int, ...]:
-        return (1, parameters.num_frames, 4, parameters.height // 8, parameters.width // 8)
-
     def _plain_latents(self, parameters: VideoParameters) -> Tensor:
-        shape = self._shape(parameters)
+        shape = (1, parameters.num_frames, 4, parameters.height // 8, parameters.width // 8)
         if shape not in self._plain:
             numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.int32) % _MODULUS
             self._plain = {shape: numbers.view(shape).to(torch.float16)}

@@ -84,7 +84,9 @@ class Dispatcher:
                 self._drop_ahead()  # another group has that job, and may leave a checkpoint
                 if self._options.burst and not self._reporter.active and not self._more_will_come():
                     self.draining.set()
-            self._log_pause()
+            if self._worker.paused != self._was_paused:
+                self._was_paused = self._worker.paused
+                logger.info("Intake is paused; `svdq resume` ends that." if self._was_paused else "Intake is resumed.")
         if self._taken is not None:
             if self._preparing is None and self._may_start(self._taken.rq_job.id):
                 self._preparing = self._prepared(self._taken)
@@ -115,11 +117,6 @@ class Dispatcher:
         if later:
             logger.info("The queue is empty; scheduled for later: %d.", later)
         return False
-
-    def _log_pause(self) -> None:
-        if self._worker.paused != self._was_paused:
-            self._was_paused = self._worker.paused
-            logger.info("Intake is paused; `svdq resume` ends that." if self._was_paused else "Intake is resumed.")
 
     def _give(self, active: ActiveJob, preparing: Future[Prepared]) -> None:
         job_id = active.rq_job.id

@@ -188,7 +188,8 @@ class ResultWriter(Sink):
             num_frames = len(shown)
             if job.predecessor:
                 shown = frames[1:]  # the first one is the last one of the link before
-                num_before = self._fetch_link(job, staging / "before.mp4")
+                self._storage.copy_out(job.output_keys(job.predecessor)["mp4"], staging / "before.mp4")
+                num_before = Sidecar.parse(self._storage.read(job.sidecar_key(job.predecessor))).num_frames
                 num_frames = num_before + len(shown)
             if shown is not frames:
                 sidecar = sidecar.model_copy(update={"shown": {"frames": num_frames, "fps": fps}})
@@ -207,12 +208,6 @@ class ResultWriter(Sink):
         sidecar = sidecar.model_copy(update=timings_of(sample, time.perf_counter() - started))
         self._storage.write_text(job.sidecar_key(sample.job_id), sidecar.text)
         return sidecar.result.model_dump(mode="json")
-
-    def _fetch_link(self, job: Job, path: Path) -> int:
-        """Copy the file of the link before a job, which has the same name and folder; return its number of frames."""
-        sidecar = self._storage.read(job.sidecar_key(job.predecessor))
-        self._storage.copy_out(job.output_keys(job.predecessor)["mp4"], path)
-        return Sidecar.parse(sidecar).num_frames
 
 
 def notice_for(model: ModelInfo, job: Job) -> str:

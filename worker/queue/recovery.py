@@ -108,8 +108,10 @@ class Recovery:
         now_s = scripts.server_time(self._connection)
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, self._left_redis)
-            taken = self._taken(queue, self._silent(queue, now_s))
-            others = [item for item in taken if item.worker != self._worker.name]
+            ends = self._late(queue, now_s)
+            unchanged_s = self._leases.seconds(queue.name, ends)
+            silent = [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
+            others = [item for item in self._taken(queue, silent) if item.worker != self._worker.name]
             _log_taken_back(queue, popped + self._return_to_queue(queue, others, now_s))
 
     def redis_failed(self) -> None:
@@ -119,12 +121,6 @@ class Recovery:
     def _entries(self, queue: rq.Queue) -> list[bytes]:
         entries: list[bytes] = self._connection.zrange(queue.started_job_registry.key, 0, -1)  # type: ignore[assignment]
         return entries
-
-    def _silent(self, queue: rq.Queue, now_s: float) -> list[bytes]:
-        """Return the entries whose lease has ended and was not renewed for `SILENT_S`."""
-        ends = self._late(queue, now_s)
-        unchanged_s = self._leases.seconds(queue.name, ends)
-        return [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
 
     def _late(self, queue: rq.Queue, now_s: float) -> dict[bytes, float]:
         """Return the entries whose lease ends soon or has ended, with its end."""
