@@ -1,9 +1,7 @@
 """Links between neighboring ranks: messages in order, asynchronous, bounded.
 
 A link is a channel with a thread at each end, so that a rank computes one sample while it receives the next and sends
-the previous one. Several threads of a rank send to one link: the stage loop its samples and frames, the receiving
-thread what it passes on. Each message is sent as a whole, and only one is on its way at a time, which pushes back up to
-rank 0.
+the previous one. Several threads of a rank send to one link, one message at a time, which pushes back up to rank 0.
 """
 
 import queue
@@ -27,13 +25,21 @@ OnLost = Callable[[str], None]  # called once with a sentence, from a link's thr
 WORK_EVERY_S = 0.1
 
 
-def _own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Give a link's thread its own CUDA stream, so that transfers overlap the computation."""
+def own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Give a thread its own CUDA stream, so that its copies overlap the computation."""
     if device.type != "cuda":
         return nullcontext()
-    # A thread starts on the first GPU, and would open a context there.
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(device)  # a thread starts on the first GPU, and would open a context there
     return torch.cuda.stream(torch.cuda.Stream(device))
+
+
+def end_of_stream(device: torch.device) -> torch.cuda.Event | None:
+    """Return a CUDA event that marks the end of this thread's stream so far; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    now = torch.cuda.Event()
+    now.record()
+    return now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +67,7 @@ class Sender:
         self._work: deque[Work] = deque()
         self._work_sent_at = -WORK_EVERY_S
         self._released = False
-        #: Set when CLOSE is sent, or when `close` must not wait for that any more.
-        self._closed = threading.Event()
+        self._closed = threading.Event()  # set when CLOSE is sent, or when `close` must not wait for that any more
         threading.Thread(target=self._run, name=f"send-to-{neighbor}", daemon=True).start()
 
     def send(self, message: Message) -> None:
@@ -74,7 +79,8 @@ class Sender:
         # Frames and tensors of a GPU have to be copied first, which the caller's GPU need not wait for.
         copies = message.shared is None and bool(message.tensors)
         if copies and (message.kind is Kind.FRAMES or self._channel.device.type != "cpu"):
-            self._outbox.put(_Rest(message=message, begun=False, unsent=None, ready=self._now()))
+            ready = end_of_stream(self._channel.device)
+            self._outbox.put(_Rest(message=message, begun=False, unsent=None, ready=ready))
             return
         try:
             # What fits into the socket's buffer is sent at once; the thread is woken only for the rest.
@@ -110,7 +116,7 @@ class Sender:
 
     def _run(self) -> None:
         try:
-            with _own_stream(self._channel.device):
+            with own_stream(self._channel.device):
                 while self._send_rest():
                     pass
             self._channel.close()
@@ -134,14 +140,6 @@ class Sender:
             work.append(self._work.popleft())
         return replace(message, work=[*work, *message.work]) if work else message
 
-    def _now(self) -> torch.cuda.Event | None:
-        """Return a CUDA event that marks the end of this thread's stream so far."""
-        if self._channel.device.type != "cuda":
-            return None
-        now = torch.cuda.Event()
-        now.record()
-        return now
-
     def _lost(self, error: Exception) -> None:
         self._on_lost(f"Cannot send to rank {self._neighbor} any more: {error}.")
 
@@ -153,8 +151,7 @@ class Receiver:
         self._channel = channel
         self._neighbor = neighbor
         self._on_lost = on_lost
-        #: Set when CLOSE has arrived, or when `join` must not wait for that any more.
-        self._closed = threading.Event()
+        self._closed = threading.Event()  # set when CLOSE has arrived, or when `join` must not wait for that any more
 
     def start(self, handle: Callable[[Message], None]) -> None:
         """Begin to receive in a thread, which calls `handle` with each message while the next waits; CLOSE is last."""
@@ -172,13 +169,12 @@ class Receiver:
     def _run(self, handle: Callable[[Message], None]) -> None:
         try:
             if self._channel.device.type == "cuda":
-                # A thread starts on the first GPU, and would open a context there.
-                torch.cuda.set_device(self._channel.device)
-            while True:
+                torch.cuda.set_device(self._channel.device)  # as in `own_stream`
+            kind = None
+            while kind is not Kind.CLOSE:
                 message = self._channel.receive()
+                kind = message.kind
                 handle(message)
-                if message.kind is Kind.CLOSE:
-                    break
             self._channel.close()
         except (OSError, RuntimeError, ValueError, LookupError) as error:  # the last two: an invalid sample
             self._on_lost(f"Cannot receive from rank {self._neighbor} any more: {error}.")

@@ -13,6 +13,7 @@ from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.loop.protocols import Checkpointer
 from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.video_model import all_finite
+from svdq.pipeline.transport.links import end_of_stream, own_stream
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.status.ranks import Condition
 from svdq.worker.checkpoint.store import CheckpointStore, Codec
@@ -32,8 +33,7 @@ class Checkpoints(Checkpointer):
     def __init__(self, store: CheckpointStore, codec: Codec) -> None:
         self._store = store
         self._codec = codec
-        # It guards the four below.
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards the four below
         #: Samples to write by job, the oldest first; on a GPU with the event of their tensors.
         self._waiting: dict[str, tuple[Sample, torch.cuda.Event | None]] = {}
         self._ended: list[str] = []  # jobs whose checkpoints are removed
@@ -86,10 +86,7 @@ class Checkpoints(Checkpointer):
         """Queue a sample, in place of an older one of the same job."""
         if not sample.tensors:
             return
-        ready = None
-        if self._codec.device.type == "cuda":
-            ready = torch.cuda.Event()
-            ready.record()
+        ready = end_of_stream(self._codec.device)
         with self._changed:
             self._waiting.pop(sample.job_id, None)
             self._waiting[sample.job_id] = (sample, ready)
@@ -107,9 +104,6 @@ class Checkpoints(Checkpointer):
             return self._changed.wait_for(lambda: not (self._waiting or self._ended or self._is_working), timeout_s)
 
     def _run(self) -> None:
-        if self._codec.device.type == "cuda":
-            # Otherwise the thread would open a context on the first GPU.
-            torch.cuda.set_device(self._codec.device)
         while True:
             with self._changed:
                 self._is_working = False
@@ -135,9 +129,9 @@ class Checkpoints(Checkpointer):
                 self._changed.wait_for(lambda: self._hurried, rest_s)
 
     def _note(self, error: Exception) -> None:
-        effect = "Checkpoints cannot be written, videos continue without"
         if self.condition is None:
             logger.warning("Checkpoints cannot be written (%s); videos continue without.", error)
+        effect = "Checkpoints cannot be written, videos continue without"
         before = self.condition or Condition(effect=effect, reason="", since=time.time(), attempts=0)
         self.condition = before.model_copy(update={"reason": str(error), "attempts": before.attempts + 1})
 
@@ -145,12 +139,9 @@ class Checkpoints(Checkpointer):
         there = self._store.steps(sample.job_id)
         if there is None or (there and there[0] >= sample.step):
             return  # the job has ended, or a later rank was faster
-        stream: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if ready is not None:
-            ready.synchronize()
-            # In its own stream, so that the copy to the host overlaps the computation.
-            stream = torch.cuda.stream(torch.cuda.Stream(self._codec.device))
-        with stream:
+        with own_stream(self._codec.device):
+            if ready is not None:
+                ready.synchronize()
             # Between two steps the stage has not checked the state yet, and a broken one is of no use.
             if all_finite(sample.tensors.values()):
                 self._store.write(sample.job_id, sample.step, self._codec.encode(sample))
