@@ -185,7 +185,7 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
                 Way(
                     command=command,
                     need_bytes=need,
-                    host_bytes=_pinned(size, residency) * number if candidate.streamed else 0,
+                    host_bytes=size.denoisers(residency) * number if candidate.streamed else 0,
                     fits=need <= cards.room_bytes,
                     in_parts=need <= cards.room_bytes < whole,
                     time_s=None if costs is None else _time_s(costs, known, residency, number, num_videos),
@@ -226,11 +226,6 @@ def _options(size: ModelSize) -> Iterator[tuple[str, ModelSize]]:
     yield " --approximate int8", replace(size, int8=True)
     if size.family.num_blocks(size.facts) is not None:
         yield " --offload blocks", replace(size, streamed=True)
-
-
-def _pinned(size: ModelSize, residency: Residency) -> int:
-    denoisers = [size.weights(name) for name in size.num_weights if name in size.layout.denoisers]
-    return sum(denoisers) if residency == "resident" else max(denoisers)
 
 
 def _need(size: ModelSize, video: VideoParameters, residency: Residency, number: int) -> int:

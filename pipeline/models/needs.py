@@ -44,14 +44,18 @@ class ModelSize:
 
     def held(self, phase: Phase, residency: Residency, *, encodes: bool = True) -> int:
         """Return the bytes of weights that a rank holds in a phase; `encodes`: with the encoders, if not in rounds."""
-        steps = [self.weights(name) for name in self.num_weights if name in self.layout.denoisers]
         text = {name for name in self.num_weights if name.startswith("text_encoder")}
         photo = self.num_weights.keys() - self.layout.denoisers - text
         if residency == "rounds":
             own = {"embed": text, "encode": photo, "decode": {"vae"}}
-            return max(steps) if phase == "step" else sum(map(self.weights, own[phase]))
+            return self.denoisers(residency) if phase == "step" else sum(map(self.weights, own[phase]))
         others = sum(map(self.weights, text | photo if encodes else {"vae"}))
-        return others + (sum(steps) if residency == "resident" else max(steps))
+        return others + self.denoisers(residency)
+
+    def denoisers(self, residency: Residency) -> int:
+        """Return the bytes of the weights of the denoising components that a rank holds."""
+        found = [self.weights(name) for name in self.num_weights if name in self.layout.denoisers]
+        return sum(found) if residency == "resident" else max(found)
 
     def phase_weights(self) -> dict[Phase, int]:
         """Return the bytes of the weights that a rank holds in each phase of a round."""
@@ -66,11 +70,7 @@ class ModelSize:
         decodes: bool = True,
         workspace: int = WORKSPACE_BYTES,
     ) -> dict[Phase, int]:
-        """Return the bytes that a rank needs in each phase of a complete video; the largest is what it needs.
-
-        `encodes` and `decodes`: whether it is the first and the last rank of its group. `workspace` is what libraries
-        take of a GPU.
-        """
+        """Return the bytes that a rank needs in each phase; `encodes`: if it is the first, `decodes`: if the last."""
         peaks: dict[Phase, int] = {"step": self._peak("step", video)}
         if encodes:
             peaks |= {"embed": 0, "encode": self._peak("encode", video)}
