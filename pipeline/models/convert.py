@@ -26,7 +26,7 @@ from svdq.pipeline.models.model_folder import loaded_files, read_json, weight_fi
 from svdq.pipeline.models.resolved_model import ResolvedModel
 
 SHARD_BYTES = 2 * 1024**3  # bytes of weights in a file of the copy, and so about the memory that writing it takes
-_PICKLES = (".bin", ".pt", ".msgpack", ".h5")  # endings of weights files that svdq does not read
+_UNREAD = (".bin", ".pt", ".msgpack", ".h5")  # endings of weights files that svdq does not read
 _UNCHANGED = ("vae", "image_encoder")  # small, and half precision changes much
 
 
@@ -70,7 +70,7 @@ def convert(
         others += [
             file
             for file in files
-            if component not in weights or not (weight_files([file.name]) or file.suffix in _PICKLES)
+            if component not in weights or not (weight_files([file.name]) or file.suffix in _UNREAD)
         ]
     total = sum(weight.num_bytes for each in weights.values() for weight in each)
     needed = total + sum(file.stat().st_size for file in others)

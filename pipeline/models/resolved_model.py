@@ -28,11 +28,6 @@ class Timings(BaseModel):
     slowdown: float = Field(1.0, gt=0)  # factor by which this rank's steps are slower than `step_ms`
 
 
-def _without_folder(base: str) -> str:
-    """Return a hub id, or the name of a folder: sidecars are passed on."""
-    return Path(base).name if Path(base).is_absolute() else base
-
-
 class LoraFile(BaseModel):
     """One LoRA of a component."""
 
@@ -60,13 +55,14 @@ class ResolvedModel(BaseModel):
     fingerprint: str | None = None  # hash of weights and configs; None: for no known devices
     base: str | None = None  # the base that a model file names, of which the folder is; None: no model file
     weights: dict[str, Path] = {}  # files in place of a component's weights in the folder, by component
-    #: LoRAs, in the order in which they are added.
-    loras: tuple[LoraFile, ...] = ()
+    loras: tuple[LoraFile, ...] = ()  # LoRAs, in the order in which they are added
     timings: Timings | None = None
 
     def described(self) -> dict[str, Any]:
         """Return for sidecars what a model file changed of the folder."""
-        described: dict[str, Any] = {} if self.base is None else {"base": _without_folder(self.base)}
+        described: dict[str, Any] = {}
+        if self.base is not None:  # of a folder only the name: sidecars are passed on
+            described["base"] = Path(self.base).name if Path(self.base).is_absolute() else self.base
         if self.weights:
             described["weights"] = {component: file.name for component, file in self.weights.items()}
         if self.loras:

@@ -43,12 +43,10 @@ class SimulatedModel(VideoModel):
         if role.in_rounds:
             experts = ("simulated",) if timings.segments is None else ("simulated", "simulated_2")
             self.sets = (ENCODERS, *experts, DECODER)
-        #: The set that is loaded, in rounds.
-        self._held = ""
+        self._held = ""  # the set that is loaded, in rounds
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0
-        #: The segments of the present sample that this rank does not have.
-        self._missing: list[Segment] = []
+        self._missing: list[Segment] = []  # the segments of the present sample that this rank does not have
         #: The latents of the present sample, flat on the host, and their first element.
         self._latents = torch.zeros(1)
         self._flat = np.zeros(1, np.float16)
@@ -71,9 +69,8 @@ class SimulatedModel(VideoModel):
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return the segment of each simulated expert, which does the steps of any family; an empty one is left out."""
-        if self._timings.segments is None:
-            return (Segment(component="simulated", start=0, stop=parameters.steps),)
-        first, _ = split_steps(parameters.steps, self._timings.segments)
+        given = self._timings.segments
+        first = parameters.steps if given is None else split_steps(parameters.steps, given)[0]
         segments = (
             Segment(component="simulated", start=0, stop=first),
             Segment(component="simulated_2", start=first, stop=parameters.steps),

@@ -42,8 +42,7 @@ class Pictures:
     def offer(self, sample: Sample, step: int, draw: Callable[[], Tensor | None]) -> None:
         """Take a picture in place of an older one, in the step loop."""
         self._offer = _Offer(sample, step, draw)
-        if not self._news.is_set():
-            self._news.set()
+        self._news.set()
 
     def close(self) -> None:
         """End the thread after the present picture."""

@@ -147,8 +147,7 @@ class _Supervisor:
 
     def run(self) -> int:
         """Wait; return the first exit code that is not 0, or 0 after a signal."""
-        handlers = {signal.SIGINT: self._on_interrupt, signal.SIGTERM: self._on_terminate}
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             while None in (codes := [group.poll() for group in self._groups]):
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
@@ -173,19 +172,17 @@ class _Supervisor:
         logger.error("torchrun was ended by signal %d; the next worker takes its jobs back.", -code)
         return 128 - code  # as shells report it
 
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.ended_by = self.ended_by or "signal"
-        if self._signal is None:
+        if number == signal.SIGTERM:
+            self._stop()
+        elif self._signal is None:
             self._signal = signal.SIGINT
         elif self._signal is signal.SIGINT:
             self._signal = signal.SIGTERM
             self._kill_at = time.monotonic() + STOP_NOW_S
         else:
             self._kill_at = time.monotonic()
-
-    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
-        self.ended_by = self.ended_by or "signal"
-        self._stop()
 
     def _stop(self) -> None:
         self._signal = signal.SIGTERM

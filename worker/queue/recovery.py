@@ -105,9 +105,10 @@ class Recovery:
 
     def expired(self) -> None:
         """Return the jobs of other groups whose leases have expired, and those that such groups had popped."""
+        prefix = self._worker.redis_worker_namespace_prefix
         now_s = scripts.server_time(self._connection)
         for queue in self._worker.queues:
-            popped = self._return_popped_to_queue(queue, self._left_redis)
+            popped = self._return_popped_to_queue(queue, lambda name: not self._connection.exists(f"{prefix}{name}"))
             ends = self._late(queue, now_s)
             unchanged_s = self._leases.seconds(queue.name, ends)
             silent = [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
@@ -173,9 +174,6 @@ class Recovery:
             if is_left and scripts.return_popped_to_queue(self._connection, queue, job_id, owner):
                 returned.append(text_of(job_id))
         return returned
-
-    def _left_redis(self, worker_name: str) -> bool:
-        return not self._connection.exists(f"{self._worker.redis_worker_namespace_prefix}{worker_name}")
 
     def _release_deferred(self, queue: rq.Queue) -> None:
         """Queue jobs that depend on ended ones: RQ queues them in a separate step, before which it may be killed."""
