@@ -1,5 +1,1 @@
-"""The timestep pipeline: samples, partition, stages, transport, models, media, bench.
-
-Importing this package does not import torch. The producer side uses only the modules that do not import torch either,
-such as `errors` and `parameters`.
-"""
+"""The timestep pipeline: planning, stage loop, transport, models and media. Importing it does not import torch."""

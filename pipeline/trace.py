@@ -12,8 +12,7 @@ class Span(NamedTuple):
     """One piece of work; its times are seconds since the epoch."""
 
     name: str  # the work: `encode`, `steps 4-7`, `decode`, `write`
-    #: Its job, or "".
-    job_id: str
+    job_id: str  # its job, or ""
     start_s: float
     end_s: float
     thread: str = ""  # the thread that did it

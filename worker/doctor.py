@@ -43,8 +43,7 @@ class Finding(NamedTuple):
     """The result of one check."""
 
     subject: str  # such as `redis`
-    #: `warn` works with restrictions; `fail` does not work.
-    level: Literal["ok", "warn", "fail"]
+    level: Literal["ok", "warn", "fail"]  # `warn` works with restrictions; `fail` does not work
     text: str
     advice: str = ""  # what to do, as a clause; "" if there is nothing to do
 

@@ -127,10 +127,7 @@ class StorageRetry:
         self._wake.set()
 
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
-        """Repeat an operation until the storage accepts it; `is_wanted` is called before every further attempt.
-
-        Raises RetryStoppedError, NoLongerWantedError, and any error of `attempt` that a retry cannot fix.
-        """
+        """Repeat an operation until the storage accepts it, as long as it `is_wanted`; raises what no retry can fix."""
         delay_s = FIRST_DELAY_S
         call = object()
         try:

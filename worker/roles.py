@@ -37,8 +37,7 @@ class PhaseWeights:
     """The bytes of the weights that a rank in rounds holds."""
 
     by_phase: Mapping[Phase, int]
-    #: In steps with `--offload blocks`.
-    streamed: int | None
+    streamed: int | None  # in steps with `--offload blocks`
 
 
 class Experts:

@@ -30,10 +30,8 @@ from svdq.worker.run_folder import RunConfig, free_host_bytes
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that compiling for a shape may take before a rank counts as stalled.
-COMPILE_S = 3 * 60 * 60.0
-#: Seconds after the end of a neighbor in which the signal that ended it may still arrive here.
-STOP_HEARD_S = 1.0
+COMPILE_S = 3 * 60 * 60.0  # seconds that compiling for a shape may take before a rank counts as stalled
+STOP_HEARD_S = 1.0  # seconds after the end of a neighbor in which the signal that ended it may still arrive here
 
 #: What a SIGINT does with the videos in flight, on ranks that hold all that these need, and in rounds.
 FINISHING = "those in flight are finished first."
@@ -100,8 +98,7 @@ class RankProcess:
     signals: Signals
     marker: CrashMarker
     log: JobLogHandler
-    #: The folder shared with the launcher; None under a plain torchrun.
-    run_dir: Path | None
+    run_dir: Path | None  # the folder shared with the launcher; None under a plain torchrun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,12 +224,9 @@ def exit_without_neighbor(reason: str, stopping: threading.Event, marker: CrashM
 
 
 def prepare_compiling(home: Path, num_ranks: int) -> None:
-    """Make torch store compiled code in a folder of the home; must run before torch compiles anything.
-
-    Ranks execute this code, so only its owner can open the folder. `num_ranks` ranks share the cores of this host.
-    """
+    """Make torch store compiled code in a folder of the home; must run before torch compiles anything."""
     folder = home / "compiled"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # ranks execute what is there
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     # By default each rank starts a compiling process for every core.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))

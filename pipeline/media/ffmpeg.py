@@ -54,10 +54,9 @@ _MACHINE_ERRORS = (
 def run_ffmpeg(
     frames: memoryview, size: tuple[int, int], fps: int, arguments: Sequence[str], more_inputs: Sequence[str] = ()
 ) -> bytes:
-    """Run ffmpeg on one thread with frames of `size` (W, H) as its first input, and return its standard output.
+    """Run ffmpeg on one thread with frames (F, H, W, 3), RGB, of `size` (W, H) as its first input; return its output.
 
-    The frames are bytes of shape (F, H, W, 3), RGB. Raises SampleError if ffmpeg refuses them or cannot be started, and
-    OSError for conditions such as a full disk, after which the same call may succeed.
+    Raises as `svdq.pipeline.media.video.write_video`.
     """
     options = ["-threads", "1", "-filter_threads", "1"]
     options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{size[0]}x{size[1]}", "-framerate", f"{fps}"]

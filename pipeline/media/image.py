@@ -160,11 +160,7 @@ def prepare_photo(
     max_pixels: int = MAX_PIXELS,
     note: Callable[[str], object] = logger.warning,
 ) -> Image.Image:
-    """Fit a photo to exactly `width` x `height` pixels in RGB by the steps above; an opened image is not changed.
-
-    `note` is called with a sentence if a part of the file, such as its color profile, cannot be used. Raises
-    SampleError as from `load_photo`.
-    """
+    """Fit a photo to `width` x `height` in RGB by the steps above; `note` gets a sentence for what cannot be used."""
     image = load_photo(photo, max_pixels) if isinstance(photo, bytes) else photo
     image = upright_srgb(image, note)
     size = (width, height)

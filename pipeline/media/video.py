@@ -32,9 +32,7 @@ def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int,
     webp: lossy, endless; `comment` in EXIF's ImageDescription, as UTF-8.
     png: `path` is a folder of frame_0001.png and so on, lossless; `comment` in an iTXt chunk of that name in each.
 
-    Frames are (F, H, W, 3), uint8, RGB; H and W even. The comment is any text without NUL, usually JSON; mp4 takes up
-    to 100 kB.
-
+    Frames are (F, H, W, 3), uint8, RGB; H and W even. The comment is any text without NUL; mp4 takes up to 100 kB.
     Raises SampleError if the frames cannot be a video, or ffmpeg refuses them or cannot be started, and OSError for a
     condition such as a full disk; the same call may succeed later.
     """
@@ -185,15 +183,11 @@ _FILTERS = (
 def change_motion(
     frames: NDArray[np.uint8], fps: int, folder: Path, *, boomerang: bool, interpolate: int | None, loop: bool = False
 ) -> NDArray[np.uint8]:
-    """Return the frames of a video as they are to be shown.
+    """Return the frames (F, H, W, 3) of a video as they are to be shown, interpolated ones in a file of `folder`.
 
-    The result can be many times as large as the video, so it is in a file of `folder` and not in memory.
-
-    Frames are (F, H, W, 3), uint8, RGB. A boomerang shows them forward and back; first and last are not repeated, so
-    that a loop does not halt. The last frame of a `loop`, which is the first again, is left out for the same reason.
-    `interpolate` adds frames up to this rate, above `fps`; None adds none.
-
-    Raises as `write_video`.
+    A boomerang shows them forward and back; first and last are not repeated, so that a loop does not halt. The last
+    frame of a `loop`, which is the first again, is left out for the same reason. `interpolate` is the new rate, above
+    `fps`. Raises as `write_video`.
     """
     last = len(frames) - 1
     order = list(range(last if loop else len(frames)))

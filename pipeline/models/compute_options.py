@@ -13,7 +13,6 @@ from svdq.pipeline.models.model_folder import DTYPES
 if TYPE_CHECKING:
     import torch
 
-#: Choices of `compiled`, `approximate` and `offload`.
 COMPILED, APPROXIMATE, OFFLOADED = ("off", "blocks", "whole"), ("int8",), ("off", "blocks")
 #: The repeated blocks of a UNet or transformer, compiled one by one: much faster to compile than the whole, for nearly
 #: the same gain.
@@ -111,10 +110,7 @@ def split_attention(unet: Any, max_batch: int = MAX_ATTENTION_BATCH) -> None:
 
 
 class _SplitAttention:
-    """A diffusers attention processor that splits the batch into equal parts of at most `max_batch`.
-
-    Elements of a batch do not attend to each other, so the split does not change results.
-    """
+    """Splits the batch, whose elements do not attend to each other, into equal parts of at most `max_batch`."""
 
     def __init__(self, processor: Any, max_batch: int) -> None:
         self._processor = processor

@@ -42,8 +42,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def release_memory(error: BaseException) -> None:
     """Free what a computation that ran out of memory still holds, also for other processes on the same GPU."""
-    # The error's frames hold its intermediate tensors.
-    traceback.clear_frames(error.__traceback__)
+    traceback.clear_frames(error.__traceback__)  # they hold its intermediate tensors
     torch.cuda.empty_cache()
 
 
@@ -56,8 +55,7 @@ def with_second_try(compute: Callable[[], _T], what: str) -> _T:
             raise
         logger.warning("Out of memory in %s; trying once more.", what)
         release_memory(error)
-    # The error is gone here, and with it what its traceback holds.
-    return compute()
+    return compute()  # the error is gone here, and with it what its traceback holds
 
 
 def describe_failure(error: Exception, where: str) -> str:
@@ -77,18 +75,15 @@ def describe_failure(error: Exception, where: str) -> str:
         )
     logger.exception("A sample failed %s", where, exc_info=error)
     if torch.cuda.is_initialized():
-        # A sticky error of the process, such as an illegal access, is raised again here.
-        torch.cuda.synchronize()
+        torch.cuda.synchronize()  # a sticky error of the process, such as an illegal access, is raised again here
     return f"{type(error).__name__} {where}: {str(error)[:1000]}"
 
 
 @contextmanager
 def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | None = None) -> Iterator[None]:
-    """Raise every error of a block that loads a model as an `InputError`; errors of ours are unchanged.
+    """Raise every error of a block that loads a model as an `InputError`, since no restart helps; ours are unchanged.
 
-    `what` is the model or its part, as the start of the sentence; `needed` returns the bytes of all weights that this
-    rank loads, where known. A restart would not help, whatever the error. Raises InputError, which says why it cannot
-    be loaded.
+    `what` begins the sentence: the model or its part; `needed` returns the bytes of the weights that this rank loads.
     """
     try:
         yield

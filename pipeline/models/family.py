@@ -32,8 +32,7 @@ class FolderLayout:
     """The folder of a model family: a pipeline as diffusers' save_pretrained writes it."""
 
     pipeline: str
-    #: A hub id of the family, for messages.
-    example: str
+    example: str  # a hub id of the family, for messages
     components: Mapping[str, tuple[str, ...]]  # the components and the classes that each may have; svdq loads the first
     optional: frozenset[str] = frozenset()  # components that a model may lack
     denoisers: frozenset[str]
@@ -60,13 +59,11 @@ class PublishedStep:
 class PublishedModel:
     """A model of the hub, as far as it is known without its files."""
 
-    #: The pipeline class, by which its family has its layout.
-    layout: str
+    layout: str  # the pipeline class, by which its family has its layout
     facts: Facts
     num_weights: Mapping[str, int]  # number of weights of each component
     stored: Mapping[str, int]  # bytes of a weight in the files that svdq fetches for GPUs, by component
-    #: Steps of the first of two experts and of the second, of a default video.
-    segments: tuple[int, int] | None = None
+    segments: tuple[int, int] | None = None  # steps of the first of two experts and of the second, of a default video
     steps: tuple[PublishedStep, ...] = ()
 
 
@@ -74,8 +71,7 @@ class PublishedModel:
 class Family:
     """A model family, without torch. The targets `module:attribute` are imported on demand."""
 
-    #: Value of `VideoParameters.family`, and the name of the package.
-    name: str
+    name: str  # value of `VideoParameters.family`, and the name of the package
     parameters: type[VideoParameters]
     layouts: Mapping[str, FolderLayout]  # its kinds of folders, by the pipeline class in model_index.json
     model: str  # target: its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`

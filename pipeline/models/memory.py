@@ -4,8 +4,7 @@ from typing import Literal, get_args
 
 from svdq.pipeline.video_parameters import VideoParameters
 
-#: Activities that are estimated and measured separately.
-Activity = Literal["encode", "step", "decode"]
+Activity = Literal["encode", "step", "decode"]  # activities that are estimated and measured separately
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 #: What a rank does with a video one after the other, and for which it may load what it needs: also the embedding of its
 #: prompt, whose activations are small.
@@ -33,11 +32,7 @@ def chunk_of(parameters: VideoParameters) -> int:
 
 
 def shape_for(activity: Activity, parameters: VideoParameters) -> MemoryShape:
-    """Return the properties of a video that determine the memory of an activity.
-
-    They are width and height, of a step and a decode the frames, of a step 2 with guidance, of a decode its frames at a
-    time.
-    """
+    """Return what determines the memory of an activity: size, frames, and passes of a step or chunk of a decode."""
     width, height, frames = parameters.width, parameters.height, parameters.num_frames
     if activity == "encode":
         return (width, height)

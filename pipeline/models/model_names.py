@@ -34,8 +34,7 @@ from svdq.pipeline.models.model_folder import (
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel, Timings
 
 INDEX = "model_index.json"  # the pipeline's index; the hub's cache finds a model by it
-#: Samples of a file for its fingerprint, and the bytes of each.
-_NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096  # samples of a file for its fingerprint, and the bytes of each
 
 
 def has_weights(name: str) -> bool:

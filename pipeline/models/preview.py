@@ -22,9 +22,7 @@ from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
 
 BLOCK = 8  # side of the square of pixels that becomes the channels of one latent position, as the VAE's 8x downsampling
-
 SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 700.0, 7.0  # of Stable Video Diffusion's Karras schedule
-
 _LARGEST_ZOOM = 0.35  # the zoom of the camera move at the end, for very large motion buckets
 
 
@@ -101,8 +99,7 @@ class PreviewDenoiser:
         self._parameters = parameters
         self._sigmas = sigmas(parameters.steps)
         self._answer: Tensor | None = None
-        #: The latents after the last step, and their noise level.
-        self.last: tuple[Tensor, float] | None = None
+        self.last: tuple[Tensor, float] | None = None  # the latents after the last step, and their noise level
 
     @torch.inference_mode()
     def step(self, state: State, index: int) -> dict[str, Tensor]:

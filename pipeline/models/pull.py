@@ -42,9 +42,8 @@ def pull(
     """Fetch the files of a model that svdq reads from the hub into its cache; return the folder.
 
     Weights of components that a model file has `replaced` are not fetched; without fp16 weights, the full ones are.
-    `announce` is called with a sentence about the sizes before. Raises InputError if the model or revision does not
-    exist, must not be read, is not supported, or the disk has no room, and UnavailableError if the hub cannot be
-    reached, or the transfer broke off.
+    `announce` is called with a sentence about the sizes before. Raises UnavailableError if a later try may succeed, and
+    InputError for all else: a model that is not there or not supported, or a disk without room.
     """
     repository, revision = split_id(name)
     try:

@@ -17,8 +17,6 @@ from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
 
 Frames = NDArray[np.uint8]  # frames to be written, on the host: (F, H, W, 3), uint8, RGB
-
-
 #: All of a sample at a step boundary: tensors by name, on one device. Only the family of the model depends on their
 #: names, number, shapes and dtypes.
 State = Mapping[str, Tensor]
@@ -115,13 +113,10 @@ class VideoModel(ABC):
 
     @abstractmethod
     def encode(self, photo: Image | None, parameters: VideoParameters, last_photo: Image | None = None) -> State:
-        """Encode a photo of exactly width x height and draw the initial noise; only with `Role.encode`.
+        """Encode photos of exactly width x height, of the first and last frame; only with `Role.encode`.
 
-        `last_photo` is the last frame, where the parameters ask for one.
-        With `Role.embed` the prompts, too; else `embed` of another rank has the rest of the state.
-
-        All random numbers of a video are drawn here, from one CPU generator seeded with `parameters.seed`, in the order
-        of diffusers.
+        With `Role.embed` the prompts, too. All random numbers of a video are drawn here, from one CPU generator seeded
+        with `parameters.seed`, in the order of diffusers.
         """
 
     @abstractmethod
@@ -129,10 +124,9 @@ class VideoModel(ABC):
         """Prepare the denoising of one sample, from any step on that this rank has the component for."""
 
     def picture(self, denoiser: Denoiser) -> Tensor | None:
-        """Draw some frames (F, h, w, 3), uint8, RGB, of the video that the last step of a denoiser leads to, roughly.
+        """Draw some frames (F, h, w, 3), uint8, RGB, of what the last step of a denoiser leads to; None without one.
 
-        For people who wait: small and cheap, and None without one. Another thread calls it while the denoiser goes on,
-        so it may be wrong, and may raise anything.
+        Another thread calls it while the denoiser goes on, so it may be wrong, and may raise anything.
         """
         return None
 

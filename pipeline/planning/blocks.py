@@ -22,8 +22,7 @@ class Row:
 
     def __init__(self, unit_s: Iterable[float], slowness: Sequence[float]) -> None:
         """Take the seconds of each unit on a typical rank, and how many times as long each rank takes."""
-        #: The seconds before each unit, and of all, on a typical rank.
-        self.upto_s = [0.0, *accumulate(unit_s)]
+        self.upto_s = [0.0, *accumulate(unit_s)]  # the seconds before each unit, and of all, on a typical rank
         self.slowness = slowness
 
     @classmethod

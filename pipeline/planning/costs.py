@@ -27,8 +27,7 @@ class Costs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    #: A denoising step on each rank; K values above 0.
-    step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]  # a denoising step on each rank; K values above 0
     #: Encoding the photo, and decoding the frames, on a rank of typical speed.
     encode_s: Seconds = 0.0
     decode_s: Seconds = 0.0

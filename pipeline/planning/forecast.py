@@ -25,8 +25,7 @@ class InFlight:
 
     shape: Hashable
     share_s: list[float]  # the fair share of each rank in it
-    #: When it is ready for its next rank, at the latest known.
-    ready_s: float
+    ready_s: float  # when it is ready for its next rank, at the latest known
     works: list[RankWork]
 
 
@@ -34,12 +33,9 @@ class Forecast:
     """The work in flight of a group of ranks."""
 
     def __init__(self, num_ranks: int) -> None:
-        #: In the order of their admission.
-        self.in_flight: dict[int, InFlight] = {}
-        #: The latest costs of each shape of video.
-        self.rows: dict[Hashable, Row] = {}
-        #: When each rank last finished something.
-        self._finished_s = [0.0] * num_ranks
+        self.in_flight: dict[int, InFlight] = {}  # in the order of their admission
+        self.rows: dict[Hashable, Row] = {}  # the latest costs of each shape of video
+        self._finished_s = [0.0] * num_ranks  # when each rank last finished something
 
     def finished(self, index: int, rank: int, unit: int, now: float) -> None:
         """Learn that a rank has finished the units of a sample before `unit`, if the sample is known."""

@@ -19,11 +19,9 @@ _ALIGNMENT = 64  # tensors begin at multiples of so many bytes
 class Kind(Enum):
     """The kind of a message."""
 
-    #: A sample.
     SAMPLE = "sample"
     FRAMES = "frames"  # the frames of a video for the last rank, uint8, and its sample
-    #: A shape of video to warm up for.
-    WARM = "warm"
+    WARM = "warm"  # a shape of video to warm up for
     WORK = "work"  # finished work alone; other messages carry it along
     CLOSE = "close"  # the last message
     REPORT = "report"  # from the last rank to rank 0: how a video ended

@@ -2,8 +2,7 @@
 
 The ranks of a group form a ring of Unix sockets in a private folder, each connected to the next one. Samples go from
 rank to rank down the chain; reports go back from the last rank to rank 0. The ring is closed one link after the other,
-starting at rank 0. A hello from rank 0 travels along it, to which each rank adds information for rank 0. When it
-returns, all ranks are connected and no rank listens any more.
+starting at rank 0, from which a hello travels along it: each rank adds its information, and listens no more.
 """
 
 import contextlib
@@ -26,8 +25,7 @@ from svdq.pipeline.transport.channel import Channel
 logger = logging.getLogger(__name__)
 
 _MAX_SOCKET_PATH: Final = 103  # largest length of a Unix socket's path in bytes: 107 on Linux, 103 on macOS
-#: Seconds between two attempts to connect, and of failed attempts between two warnings.
-_RETRY_S, _WARN_S = 0.2, 60.0
+_RETRY_S, _WARN_S = 0.2, 60.0  # seconds between two attempts to connect, and of failed attempts between two warnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +69,7 @@ class Links:
 
 
 def join(topology: Topology, device: torch.device, *, folder: Path, rank_info: str = "") -> Links:
-    """Connect to the neighbors; waits while other ranks load their models; `rank_info` is for rank 0.
-
-    `folder` is of this group's ranks, which only this user can enter. Raises as `agree`.
-    """
+    """Connect to the neighbors, once they have loaded their models; `rank_info` is for rank 0. Raises as `agree`."""
     if topology.num_ranks == 1:
         return Links(rank_info=(rank_info,))
     following, preceding, known = _close_ring(topology, folder, rank_info)
@@ -84,8 +79,8 @@ def join(topology: Topology, device: torch.device, *, folder: Path, rank_info: s
 def agree(topology: Topology, rank_info: str, decide: Callable[[tuple[str, ...]], str], *, folder: Path) -> str:
     """Return what rank 0 decides from the information of all ranks, before they load their models.
 
-    `decide` is called on rank 0 alone, with the `rank_info` of all ranks in order; `folder` is that of `join`. Raises
-    OSError if the other ranks have ended, and InputError if the path of the socket is too long.
+    `decide` is called on rank 0 alone, with the `rank_info` of all ranks in order; only this user can enter `folder`.
+    Raises OSError if the other ranks have ended, and InputError if the path of the socket is too long.
     """
     if topology.num_ranks == 1:
         return decide((rank_info,))

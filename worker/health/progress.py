@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25  # seconds between two contacts with Redis; a progress bar needs no more
 FRESH_S = 1.0  # seconds for which the list of canceled jobs is valid: a job may be stopped and retried soon after
-#: Seconds between two records of this rank while it computes, and while it is idle.
-RECORD_S, IDLE_RECORD_S = 1.0, 5.0
+RECORD_S, IDLE_RECORD_S = 1.0, 5.0  # seconds between two records of this rank while it computes, and while it is idle
 
 
 def meta_of(sample: Sample, index: int, rank: int, notice: str) -> JobMeta:
@@ -67,8 +66,7 @@ class ProgressMonitor(Monitor):
         self._marker = marker
         self._pictures = pictures
         self._note: tuple[Sample, int] | None = None
-        #: The note that is in Redis.
-        self._written: tuple[Sample, int] | None = None
+        self._written: tuple[Sample, int] | None = None  # the note that is in Redis
         #: The sample that is computed or was computed last; the start of its last step; the duration of the one before.
         self._last: Sample | None = None
         self._step_at = 0.0
@@ -76,10 +74,8 @@ class ProgressMonitor(Monitor):
         #: When this rank began with the steps of the present sample, and the first of them.
         self._stage_at = 0.0
         self._stage_from = 0
-        #: Ids of canceled jobs that are in flight in any group.
-        self._canceled: frozenset[str] = frozenset()
-        #: When that was read.
-        self._canceled_at = -FRESH_S
+        self._canceled: frozenset[str] = frozenset()  # ids of canceled jobs that are in flight in any group
+        self._canceled_at = -FRESH_S  # when that was read
         #: The job of the present sample if its execution has ended: canceled by RQ, or taken by another group.
         self._lost: object = None
         #: When this rank's record was last written, and whether it was idle.

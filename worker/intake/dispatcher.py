@@ -47,21 +47,17 @@ class Dispatcher:
         self._wake = wake
         #: Requests for the stage; None when no more will come.
         self.ready: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        #: Set when the group takes no more jobs.
-        self.draining = threading.Event()
+        self.draining = threading.Event()  # set when the group takes no more jobs
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         #: What is being prepared for the job that is probably next.
         self._ahead: tuple[str, Future[Prepared]] | None = None
         self._num_given = 0
-        #: Jobs that were queued when the last one was taken.
-        self._num_waiting = 0
+        self._num_waiting = 0  # jobs that were queued when the last one was taken
         #: The job that is taken and not given to the stage yet, and its preparation, once it may start.
         self._taken: ActiveJob | None = None
         self._preparing: Future[Prepared] | None = None
-        #: Id of the last job that had to run alone.
-        self._alone = ""
-        #: Whether the end of all requests is queued for the stage.
-        self._ended = False
+        self._alone = ""  # id of the last job that had to run alone
+        self._ended = False  # whether the end of all requests is queued for the stage
         self._was_paused = False
 
     def is_waiting(self, num_wanted: int) -> bool:

@@ -135,10 +135,9 @@ class MemoryPlan:
 
 
 def plan_of(info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None, *, must_fit: bool = False) -> MemoryPlan:
-    """Make the plan of a group whose ranks are connected.
+    """Make the plan of a group; `limit` is the bytes that the user grants each rank, None: those of its device.
 
-    `limit` is the bytes that the user grants each rank, None: the memory of its device. Raises InputError if the
-    weights alone need more than the user grants a rank or, with `must_fit`, than a rank has.
+    Raises InputError if the weights alone need more than that or, with `must_fit`, than a rank has.
     """
     workspace = WORKSPACE_BYTES if any(rank.device != "cpu" for rank in ranks) else 0
     if info.family is None:

@@ -76,8 +76,7 @@ class Prefetcher:
         self._options = options
         self._checkpoints = checkpoints
         self._retry = StorageRetry("No video is begun")
-        #: The job that is being prepared, and the one that is no longer wanted.
-        self._job_id = self._unwanted = ""
+        self._job_id = self._unwanted = ""  # the job that is being prepared, and the one that is no longer wanted
 
     def prepare(self, job_id: str, job: Job, replaced: str = "", *, once: bool = False) -> Prepared:
         """Look for finished files, checkpoint and photo, in this order.
@@ -179,9 +178,8 @@ class Prefetcher:
 def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, replaced: str = "") -> dict[str, Any] | None:
     """Return the result of a job whose files exist, because a crash prevented its acknowledgement; else None.
 
-    `job` has frames filled in; the decode_chunk_size of the files may differ. `model` must have made them. Those of the
-    sidecar with the digest `replaced` are to be rendered again. Raises UnavailableError if the storage cannot be
-    reached.
+    `model` must have made them; their decode_chunk_size may differ. Those of the sidecar with the digest `replaced` are
+    to be rendered again. Raises UnavailableError if the storage cannot be reached.
     """
     key = job.sidecar_key(job_id)
     if not storage.exists(key):

@@ -58,12 +58,9 @@ class Reporter:
         self._worker = worker
         self._checkpoints = checkpoints
         self._wake = wake
-        #: Executions by job id.
-        self.active: dict[str, ActiveJob] = {}
-        #: Ends that are not in Redis yet.
-        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        #: Executions that this group has lost, whose samples are still in flight.
-        self._lost: set[str] = set()
+        self.active: dict[str, ActiveJob] = {}  # executions by job id
+        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()  # ends that are not in Redis yet
+        self._lost: set[str] = set()  # executions that this group has lost, whose samples are still in flight
         #: When videos in flight were started, and how long the last ones took, in seconds.
         self._started_at: dict[str, float] = {}
         self.latencies_s: deque[float] = deque(maxlen=NUM_LATENCIES)

@@ -63,18 +63,14 @@ class Intake(Source):
         self._dispatcher = Dispatcher(
             self._worker, self._reporter, self._recovery, self._prefetcher, options, checkpoints, self._wake
         )
-        #: Number of requests that the stage has taken or waits for; it alone writes it.
-        self._num_taken = 0
-        #: Jobs named by RQ's stop commands.
-        self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._num_taken = 0  # number of requests that the stage has taken or waits for; it alone writes it
+        self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()  # jobs named by RQ's stop commands
         #: Whether the group is registered in Redis and has taken back the jobs of its dead predecessors.
         self._begun = False
         self._beat_at = self._due_at = self._maintain_at = self._sweep_at = 0.0
-        #: When jobs were last in flight.
-        self._busy_at = time.monotonic()
+        self._busy_at = time.monotonic()  # when jobs were last in flight
         self._closing = threading.Event()
-        #: When to stop waiting for Redis at the end.
-        self._give_up_at: float | None = None
+        self._give_up_at: float | None = None  # when to stop waiting for Redis at the end
         self._thread = threading.Thread(target=self._run, name="bookkeeping", daemon=True)
 
     def start(self) -> None:

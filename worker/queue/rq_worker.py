@@ -26,8 +26,7 @@ from svdq.worker.queue import scripts
 logger = logging.getLogger(__name__)
 
 LEASE_S = 15  # seconds without a renewal after which a job counts as abandoned, and a worker as ended
-#: Seconds between renewals, and between searches for abandoned jobs of other groups.
-BEAT_S, MAINTENANCE_S = 4.0, 2.0
+BEAT_S, MAINTENANCE_S = 4.0, 2.0  # seconds between renewals, and between searches for abandoned jobs of other groups
 STOPPED = "Stopped by the user."
 _NOT_WRITTEN = "RQ could not write that a job failed"
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)

@@ -32,8 +32,7 @@ class SvdDenoiser:
     image_embedding: Tensor  # (B, 1, E)
     image_latents: Tensor  # (B, F, 4, H/8, W/8)
     added_time_ids: Tensor  # (B, 3): fps - 1, motion_bucket_id, noise_aug_strength
-    #: (1, F, 1, 1, 1)
-    guidance_scale: Tensor
+    guidance_scale: Tensor  # (1, F, 1, 1, 1)
     guided: bool
     expected: Tensor | None = None  # the latents (1, F, 4, H/8, W/8) of the whole video by the last prediction
     measured: Callable[[], None] = lambda: None  # called at the end of a step, which ends the measurement of its memory

@@ -39,8 +39,7 @@ class Schedule:
             self._scheduler.set_timesteps(sigmas=np.array(facts["sigmas"]), device=device)
         else:
             self._scheduler.set_timesteps(steps, device=device)
-        #: The timestep of each step, (T,), on the device.
-        self.timesteps: Tensor = self._scheduler.timesteps
+        self.timesteps: Tensor = self._scheduler.timesteps  # the timestep of each step, (T,), on the device
         num_train = self._scheduler.config.num_train_timesteps
         #: The expert of each step, by diffusers' comparison; on the host once, since a GPU would be waited for.
         self.components = [

@@ -136,8 +136,7 @@ class Defaults:
     width: int = 832
     height: int = 480
     steps: int = 40
-    #: Of both experts, where there are two.
-    guidance_scale: float
+    guidance_scale: float  # of both experts, where there are two
     negative_prompt: str = NEGATIVE_PROMPT
     #: The default of flow_shift, above and at 480p.
     shift: float = 5.0
@@ -274,8 +273,7 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
         if parameters.guidance_scale_2 is not None:
             raise InputError(f"{ours.title} has one transformer, so it has no guidance_scale_2; leave that out.")
     elif parameters.guidance_scale_2 is None:
-        # As in diffusers.
-        parameters = parameters.model_copy(update={"guidance_scale_2": parameters.guidance_scale})
+        parameters = parameters.model_copy(update={"guidance_scale_2": parameters.guidance_scale})  # as in diffusers
     if parameters.flow_shift is None:
         parameters = parameters.model_copy(update={"flow_shift": _shift(pixels, facts["scheduler"], ours)})
     return parameters

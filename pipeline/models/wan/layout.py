@@ -12,8 +12,7 @@ from svdq.pipeline.models.model_folder import class_in, read_json
 
 #: The schedulers whose state svdq knows, and the name of the shift in the config of each.
 SHIFT_SETTINGS = {"UniPCMultistepScheduler": "flow_shift", "FlowMatchEulerDiscreteScheduler": "shift"}
-#: The experts: of the noisy steps and of the others.
-HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"
+HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"  # the experts: of the noisy steps and of the others
 #: Defaults of the configs: diffusers' defaults. Those of a transformer are the published 14B models'.
 TRANSFORMER_DEFAULTS: dict[str, Any] = {
     "patch_size": [1, 2, 2],
@@ -52,8 +51,7 @@ _LAYOUT = FolderLayout(
     },
     optional=frozenset({LOW_NOISE, "image_encoder", "image_processor"}),
     denoisers=frozenset({HIGH_NOISE, LOW_NOISE}),
-    # As diffusers' documentation recommends.
-    float32=frozenset({"vae", "image_encoder"}),
+    float32=frozenset({"vae", "image_encoder"}),  # as diffusers' documentation recommends
     settings=("boundary_ratio", "expand_timesteps"),
     weighted=(HIGH_NOISE, LOW_NOISE, "vae", "text_encoder", "image_encoder"),
 )
@@ -65,7 +63,6 @@ _TEXT_AND_IMAGE_LAYOUT = replace(
     components={name: kinds for name, kinds in _LAYOUT.components.items() if name not in _LAYOUT.optional},
     weighted=(HIGH_NOISE, "vae", "text_encoder"),
 )
-#: By the class of the pipeline.
 LAYOUTS: Mapping[str, FolderLayout] = {layout.pipeline: layout for layout in (_LAYOUT, _TEXT_AND_IMAGE_LAYOUT)}
 
 

@@ -43,8 +43,7 @@ class WanModel(DiffusersModel):
         super().__init__(model, role, *args, **kwargs)
         # Setting timesteps waits for the device, and a long prompt takes seconds.
         self._schedule = lru_cache(CACHED_SCHEDULES)(partial(Schedule, facts=self._facts, device=self._device))
-        #: Embeddings by text, the latest last.
-        self._texts: dict[str, Tensor] = {}
+        self._texts: dict[str, Tensor] = {}  # embeddings by text, the latest last
 
     def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros, with all that the scheduler may keep; see `_encode` for the others."""
@@ -75,8 +74,7 @@ class WanModel(DiffusersModel):
         with self._holding:
             if self.sets and self._held != TEXT_ENCODER and texts - self._texts.keys():
                 return None
-            # (3)
-            state = {"prompt_embeds": self._embed(parameters.prompt)}
+            state = {"prompt_embeds": self._embed(parameters.prompt)}  # (3)
             if parameters.guided:
                 assert parameters.negative_prompt is not None
                 # A copy, because both texts may be the same, and safetensors refuses tensors that share memory.
