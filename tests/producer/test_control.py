@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 import redis
 from rq.job import JobStatus
 
@@ -44,3 +45,18 @@ def test_each_job_ends_as_if_it_were_canceled_alone(connection: redis.Redis) -> 
     assert [found[job_id] for job_id in ("waits", "later", "runs")] == ["canceled", "canceled", "stopping"]
     assert all(isinstance(found[job_id], InputError) for job_id in ("done", "none", "foreign"))
     assert statuses(connection, list(found)) == ["canceled", "canceled", "started", "finished", None, "queued"]
+
+
+def test_a_job_is_moved_before_another_one_of_any_priority(connection: redis.Redis) -> None:
+    for job_id, priority in (("a", "default"), ("b", "default"), ("c", "default"), ("d", "high"), ("e", "high")):
+        enqueue_many(connection, [Entry(job=JOB, job_id=job_id, priority=priority)])
+    job_control.place(connection, "c", "a")
+    job_control.place(connection, "b", "e")
+    waiting = {queue.name: queue.job_ids for queue in queues(connection)}
+    assert waiting == {"svdq-high": ["d", "b", "e"], "svdq-default": ["c", "a"], "svdq-low": []}
+    assert connection.hget("rq:job:b", "origin") == b"svdq-high"
+    connection.lrem("rq:queue:svdq-high", 1, "d")  # a group has just taken it
+    for job_id, before in (("a", "d"), ("d", "a"), ("a", "a")):
+        with pytest.raises(InputError, match="cannot be moved"):
+            job_control.place(connection, job_id, before)
+    assert {queue.name: queue.job_ids for queue in queues(connection)} == waiting | {"svdq-high": ["b", "e"]}
