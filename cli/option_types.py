@@ -82,7 +82,6 @@ class SectionedCommand(click.Command):
     """A command whose help lists its options in sections, the advanced ones last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each kind of option."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             # click also has records of arguments, which the usage line shows.
@@ -101,7 +100,6 @@ class NumberRange(click.FloatRange):
     """A number in a range; `click.FloatRange` accepts nan."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check the number."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a number; give one such as 50.", param, ctx)
@@ -187,7 +185,6 @@ class GivenPath(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check the text."""
         if value == "":
             self.fail("the path is empty; check the variable that it comes from.", param, ctx)
         return super().convert(value, param, ctx)
@@ -201,7 +198,6 @@ class OutputFile(click.Path):
         self._suffixes = suffixes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check the path."""
         from svdq.pipeline.errors import InputError
         from svdq.producer.files import check_target
 

@@ -38,26 +38,21 @@ class Bar(Observer):
             self._progress.start()
 
     def close(self) -> None:
-        """Remove the bar."""
         if self._progress:
             self._progress.stop()
 
     def begin(self, work: str, total: int) -> None:
-        """Begin a phase."""
         if self._progress:
             self._progress.reset(self._task, description=work, total=total)
 
     def advance(self) -> None:
-        """Count one as done."""
         if self._progress:
             self._progress.advance(self._task)
 
     def leave_out(self, reason: str) -> None:
-        """Keep the reason, to be printed when the bar is gone."""
-        self.reasons.append(reason)
+        self.reasons.append(reason)  # printed when the bar is gone
 
     def note(self, text: str) -> None:
-        """Print a sentence."""
         echo(text, err=True)
 
 

@@ -68,28 +68,24 @@ _M_MMAP_THRESHOLD = -3  # an option of glibc's mallopt, from malloc.h
 GRACE_S = 2  # seconds that running requests have after a signal
 
 
-class Protocol(H11Protocol):
+class _Protocol(H11Protocol):
     """One connection, closed when headers or the rest of a refused request, which is read, do not arrive in time."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin with the first request."""
         super().connection_made(transport)
         self._limit_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser."""
         super().data_received(data)
         self._limit_time()
 
     def on_response_complete(self) -> None:
-        """Prepare for the next request."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
             self._limit_time()
@@ -140,7 +136,7 @@ def run(app: Starlette, listener: socket.socket) -> int:
 
     config = uvicorn.Config(
         run_app,
-        http=Protocol,
+        http=_Protocol,
         ws="none",
         lifespan="on",
         log_config=None,

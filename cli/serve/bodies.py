@@ -127,7 +127,6 @@ class _Parser(MultiPartParser):
     _num_text_bytes = 0
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        """Take bytes of a part."""
         if self._current_part.file is None:
             self._num_text_bytes += end - start
             if self._num_text_bytes > MAX_TEXT_BYTES:

@@ -38,7 +38,6 @@ class _Buffer(bytearray):
     """A file for `zipfile` without a position, so that `zipfile` counts the bytes itself."""
 
     def write(self, data: bytes) -> int:
-        """Append bytes."""
         self.extend(data)
         return len(data)
 
@@ -46,7 +45,6 @@ class _Buffer(bytearray):
         """Do nothing."""
 
     def take(self) -> bytes:
-        """Return the bytes written since the last call."""
         taken = bytes(self)
         self.clear()
         return taken

@@ -26,7 +26,7 @@ class Entry:
 
 
 class LocalFiles:
-    """Files by key in a local folder; the caller checks keys.
+    """Files by key in a local folder, with methods of `Storage`, which checks keys.
 
     Only regular files count: a link could lead to any file of this machine, and a FIFO would block. Raises OSError.
     """
@@ -37,7 +37,6 @@ class LocalFiles:
         self.folder = folder
 
     def open(self, key: str) -> BufferedReader:
-        """Open a file for reading."""
         try:
             return open_regular(self.folder / key, os.O_NOFOLLOW)
         except OSError as error:
@@ -46,42 +45,35 @@ class LocalFiles:
             raise
 
     def read(self, key: str) -> bytes:
-        """Read a file."""
         with self.open(key) as file:
             return file.read()
 
     def copy_out(self, key: str, path: Path) -> None:
-        """Copy a file to another path."""
         with self.open(key) as source, path.open("wb") as target:
             shutil.copyfileobj(source, target)
 
     def exists(self, key: str) -> bool:
-        """Return whether a file or a folder with this key exists."""
         path = self.folder / key
         return path.is_dir() or (path.is_file() and not path.is_symlink())
 
     def entry(self, key: str) -> Entry:
-        """Return the entry of one file."""
         status = (self.folder / key).lstat()
         if not stat.S_ISREG(status.st_mode):
             raise _no_file(self.folder / key)
         return Entry(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
 
     def entries(self, key: str) -> Iterator[Entry]:
-        """Yield the entry of every file below a key, with subfolders; none if the key does not exist."""
         for folder, _, names in os.walk(self.folder / key, onerror=_unless_missing):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     yield self.entry(Path(folder, name).relative_to(self.folder).as_posix())
 
     def names(self, key: str) -> list[str]:
-        """List the names in a folder; none if the key does not exist."""
         with contextlib.suppress(FileNotFoundError):
             return os.listdir(self.folder / key)
         return []
 
     def write(self, key: str, data: bytes) -> None:
-        """Write bytes, replacing an existing file."""
         temporary = self.temporary_path()
         try:
             temporary.write_bytes(data)
@@ -102,7 +94,6 @@ class LocalFiles:
         return True
 
     def remove(self, key: str) -> None:
-        """Remove a file or a folder if it exists."""
         path = self.folder / key
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir():

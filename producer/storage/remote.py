@@ -36,31 +36,26 @@ class RemoteFiles:
     def __init__(self, url: str) -> None:
         self._url = url
         self._protocol = url.partition("://")[0]
-        self._connected: Any = None
+        self.connected: Any = None  # the next call connects
         self._root = ""
 
     def open(self, key: str) -> BinaryIO:
-        """Open a file for reading; it is transferred in parts, as it is read."""
+        # Transferred in parts, as it is read.
         return cast(BinaryIO, self._fs.open(self._path(key), "rb", block_size=1 << 20, cache_type="readahead"))
 
     def read(self, key: str) -> bytes:
-        """Read a file."""
         return bytes(self._fs.cat_file(self._path(key)))
 
     def copy_out(self, key: str, path: Path) -> None:
-        """Copy a file to a local path."""
         self._fs.get_file(self._path(key), str(path))
 
     def exists(self, key: str) -> bool:
-        """Return whether a file or a folder with this key exists."""
         return bool(self._fresh().exists(self._path(key)))
 
     def entry(self, key: str) -> Entry:
-        """Return the entry of one file."""
         return self._entry(self._fresh().info(self._path(key)))
 
     def entries(self, key: str) -> Iterator[Entry]:
-        """Yield the entry of every file below a key, with subfolders."""
         try:
             found = self._fresh().find(self._path(key), detail=True)
         except FileNotFoundError:
@@ -76,17 +71,14 @@ class RemoteFiles:
                 yield self._entry(info)
 
     def names(self, key: str) -> list[str]:
-        """List the names below a key, up to the next slash."""
         with contextlib.suppress(FileNotFoundError):
             return [path.rstrip("/").rpartition("/")[2] for path in self._fresh().ls(self._path(key), detail=False)]
         return []
 
     def write(self, key: str, data: bytes) -> None:
-        """Write bytes, replacing an existing file."""
         self._fs.pipe_file(self._path(key), data)
 
     def publish(self, path: Path, key: str) -> None:
-        """Upload a local file or folder."""
         sources, target = [path], self._path(key)
         if path.is_dir():
             self.remove(key)
@@ -96,8 +88,7 @@ class RemoteFiles:
         self._fs.put([str(file) for file in sources], targets)
 
     def renew(self, key: str) -> bool:
-        """Return False: the time of an object changes only with its content."""
-        return False
+        return False  # the time of an object changes only with its content
 
     def remove(self, key: str) -> None:
         """Remove a file or a folder. fsspec's `rm` would treat `[`, `*` and `?` in a name as a pattern."""
@@ -112,16 +103,11 @@ class RemoteFiles:
 
     @property
     def num_threads(self) -> int:
-        """Number of threads that may use it at a time."""
         return AT_ONCE if self._fs.async_impl else 1
-
-    def reconnect(self) -> None:
-        """Reconnect at the next call: a failed connection may not recover."""
-        self._connected = None
 
     @property
     def _fs(self) -> Any:
-        fs = self._connected  # once: another thread may reset it
+        fs = self.connected  # once: another thread may reset it
         return fs if fs is not None else self.connect()
 
     def _fresh(self) -> Any:
@@ -146,7 +132,7 @@ class RemoteFiles:
             raise InputError(
                 f"A storage at {self._protocol}:// needs a package that is not installed; {advice}."
             ) from error
-        self._connected, self._root = fs, str(root).rstrip("/")
+        self.connected, self._root = fs, str(root).rstrip("/")
         return fs
 
     def _path(self, key: str) -> str:
@@ -157,16 +143,11 @@ class RemoteFiles:
 
     def _entry(self, info: dict[str, Any]) -> Entry:
         key = info["name"].lstrip("/").removeprefix(self._root.lstrip("/")).strip("/")
-        return Entry(key=key, size=int(info["size"] or 0), modified_at=_modified_at(info))
-
-
-def _modified_at(info: dict[str, Any]) -> datetime:
-    """Return the time of the last write from fsspec's metadata, whose keys differ by backend."""
-    value = next((info[name] for name in _TIMES if info.get(name)), None)
-    if isinstance(value, str):
-        value = datetime.fromisoformat(value)
-    if isinstance(value, int | float):
-        value = datetime.fromtimestamp(value, UTC)
-    if not isinstance(value, datetime):
-        raise ValueError("the storage does not report when its files were written")
-    return as_utc(value)
+        written = next((info[name] for name in _TIMES if info.get(name)), None)
+        if isinstance(written, str):
+            written = datetime.fromisoformat(written)
+        if isinstance(written, int | float):
+            written = datetime.fromtimestamp(written, UTC)
+        if not isinstance(written, datetime):
+            raise ValueError("the storage does not report when its files were written")
+        return Entry(key=key, size=int(info["size"] or 0), modified_at=as_utc(written))

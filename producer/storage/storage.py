@@ -278,7 +278,7 @@ class Storage:
                 if not isinstance(error, OSError):
                     raise
             elif not isinstance(error, FileNotFoundError):
-                self._files.reconnect()  # a failed connection may not recover
+                self._files.connected = None  # a failed connection may not recover
             reason, name = getattr(error, "strerror", None), getattr(error, "filename", None)
             reason = reason or self._without_secrets(str(error)).rstrip(".") or type(error).__name__
             file = f" at {self._without_secrets(str(name))!r}" if name else ""
