@@ -48,10 +48,10 @@ class Job(VideoParameters):
     #: A link of a chain: its last frame is kept, and its file begins with the chain up to it.
     chained: bool = Field(default=False, exclude_if=not_)
 
-    @field_validator("image")
+    @field_validator("image", "last_image", check_fields=False)  # the latter only in Wan's
     @classmethod
-    def _image_is_an_input(cls, image: str) -> str:
-        return check_input_key(image)
+    def _photos_are_inputs(cls, key: str | None) -> str | None:
+        return key if key is None else check_input_key(key)
 
     @field_validator("name")
     @classmethod
@@ -83,8 +83,8 @@ class Job(VideoParameters):
 
     @property
     def photos(self) -> tuple[str, ...]:
-        """The storage keys of its photos."""
-        return (self.image,)
+        """The storage keys of its photos: of the first frame and, if there is one, of the last."""
+        return tuple(filter(None, (self.image, getattr(self, "last_image", None))))
 
     @property
     def predecessor(self) -> str:
@@ -124,21 +124,11 @@ class SvdJob(Job, SvdParameters):
 class WanJob(Job, WanParameters):
     """A job of Wan; `last_image` is the storage key of a photo, as `image` is."""
 
-    @field_validator("last_image")
-    @classmethod
-    def _last_image_is_an_input(cls, last_image: str | None) -> str | None:
-        return last_image if last_image is None else check_input_key(last_image)
-
     @model_validator(mode="after")
     def _loops_one_way(self) -> Self:
         if self.loop and self.boomerang:
             raise ValueError("loop and boomerang exclude each other")
         return self
-
-    @property
-    def photos(self) -> tuple[str, ...]:
-        """The storage keys of its photos: of the first frame and, if there is one, of the last."""
-        return (self.image,) if self.last_image is None else (self.image, self.last_image)
 
 
 #: The fields that name the photos, the files and the chain of a job, besides the parameters of its video.
