@@ -43,7 +43,10 @@ def draw(
     `outage` says in a sentence why there is nothing newer; if `is_live`, it fills the screen and a key quits it.
     """
     blank = [] if is_live else [Text("")]
-    yield _headline(snapshot)
+    rate = "" if snapshot.videos_per_hour is None else f"{pace(snapshot.videos_per_hour)}  "
+    ended = f"{snapshot.finished_last_hour:,} finished and {snapshot.failed_last_hour:,} failed in the last hour"
+    now = datetime.fromtimestamp(snapshot.at)
+    yield Text.assemble(("svdq", "bold"), f" {now:%H:%M:%S}  ", (rate, "bold"), ended)
     yield Text.assemble(printable(_forecast(snapshot)), ("  q quits" if is_live else "", "dim"))
     warnings = [f"{outage} This is the last known state."] if outage else []
     conditions = (condition_sentence(*each) for each in snapshot.conditions)
@@ -55,7 +58,10 @@ def draw(
         jobs = snapshot.jobs_by_group.get(each.name, [])
         yield from blank
         yield _group_title(each, len(jobs))
-        yield from _model_file(each.ranks[0])
+        first = each.ranks[0]
+        if first.loras or first.defaults:  # what a model file makes of its base, in a line of its own that may wrap
+            loras = f" with {', '.join(first.loras)}" if first.loras else ""
+            yield Text(printable(f"model {first.model}{loras}"), style="dim")
         yield _rank_table(each, snapshot.names, options)
         if jobs:
             yield from blank
@@ -71,13 +77,6 @@ def draw(
     yield from blank if others else ()
     for line in others:
         yield Text(printable(line))
-
-
-def _headline(snapshot: Snapshot) -> Text:
-    rate = "" if snapshot.videos_per_hour is None else f"{pace(snapshot.videos_per_hour)}  "
-    ended = f"{snapshot.finished_last_hour:,} finished and {snapshot.failed_last_hour:,} failed in the last hour"
-    now = datetime.fromtimestamp(snapshot.at)
-    return Text.assemble(("svdq", "bold"), f" {now:%H:%M:%S}  ", (rate, "bold"), ended)
 
 
 def _forecast(snapshot: Snapshot) -> str:
@@ -115,13 +114,6 @@ def _group_title(group: GroupStatus, num_jobs: int) -> Text:
         if intake.draining:
             title.append("  takes no more jobs", style="yellow")
     return title.append(printable(f"  {first.notice or first.model}"), style="dim")
-
-
-def _model_file(rank: RankStatus) -> Iterator[Text]:
-    """Yield what a model file makes of its base, in a line of its own that may wrap."""
-    if rank.loras or rank.defaults:
-        loras = f" with {', '.join(rank.loras)}" if rank.loras else ""
-        yield Text(printable(f"model {rank.model}{loras}"), style="dim")
 
 
 def _rank_table(group: GroupStatus, names: Mapping[str, str], options: ConsoleOptions) -> Table:

@@ -71,7 +71,10 @@ def wait_for(
 ) -> tuple[list[JobView], int]:
     """Wait for the end of all jobs or of the time; return them in order of `job_ids`, and the exit code."""
     job_ids = list(dict.fromkeys(job_ids))
-    live = _start_live() if sys.stderr.isatty() and not quiet else None
+    live = None
+    if sys.stderr.isatty() and not quiet:
+        live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
+        live.start()
     reasons = _Reasons(partial(live.console.print, markup=False, highlight=False) if live else partial(echo, err=True))
     ended: dict[str, JobView] = {}
 
@@ -108,15 +111,7 @@ def _interrupted(left: Sequence[str]) -> str:
     return f"Job {left[0]} goes on; follow it with `svdq wait {left[0]}`, cancel it with `svdq cancel {left[0]}`."
 
 
-def _start_live() -> Live:
-
-    live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
-    live.start()
-    return live
-
-
 def _progress(views: Sequence[JobView], estimates: dict[str, Estimate]) -> Text:
-
     left = [view for view in views if not view.ended]
     lines = [printable(describe(view, estimates.get(view.id))) for view in left[:MAX_SHOWN]]
     if len(views) > 1:

@@ -226,18 +226,16 @@ def retry(
     """
     action: Action = "retry" if storage is None else "retry --force"
     (rq_job,) = check(connection, action, [job_id])
-    requeued = []
-    for link in links_without_video(connection, rq_job):
-        with contextlib.suppress(InputError):  # another process has just changed it
-            _retry(connection, link, "retry")
-            requeued.append(link)
+
+    def retried(links: Iterable[str]) -> Iterator[str]:
+        for link in links:
+            with contextlib.suppress(InputError):  # it has no need, or another process has just changed it
+                _retry(connection, link, "retry")
+                yield link
+
+    before = list(retried(links_without_video(connection, rq_job)))
     _retry(connection, job_id, action, storage=storage, priority=priority, at=at, after=after)
-    requeued.append(job_id)
-    for link in later_links(connection, [job_id]):
-        with contextlib.suppress(InputError):  # it was not to be retried
-            _retry(connection, link, "retry")
-            requeued.append(link)
-    return requeued
+    return [*before, job_id, *retried(later_links(connection, [job_id]))]
 
 
 def retry_many(

@@ -28,7 +28,7 @@ class Json(JSONResponse):
 
 
 class ApiError(Exception):
-    """A request that is refused or cannot be answered; its text is one clear sentence."""
+    """Why a request is not answered, as one sentence; `param` is the wrong field, and 400 and 404 have a `code`."""
 
     def __init__(
         self,
@@ -39,7 +39,6 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Create the error; `param` is the wrong field, and 400 and 404 have a `code` by default."""
         super().__init__(message)
         self.status = status
         self.param = param

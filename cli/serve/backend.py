@@ -137,10 +137,14 @@ class Backend:
     async def _create(
         self, num_bytes: int, read: Callable[[], list[bytes]], file_name: str, spec: JobSpec, source: str
     ) -> tuple[list[Submission], list[JobView]]:
+        # The last part of the name, whichever system it comes from; never a path.
+        name = file_name.replace("\\", "/").rpartition("/")[2].replace("\0", "").strip()[-MAX_NAME:]
+        path = Path(name if name not in ("", ".", "..") else "photo")
+
         def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
             with PHOTO_BYTES.take(num_bytes):
                 data, last = (*read(), None)[:2]
-                request = Request(path=_plain_name(file_name), spec=spec, data=data, source=source)
+                request = Request(path=path, spec=spec, data=data, source=source)
                 if last is not None:
                     request = replace(request, last=Path(LAST_PHOTO), last_data=last)
                 try:
@@ -190,12 +194,6 @@ def options_of(view: JobView) -> SubmitOptions:
         raise no_such_video(view.id)
     options = SubmitOptions(last_image=view.parameters.get("last_image"))
     return options.with_defaults_from(view.parameters | {"formats": tuple(view.parameters["formats"])})
-
-
-def _plain_name(file_name: str) -> Path:
-    """Return the last part of a name, whichever system it comes from; never a path."""
-    name = file_name.replace("\\", "/").rpartition("/")[2].replace("\0", "").strip()[-MAX_NAME:]
-    return Path(name if name not in ("", ".", "..") else "photo")
 
 
 class Shared(Generic[T]):

@@ -83,8 +83,7 @@ def read_request(
     """Read the fields of a request: names with texts or, of JSON, values.
 
     Times of day are after `now`, the family is that of the configured `model` unless the request says otherwise, and
-    `base` has the parameters that the request does not give. Raises ApiError if a field is unknown, is there twice, or
-    has a value that is not allowed.
+    `base` has the parameters that the request does not give. Raises ApiError.
     """
     given = _known(fields)
 
@@ -139,8 +138,7 @@ def _read(
 def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], str, str]:
     """Take parameters out of the objects of `EXTRAS`, which may be JSON or names with brackets.
 
-    Returns all parameters but the photos, and the data URLs of the photo and of that of the last frame, or ""; raises
-    ApiError if there are two for a frame, or one is no data URL.
+    Returns the other parameters, and the data URLs of the photo and of that of the last frame, or ""; raises ApiError.
     """
     found: list[tuple[str, Any]] = []
     urls: dict[str, set[str]] = {PHOTO: {""}, LAST_PHOTO: {""}}

@@ -44,22 +44,16 @@ def results_of(
     `on_bad` is called with a sentence for each of their sidecars that cannot be read. Raises InputError, with the job's
     status, if one has no video, and UnavailableError for the storage and Redis.
     """
-    job_ids = _complete(storage, job_ids)
+    if not all(len(text) >= 20 for text in job_ids):  # else whole ids
+        known = [match[1] for entry in storage.entries(OUTPUTS) if (match := _ID.search(entry.key))]
+        job_ids = [
+            complete_id(text, known) if any(each.startswith(text) for each in known) else text for text in job_ids
+        ]
     found = {result.job_id: result for result in find_results(storage, job_ids=frozenset(job_ids), on_bad=on_bad)}
     missing = [job_id for job_id in job_ids if job_id not in found]
     if missing:
         raise InputError(_why_missing(settings, storage, missing[0]))
     return [found[job_id] for job_id in dict.fromkeys(job_ids)]
-
-
-def _complete(storage: Storage, beginnings: Sequence[str]) -> list[str]:
-    if all(len(text) >= 20 for text in beginnings):  # whole ids
-        return list(beginnings)
-    known = {found[1] for entry in storage.entries(OUTPUTS) if (found := _ID.search(entry.key))}
-    return [
-        complete_id(text, list(known)) if any(job_id.startswith(text) for job_id in known) else text
-        for text in beginnings
-    ]
 
 
 def fetch_all(
@@ -115,7 +109,8 @@ def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
         os.replace(_place(arriving, result.sidecar.key), sidecar)
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
-    return Fetched(job_id=result.job_id, paths=paths, copied=result.size + len(result.data))
+    num_bytes = sum(entry.size for entry in result.files) + len(result.data)
+    return Fetched(job_id=result.job_id, paths=paths, copied=num_bytes)
 
 
 def _is_there(result: Result, folder: Path) -> bool:

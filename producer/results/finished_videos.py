@@ -40,11 +40,6 @@ class Result:
             any(entry.key == key or entry.key.startswith(f"{key}/") for entry in self.files) for key in self.outputs
         )
 
-    @property
-    def size(self) -> int:
-        """Total size of its files in bytes."""
-        return sum(entry.size for entry in self.files)
-
 
 def find_results(
     storage: Storage,

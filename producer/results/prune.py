@@ -170,11 +170,7 @@ def _removal(kind: str, job_id: str, storage: Storage, keys: tuple[str, ...], en
 def _images_of(storage: Storage, entries: list[Entry]) -> set[str]:
     """Return the photos that sidecars refer to, including sidecars of other versions and unreadable ones."""
     keys = [entry.key for entry in entries if entry.key.endswith(".json")]
-    return {image for _, data in storage.read_many(keys) for image in _images_in(data)}
-
-
-def _images_in(data: bytes) -> set[str]:
-    return {image.decode() for image in _INPUT_KEY.findall(data)}
+    return {image for _, data in storage.read_many(keys) for image in map(bytes.decode, _INPUT_KEY.findall(data))}
 
 
 def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[set[str], set[str]]:
@@ -189,7 +185,7 @@ def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[
             on_bad(f"{found} It is left out.")
             unfinished.add(found.job_id)
         elif found is not None:
-            images.update(_images_in(found.data))
+            images.update(map(bytes.decode, _INPUT_KEY.findall(found.data)))
             status = found.get_status(refresh=False)
             if status.value not in ENDED:
                 unfinished.add(found.id)

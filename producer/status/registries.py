@@ -106,8 +106,7 @@ def ended_before(
 ) -> list[tuple[int, str]]:
     """Return the jobs that ended last, the newest first: when, in seconds since the epoch, and their ids.
 
-    Stopped jobs count as failed. Only jobs after `before`, an entry of the result, are returned. The statuses are of
-    finished, failed and canceled.
+    The statuses are of finished, failed, with stopped ones, and canceled; with an entry, only jobs `before` it.
     """
     ttls_s = {"finished": keys.RESULT_TTL_S, "failed": keys.FAILURE_TTL_S, "canceled": 0}
     found: list[tuple[int, str]] = []

@@ -104,7 +104,10 @@ def take(connection: redis.Redis) -> Snapshot:
     """Take a snapshot."""
     now = time.time()
     of_queues, groups, reasons = registries.counts(connection), read_groups(connection), pauses(connection)
-    known = _known(connection, groups)
+    in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
+    computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
+    started = sorted(registries.newest_ids(connection, MAX_IN_FLIGHT, (JobStatus.STARTED.value,)))
+    known = view_many(connection, dict.fromkeys([*in_flight, *computed, *started]))
     # Some jobs in records of ranks have ended meanwhile.
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
     waiting = read_waiting(connection, of_queues)
@@ -176,12 +179,3 @@ def read_waiting(
 
 def _no_group(state: WorkerState) -> str:
     return STARTING if state == "starting" else NO_WORKER
-
-
-def _known(connection: redis.Redis, groups: Sequence[GroupStatus]) -> list[JobView]:
-    """Read the jobs in records of groups and the started ones of RQ, in the order of `Snapshot.jobs`."""
-    in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
-    computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
-    started = sorted(registries.newest_ids(connection, MAX_IN_FLIGHT, (JobStatus.STARTED.value,)))
-    job_ids = list(dict.fromkeys([*in_flight, *computed, *started]))
-    return view_many(connection, job_ids) if job_ids else []

@@ -157,8 +157,7 @@ def make_job(
 ) -> Job:
     """Create a job; the seed is random if none is given, and variation n adds n to a given seed.
 
-    `photo_size`, width and height in pixels, is for `auto_size`; `others` are the fields that are not in `options`.
-    Raises InputError.
+    `photo_size`, in pixels, is for `auto_size`; `others` are the fields that are not in `options`. Raises InputError.
     """
     family = options.family_for(model, spell) or DEFAULT_FAMILY
     fields = JOBS[family].model_fields

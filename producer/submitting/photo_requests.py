@@ -14,7 +14,6 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.parameters import FIELDS, as_flag, as_key, as_text, read_parameters
-from svdq.producer.submitting.photos import source_path
 from svdq.producer.submitting.sources import Sources
 from svdq.producer.text import parse_future
 
@@ -39,12 +38,6 @@ class Request:
     data: bytes | None = None  # as in `Photo`
     last: Path | None = None  # the photo of the last frame
     last_data: bytes | None = None
-
-    @property
-    def full_source(self) -> str:
-        """`source`, or the photo's own folder and name."""
-        folder = "" if self.data is not None else self.path.absolute().parent.name
-        return self.source or source_path(folder, self.path.name)
 
 
 def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> list[Request]:

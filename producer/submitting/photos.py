@@ -43,11 +43,6 @@ class Photo:
     last: "Photo | None" = None  # that of the last frame
 
     @property
-    def shown_path(self) -> str:
-        """The path for display: absolute, or the name of an uploaded file."""
-        return str(self.path if self.data is not None else self.path.absolute())
-
-    @property
     def key(self) -> str:
         """The storage key."""
         return f"inputs/{self.sha256}.{self.extension}"

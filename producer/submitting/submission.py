@@ -24,7 +24,7 @@ from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.model_choice import current_models, expected_model, replace_videos, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
 from svdq.producer.submitting.photo_requests import Request, requests_for
-from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning
+from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning, source_path
 from svdq.producer.submitting.sources import PromptFiles, find_photos, usable_prompt
 from svdq.producer.threads import Budget, ordered_map
 
@@ -50,10 +50,9 @@ class Submission:
 
 
 class BadPhotosError(InputError):
-    """Some photos cannot be used; nothing was stored or enqueued."""
+    """Some photos cannot be used; nothing was stored or enqueued. `skip_bad` names the option that leaves them out."""
 
     def __init__(self, reasons: Sequence[str], num_photos: int, skip_bad: str) -> None:
-        """Create the error; `skip_bad` is the name of the option that leaves photos out."""
         #: The reason for each photo, if the message does not contain it.
         self.reasons = tuple(reasons) if len(reasons) > 1 else ()
         number = f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted"
@@ -238,7 +237,9 @@ def _check(
         except InputError as error:
             reasons.append(f"{request.where}{error}")
         else:
-            checked.append((replace(photo, source=request.full_source, data=request.data, last=last), spec))
+            folder = "" if request.data is not None else request.path.absolute().parent.name
+            source = request.source or source_path(folder, request.path.name)
+            checked.append((replace(photo, source=source, data=request.data, last=last), spec))
     if reasons and (not skip_bad or not checked):
         if len(requests) == 1:
             raise InputError(reasons[0])
@@ -273,7 +274,7 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
             entry = Entry(
                 job=job,
                 job_id=job_id,
-                photo=photo.shown_path,
+                photo=str(photo.path if photo.data is not None else photo.path.absolute()),
                 priority=spec.priority,
                 at=None if job.predecessor else spec.at,
                 notes=notes | ({LINK_NOTE: link} if spec.then else {}),

@@ -88,10 +88,8 @@ def move_file(
     """Move a file below `root` to the same path below `target/subfolder`, also across file systems.
 
     `subfolder` is created, and reached without following links. The file gets `name` or its own, or the first free name
-    of `a-2.jpg`, `a-3.jpg` and so on. A `note` is written beside it, to `<name>.txt` if there is no such file.
-
-    Returns the new path, or None if the file was replaced by another version, which stays. Raises OSError if it cannot
-    be moved; it is still where it was.
+    of `a-2.jpg`, `a-3.jpg` and so on. A `note` is written beside it, to `<name>.txt` if there is no such file. Returns
+    the new path, or None if the file was replaced by another version; that stays, as do files when OSError is raised.
     """
     source = inside(root, path)
     folder = make_folder(target, f"{subfolder}/{os.path.dirname(path)}")

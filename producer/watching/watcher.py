@@ -37,8 +37,7 @@ def watch(
 
     `spec` has the parameters of photos without an svdq.toml. After `is_stopped` returns True, the current file is the
     last. Returns the number of events by kind, and as `waiting` the number of files left to the next run. Raises
-    InputError if the folder or an option is not valid, or the folder is already watched; nothing was done, and
-    UnavailableError if the state cannot be used; with `once` also Redis or the storage.
+    InputError before anything was done, and UnavailableError for the state; with `once` also for Redis or the storage.
     """
     counts: Counter[str] = Counter()
 
