@@ -50,7 +50,8 @@ def spread(
         until_s.append(end_s - max(0.0, rest_s) * slowness[rank])
         rest_s -= block.share_s / slowness[rank]
     # A cheap last unit is left to the last rank: frames have 24 times the bytes of latents in half precision.
-    tail = num_units - (row.seconds(last, num_units - 1, num_units) < row.typical_s)
+    cheap_s = min(row.typical_s, block.share_s)
+    tail = num_units - (row.seconds(last, num_units - 1, num_units) < cheap_s)
     if fills:
         end_s -= num_waiting * apart_s
         until_s[last] = end_s
