@@ -87,6 +87,16 @@ class ServeOptions:
         return not _is_loopback(self.host) and (_is_address(name) or name == socket.gethostname().lower())
 
 
+def lan_address(options: ServeOptions) -> str | None:
+    """Return the address by which other devices reach a server that listens on all addresses; None if there is none."""
+    if options.host != "0.0.0.0":  # noqa: S104 - compared, not bound
+        return None
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # of the documentation's network: it sends nothing, and chooses the interface
+        return str(probe.getsockname()[0])
+    return None
+
+
 def is_host(text: str) -> bool:
     """Return whether a text is the name of a host or its IP address, without a port."""
     return _NAME.fullmatch(text) is not None or _is_address(text)
@@ -108,14 +118,14 @@ FILE_NAME = "serve-token"  # name of the file in the home
 MIN_LENGTH = 16  # least length of a token, in characters
 
 
-def find_token(settings: Settings) -> tuple[str, bool]:
-    """Return the token, created on first use, and whether it is new.
+def find_token(settings: Settings) -> str:
+    """Return the token, created on first use.
 
     Raises InputError if the token is too short, or its file cannot be used or can be read by others.
     """
     if settings.serve_token is not None:
-        return settings.serve_token, False
-    path, is_new = token_file(settings), False
+        return settings.serve_token
+    path = token_file(settings)
     try:
         if not path.exists():
             make_home(path.parent)
@@ -124,7 +134,6 @@ def find_token(settings: Settings) -> tuple[str, bool]:
                 open(path, "x", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
             ):
                 file.write(f"{secrets.token_urlsafe()}\n")
-                is_new = True
         mode, token = stat.S_IMODE(path.stat().st_mode), path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -135,7 +144,7 @@ def find_token(settings: Settings) -> tuple[str, bool]:
         raise InputError(f"Others can read the token file {str(path)!r}; run `chmod 600` on it, or delete it.")
     if len(token) < MIN_LENGTH or not token.isprintable() or " " in token:
         raise InputError(f"The token file {str(path)!r} holds no token; delete it to have a new one made.")
-    return token, is_new
+    return token
 
 
 def token_file(settings: Settings) -> Path:

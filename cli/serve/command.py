@@ -1,6 +1,8 @@
 """`svdq serve`: start the web page and the `/v1/videos` API."""
 
 import contextlib
+import importlib
+import itertools
 import logging
 import os
 import signal
@@ -52,14 +54,14 @@ def serve(
 ) -> None:
     """Serve a web page to drop photos on, and the /v1/videos API.
 
-    Every client needs the token: a browser by the link that the first start prints to a terminal, a program as its API
-    key. The token is in the file serve-token in SVDQ_HOME, or in SVDQ_SERVE_TOKEN.
+    Every client needs the token: a browser by the link that is printed to a terminal, a program as its API key.
+    The token is in the file serve-token in SVDQ_HOME, or in SVDQ_SERVE_TOKEN.
 
     Ctrl-C or SIGTERM stops the server within three seconds; the queue is kept. A worker beside it stops after its
     current step, and its videos are continued at the next start.
     """
     try:
-        from svdq.cli.serve.access import ServeOptions, find_token, is_host, token_file
+        from svdq.cli.serve.access import ServeOptions, find_token, is_host, lan_address, token_file
         from svdq.cli.serve.api_errors import add_request_id
         from svdq.cli.serve.app import listen, make_app, run
     except ModuleNotFoundError as error:
@@ -75,7 +77,7 @@ def serve(
         if not is_host(name):
             raise InputError(f"--allow-host {name!r} is not a name; give one without http:// and port.")
     settings = load_settings(redis_url=redis_url, storage=storage)
-    token, is_new = find_token(settings)
+    token = find_token(settings)
     listener = listen(host, port)
     options = ServeOptions(
         host=host,
@@ -85,8 +87,10 @@ def serve(
     )
 
     def report() -> None:
-        if is_new and sys.stdout.isatty():  # a journal may have other readers
+        if sys.stdout.isatty():  # a journal may have other readers
             echo(f"Serving at {options.url}/login?token={token}")
+            if (address := lan_address(options)) is not None:
+                _show_code(f"http://{address}:{options.port}/login?token={token}")
         else:
             place: Path | str = "SVDQ_SERVE_TOKEN" if settings.serve_token else token_file(settings)
             echo(f"Serving at {options.url}/ (token: {place})")
@@ -96,6 +100,16 @@ def serve(
         signal_number = run(make_app(settings, options, report), listener)
     # A thread may still wait for Redis or a disk. A job is enqueued in one step and answered after that.
     os._exit(EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0)
+
+
+def _show_code(url: str) -> None:
+    """Print a QR code for a phone, where the package that makes it is installed."""
+    with contextlib.suppress(ModuleNotFoundError):
+        code = importlib.import_module("segno").make(url, error="l", micro=False)
+        rows = [[*row] for row in code.matrix_iter(border=2)]
+        for upper, lower in itertools.zip_longest(rows[::2], rows[1::2], fillvalue=[0] * len(rows[0])):
+            # Light on dark terminals: a code is dark on light, so light modules are drawn.
+            echo("".join(" ▄▀█"[2 * (not above) + (not below)] for above, below in zip(upper, lower, strict=True)))
 
 
 @contextlib.contextmanager

@@ -194,7 +194,8 @@ def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None)
             sentences.append(reason.replace("run `svdq resume`", "press Resume").replace("PAUSED", "Paused:", 1))
     if not snapshot.groups and snapshot.worker_state == "starting":
         sentences.append("A worker is starting.")
-    elif snapshot.worker_state == "none" and num_waiting:
+    lost = [job for job in snapshot.jobs_by_group.get(None, []) if job.status == JobStatus.STARTED.value]
+    if snapshot.worker_state == "none" and (num_waiting or lost):
         sentences.append("No worker is running, so the videos wait. Start one with `svdq worker`.")
     if len(snapshot.groups) > MAX_GROUPS:
         sentences.append(f"{MAX_GROUPS} of {len(snapshot.groups):,} groups are shown; `svdq status` lists all.")
@@ -205,7 +206,6 @@ def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None)
         sentences.append(
             f"The disk is nearly full: {disk['free'] / 1e9:.1f} GB are free. Remove old videos with `svdq prune`."
         )
-    lost = [job for job in snapshot.jobs_by_group.get(None, []) if job.status == JobStatus.STARTED.value]
     if lost and snapshot.worker_state != "none":
         sentences.append("A worker does not answer; its videos go on as soon as another takes them.")
     return sentences

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from svdq.cli.serve.access import ServeOptions, lan_address
 from svdq.cli.serve.app import listen
 from tests.cli.serve.servers import Serve
 from tests.waiting import wait_until
@@ -22,15 +24,21 @@ pytestmark = pytest.mark.slow
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_the_first_start_prints_a_link_with_the_token_to_a_terminal(home: Path) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-P", "-m", "svdq.cli", "serve", "--port", "0"]
-    with os.fdopen(ours) as terminal, subprocess.Popen(command, stdout=theirs) as server:
-        line = terminal.readline()
-        server.terminate()
-        os.close(theirs)
-    token = (home / "serve-token").read_text().strip()
-    assert line.endswith(f"/login?token={token}\n")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_each_start_prints_a_link_with_the_token_to_a_terminal_and_its_code_for_a_phone(home: Path, host: str) -> None:
+    for _ in range(2):
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-P", "-m", "svdq.cli", "serve", "--port", "0", "--host", host]
+        with os.fdopen(ours, encoding="utf-8") as terminal, subprocess.Popen(command, stdout=theirs) as server:
+            line = terminal.readline()
+            code = host != "127.0.0.1" and find_spec("segno") and lan_address(ServeOptions(host=host, token="…"))
+            following = [terminal.readline().rstrip() for _ in range(18)] if code else []
+            server.terminate()
+            os.close(theirs)
+        token = (home / "serve-token").read_text().strip()
+        assert line.endswith(f"/login?token={token}\n")
+        assert set("".join(following)) <= set(" ▄▀█")
+        assert len({*map(len, following)}) <= 2
 
 
 def test_the_first_start_creates_a_token_and_prints_only_its_place(serve: Serve, home: Path) -> None:
