@@ -21,7 +21,7 @@ from svdq.cli.serve import review
 from svdq.cli.serve.access import COOKIE_MAX_AGE_S
 from svdq.cli.serve.api import live
 from svdq.cli.serve.api_errors import ApiError, Json, no_such_video
-from svdq.cli.serve.backend import options_of
+from svdq.cli.serve.backend import Backend, options_of
 from svdq.cli.serve.bodies import limited
 from svdq.cli.serve.content import Content, keys_of, zip_of
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
@@ -32,7 +32,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer import job_control, keys
 from svdq.producer.job import JOBS
-from svdq.producer.queue import queues
+from svdq.producer.queue import queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids, running_defaults, running_models
 from svdq.producer.submitting.job_spec import JobSpec
@@ -256,8 +256,8 @@ async def result(request: Request) -> Response:
 
 async def waiting(request: Request) -> Response:
     """List the ids of all videos that are made or wait."""
-    statuses = ("started", *job_control.WAITING)
-    return Json({"ids": await request.app.state.backend.read(partial(newest_ids, statuses=statuses))})
+    unfinished = ("started", *job_control.WAITING)
+    return Json({"ids": await request.app.state.backend.read(partial(newest_ids, statuses=unfinished))})
 
 
 async def left(request: Request) -> Response:
@@ -293,16 +293,18 @@ async def act(request: Request) -> Response:
 
 async def _delete(request: Request, job_ids: list[str]) -> dict[str, str]:
     """Remove videos with their files; return a sentence about each that stays, by id."""
-    backend, problems = request.app.state.backend, {}
-    known = {view.id: view for view in await _views(request, job_ids)}
-    for job_id in job_ids:
+    backend: Backend = request.app.state.backend
+    problems: dict[str, InputError] = {}
+    found = await backend.read(lambda connection: statuses(connection, job_ids))
+    for job_id, status in zip(job_ids, found, strict=True):
         try:
-            await backend.remove(job_id)
+            if status is None:  # Redis has forgotten it
+                await backend.in_thread(partial(request.app.state.older.remove, job_id))
+            else:
+                await backend.remove(job_id)
         except InputError as error:
-            remove_old = partial(request.app.state.older.remove, job_id)
-            if job_id in known and not await backend.in_thread(remove_old):
-                problems[job_id] = str(error).replace(f"Job {job_id!r}", f'"{known[job_id].name}"')
-    return problems
+            problems[job_id] = error
+    return await backend.read(lambda connection: _named(connection, problems))
 
 
 def _named(connection: redis.Redis, problems: dict[str, InputError]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from svdq.producer import job_control
 from svdq.producer.job import VIDEO_FIELDS, parse_job
 from svdq.producer.queue import statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
+from svdq.producer.results.prune import video_files
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import ended_before, newest_ids
 from svdq.producer.storage.local import Entry
@@ -87,16 +88,15 @@ class StoredVideos:
         sidecars = self._list()
         return self._bytes // len(sidecars) if sidecars and len(sidecars) < MAX_VIDEOS else None
 
-    def remove(self, job_id: str) -> bool:
-        """Remove the files of a video whose job Redis has forgotten; return whether there were any."""
+    def remove(self, job_id: str) -> None:
+        """Remove the files of a video whose job Redis has forgotten; raises as `before`."""
         entries = [entry for (_, each), entry in self._list().items() if each == job_id]
-        results = list(read_results(self._storage, entries, lambda _: True, lambda reason: None))
-        for result in results:
-            for entry in (result.sidecar, *result.files):  # the sidecar means that the files are complete
-                self._storage.remove(entry.key)
+        for result in read_results(self._storage, entries, lambda _: True, lambda reason: None):
+            keys = video_files(self._storage, parse_job(result.document.job), job_id)
+            for key in (result.sidecar.key, *keys):  # the sidecar first: it means that the files are complete
+                self._storage.remove(key)
         with self._lock:
             self._listed_at = -FRESH_S
-        return bool(results)
 
     def _view(self, result: Result) -> JobView | None:
         try:

@@ -231,7 +231,7 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
                     return False
             continue
         job = read_job(rq_job)
-        files = _files_of(storage, job, job_id) if job else []
+        files = video_files(storage, job, job_id) if job else []
         if job:
             storage.remove(job.sidecar_key(job_id))  # first: its presence means that the files are complete
         # The record before the files: a new job of the same id may write its own.
@@ -242,7 +242,8 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
             return True
 
 
-def _files_of(storage: Storage, job: Job, job_id: str) -> list[str]:
+def video_files(storage: Storage, job: Job, job_id: str) -> list[str]:
+    """Return the keys of the files of a finished job, besides its sidecar and what svdq has not made."""
     stem = job.output_stem(job_id)
     files = [f"{stem}.{kind}" for kind in job.formats if kind != "png"]
     if "png" in job.formats:

@@ -171,7 +171,10 @@ export function start(onChange) {
     restore(settings);
     form.dispatchEvent(new Event("change"));
   });
-  form.addEventListener("input", onChange);
+  form.addEventListener("input", () => {
+    save();
+    onChange();
+  });
   form.addEventListener("change", () => {
     showParts();
     save();

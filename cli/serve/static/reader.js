@@ -17,7 +17,8 @@ export const isCurrent = (card) => card === current;
 
 /** Whether the reader works in the grid, or is scrolled down: nothing may move then. */
 export function isWorking() {
-  return list.matches(":hover") || list.contains(document.activeElement) || Boolean(document.querySelector("dialog[open]"))
+  // Where the last tap was, a touch screen hovers on.
+  return (list.matches(":hover") && matchMedia("(hover: hover)").matches) || list.contains(document.activeElement) || Boolean(document.querySelector("dialog[open]"))
     || (list.children.length > 0 && list.getBoundingClientRect().top < 0 && !place?.closest?.("#add, #now"));
 }
 

@@ -55,8 +55,8 @@ class Site:
         printed = self._start("Serving", "serve", "--port", str(self.port))
         self.port = int(printed.partition("http://127.0.0.1:")[2].partition("/")[0])
 
-    def start_worker(self) -> None:
-        self._start("Ready with", "worker", "--ranks", "1", "--device", "cpu")
+    def start_worker(self, num_ranks: int = 1) -> None:
+        self._start("Ready with", "worker", "--ranks", str(num_ranks), "--device", "cpu")
 
     def kill_server(self) -> None:
         self.processes["serve"].kill()

@@ -12,6 +12,7 @@ import redis
 from PIL import Image
 from rq.job import JobStatus
 
+from svdq.cli.serve.review import plain
 from svdq.producer import keys
 from svdq.producer.queue import fetch, read_job
 from tests.cli.serve.browser import Watched, watched_page
@@ -218,3 +219,121 @@ def test_a_hanging_redis_is_not_a_lost_connection(desk: Watched, connection: red
     expect(notice).to_contain_text("Redis does not answer")
     expect(notice).to_be_hidden()
     desk.forgive("503|404")
+
+
+def text_of(name: str, text: str) -> dict[str, Any]:
+    return {"name": name, "mimeType": "text/plain", "buffer": text.encode()}
+
+
+def test_a_text_beside_a_photo_is_its_prompt(desk: Watched, connection: redis.Redis) -> None:
+    page = desk.page
+    page.select_option("#family", "wan")
+    page.fill("#wan-prompt", "The camera moves")
+    files = []
+    for number, name in enumerate(("Lake.png", "Sky.png", "Fog.png")):
+        data = io.BytesIO()
+        Image.new("RGB", (96, 64), (number, 9, 9)).save(data, "png")
+        files.append({"name": name, "mimeType": "image/png", "buffer": data.getvalue()})
+    page.set_input_files("#photos", [*files, text_of("Lake.txt", "Waves roll in\n")])
+    expect(page.locator("#upload-summary")).to_have_text("3 photos chosen.")
+    expect(page.get_by_label("Prompt of Lake.png")).to_have_value("Waves roll in")
+    page.get_by_label("Prompt of Sky.png").fill("Clouds drift")
+    page.click("#make")
+    expect(page.locator("#rows .row")).to_have_count(3)
+    jobs = [
+        fetch(connection, job_id.decode()).kwargs["job"] for job_id in connection.lrange("rq:queue:svdq-default", 0, -1)
+    ]
+    assert {job["name"]: job["prompt"] for job in jobs} == {
+        "Lake": "Waves roll in",
+        "Sky": "Clouds drift",
+        "Fog": "The camera moves",
+    }
+
+
+def test_files_that_are_no_photos_are_marked_before_they_are_sent(desk: Watched) -> None:
+    page = desk.page
+    broken = {"name": "Broken.jpg", "mimeType": "image/jpeg", "buffer": b"no photo at all"}
+    raw = {"name": "Night.NEF", "mimeType": "", "buffer": b"raw"}
+    page.set_input_files("#photos", [broken, raw])
+    expect(page.locator("#upload-list .is-refused")).to_contain_text("a RAW photo: export it as JPEG")
+    expect(page.locator("#upload-list .is-bad")).to_contain_text("cannot be read")
+    page.get_by_label("Remove Broken.jpg").click()
+    expect(page.locator("#make")).to_be_disabled()
+
+
+def test_the_number_and_the_button_stay_in_sight(desk: Watched) -> None:
+    page = desk.page
+    choose(page, *(f"Photo {number}.png" for number in range(40)))
+    expect(page.locator("#plan")).to_contain_text("40 photos, 40 videos.")
+    expect(page.locator("#make")).to_be_in_viewport(ratio=1)
+    page.evaluate("document.querySelector('details.more').open = true")
+    page.locator("#priority").scroll_into_view_if_needed()
+    expect(page.locator("#make")).to_be_in_viewport(ratio=1)
+    expect(page.locator("#plan")).to_be_in_viewport(ratio=1)
+
+
+def test_settings_are_saved_under_a_name(desk: Watched) -> None:
+    page = desk.page
+    page.fill("#svd-frames", "9")
+    page.select_option("#svd-shape", "768x768")
+    page.once("dialog", lambda dialog: dialog.accept("Short squares"))
+    page.click("#save-preset")
+    page.fill("#svd-frames", "14")
+    page.reload()
+    expect(page.locator("#svd-frames")).to_have_value("14")
+    page.select_option("#preset", "Short squares")
+    expect(page.locator("#svd-frames")).to_have_value("9")
+    expect(page.locator("#svd-shape")).to_have_value("768x768")
+    page.click("#delete-preset")
+    expect(page.locator("#preset option")).to_have_count(1)
+
+
+def test_the_queue_is_ordered_by_dragging_and_by_keys(desk: Watched) -> None:
+    page, names = desk.page, desk.page.locator("#rows strong")
+
+    def row(name: str) -> Any:
+        return page.locator("#rows .row", has=page.get_by_text(name, exact=True))
+
+    for name in "ABCD":  # one after the other, in this order
+        choose(page, f"{name}.png")
+        page.click("#make")
+        expect(names.last).to_have_text(name)
+    row("D").drag_to(row("B"), target_position={"x": 9, "y": 3})
+    expect(names).to_have_text(["A", "D", "B", "C"])
+    page.get_by_label("Move A; arrow").press("ArrowDown")
+    expect(names).to_have_text(["D", "A", "B", "C"])
+    page.get_by_label("Move C; arrow").press("ArrowUp")
+    expect(names).to_have_text(["D", "A", "C", "B"])
+    row("D").drag_to(row("B"), target_position={"x": 9, "y": row("B").bounding_box()["height"] - 3})
+    expect(names).to_have_text(["A", "C", "B", "D"])
+    page.reload()
+    expect(names).to_have_text(["A", "C", "B", "D"])
+
+
+def test_canceling_is_taken_back(desk: Watched, connection: redis.Redis) -> None:
+    page = desk.page
+    choose(page, "Lake.png", "Sky.png")
+    page.click("#make")
+    rows = page.locator("#rows .row")
+    expect(rows).to_have_count(2)
+    page.click("[aria-label='Cancel Lake']")
+    expect(rows).to_have_count(1)
+    page.get_by_role("button", name="Undo").click()
+    expect(rows).to_have_count(2)
+    assert connection.llen("rq:queue:svdq-default") == 2
+
+
+def test_an_error_names_no_folder_of_the_server_and_no_flag() -> None:
+    error = "File exists at '/srv/svdq/outputs/a/Lake.mp4'; choose another --name or --decode-chunk-size."
+    assert plain(error) == "File exists at 'Lake.mp4'; choose another Name or Frames decoded at a time."
+    assert plain("Either/or 'is' fine.") == "Either/or 'is' fine."
+
+
+def test_one_side_of_a_size_is_named_alone(desk: Watched) -> None:
+    page = desk.page
+    page.select_option("#family", "wan")
+    page.select_option("#wan-shape", "other")
+    choose(page, "Lake.png")
+    page.fill("#wan-width", "100")
+    expect(page.locator("#add-problem")).to_contain_text("Width 100 is not allowed")
+    desk.forgive("400")

@@ -230,3 +230,112 @@ def test_nothing_plays_by_itself_for_a_reader_who_prefers_less_motion(
         expect(image).to_have_attribute("src", re.compile("picture"))
         page.locator("#viewer-stage").get_by_role("button", name="Play").click()
         expect(image).to_have_attribute("src", re.compile("content"))
+
+
+def test_verdicts_and_deletions_are_taken_back(desk: Watched, connection: redis.Redis, storage: Storage) -> None:
+    page, toast = desk.page, desk.page.locator("#toast")
+    num_files = len(list(storage.entries("outputs")))
+    frame(page, 12).focus()
+    page.keyboard.press("r")
+    expect(toast).to_contain_text('"Video 12" rejected.')
+    expect(page.locator("#reviewed")).to_have_text("1 of 12 reviewed")
+    page.keyboard.press("u")
+    expect(card(page, 12)).not_to_have_class(re.compile("is-reject"))
+    expect(page.locator("#reviewed")).to_have_text("0 of 12 reviewed")
+
+    for number in (12, 11):
+        card(page, number).locator("[data-part=pick]").check()
+    page.click("#delete-results")
+    expect(page.locator(".card")).to_have_count(10)
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(".card")).to_have_count(12)
+    assert len(list(storage.entries("outputs"))) == num_files
+
+    frame(page, 12).click()
+    page.click("#viewer-delete")
+    expect(page.locator("#viewer-title")).to_have_text("Video 11")
+    expect(page.locator(".card")).to_have_count(11)
+    page.keyboard.press("Escape")
+    frame(page, 11).focus()
+    page.keyboard.press("k")  # the next action makes it final
+    wait_until(lambda: len(list(storage.entries("outputs"))) == num_files - 2)  # the video and its JSON
+    page.reload()
+    expect(page.locator(".card")).to_have_count(11)
+
+
+def test_an_old_video_is_deleted_without_its_record(
+    browser: Any, server: Server, connection: redis.Redis, storage: Storage
+) -> None:
+    make(connection, storage, 1, 2)
+    for key in connection.scan_iter("rq:*"):
+        connection.delete(key)
+    with watched_page(browser, server.url) as watched:
+        card(watched.page, 1).locator("[data-part=pick]").check()
+        watched.page.click("#delete-results")
+        watched.page.reload()
+        wait_until(lambda: {entry.key.partition("-")[0] for entry in storage.entries("outputs")} == {"outputs/Video 2"})
+        watched.page.reload()
+        expect(watched.page.locator(".card h3")).to_have_text(["Video 2"])
+
+
+def test_shift_selects_a_range(desk: Watched) -> None:
+    page = desk.page
+    card(page, 11).locator("[data-part=pick]").click()
+    card(page, 8).locator("[data-part=pick]").click(modifiers=["Shift"])
+    expect(page.locator("#num-picked-results")).to_have_text("4 selected")
+    card(page, 9).locator("[data-part=pick]").click(modifiers=["Shift"])
+    expect(page.locator("#num-picked-results")).to_have_text("2 selected")
+
+
+def test_results_are_searched_and_grouped(desk: Watched, connection: redis.Redis, storage: Storage) -> None:
+    page = desk.page
+    page.fill("#search", "video 1")
+    expect(page.locator(".card")).to_have_count(4)  # 1, 10, 11, 12
+    page.reload()
+    expect(page.locator("#search")).to_have_value("video 1")
+    expect(page.locator(".card")).to_have_count(4)
+    page.click("#pick-results")
+    expect(page.locator("#num-picked-results")).to_have_text("4 selected")
+    page.click("#pick-results")
+    page.fill("#search", "")
+    expect(page.locator(".card")).to_have_count(12)
+    finish(connection, storage, 50, name="Later", at=BEGIN + 86_400)
+    page.reload()
+    for kind in ("run", "day"):
+        page.select_option("#group", kind)
+        headings = page.locator(".group-heading")
+        expect(headings).to_have_count(2)
+        expect(headings.last).to_contain_text(": 12 videos")
+
+
+def test_verdicts_reach_a_second_tab_and_come_from_a_comparison(desk: Watched, server: Server) -> None:
+    page = desk.page
+    other = page.context.new_page()
+    other.goto(server.url)
+    expect(other.locator(".card")).to_have_count(12)
+    for number in (12, 11, 10):
+        card(page, number).locator("[data-part=pick]").check()
+    page.click("#compare-results")
+    expect(page.locator("#compare-play")).to_be_in_viewport()
+    page.get_by_role("button", name="Keep Video 12, seed 12").click()
+    page.get_by_role("button", name="Reject Video 11, seed 11").click()
+    expect(card(other, 12)).to_have_class(re.compile("is-keep"))
+    expect(card(other, 11)).to_have_class(re.compile("is-reject"))
+    expect(other.locator("#reviewed")).to_have_text("2 of 12 reviewed")
+
+
+def test_the_grid_takes_the_whole_width_and_its_actions_stay_in_sight(
+    browser: Any, server: Server, connection: redis.Redis, storage: Storage
+) -> None:
+    make(connection, storage, *range(1, 41))
+    with watched_page(browser, server.url, viewport={"width": 1920, "height": 1000}) as watched:
+        page = watched.page
+        page.check("#wide")
+        box = page.locator("#cards").bounding_box()
+        assert box["width"] > 1800
+        page.locator("#thumb-size").fill("9")
+        smaller = page.locator(".card").first.bounding_box()["width"]
+        page.locator("#thumb-size").fill("25")
+        assert page.locator(".card").first.bounding_box()["width"] > 1.5 * smaller
+        page.locator(".card").last.scroll_into_view_if_needed()
+        expect(page.locator("#keep-results")).to_be_in_viewport()
