@@ -257,6 +257,7 @@ def test_review_compare_download_and_repeat(desk: Watched, site: Site) -> None:
     expect(page.locator("#viewer-status")).to_contain_text("Motion 2000 is not allowed")
     desk.forgive("400")
     page.keyboard.press("Escape")
+    expect(page.locator("#new-results")).to_have_text("2 new")
     page.click("#new-results")
     expect(cards).to_have_count(4)
 
