@@ -133,7 +133,8 @@ def _start(settings: Settings, options: LaunchOptions, report: Path | None) -> i
     check_home(settings.home)
     check_storage(settings.storage)
     gpus = visible_gpus() if rank.device != "cpu" else []
-    if len(gpus) == 2 and (cards := Cards.here()) is not None:
+    # Not for the preview: a call of nvidia-smi may take seconds a GPU.
+    if len(gpus) == 2 and model.layout is not None and (cards := Cards.here()) is not None:
         options = divide(options, settings.model, replace(cards, number=len(gpus)))
     return _run(settings, model, options, report)
 
