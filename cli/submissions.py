@@ -11,7 +11,7 @@ from svdq.cli.formatting import echo, echo_json, named
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import MANY
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.photo_requests import Request
+from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit_all
 from svdq.producer.text import rfc3339
 
@@ -58,7 +58,7 @@ class Bar(Observer):
 
 def submit_and_print(
     settings: "Settings",
-    requests: Sequence[Request | InputError],
+    requests: Sequence[PhotoRequest | InputError],
     *,
     skip_bad: bool = False,
     do_wait: bool,
@@ -70,7 +70,7 @@ def submit_and_print(
     With `do_wait`, an object is printed when its job has ended. Many jobs have a line only if `verbose`, and totals.
     The exit code is 1 when photos were left out or a job that the command waited for has failed.
     """
-    is_bulk = sum(request.spec.num_jobs for request in requests if isinstance(request, Request)) >= MANY
+    is_bulk = sum(request.spec.num_jobs for request in requests if isinstance(request, PhotoRequest)) >= MANY
     has_lines = not as_json and (verbose or not is_bulk)
     # Lines and a bar on the same terminal would mix.
     is_drawn = is_bulk and sys.stderr.isatty() and not (sys.stdout.isatty() and (as_json or has_lines))

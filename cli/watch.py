@@ -21,7 +21,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.settings_loader import load_for_watching
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.text import parse_duration
-from svdq.producer.watching.folder_config import PHOTO_GLOBS, Selection, WatchOptions
+from svdq.producer.watching.folder_config import PHOTO_GLOBS, FileFilter, WatchOptions
 from svdq.producer.watching.state import Event
 from svdq.producer.watching.watcher import watch as watch_folder
 
@@ -92,7 +92,7 @@ def watch(
     settings = load_for_watching(folder, redis_url=redis_url, storage=storage)
     watching = {name: others.pop(name) for name in ("existing", "stable_for_s", "on_success")}
     spec = JobSpec(options=with_defaults_from(like, [read_options(**others)]), priority=priority)
-    selection = Selection(recursive=recursive, globs=globs or PHOTO_GLOBS)
+    selection = FileFilter(recursive=recursive, globs=globs or PHOTO_GLOBS)
 
     def report(event: Event) -> None:
         echo_json(event.as_json()) if as_json else echo(event.text, err=event.kind in ("problem", "resolved"))

@@ -26,7 +26,7 @@ from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.photo_requests import Request
+from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import Submission, submit_all
 from svdq.producer.threads import Budget
 
@@ -144,7 +144,7 @@ class Backend:
         def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
             with PHOTO_BYTES.take(num_bytes):
                 data, last = (*read(), None)[:2]
-                request = Request(path=path, spec=spec, data=data, source=source)
+                request = PhotoRequest(path=path, spec=spec, data=data, source=source)
                 if last is not None:
                     request = replace(request, last=Path(LAST_PHOTO), last_data=last)
                 try:

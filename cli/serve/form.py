@@ -9,7 +9,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.job import JOBS, VIDEO_FIELDS
-from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, with_more
+from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, with_more
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.job_spec import JobSpec, make_job, read_folder
 from svdq.producer.submitting.parameters import SubmitOptions, read_parameters, rules_of
@@ -166,7 +166,7 @@ def estimate_of(snapshot: Snapshot, spec: JobSpec, num_videos: int, now: datetim
     if spec.at is None:
         jobs = [job for job in snapshot.jobs if job.is_readable]
         return estimate_all(jobs, with_more(snapshot.waiting, parameters, num_videos), *common)
-    alone = estimate_all([], with_more(Waiting(), parameters, num_videos), *common)
+    alone = estimate_all([], with_more(Backlog(), parameters, num_videos), *common)
     begin_s = max(0.0, (spec.at - now).total_seconds(), snapshot.estimate.eta_s or 0.0)
     return alone if alone.eta_s is None else Estimate(eta_s=begin_s + alone.eta_s)
 

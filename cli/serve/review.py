@@ -21,7 +21,7 @@ from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
 from svdq.producer.results.prune import video_files
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import ended_before, newest_ids
-from svdq.producer.storage.local import Entry
+from svdq.producer.storage.local import FileInfo
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import rfc3339
 
@@ -63,7 +63,7 @@ class StoredVideos:
         self._lock = threading.Lock()
         self._listed_at = -FRESH_S
         #: The JSON of each video, the newest first.
-        self._sidecars: dict[Cursor, Entry] = {}
+        self._sidecars: dict[Cursor, FileInfo] = {}
         #: Bytes of all files.
         self._bytes = 0
 
@@ -114,7 +114,7 @@ class StoredVideos:
             ended_at=result.finished_at,
         )
 
-    def _list(self) -> dict[Cursor, Entry]:
+    def _list(self) -> dict[Cursor, FileInfo]:
         with self._lock:
             if time.monotonic() - self._listed_at >= FRESH_S:
                 entries = list(self._storage.entries(OUTPUTS))

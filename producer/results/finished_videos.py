@@ -11,7 +11,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.files import open_regular
 from svdq.producer.records import Sidecar
-from svdq.producer.storage.local import Entry
+from svdq.producer.storage.local import FileInfo
 from svdq.producer.storage.storage import Storage
 
 OUTPUTS = "outputs"
@@ -25,8 +25,8 @@ class Result:
     """One finished video."""
 
     job_id: str
-    sidecar: Entry
-    files: tuple[Entry, ...]  # that exist; for a folder of frames, every frame but no other file
+    sidecar: FileInfo
+    files: tuple[FileInfo, ...]  # that exist; for a folder of frames, every frame but no other file
     #: Storage keys of the videos in the order of their formats; a folder for png frames.
     outputs: tuple[str, ...]
     finished_at: datetime
@@ -55,7 +55,7 @@ def find_results(
     """
     ends = None if job_ids is None else tuple(f"-{job_id}.json" for job_id in job_ids)
 
-    def is_wanted(sidecar: Entry) -> bool:
+    def is_wanted(sidecar: FileInfo) -> bool:
         return (since is None or sidecar.modified_at >= since) and (ends is None or sidecar.key.endswith(ends))
 
     for result in read_results(storage, storage.entries(folder), is_wanted, on_bad):
@@ -64,12 +64,12 @@ def find_results(
 
 
 def read_results(
-    storage: Storage, entries: Iterable[Entry], is_wanted: Callable[[Entry], bool], on_bad: Callable[[str], None]
+    storage: Storage, entries: Iterable[FileInfo], is_wanted: Callable[[FileInfo], bool], on_bad: Callable[[str], None]
 ) -> Iterator[Result]:
     """Read the sidecars among the files of a folder, and find the files of each; `on_bad` as in `find_results`."""
-    files: dict[str, Entry] = {}
-    frames: dict[str, list[Entry]] = {}
-    sidecars: dict[str, Entry] = {}
+    files: dict[str, FileInfo] = {}
+    frames: dict[str, list[FileInfo]] = {}
+    sidecars: dict[str, FileInfo] = {}
     for entry in entries:
         folder, _, name = entry.key.rpartition("/")
         if _FRAME.fullmatch(name):
@@ -85,7 +85,7 @@ def read_results(
             on_bad(f"{storage.location(key)!r} does not say how a video was made ({error}); it is left out.")
 
 
-def _read(sidecar: Entry, data: bytes, files: dict[str, Entry], frames: dict[str, list[Entry]]) -> Result:
+def _read(sidecar: FileInfo, data: bytes, files: dict[str, FileInfo], frames: dict[str, list[FileInfo]]) -> Result:
     document = Sidecar.parse(data)
     folder, _, name = sidecar.key.removesuffix(".json").rpartition("/")
     if not document.job_id or not name.endswith(f"-{document.job_id}"):

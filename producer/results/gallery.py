@@ -31,7 +31,7 @@ _OWN = ("name", "folder", "formats", "decode_chunk_size", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
+class PageLinks:
     """Creates the links from a page to the files of a storage."""
 
     storage: Storage
@@ -55,7 +55,7 @@ def write_gallery(
     environment = Environment(
         loader=PackageLoader("svdq.producer.results"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    links = Links(storage=storage, page=page)
+    links = PageLinks(storage=storage, page=page)
     differing = _differing(results)
     parts = environment.get_template("gallery.html").generate(
         version=version("svdq"),
@@ -94,7 +94,7 @@ def _differing(results: Sequence[Result]) -> dict[str, list[str]]:
     }
 
 
-def _failure_card(links: Links, view: JobView) -> dict[str, Any]:
+def _failure_card(links: PageLinks, view: JobView) -> dict[str, Any]:
     return _card(links, view.id, view.parameters, view.source) | {
         "state": "failed",
         "reason": view.error,
@@ -102,7 +102,7 @@ def _failure_card(links: Links, view: JobView) -> dict[str, Any]:
     }
 
 
-def _video_card(links: Links, result: Result, differing: Mapping[str, list[str]]) -> dict[str, Any]:
+def _video_card(links: PageLinks, result: Result, differing: Mapping[str, list[str]]) -> dict[str, Any]:
     # The id in a name is hexadecimal, so in a name without an extension any dot comes before the id.
     words = {key: key.rpartition(".")[2] for key in result.outputs}
     job = result.document.job
@@ -118,7 +118,7 @@ def _video_card(links: Links, result: Result, differing: Mapping[str, list[str]]
     }
 
 
-def _card(links: Links, job_id: str, parameters: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _card(links: PageLinks, job_id: str, parameters: Mapping[str, Any], source: str) -> dict[str, Any]:
     name = str(parameters.get("name", "?"))
     rows = [
         ("job", job_id),
@@ -130,7 +130,7 @@ def _card(links: Links, job_id: str, parameters: Mapping[str, Any], source: str)
     return shown | {"id": job_id, "image": str(parameters.get("image", "")), "rows": rows, "frame": None, "differs": ""}
 
 
-def _frame(links: Links, result: Result) -> dict[str, str] | None:
+def _frame(links: PageLinks, result: Result) -> dict[str, str] | None:
     """Return the links to the video of a card, its still and its file; None if it cannot be shown."""
     by_type = {key.rpartition(".")[2]: key for key in result.outputs}
     kind = next((kind for kind in TYPES if kind in by_type), None)
@@ -143,7 +143,7 @@ def _frame(links: Links, result: Result) -> dict[str, str] | None:
     return {"video": "", "still": still, "moving": link if kind else "", "link": link} if still else None
 
 
-def _photo(links: Links, image: str) -> dict[str, str] | None:
+def _photo(links: PageLinks, image: str) -> dict[str, str] | None:
     if not INPUT_KEY.fullmatch(image) or not links.storage.exists(image):
         return None
     source = links.to(image) if image.endswith(BROWSER_SUFFIXES) else _still(links.storage, image)

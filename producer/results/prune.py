@@ -23,7 +23,7 @@ from svdq.producer.job_control import cancel
 from svdq.producer.queue import ENDED, database_id, fetch, fetch_many, is_ours, no_such_job, read_job, statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
 from svdq.producer.status.registries import scan_ids
-from svdq.producer.storage.local import Entry
+from svdq.producer.storage.local import FileInfo
 from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
 
@@ -40,7 +40,7 @@ class Removal:
     job_id: str  # of the video or checkpoints; "" for a photo
     storage: Storage
     keys: tuple[str, ...]  # removed in this order
-    witness: Entry  # one of its files as it was when it was found to be unused
+    witness: FileInfo  # one of its files as it was when it was found to be unused
     size: int  # in bytes
     num_files: int
 
@@ -126,7 +126,7 @@ def _remove(connection: redis.Redis, removal: Removal) -> bool:
     return True
 
 
-def _videos(storage: Storage, entries: list[Entry], results: list[Result], cutoff: datetime) -> Iterator[Removal]:
+def _videos(storage: Storage, entries: list[FileInfo], results: list[Result], cutoff: datetime) -> Iterator[Removal]:
     num_files = Counter(
         str(folder) for entry in entries for folder in PurePosixPath(entry.key).parents if str(folder) != "."
     )
@@ -143,7 +143,7 @@ def _videos(storage: Storage, entries: list[Entry], results: list[Result], cutof
 
 
 def _checkpoints(storage: Storage, cutoff: datetime) -> Iterator[Removal]:
-    by_job: dict[str, list[Entry]] = defaultdict(list)
+    by_job: dict[str, list[FileInfo]] = defaultdict(list)
     for entry in storage.entries(CHECKPOINTS):
         _, job_id, *rest = entry.key.split("/")
         if rest:
@@ -155,7 +155,7 @@ def _checkpoints(storage: Storage, cutoff: datetime) -> Iterator[Removal]:
             yield _removal("checkpoint", job_id, storage, (folder,), ours)
 
 
-def _removal(kind: str, job_id: str, storage: Storage, keys: tuple[str, ...], entries: list[Entry]) -> Removal:
+def _removal(kind: str, job_id: str, storage: Storage, keys: tuple[str, ...], entries: list[FileInfo]) -> Removal:
     return Removal(
         kind=kind,
         job_id=job_id,
@@ -167,7 +167,7 @@ def _removal(kind: str, job_id: str, storage: Storage, keys: tuple[str, ...], en
     )
 
 
-def _images_of(storage: Storage, entries: list[Entry]) -> set[str]:
+def _images_of(storage: Storage, entries: list[FileInfo]) -> set[str]:
     """Return the photos that sidecars refer to, including sidecars of other versions and unreadable ones."""
     keys = [entry.key for entry in entries if entry.key.endswith(".json")]
     return {image for _, data in storage.read_many(keys) for image in map(bytes.decode, _INPUT_KEY.findall(data))}

@@ -28,7 +28,7 @@ UNMEASURED = "No worker has finished a video of such a size yet."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class Backlog:
     """The jobs waiting in the queues."""
 
     num_jobs: int = 0
@@ -59,7 +59,7 @@ class Estimate:
 
 def estimate_jobs(
     views: Sequence[JobView],
-    waiting: Waiting,
+    waiting: Backlog,
     groups: Sequence[GroupStatus],
     pauses: Sequence[str],
     no_group: str = NO_WORKER,
@@ -103,7 +103,7 @@ def estimate_jobs(
 
 def estimate_all(
     in_flight: Sequence[JobView],
-    waiting: Waiting,
+    waiting: Backlog,
     groups: Sequence[GroupStatus],
     pauses: Sequence[str],
     no_group: str = NO_WORKER,
@@ -130,11 +130,11 @@ def estimate_all(
     return Estimate(eta_s=max(total_s, alone_s or 0.0, *(end.eta_s or 0.0 for end in ends)))
 
 
-def with_more(waiting: Waiting, parameters: Parameters, num_jobs: int) -> Waiting:
+def with_more(waiting: Backlog, parameters: Parameters, num_jobs: int) -> Backlog:
     """Return what would wait after more jobs with the same parameters; the sample keeps its proportions."""
     share = len(waiting.sample) / waiting.num_jobs if waiting.num_jobs else 0.0
     num_sampled = min(max(1, round(num_jobs * share)), 1000)  # more would not change a mean
-    return Waiting(num_jobs=waiting.num_jobs + num_jobs, sample=[*waiting.sample, *[parameters] * num_sampled])
+    return Backlog(num_jobs=waiting.num_jobs + num_jobs, sample=[*waiting.sample, *[parameters] * num_sampled])
 
 
 def videos_per_s(groups: Sequence[GroupStatus]) -> float:

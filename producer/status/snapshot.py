@@ -17,8 +17,8 @@ from svdq.producer.status import registries
 from svdq.producer.status.estimates import (
     NO_WORKER,
     STARTING,
+    Backlog,
     Estimate,
-    Waiting,
     estimate_all,
     estimate_jobs,
     videos_per_s,
@@ -49,7 +49,7 @@ class Snapshot:
     jobs: tuple[JobView, ...]  # in flight: by group, longest first; then of groups without records
     names: Mapping[str, str]  # of jobs in flight, and of jobs in records of ranks, by id
     estimates: Mapping[str, Estimate]
-    waiting: Waiting
+    waiting: Backlog
     pauses: tuple[str, ...]
     finished_last_hour: int
     failed_last_hour: int
@@ -152,14 +152,14 @@ def estimate(
         for view in views
         if view.status == JobStatus.QUEUED.value and view.queue in keys.QUEUE_NAMES
     }
-    waiting = read_waiting(connection, registries.counts(connection), queued) if queued else Waiting()
+    waiting = read_waiting(connection, registries.counts(connection), queued) if queued else Backlog()
     no_group = NO_WORKER if groups else _no_group(registries.worker_state(connection))
     return estimate_jobs(views, waiting, groups, pauses(connection), no_group)
 
 
 def read_waiting(
     connection: redis.Redis, of_queues: Mapping[str, Mapping[str, int]], places: Mapping[str, str] | None = None
-) -> Waiting:
+) -> Backlog:
     """Sample the queued jobs evenly, and find the positions of those in `places`, queues by job id."""
     num_jobs = {name: by_status["queued"] for name, by_status in of_queues.items()}
     with connection.pipeline(transaction=False) as pipeline:
@@ -170,7 +170,7 @@ def read_waiting(
                 pipeline.lrange(queue.key, first, first + length - 1)
         ids = [job_id for answer in pipeline.execute() for job_id in answer]
     jobs = [read_job(record) for record in read_many(connection, ids) if isinstance(record, UntrustedJob)]
-    return Waiting(
+    return Backlog(
         num_jobs=sum(num_jobs.values()),
         sample=[job.model_dump() for job in jobs if job is not None],
         num_ahead=registries.num_ahead(connection, places) if places else {},

@@ -17,7 +17,7 @@ TEMPORARY = "tmp"  # folder for files being written, below the root so that a re
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class FileInfo:
     """One file of a storage."""
 
     key: str
@@ -56,13 +56,13 @@ class LocalFiles:
         path = self.folder / key
         return path.is_dir() or (path.is_file() and not path.is_symlink())
 
-    def entry(self, key: str) -> Entry:
+    def entry(self, key: str) -> FileInfo:
         status = (self.folder / key).lstat()
         if not stat.S_ISREG(status.st_mode):
             raise _no_file(self.folder / key)
-        return Entry(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
+        return FileInfo(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
 
-    def entries(self, key: str) -> Iterator[Entry]:
+    def entries(self, key: str) -> Iterator[FileInfo]:
         for folder, _, names in os.walk(self.folder / key, onerror=_unless_missing):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from svdq.pipeline.errors import InputError, how_to_install
-from svdq.producer.storage.local import Entry
+from svdq.producer.storage.local import FileInfo
 from svdq.producer.text import as_utc
 from svdq.producer.threads import ordered_map
 
@@ -52,10 +52,10 @@ class RemoteFiles:
     def exists(self, key: str) -> bool:
         return bool(self._fresh().exists(self._path(key)))
 
-    def entry(self, key: str) -> Entry:
+    def entry(self, key: str) -> FileInfo:
         return self._entry(self._fresh().info(self._path(key)))
 
-    def entries(self, key: str) -> Iterator[Entry]:
+    def entries(self, key: str) -> Iterator[FileInfo]:
         try:
             found = self._fresh().find(self._path(key), detail=True)
         except FileNotFoundError:
@@ -141,7 +141,7 @@ class RemoteFiles:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), key)
         return path
 
-    def _entry(self, info: dict[str, Any]) -> Entry:
+    def _entry(self, info: dict[str, Any]) -> FileInfo:
         key = info["name"].lstrip("/").removeprefix(self._root.lstrip("/")).strip("/")
         written = next((info[name] for name in _TIMES if info.get(name)), None)
         if isinstance(written, str):
@@ -150,4 +150,4 @@ class RemoteFiles:
             written = datetime.fromtimestamp(written, UTC)
         if not isinstance(written, datetime):
             raise ValueError("the storage does not report when its files were written")
-        return Entry(key=key, size=int(info["size"] or 0), modified_at=as_utc(written))
+        return FileInfo(key=key, size=int(info["size"] or 0), modified_at=as_utc(written))

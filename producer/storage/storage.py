@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.files import sweep, temporary_name
 from svdq.producer.settings import without_secrets
-from svdq.producer.storage.local import TEMPORARY, Entry, LocalFiles
+from svdq.producer.storage.local import TEMPORARY, FileInfo, LocalFiles
 from svdq.producer.storage.remote import RemoteFiles
 from svdq.producer.threads import ordered_map
 
@@ -128,7 +128,7 @@ class Storage:
         with self._access(key):
             return self._files.exists(key)
 
-    def entry(self, key: str) -> Entry | None:
+    def entry(self, key: str) -> FileInfo | None:
         """Return the entry of a file, or None if it does not exist."""
         with self._access(key):
             try:
@@ -136,7 +136,7 @@ class Storage:
             except FileNotFoundError:
                 return None
 
-    def entries(self, key: str) -> Iterator[Entry]:
+    def entries(self, key: str) -> Iterator[FileInfo]:
         """Yield the entry of every file below a key, at any depth and in any order; skip files without a valid key."""
         with self._access(key):
             for entry in self._files.entries(key):

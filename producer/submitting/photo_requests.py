@@ -24,11 +24,11 @@ NO_OPTIONS = JobSpec()
 #: A first line for Excel, which names the separator.
 _SEPARATOR = re.compile(r'"?sep=([,;\t])"?\r?', re.IGNORECASE)
 
-Row = tuple[int, Mapping[str, Any] | InputError]  # first line of a row, and its columns or why it is bad
+ListRow = tuple[int, Mapping[str, Any] | InputError]  # first line of a row, and its columns or why it is bad
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class PhotoRequest:
     """A photo and the videos to make of it."""
 
     path: Path
@@ -40,7 +40,7 @@ class Request:
     last_data: bytes | None = None
 
 
-def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> list[Request]:
+def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> list[PhotoRequest]:
     """Ask for the same videos of each photo, in folders like its own; `last` is for photos without a last frame."""
 
     @cache
@@ -55,16 +55,16 @@ def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> l
     for photo in sources.photos:
         own = photo.last or last
         own_spec = spec_of(photo.folder, has_last=own is not None)
-        requests.append(Request(path=photo.path, spec=own_spec, source=photo.source, last=own))
+        requests.append(PhotoRequest(path=photo.path, spec=own_spec, source=photo.source, last=own))
     return requests
 
 
-def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> list[Request | InputError]:
+def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> list[PhotoRequest | InputError]:
     """Return a request for each row of a list, or why it is invalid; raises InputError if it has no rows."""
     read_rows = READERS.get(path.suffix.lower())
     if read_rows is None:
         raise InputError(f"{str(path)!r} is not a list of photos; give a file that ends in {' or '.join(READERS)}.")
-    requests: list[Request | InputError] = []
+    requests: list[PhotoRequest | InputError] = []
     specs: dict[JobSpec, JobSpec] = {}
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -82,7 +82,7 @@ def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> lis
             else:
                 spec = specs.setdefault(spec, spec)  # rows that ask for the same share one
                 own = path.parent / last if last else None
-                requests.append(Request(path=path.parent / photo, spec=spec, where=where, last=own))
+                requests.append(PhotoRequest(path=path.parent / photo, spec=spec, where=where, last=own))
     except InputError as error:  # in a line, which makes the rest of the file unreadable
         raise InputError(f"{path.name}, {error}") from error
     if not requests:
@@ -120,7 +120,7 @@ def _no_such_column(names: Iterable[str]) -> InputError:
     return InputError(f"There is no column {unknown!r}; the columns are {', '.join(COLUMNS)}.")
 
 
-def _csv_rows(text: str) -> Iterator[Row]:
+def _csv_rows(text: str) -> Iterator[ListRow]:
     # Spreadsheets separate by semicolons where the decimal separator is a comma; pasted cells are separated by tabs.
     header = text.partition("\n")[0]
     separator = _SEPARATOR.fullmatch(header)
@@ -149,7 +149,7 @@ def _csv_rows(text: str) -> Iterator[Row]:
         raise InputError(f"line {line}: The line is not valid csv ({error}); close the quotation marks.") from error
 
 
-def _jsonl_rows(text: str) -> Iterator[Row]:
+def _jsonl_rows(text: str) -> Iterator[ListRow]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -161,4 +161,4 @@ def _jsonl_rows(text: str) -> Iterator[Row]:
             yield number, row if is_row else InputError('The line is not an object such as {"photo": "a.jpg"}.')
 
 
-READERS: dict[str, Callable[[str], Iterator[Row]]] = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
+READERS: dict[str, Callable[[str], Iterator[ListRow]]] = {".csv": _csv_rows, ".jsonl": _jsonl_rows}

@@ -33,7 +33,7 @@ MAX_BYTES = 1 << 16  # bytes; the longest prompt has less
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PhotoFile:
     """A photo file."""
 
     path: Path
@@ -52,7 +52,7 @@ class Source:
 class Sources:
     """The photo files found, in the order given; the files of a folder by name."""
 
-    photos: tuple[Source, ...]
+    photos: tuple[PhotoFile, ...]
     num_others: int  # files in folders and patterns that are neither photos nor their prompts
 
 
@@ -76,7 +76,7 @@ def find_photos(
     for errors. Raises InputError if a folder or a pattern has no photos, or cannot be read.
     """
     walk = _Walk(recursive, storage and storage.resolve(), spell("recursive"))
-    photos: list[Source] = []
+    photos: list[PhotoFile] = []
     for word in words:
         if not word:
             raise InputError("An empty path was given; check the variable that it comes from.")
@@ -91,7 +91,7 @@ def find_photos(
     return Sources(photos=tuple(_in_pairs(photos)), num_others=walk.num_others)
 
 
-def _in_pairs(photos: Sequence[Source]) -> Iterator[Source]:
+def _in_pairs(photos: Sequence[PhotoFile]) -> Iterator[PhotoFile]:
     """Make `cup.last.jpg` the last frame of `cup.jpg` where both are among the photos."""
     stems = {photo.path.with_suffix("") for photo in photos}
     lasts: dict[Path, Path] = {}
@@ -118,18 +118,18 @@ class _Walk:
     recursive_flag: str
     num_others: int = 0
 
-    def file_or_folder(self, path: Path) -> list[Source]:
+    def file_or_folder(self, path: Path) -> list[PhotoFile]:
         if not os.path.isdir(path):  # `Path.is_dir` raises errors that are clearer when the file is opened
-            return [Source(path)]
+            return [PhotoFile(path)]
         names = self._photos(self._names(path))
         root = os.path.basename(os.path.abspath(path))
-        found = [Source(path / name, "/".join(map(safe_name, name.parent.parts)), root) for name in names]
+        found = [PhotoFile(path / name, "/".join(map(safe_name, name.parent.parts)), root) for name in names]
         if not found:
             hint = "" if self.recursive else f"; {self.recursive_flag} includes subfolders"
             raise InputError(f"There are no photos in the folder {str(path)!r}{hint}.")
         return found
 
-    def pattern(self, pattern: str) -> list[Source]:
+    def pattern(self, pattern: str) -> list[PhotoFile]:
         matches = map(Path, sorted(glob.iglob(pattern, recursive=True)))
         left_out = SYSTEM_FOLDERS.difference(map(str.lower, Path(pattern).parts))  # unless the pattern names them
         found = self._photos(
@@ -143,7 +143,7 @@ class _Walk:
             raise InputError(
                 f"There is no photo like {pattern!r} outside of svdq's storage; check the path and the pattern."
             )
-        return [Source(path) for path in found]
+        return [PhotoFile(path) for path in found]
 
     def _photos(self, files: Iterator[Path]) -> list[Path]:
         paths = list(files)

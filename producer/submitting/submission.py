@@ -23,7 +23,7 @@ from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_aft
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.model_choice import current_models, expected_model, replace_videos, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
-from svdq.producer.submitting.photo_requests import Request, requests_for
+from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning, source_path
 from svdq.producer.submitting.sources import PromptFiles, find_photos, usable_prompt
 from svdq.producer.threads import Budget, ordered_map
@@ -117,7 +117,7 @@ def submit(
 
 def submit_all(
     settings: Settings,
-    requests: Sequence[Request | InputError],
+    requests: Sequence[PhotoRequest | InputError],
     *,
     skip_bad: bool = False,
     observer: Observer | None = None,
@@ -185,18 +185,18 @@ def submit_all(
                 yield submission
 
 
-def _specs(requests: Iterable[Request | InputError]) -> Iterable[JobSpec]:
+def _specs(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]:
     """Return each spec once: many photos share one."""
-    return {id(request.spec): request.spec for request in requests if isinstance(request, Request)}.values()
+    return {id(request.spec): request.spec for request in requests if isinstance(request, PhotoRequest)}.values()
 
 
-def _with_family_of_prompts(requests: Sequence[Request | InputError]) -> Sequence[Request | InputError]:
+def _with_family_of_prompts(requests: Sequence[PhotoRequest | InputError]) -> Sequence[PhotoRequest | InputError]:
     """Choose a family with prompts for videos whose family is open if one of their photos has a prompt."""
     model = ExpectedModel(name="", family=min(WITH_PROMPTS), is_configured=False)
     specs = {id(spec): replace(spec, model=model) for spec in _specs(requests) if spec.is_open}
 
-    def is_open(request: Request | InputError) -> TypeGuard[Request]:
-        return isinstance(request, Request) and id(request.spec) in specs
+    def is_open(request: PhotoRequest | InputError) -> TypeGuard[PhotoRequest]:
+        return isinstance(request, PhotoRequest) and id(request.spec) in specs
 
     if not any(each.data is None and usable_prompt(each.path) for each in filter(is_open, requests)):
         return requests
@@ -205,13 +205,13 @@ def _with_family_of_prompts(requests: Sequence[Request | InputError]) -> Sequenc
 
 def _check(
     max_pixels: int,
-    requests: Sequence[Request | InputError],
+    requests: Sequence[PhotoRequest | InputError],
     skip_bad: bool,
     observer: Observer,
     spell: Callable[[str], str],
 ) -> list[tuple[Photo, JobSpec]]:
-    paths = [request.path for request in requests if isinstance(request, Request) and request.data is None]
-    files = (request.last for request in requests if isinstance(request, Request) and request.last_data is None)
+    paths = [request.path for request in requests if isinstance(request, PhotoRequest) and request.data is None]
+    files = (request.last for request in requests if isinstance(request, PhotoRequest) and request.last_data is None)
     last_paths = list(dict.fromkeys(filter(None, files)))  # several photos may have the same one
     observer.begin("checking", len(paths) + len(last_paths))
     results = iter(check_photos(paths, max_pixels, observer.advance))

@@ -27,7 +27,7 @@ TEMPORARY_GLOBS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class FileFilter:
     """Which files are submitted. Patterns ignore case, because cameras write `IMG_1.JPG`."""
 
     recursive: bool = False
@@ -55,7 +55,7 @@ class Selection:
 class WatchOptions:
     """How a folder is watched."""
 
-    selection: Selection = field(default_factory=Selection)
+    selection: FileFilter = field(default_factory=FileFilter)
     existing: bool = False  # whether files that existed before the folder was first watched are submitted, too
     stable_for_s: float = 2.0  # seconds without a change after which a file has stopped growing
     on_success: str = "keep"  # the action on photos after submission: `keep`, `move:DIR` or `delete`

@@ -23,7 +23,7 @@ from svdq.producer.submitting.submission import entries_of, store
 from svdq.producer.watching.directory import Signature, delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.scanner import Debounce, WaitingFile
-from svdq.producer.watching.state import Event, Kind, Record, Report, State
+from svdq.producer.watching.state import Event, FileRecord, Kind, OnEvent, State
 
 REJECTED = "rejected"  # folder in the watched folder for files that are no photos
 #: A file that is no photo must be unchanged for this many times `--stable-for`: it may be half copied.
@@ -119,7 +119,7 @@ class Processor:
     config: FolderConfig
     post_submit: PostSubmit
     waiting: Debounce
-    report: Report
+    report: OnEvent
     model: ExpectedModel | None = None  # the model that the videos are for if the parameters do not decide
     held_s: dict[str, float] = field(default_factory=dict)  # when a file was last on hold, by the reason
 
@@ -167,7 +167,7 @@ class Processor:
             return
         file.is_submitted = True
         if self.post_submit.keep:
-            self.state.put(file.path, Record(file.signature, "submitted", job_id))
+            self.state.put(file.path, FileRecord(file.signature, "submitted", job_id))
         self._finish(file)
 
     def _submit(self, file: WaitingFile, photo: Photo, spec: JobSpec, connection: redis.Redis) -> str:
@@ -212,7 +212,7 @@ class Processor:
         self.waiting.remove(file)
 
     def _ignore(self, file: WaitingFile) -> None:
-        self.state.put(file.path, Record(file.signature, "ignored"))
+        self.state.put(file.path, FileRecord(file.signature, "ignored"))
         self.waiting.remove(file)
         reason = "its name is not that of a photo. If it is one, convert it to JPEG."
         if not file.signature.is_regular:
@@ -244,7 +244,7 @@ class Processor:
                     return
                 reason += f" It was moved to {str(moved_to)!r}."
         if moved_to is None:
-            self.state.put(file.path, Record(file.signature, "rejected"))
+            self.state.put(file.path, FileRecord(file.signature, "rejected"))
         self.report(Event(kind="rejected", path=file.path, text=reason, moved_to=str(moved_to) if moved_to else None))
 
     def _has_changed(self, file: WaitingFile) -> bool:

@@ -11,7 +11,7 @@ from svdq.producer.job import MAX_FOLDER_LENGTH
 from svdq.producer.submitting.sources import is_photo_folder
 from svdq.producer.watching.directory import Signature, inside
 from svdq.producer.watching.folder_config import WatchOptions
-from svdq.producer.watching.state import Record, State
+from svdq.producer.watching.state import FileRecord, State
 
 
 @dataclass(kw_only=True)
@@ -78,7 +78,7 @@ class Scanner:
             if not is_known and not was_watched:
                 yield path, signature
 
-    def _is_processed(self, path: str, signature: Signature, record: Record | None) -> bool:
+    def _is_processed(self, path: str, signature: Signature, record: FileRecord | None) -> bool:
         if record is None or record.signature != signature:
             return False
         if record.outcome == "skipped":

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.files import make_home
 from svdq.producer.watching.directory import Signature
-from svdq.producer.watching.folder_config import Selection
+from svdq.producer.watching.folder_config import FileFilter
 
 #: The exclusive lock lasts until the process ends, without shared memory, which network file systems lack. A power cut
 #: may undo the last changes: the files are then submitted again, which finds their jobs.
@@ -55,10 +55,10 @@ class Event:
         return {"event": self.kind, "time": datetime.now(UTC).isoformat(timespec="milliseconds")} | given
 
 
-Report = Callable[[Event], None]
+OnEvent = Callable[[Event], None]
 
 
-class Record(NamedTuple):
+class FileRecord(NamedTuple):
     """The record of one file, with the id of its job if it was submitted."""
 
     signature: Signature
@@ -92,10 +92,10 @@ class State:
         self._database.close()
 
     @property
-    def selection(self) -> Selection | None:
+    def selection(self) -> FileFilter | None:
         """The files that were watched in the last run, or None before the first."""
         values = self._meta("selection")
-        return values and Selection(recursive=values["recursive"], globs=tuple(values["globs"]))
+        return values and FileFilter(recursive=values["recursive"], globs=tuple(values["globs"]))
 
     @property
     def targets(self) -> frozenset[str]:
@@ -103,23 +103,23 @@ class State:
         return frozenset(self._meta("targets") or ())
 
     def begin(
-        self, selection: Selection, skipped: Iterable[tuple[str, Signature]], targets: frozenset[str] = frozenset()
+        self, selection: FileFilter, skipped: Iterable[tuple[str, Signature]], targets: frozenset[str] = frozenset()
     ) -> None:
         """Record in one transaction which files are watched from now on, the skipped ones, and the `targets`."""
         with self._plain_errors(), self._database:  # which commits or rolls back
             self._execute("BEGIN")
             for path, signature in skipped:
-                self.put(path, Record(signature, "skipped"))
+                self.put(path, FileRecord(signature, "skipped"))
             for key, value in (("selection", asdict(selection)), ("targets", sorted(targets))):
                 self._execute("REPLACE INTO meta VALUES (?, ?)", key, json.dumps(value))
 
-    def get(self, path: str) -> Record | None:
+    def get(self, path: str) -> FileRecord | None:
         """Return the record of a file, by its path from the watched folder."""
         query = "SELECT size, mtime_ns, outcome, job_id FROM seen WHERE folder = ? AND name = ?"
         row = self._execute(query, *_key(path)).fetchone()
-        return Record(Signature(*row[:2]), *row[2:]) if row else None
+        return FileRecord(Signature(*row[:2]), *row[2:]) if row else None
 
-    def put(self, path: str, record: Record) -> None:
+    def put(self, path: str, record: FileRecord) -> None:
         """Remember a file, in place of its earlier record."""
         values = (*_key(path), *record.signature, record.outcome, record.job_id)
         self._execute("REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", *values)

@@ -17,7 +17,7 @@ from svdq.producer.submitting.model_choice import configured_model, expected_mod
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.processor import REJECTED, Processor
 from svdq.producer.watching.scanner import Debounce, Scanner
-from svdq.producer.watching.state import Event, Report, State
+from svdq.producer.watching.state import Event, OnEvent, State
 
 SCAN_S, MAX_SHARE = 2.0, 0.02  # longest pause between scans, and their largest share of time
 TICK_S = 0.2  # seconds between two checks for a stop request
@@ -30,7 +30,7 @@ def watch(
     folder: Path,
     spec: JobSpec,
     options: WatchOptions,
-    report: Report,
+    report: OnEvent,
     is_stopped: Callable[[], bool],
 ) -> Counter[str]:
     """Watch a folder until a stop is requested, or once; scan it, because network shares send no notifications.
@@ -98,7 +98,7 @@ class _Watcher:
     settings: Settings
     scanner: Scanner
     processor: Processor
-    report: Report
+    report: OnEvent
     is_stopped: Callable[[], bool]
     problems: set[str] = field(default_factory=set)  # names of conditions that are not resolved
     scan_at_s: float = 0.0

@@ -75,7 +75,7 @@ class Pace:
         return fmean(self._gaps_s) if self._gaps_s else None
 
 
-class Waiting(Protocol):
+class StorageUser(Protocol):
     """A part of the rank that may have to wait for the storage."""
 
     @property
@@ -96,7 +96,7 @@ class RankReporter:
         self.loading: tuple[str, float | None] | None = None
         #: Denoising steps so far, and their seconds; replaced as a whole by the step loop.
         self.steps_done: tuple[int, float] = (0, 0.0)
-        self.waiting: Sequence[Waiting] = ()
+        self.waiting: Sequence[StorageUser] = ()
         self.group: Callable[[], IntakeStatus] | None = None
 
     def gather(self, note: tuple[Sample, int] | None, last: Sample | None, step_s: float | None) -> RankStatus:

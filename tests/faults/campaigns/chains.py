@@ -2,7 +2,7 @@
 
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.photo_requests import Request
+from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import submit_all
 from tests.faults.arena import PHOTO, Arena
 from tests.faults.campaigns.kills import PATIENT, STEPS, again_and_again
@@ -17,7 +17,7 @@ def chains(arena: Arena) -> None:
         shape = {"steps": STEPS, "frames": 5, "width": 64, "height": 64}
         options = SubmitOptions(seed=arena.rng.getrandbits(31), **shape)
         spec = JobSpec(options=(options,), then=("",) * (LINKS - 1), force=True)
-        for submission in submit_all(arena.settings, [Request(path=arena.folder / PHOTO, spec=spec)]):
+        for submission in submit_all(arena.settings, [PhotoRequest(path=arena.folder / PHOTO, spec=spec)]):
             arena.jobs[submission.id] = FINISHED
     group = arena.start(**PATIENT)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from svdq.producer.status import estimates
-from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, estimate_jobs
+from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, estimate_jobs
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, IntakeStatus, RankStatus, RoundPlace
 from tests.producer.status.test_ranks import COSTS, rank
@@ -33,12 +33,12 @@ def started(job_id: str, step: int, **parameters: object) -> JobView:
     return JobView(id=job_id, status="started", step=step, steps=8, parameters=PARAMETERS | parameters)
 
 
-def waiting(number: int, **parameters: object) -> Waiting:
-    return Waiting(num_jobs=number, sample=[PARAMETERS | parameters] * min(number, 3), num_ahead={"q": number})
+def waiting(number: int, **parameters: object) -> Backlog:
+    return Backlog(num_jobs=number, sample=[PARAMETERS | parameters] * min(number, 3), num_ahead={"q": number})
 
 
-def eta(view: JobView, *groups: GroupStatus, before: Waiting | None = None) -> Estimate:
-    return estimate_jobs([view], before or Waiting(), groups, ()).get(view.id, Estimate())
+def eta(view: JobView, *groups: GroupStatus, before: Backlog | None = None) -> Estimate:
+    return estimate_jobs([view], before or Backlog(), groups, ()).get(view.id, Estimate())
 
 
 def test_a_job_in_flight_has_its_steps_and_the_decode_before_it() -> None:
@@ -51,12 +51,12 @@ def test_a_job_that_waits_for_another_is_done_when_it_has_been_rendered_alone_af
         JobView(id=job_id, status="deferred", parameters=PARAMETERS, after=(before,))
         for job_id, before in (("c", "b"), ("b", "a"), ("x", "elsewhere"))
     ]
-    found = estimate_jobs([*links, started("a", 3)], Waiting(), [group(in_flight=("a",))], ())
+    found = estimate_jobs([*links, started("a", 3)], Backlog(), [group(in_flight=("a",))], ())
     first_s = 5 * STEP_S + 2.0
     ends = [found[job_id].eta_s for job_id in "abc"]
     assert ends == pytest.approx([first_s, first_s + ALONE_S, first_s + 2 * ALONE_S])
     assert "x" not in found
-    unknown = estimate_jobs([*links, started("a", 3)], Waiting(), [], ())
+    unknown = estimate_jobs([*links, started("a", 3)], Backlog(), [], ())
     assert {unknown[job_id].reason for job_id in "abc"} == {estimates.NO_WORKER}
 
 
@@ -91,7 +91,7 @@ def test_a_waiting_job_comes_behind_the_present_round_and_ends_with_its_own() ->
     jobs = [started(job_id, 3) for job_id in "ab"]
     both = in_rounds(8, a=("transformer", 0, 60.0), b=("transformer", 1, 70.0))
     # Not the sum: b waits for a.
-    assert estimate_all(jobs, Waiting(), [both], ()).eta_s == 70.0
+    assert estimate_all(jobs, Backlog(), [both], ()).eta_s == 70.0
     assert estimate_all(jobs, waiting(3), [both], ()).eta_s == pytest.approx(70 + 3 * 1.05 * video_s)
 
 
@@ -101,7 +101,7 @@ def test_many_jobs_in_many_groups_are_estimated_at_once() -> None:
     jobs = [
         JobView(id=f"q{number}", status="queued", parameters=PARAMETERS | {"seed": number}) for number in range(100)
     ]
-    places = Waiting(num_jobs=200, sample=[PARAMETERS] * 200, num_ahead={job.id: 7 for job in jobs})
+    places = Backlog(num_jobs=200, sample=[PARAMETERS] * 200, num_ahead={job.id: 7 for job in jobs})
     begun = time.process_time()
     found = estimate_jobs(jobs, places, groups, ())
     assert time.process_time() - begun < 5  # 4 million validations took minutes
@@ -124,9 +124,9 @@ def test_a_shape_that_was_not_measured_is_scaled_from_a_similar_one() -> None:
         assert estimate_all([], waiting(10, **much), [group()], ()) == Estimate(reason=estimates.UNMEASURED)
     # A few of an unknown size are no reason to say nothing.
     odd = PARAMETERS | {"frames": 50}
-    few = Waiting(num_jobs=100, sample=[PARAMETERS] * 19 + [odd])
+    few = Backlog(num_jobs=100, sample=[PARAMETERS] * 19 + [odd])
     assert estimate_all([], few, [group()], ()).eta_s == pytest.approx(100 * INTERVAL_S)
-    many = Waiting(num_jobs=100, sample=[PARAMETERS] * 17 + [odd] * 3)
+    many = Backlog(num_jobs=100, sample=[PARAMETERS] * 17 + [odd] * 3)
     assert estimate_all([], many, [group()], ()).reason == estimates.UNMEASURED
     unguided = estimate_all([], waiting(10, max_guidance_scale=1.0), [group()], ()).eta_s
     assert same is not None
@@ -146,12 +146,12 @@ def test_what_is_in_flight_is_done_first() -> None:
     busy = group(in_flight=("a", "b"))
     alone_s = [5 * STEP_S + 2.0, 2.0]
     in_flight = [started("a", 3), started("b", 8)]
-    assert estimate_all(in_flight, Waiting(), [busy], ()) == Estimate(eta_s=pytest.approx(alone_s[0]))
+    assert estimate_all(in_flight, Backlog(), [busy], ()) == Estimate(eta_s=pytest.approx(alone_s[0]))
     found = estimate_all(in_flight, waiting(10), [busy], ())
     assert found.eta_s == pytest.approx(sum(alone_s) / 2 + 10 * INTERVAL_S)
     # A single video is not faster than on one rank.
     assert estimate_all([], waiting(1), [group()], ()).eta_s == pytest.approx(ALONE_S)
-    assert estimate_all([], Waiting(), [busy], ()) == Estimate()
+    assert estimate_all([], Backlog(), [busy], ()) == Estimate()
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_nothing_is_promised_of_a_job_in_flight_whose_group_cannot_go_on() -> No
     assert eta(started("a", 3)).reason == estimates.NO_WORKER
     assert "Not all ranks" in eta(started("a", 3), group(in_flight=("a",), silent_s=SILENT_S + 1)).reason
     # A pause stops what waits, not what is in flight.
-    assert estimate_jobs([started("a", 8)], Waiting(), [group(in_flight=("a",))], ["Paused."])["a"].eta_s is not None
+    assert estimate_jobs([started("a", 8)], Backlog(), [group(in_flight=("a",))], ["Paused."])["a"].eta_s is not None
 
 
 @pytest.mark.parametrize("parameters", [{}, {"steps": "x", "frames": [], "width": -1, "height": 1e99}, {"steps": True}])
 def test_parameters_that_are_none_end_no_estimate(parameters: dict[str, object]) -> None:
-    found = estimate_all([], Waiting(num_jobs=1, sample=[parameters]), [group()], ())
+    found = estimate_all([], Backlog(num_jobs=1, sample=[parameters]), [group()], ())
     assert found.eta_s is not None
 
 
@@ -200,7 +200,7 @@ def test_what_a_job_leaves_to_its_model_is_that_of_the_published_one() -> None:
     open_, shaped = (
         JobView(id="q", status="queued", parameters=PARAMETERS | each) for each in (wan, wan | {"steps": 40})
     )
-    one, other = (eta(job, group(), before=Waiting(num_jobs=1, num_ahead={"q": 0})).eta_s for job in (open_, shaped))
+    one, other = (eta(job, group(), before=Backlog(num_jobs=1, num_ahead={"q": 0})).eta_s for job in (open_, shaped))
     assert one is not None
     assert one == other
     # A job that was just taken has none either; its decode alone is not what is left of it.
@@ -209,4 +209,4 @@ def test_what_a_job_leaves_to_its_model_is_that_of_the_published_one() -> None:
     assert eta(begun, group(in_flight=("a",))).eta_s == eta(planned, group(in_flight=("a",))).eta_s
     for family in (None, ["wan"], "sora"):
         spoiled = JobView(id="q", status="queued", parameters=PARAMETERS | {"family": family, "steps": None})
-        assert eta(spoiled, group(), before=Waiting(num_jobs=1, num_ahead={"q": 0})).eta_s is not None
+        assert eta(spoiled, group(), before=Backlog(num_jobs=1, num_ahead={"q": 0})).eta_s is not None

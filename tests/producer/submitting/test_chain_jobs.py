@@ -18,7 +18,7 @@ from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.photo_requests import Request
+from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import Submission, submit_all
 
 SMALL = {"frames": 5, "steps": 2, "width": 64, "height": 64}
@@ -26,7 +26,7 @@ SMALL = {"frames": 5, "steps": 2, "width": 64, "height": 64}
 
 def submit(settings: Settings, photo: Path, *then: str, prompt: str = "A", **spec: object) -> list[Submission]:
     options = SubmitOptions(prompt=prompt, **SMALL)
-    request = Request(path=photo, spec=JobSpec(options=(options,), then=then, **spec))
+    request = PhotoRequest(path=photo, spec=JobSpec(options=(options,), then=then, **spec))
     return list(submit_all(settings, [request]))
 
 
@@ -70,7 +70,7 @@ def test_the_same_chain_is_the_same_jobs_and_a_longer_one_begins_with_them(setti
 
 def test_seeds_and_variations_are_those_of_each_chain(connection: redis.Redis, settings: Settings, photo: Path) -> None:
     options = (SubmitOptions(prompt="A", seed=7, **SMALL),)
-    request = Request(path=photo, spec=JobSpec(options=options, then=("A",), variations=2, name="{stem}-{index}"))
+    request = PhotoRequest(path=photo, spec=JobSpec(options=options, then=("A",), variations=2, name="{stem}-{index}"))
     made = list(submit_all(settings, [request]))
     assert [each.seed for each in made] == [7, 7, 8, 8]
     assert [each.name for each in made] == ["a photo-1", "a photo-1", "a photo-3", "a photo-3"]
@@ -95,7 +95,7 @@ def test_what_cannot_be_a_chain_is_refused(
 ) -> None:
     spec = JobSpec(options=(SubmitOptions(**{"prompt": "A", **options}),), then=(then,))
     with pytest.raises(InputError, match=reason):
-        list(submit_all(settings, [Request(path=photo, spec=spec)]))
+        list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert not home.exists()
 
 
@@ -103,7 +103,7 @@ def test_models_without_prompts_have_chains_without_prompts(
     connection: redis.Redis, settings: Settings, photo: Path
 ) -> None:
     spec = JobSpec(options=(SubmitOptions(family="svd", **SMALL),), then=("", ""))
-    made = list(submit_all(settings, [Request(path=photo, spec=spec)]))
+    made = list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert len({*ids_of(made)}) == 3
     assert {read_job(fetch(connection, job_id)).family for job_id in ids_of(made)} == {"svd"}
 

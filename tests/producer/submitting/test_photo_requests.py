@@ -10,7 +10,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.photo_requests import COLUMNS, Request, read_batch
+from svdq.producer.submitting.photo_requests import COLUMNS, PhotoRequest, read_batch
 
 NOW = datetime(2027, 1, 30, 21, 0).astimezone()
 TEN = datetime(2027, 1, 30, 22, 0).astimezone()
@@ -28,16 +28,16 @@ JSONL = """\
 """
 
 
-def rows(tmp_path: Path, name: str, text: str | bytes) -> list[Request | InputError]:
+def rows(tmp_path: Path, name: str, text: str | bytes) -> list[PhotoRequest | InputError]:
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return read_batch(path, NOW)
 
 
-def read(tmp_path: Path, name: str, text: str | bytes) -> list[Request]:
+def read(tmp_path: Path, name: str, text: str | bytes) -> list[PhotoRequest]:
     requests = rows(tmp_path, name, text)
     assert not [request for request in requests if isinstance(request, InputError)]
-    return [request for request in requests if isinstance(request, Request)]
+    return [request for request in requests if isinstance(request, PhotoRequest)]
 
 
 def reasons(tmp_path: Path, name: str, text: str) -> list[str]:
@@ -187,6 +187,6 @@ def test_a_row_takes_what_it_leaves_open_from_the_options(tmp_path: Path) -> Non
     defaults = SubmitOptions(frames=17, width=128, height=64, auto_size=True, prompt="All.")
     found = []
     for request in read_batch(path, NOW, JobSpec(options=(defaults,))):
-        assert isinstance(request, Request)
+        assert isinstance(request, PhotoRequest)
         found.append(request.spec.options[0])
     assert found == [defaults, SubmitOptions(frames=21, width=320, height=64, prompt="One."), defaults]

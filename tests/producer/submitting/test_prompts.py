@@ -12,7 +12,7 @@ from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions, sweep
-from svdq.producer.submitting.photo_requests import Request
+from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.sources import find_photos, read_prompt
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit, submit_all
 
@@ -96,7 +96,7 @@ def test_a_family_without_prompts_ignores_them(connection: redis.Redis, settings
     (before,) = submit(settings, [photo], SubmitOptions(seed=1))
     photo.with_suffix(".txt").write_bytes(b"\xff not even text")
     observer = Notes()
-    request = Request(path=photo, spec=JobSpec(options=(SubmitOptions(seed=1),)))
+    request = PhotoRequest(path=photo, spec=JobSpec(options=(SubmitOptions(seed=1),)))
     (submission,) = submit_all(settings, [request], observer=observer)
     assert submission.id == before.id
     ignored, default = observer.notes
@@ -111,7 +111,7 @@ def test_a_bad_prompt_is_a_bad_photo(connection: redis.Redis, settings: Settings
         Image.new("RGB", (8, 8), (number, 0, 0)).save(photo)
         if data is not None:
             photo.with_suffix(".txt").write_bytes(data)
-        requests.append(Request(path=photo, spec=JobSpec(options=(WAN,)), where=f"line {number}: "))
+        requests.append(PhotoRequest(path=photo, spec=JobSpec(options=(WAN,)), where=f"line {number}: "))
     with pytest.raises(BadPhotosError) as error:
         list(submit_all(settings, requests))
     assert len(error.value.reasons) == 3
@@ -129,10 +129,10 @@ def test_a_bad_prompt_is_a_bad_photo(connection: redis.Redis, settings: Settings
 def test_a_sweep_over_prompts_has_its_own(connection: redis.Redis, settings: Settings, photo: Path) -> None:
     photo.with_suffix(".txt").write_text("beside")
     spec = JobSpec(options=sweep(WAN, ["prompt=a,b"]))
-    found = list(submit_all(settings, [Request(path=photo, spec=spec)]))
+    found = list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert [prompt_of(connection, each) for each in found] == ["a", "b"]
     spec = JobSpec(options=sweep(WAN, ["guidance_scale=1,2"]))
-    found = list(submit_all(settings, [Request(path=photo, spec=spec)]))
+    found = list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert [prompt_of(connection, each) for each in found] == ["beside", "beside"]
 
 
@@ -142,7 +142,7 @@ def test_an_upload_has_no_file_beside_it(
     data = photo.read_bytes()
     photo.with_suffix(".txt").write_text("of somebody else")
     monkeypatch.chdir(photo.parent)
-    request = Request(path=Path(photo.name), spec=JobSpec(options=(WAN,)), data=data)
+    request = PhotoRequest(path=Path(photo.name), spec=JobSpec(options=(WAN,)), data=data)
     (submission,) = submit_all(settings, [request])
     assert prompt_of(connection, submission) == ""
 

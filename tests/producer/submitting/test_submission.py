@@ -13,7 +13,7 @@ from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.photo_requests import Request
+from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit, submit_all
 
 
@@ -94,7 +94,7 @@ def photos(tmp_path: Path) -> list[Path]:
 def test_many_photos(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
     spec = JobSpec(options=(SubmitOptions(fps=7), SubmitOptions(fps=8)), variations=2)
     log = Log()
-    requests = [Request(path=path, spec=spec) for path in photos[::2]]
+    requests = [PhotoRequest(path=path, spec=spec) for path in photos[::2]]
     first = list(submit_all(settings, requests, observer=log))
     assert log.work == [("checking", 3), ("storing", 3), ("enqueueing", 12)]
     assert log.done == [3, 3, 12]
@@ -106,7 +106,7 @@ def test_many_photos(connection: redis.Redis, settings: Settings, photos: list[P
 
 
 def test_bad_photos_refuse_all(home: Path, settings: Settings, photos: list[Path]) -> None:
-    requests = [Request(path=path, spec=JobSpec(), where=f"row {row}: ") for row, path in enumerate(photos)]
+    requests = [PhotoRequest(path=path, spec=JobSpec(), where=f"row {row}: ") for row, path in enumerate(photos)]
     with pytest.raises(BadPhotosError, match=r"^2 of 5 photos .*--skip-bad") as caught:
         list(submit_all(settings, requests))
     assert [reason[:7] for reason in caught.value.reasons] == ["row 1: ", "row 3: "]
@@ -120,7 +120,7 @@ def test_bad_photos_refuse_all(home: Path, settings: Settings, photos: list[Path
 
 def test_bad_photos_are_left_out(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
     log = Log()
-    requests = [Request(path=path, spec=JobSpec()) for path in photos]
+    requests = [PhotoRequest(path=path, spec=JobSpec()) for path in photos]
     assert [s.name for s in submit_all(settings, requests, skip_bad=True, observer=log)] == ["0", "2", "4"]
     assert [str(path) in reason for path, reason in zip(photos[1::2], log.left_out, strict=True)] == [True, True]
 
@@ -131,7 +131,7 @@ def test_a_photo_that_changes_meanwhile(connection: redis.Redis, settings: Setti
             if work == "storing":
                 photos[4].write_bytes(photos[0].read_bytes())
 
-    requests = [Request(path=path, spec=JobSpec()) for path in photos[::2]]
+    requests = [PhotoRequest(path=path, spec=JobSpec()) for path in photos[::2]]
     with pytest.raises(InputError, match="changed while"):
         list(submit_all(settings, requests, observer=Change()))
     assert SvdqQueue("svdq-default", connection=connection).count == 0
@@ -150,14 +150,14 @@ def test_a_photo_that_was_damaged_in_the_storage_is_stored_again(
 
 
 def upload(settings: Settings, data: bytes, name: str = "a.jpg", **spec: object) -> list[Submission]:
-    request = Request(path=Path(name), spec=JobSpec(**spec), data=data)  # type: ignore[arg-type]
+    request = PhotoRequest(path=Path(name), spec=JobSpec(**spec), data=data)  # type: ignore[arg-type]
     return list(submit_all(settings, [request]))
 
 
 def test_an_upload_is_the_same_job_as_its_file(settings: Settings, photo: Path, connection: redis.Redis) -> None:
     [sent] = upload(settings, photo.read_bytes(), "beach/ä.png")
     assert sent.is_new
-    [from_file] = submit_all(settings, [Request(path=photo, spec=JobSpec())], connection=connection)
+    [from_file] = submit_all(settings, [PhotoRequest(path=photo, spec=JobSpec())], connection=connection)
     assert (from_file.id, from_file.is_new, from_file.seed) == (sent.id, False, sent.seed)
     found = view(connection, sent.id)
     assert (found.name, found.photo) == ("ä", "beach/ä.png")  # no path of this machine

@@ -12,10 +12,10 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.watching.directory import signature
-from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, Selection, WatchOptions
+from svdq.producer.watching.folder_config import FileFilter, FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.processor import Processor
 from svdq.producer.watching.scanner import Debounce
-from svdq.producer.watching.state import Event, Record, Report, State
+from svdq.producer.watching.state import Event, FileRecord, OnEvent, State
 
 
 class Bench:
@@ -33,13 +33,13 @@ class Bench:
         *,
         storage_class: type[Storage] = Storage,
         state_class: type[State] = State,
-        report: Report | None = None,
+        report: OnEvent | None = None,
         times: int = 2,
-    ) -> Record | None:
+    ) -> FileRecord | None:
         """Process a file, if it is due; return its record."""
         with state_class(self.settings.home, self.root) as state, session(self.settings) as connection:
             processor = Processor(
-                options=WatchOptions(selection=Selection(recursive=True), stable_for_s=0),
+                options=WatchOptions(selection=FileFilter(recursive=True), stable_for_s=0),
                 storage=storage_class(self.settings.storage),
                 max_pixels=self.settings.max_pixels,
                 state=state,

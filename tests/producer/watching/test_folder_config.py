@@ -11,7 +11,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.settings_loader import PHOTO_KEYS, load_for_watching
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.watching.folder_config import FolderConfig, Selection
+from svdq.producer.watching.folder_config import FileFilter, FolderConfig
 
 FLAGS = JobSpec(options=(SubmitOptions(frames=14, fps=6),), priority="low")
 
@@ -139,7 +139,7 @@ def test_keys_are_those_of_the_flags() -> None:
     "name", ["a.jpg", "IMG_0001.JPG", "a b.jpeg", "x.png", "y.WebP", "scan.tif", "phone.heic", "ü.bmp"]
 )
 def test_suffixes_ignore_case(name: str) -> None:
-    assert Selection().matches(name)
+    assert FileFilter().matches(name)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def test_suffixes_ignore_case(name: str) -> None:
     ],
 )
 def test_hidden_and_temporary_files_are_not_photos(name: str) -> None:
-    assert not Selection(recursive=True).matches(name)
+    assert not FileFilter(recursive=True).matches(name)
 
 
 def test_temporary_files_match_no_pattern() -> None:
-    everything = Selection(globs=("*",))
+    everything = FileFilter(globs=("*",))
     assert everything.matches("notes.txt")
     assert not everything.matches("a.jpg.part")
     assert not everything.matches(".a.jpg")
@@ -174,13 +174,13 @@ def test_temporary_files_match_no_pattern() -> None:
 
 
 def test_subfolders_need_recursive() -> None:
-    assert not Selection().matches("day/a.jpg")
-    assert Selection(recursive=True).matches("day/a.jpg")
-    assert Selection(recursive=True).matches("day/roll/a.jpg")
+    assert not FileFilter().matches("day/a.jpg")
+    assert FileFilter(recursive=True).matches("day/a.jpg")
+    assert FileFilter(recursive=True).matches("day/roll/a.jpg")
 
 
 def test_globs_match_names_and_with_a_slash_paths() -> None:
-    selection = Selection(recursive=True, globs=("*.jpg", "scans/*.TIF"))
+    selection = FileFilter(recursive=True, globs=("*.jpg", "scans/*.TIF"))
     assert selection.matches("day/A.JPG")
     assert selection.matches("scans/a.tif")
     assert not selection.matches("other/a.tif")
@@ -189,7 +189,7 @@ def test_globs_match_names_and_with_a_slash_paths() -> None:
 
 def test_other_files_are_reported_only_without_globs() -> None:
     for name in ("raw.NEF", "form.pdf", "a.jpg"):
-        assert Selection().includes(name)
+        assert FileFilter().includes(name)
     for name in (".hidden.pdf", "form.pdf.part", "svdq.toml", "day/raw.NEF"):
-        assert not Selection().includes(name)
-    assert not Selection(globs=("*.jpg",)).includes("raw.NEF")
+        assert not FileFilter().includes(name)
+    assert not FileFilter(globs=("*.jpg",)).includes("raw.NEF")

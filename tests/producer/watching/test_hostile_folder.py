@@ -15,7 +15,7 @@ from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.watching.folder_config import Selection, WatchOptions
+from svdq.producer.watching.folder_config import FileFilter, WatchOptions
 from svdq.producer.watching.state import Event
 from svdq.producer.watching.watcher import watch
 
@@ -35,7 +35,9 @@ def once(settings: Settings, inbox: Path) -> Once:
 
     def once(on_success: str = "delete", storage: Path | None = None) -> list[Event]:
         events: list[Event] = []
-        options = WatchOptions(selection=Selection(recursive=True), stable_for_s=0.05, on_success=on_success, once=True)
+        options = WatchOptions(
+            selection=FileFilter(recursive=True), stable_for_s=0.05, on_success=on_success, once=True
+        )
         own = load_settings(storage=str(storage)) if storage else settings
         watch(own, inbox, JobSpec(), options, events.append, threading.Event().is_set)
         return events[1:-1]

@@ -13,7 +13,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.watching.scanner import Debounce
-from svdq.producer.watching.state import Event, Record, State
+from svdq.producer.watching.state import Event, FileRecord, State
 from tests.producer.watching import bench as shared
 
 
@@ -36,7 +36,7 @@ def kill_at_report(event: Event) -> None:
 class LethalState(State):
     """Is killed before it remembers or forgets a file."""
 
-    def put(self, path: str, record: Record) -> None:
+    def put(self, path: str, record: FileRecord) -> None:
         raise Killed
 
     def remove(self, path: str) -> None:
@@ -46,7 +46,7 @@ class LethalState(State):
 class Bench(shared.Bench):
     """Each call is as after a restart."""
 
-    def process(self, path: str, **options: Any) -> Record | None:
+    def process(self, path: str, **options: Any) -> FileRecord | None:
         self.waiting = Debounce(0)
         return super().process(path, **options)
 

@@ -7,16 +7,16 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.watching.directory import Signature
-from svdq.producer.watching.folder_config import Selection
-from svdq.producer.watching.state import Record, State
+from svdq.producer.watching.folder_config import FileFilter
+from svdq.producer.watching.state import FileRecord, State
 
 SIGNATURE = Signature(5, 1_700_000_000_123_456_789)
-DONE = Record(SIGNATURE, "submitted", "j1")
+DONE = FileRecord(SIGNATURE, "submitted", "j1")
 
 
 def test_records_survive_a_restart(tmp_path: Path) -> None:
     strange = os.fsdecode(b"day/caf\xe9 'x'.jpg")
-    rejected = Record(SIGNATURE, "rejected")
+    rejected = FileRecord(SIGNATURE, "rejected")
     with State(tmp_path, tmp_path) as state:
         state.put("a.jpg", DONE)
         state.put(strange, rejected)
@@ -40,13 +40,13 @@ def test_a_second_watcher_of_a_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_selection_and_the_skipped_files_are_written_together(tmp_path: Path) -> None:
-    selection = Selection(recursive=True, globs=("*.jpg",))
+    selection = FileFilter(recursive=True, globs=("*.jpg",))
     with State(tmp_path, tmp_path) as state:
         assert state.selection is None
         state.begin(selection, [("a.jpg", SIGNATURE), ("day/b.jpg", SIGNATURE)])
     with State(tmp_path, tmp_path) as state:
         assert state.selection == selection
-        skipped = Record(SIGNATURE, "skipped")
+        skipped = FileRecord(SIGNATURE, "skipped")
         assert [state.get("a.jpg"), state.get("day/b.jpg")] == [skipped, skipped]
 
 
