@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,12 +24,12 @@ from svdq.producer.queue import connect
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.worker.fit import Cards, faster_in_rounds
-from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
 from svdq.worker.launcher.gpus import visible_gpus
-from svdq.worker.launcher.launcher import LaunchOptions, launch
-from svdq.worker.launcher.notifications import Notifications, exit_code, report_of_run
 from svdq.worker.outages import check_storage
 from svdq.worker.run_folder import RankConfig, check_home, rank_options
+
+if TYPE_CHECKING:
+    from svdq.worker.launcher.launcher import LaunchOptions  # needs packages of the extra `worker`
 
 #: A number with a digit too many would fill the memory with processes.
 COUNT = click.IntRange(1, 1000)
@@ -95,6 +95,8 @@ def worker(
       svdq worker --dtype bf16 --compile blocks --metrics-port 9464
     """
     require_torch("a worker")
+    from svdq.worker.launcher.launcher import LaunchOptions
+
     settings = load_settings(
         model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit, notify=notify or None
     )
@@ -106,6 +108,8 @@ def worker(
 
 @contextlib.contextmanager
 def _logging(log_format: str) -> Iterator[None]:
+    from svdq.worker.health.rank_log import JsonFormatter, TextFormatter  # needs packages of the extra `worker`
+
     logging.getLogger("svdq.worker.launcher").setLevel(logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter("%(message)s") if log_format == "text" else JsonFormatter())
@@ -119,7 +123,7 @@ def _logging(log_format: str) -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-def _start(settings: Settings, options: LaunchOptions, report: Path | None) -> int:
+def _start(settings: Settings, options: "LaunchOptions", report: Path | None) -> int:
     """Check all that can be checked before any rank starts, then run."""
     rank = options.rank
     # Not by the types of the options: `svdq deploy` parses them for another user and a later time.
@@ -139,7 +143,7 @@ def _start(settings: Settings, options: LaunchOptions, report: Path | None) -> i
     return _run(settings, model, options, report)
 
 
-def divide(options: LaunchOptions, model: str, cards: Cards) -> LaunchOptions:
+def divide(options: "LaunchOptions", model: str, cards: Cards) -> "LaunchOptions":
     """Give each of two GPUs a group in rounds where this is faster than ranks that hold one expert each."""
     is_open = options.ranks is None and options.groups == 1 and options.rank.experts == "auto"
     if not is_open or options.rank.encoder_rank or cards.number != 2:
@@ -157,8 +161,11 @@ def divide(options: LaunchOptions, model: str, cards: Cards) -> LaunchOptions:
     return replace(options, ranks=1, groups=2)
 
 
-def _run(settings: Settings, model: ResolvedModel, options: LaunchOptions, report: Path | None) -> int:
+def _run(settings: Settings, model: ResolvedModel, options: "LaunchOptions", report: Path | None) -> int:
     """Run until the end, print the summary of a burst, and return the exit code."""
+    from svdq.worker.launcher.launcher import launch
+    from svdq.worker.launcher.notifications import Notifications, exit_code, report_of_run
+
     started_at = datetime.now().astimezone()
     with Notifications(settings) as notifications:
         ending = launch(settings, model, options)
