@@ -1,7 +1,9 @@
 """Memory stays flat while a group renders a thousand videos."""
 
+import ctypes
 import gc
 import socket
+import sys
 import threading
 import time
 import tracemalloc
@@ -74,6 +76,8 @@ class MeasuringSource(Source):
     def _measure(self) -> None:
         time.sleep(0.2)  # until the last threads have let go
         gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)  # the allocator of a busy machine keeps what was freed
         self.measured.append((tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss))
 
 
@@ -137,6 +141,6 @@ def test_two_hundred_videos_in_rounds_take_no_more_memory_than_forty(
         tracemalloc.stop()
     assert (lost, source.failures) == ([], [])
     (objects, resident), (objects_at_end, resident_at_end) = source.measured
-    # What is kept of each round. The allocator of a busy machine keeps up to 28 MB more of what was freed.
+    # A model that was kept at each of the 20 rounds in between would have 20 times its 0.7 MB.
     assert objects_at_end - objects < 1 * MIB
-    assert resident_at_end - resident < 60 * MIB
+    assert resident_at_end - resident < 10 * MIB
