@@ -136,7 +136,7 @@ _JOB_OPTIONS = (
         "--then",
         metavar="PROMPT",
         multiple=True,
-        help="Continue the video from its last frame with this prompt, '' for none, as a job of its own; repeatable.",
+        help="Continue the video from its last frame with this prompt, '' for none, in a separate job; repeatable.",
     ),
     click.option(
         "--name",

@@ -59,7 +59,7 @@ def draw(
         yield from blank
         yield _group_title(each, len(jobs))
         first = each.ranks[0]
-        if first.loras or first.defaults:  # what a model file makes of its base, in a line of its own that may wrap
+        if first.loras or first.defaults:  # how a model file changes its base, on a separate line, which may wrap
             loras = f" with {', '.join(first.loras)}" if first.loras else ""
             yield Text(printable(f"model {first.model}{loras}"), style="dim")
         yield _rank_table(each, snapshot.names, options)

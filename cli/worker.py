@@ -157,7 +157,7 @@ def divide(options: "LaunchOptions", model: str, cards: Cards) -> "LaunchOptions
     why = "the only way that fits"
     if not math.isinf(share):
         why = f"about {share:.0%} faster than `--ranks 2 --experts bound`"
-    echo(f"Each GPU works in rounds of its own, {why}.", err=True)
+    echo(f"Each GPU runs its own group, in rounds: {why}.", err=True)
     return replace(options, ranks=1, groups=2)
 
 
