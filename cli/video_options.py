@@ -30,6 +30,7 @@ _OPEN_DEFAULTS = {
     "seed": "random, and recorded",
     "decode_chunk_size": "as many as fit into memory",
     "interpolate": "none",
+    "model": "any of the family",
     "prompt": "that of a .txt beside the photo, or none",
 }
 _MODELS_OWN = "the model's own"
@@ -188,6 +189,7 @@ def read_spec(
     """Convert the values of `job_options` and `parameter_options`; asks which model workers run if that decides."""
     from datetime import datetime
 
+    from svdq.producer.job import model_stem
     from svdq.producer.submitting.job_spec import JobSpec, read_folder
     from svdq.producer.submitting.model_choice import expected_model
     from svdq.producer.text import parse_future
@@ -195,7 +197,7 @@ def read_spec(
     plain = {name: values.pop(name) for name in ("variations", "priority", "name", "force", "then")}
     return JobSpec(
         options=with_defaults_from(like, sweep(read_options(**values), sweeps)),
-        model=expected_model(settings),
+        model=expected_model(settings, stem=values["model"] and model_stem(values["model"])),
         folder=read_folder(folder),
         at=parse_future(at, "--at", datetime.now().astimezone()) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),

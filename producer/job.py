@@ -14,6 +14,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from svdq.pipeline.models.families import PARAMETERS, class_for
+from svdq.pipeline.models.model_file import SUFFIX
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, VideoParameters
@@ -45,6 +46,14 @@ class Job(VideoParameters):
         description="Frames a second of the files, by frames interpolated between those of the model",
     )
     boomerang: bool = Field(default=False, exclude_if=not_, description="Play the video forward and back")
+    #: The last part of its name; None for any model of the family.
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        exclude_if=lambda value: value is None,
+        description="Model that makes the video, by the last part of its name, where workers run several",
+    )
     #: A link of a chain: its last frame is kept, and its file begins with the chain up to it.
     chained: bool = Field(default=False, exclude_if=not_)
 
@@ -59,6 +68,11 @@ class Job(VideoParameters):
         if not name.isprintable() or "/" in name or "\\" in name or name.startswith("."):
             raise ValueError(f"{name!r} cannot be the name of a file")
         return name
+
+    @field_validator("model")
+    @classmethod
+    def _model_is_a_stem(cls, name: str | None) -> str | None:
+        return name and cls._name_is_a_file_name(model_stem(name))
 
     @field_validator("folder")
     @classmethod
@@ -115,6 +129,11 @@ class Job(VideoParameters):
         content = self.model_dump_json(exclude=left_out)
         asked_for = {name: value for name, value in (("name", given_name), ("variation", variation)) if value}
         return hashlib.sha256(f"{content}{json.dumps(asked_for) if asked_for else ''}{nonce}".encode()).hexdigest()[:20]
+
+
+def model_stem(name: str) -> str:
+    """Return the last part of a folder, hub id or model file: a model's name without a path of this machine."""
+    return name.rstrip("/").rpartition("/")[2].removesuffix(SUFFIX)
 
 
 class SvdJob(Job, SvdParameters):

@@ -29,6 +29,7 @@ from svdq.producer.queue import (
     fetch_many,
     is_ours,
     no_such_job,
+    queue_of,
     queues,
     read_arguments,
     statuses,
@@ -283,7 +284,7 @@ def _retry(
         job.meta = {}
         if notes:
             job.kwargs = job.kwargs | {"notes": notes}
-        queue = SvdqQueue(f"svdq-{priority}" if priority else job.origin, connection=connection)
+        queue = _queue_for(job, priority)
         job.origin = queue.name
         job._dependency_ids = list({*unfinished(connection, after), *_going(connection, before)})
         if at is None and not job._dependency_ids:
@@ -347,14 +348,22 @@ def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | N
     if priority is not None:
         check_priority(priority)
     (job,) = check(connection, "move", [job_id])
-    target = SvdqQueue(f"svdq-{priority}" if priority else job.origin, connection=connection)
-    _move(job, target, "lpush" if front else "rpush", job_id)
+    _move(job, _queue_for(job, priority), "lpush" if front else "rpush", job_id)
 
 
 def place(connection: redis.Redis, job_id: str, before: str) -> None:
     """Move a queued job before another one, with the priority of that; raises as `check`."""
     job, other = check(connection, "move", [job_id, before])
-    _move(job, SvdqQueue(other.origin, connection=connection), "linsert", "before", before, job_id)
+    target = SvdqQueue(other.origin, connection=connection)
+    if target.model != _queue_for(job).model:
+        raise InputError(f"Job {job_id!r} is for another model than {before!r}, so it waits in another queue.")
+    _move(job, target, "linsert", "before", before, job_id)
+
+
+def _queue_for(job: rq.job.Job, priority: str | None = None) -> SvdqQueue:
+    """Return the queue of a job, or that of another priority for the same model."""
+    queue = SvdqQueue(job.origin, connection=job.connection)
+    return queue_of(job.connection, priority, queue.model) if priority else queue
 
 
 def _move(job: rq.job.Job, target: SvdqQueue, *command: str) -> None:

@@ -42,6 +42,11 @@ class SvdqQueue(rq.Queue):
 
     job_class = UntrustedJob
 
+    @property
+    def model(self) -> str:
+        """The model that alone makes its videos; "" for the queues of all models."""
+        return self.name.partition(":")[2]
+
     def __init__(self, name: str = "svdq-default", connection: redis.Redis | None = None, **options: Any) -> None:
         options["serializer"] = options.get("serializer") or JSONSerializer
         super().__init__(name, connection, **options)
@@ -53,8 +58,17 @@ def render(**parameters: Any) -> None:
 
 
 def queues(connection: redis.Redis) -> list[SvdqQueue]:
-    """Return all our queues, most urgent first."""
-    return [SvdqQueue(name, connection=connection) for name in keys.QUEUE_NAMES]
+    """Return all our queues, most urgent first; of a priority, those of models before that of all."""
+    found: Any = connection.smembers(SvdqQueue.redis_queues_keys)
+    names = (key.decode(errors="replace").removeprefix(SvdqQueue.redis_queue_namespace_prefix) for key in found)
+    known = {*keys.QUEUE_NAMES, *filter(is_queue, names)}
+    ordered = sorted(known, key=lambda name: (keys.QUEUE_NAMES.index(name.partition(":")[0]), ":" not in name, name))
+    return [SvdqQueue(name, connection=connection) for name in ordered]
+
+
+def is_queue(name: str) -> bool:
+    """Return whether a queue of RQ is one of ours."""
+    return name.partition(":")[0] in keys.QUEUE_NAMES
 
 
 def server_url(settings: Settings) -> str:
@@ -161,9 +175,14 @@ def check_priority(priority: object) -> None:
         raise InputError(f"There is no priority {priority!r}; choose one of {', '.join(keys.PRIORITIES)}.")
 
 
-def queue_of(connection: redis.Redis, priority: str) -> SvdqQueue:
-    """Return the queue of a priority."""
-    return SvdqQueue(f"svdq-{priority}", connection=connection)
+def priority_of(name: str) -> str:
+    """Return the priority of the jobs of a queue."""
+    return name.partition(":")[0].removeprefix("svdq-")
+
+
+def queue_of(connection: redis.Redis, priority: str, model: str | None = None) -> SvdqQueue:
+    """Return the queue of a priority, or that of its jobs for one model."""
+    return SvdqQueue(f"svdq-{priority}:{model}" if model else f"svdq-{priority}", connection=connection)
 
 
 def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
@@ -219,4 +238,4 @@ def read_job(rq_job: rq.job.Job) -> Job | None:
 
 def is_ours(rq_job: rq.job.Job) -> bool:
     """Return whether a job is in one of our queues: other programs may use the same Redis."""
-    return rq_job.origin in keys.QUEUE_NAMES
+    return is_queue(rq_job.origin)

@@ -20,7 +20,8 @@ from svdq.producer.settings import ENV_PREFIX, SECRETS, Settings, absolute, defa
 
 FILE_NAME = "svdq.toml"
 MAX_FILE_BYTES = 1 << 16
-PHOTO_KEYS = (*PARAMETER_KEYS, "priority")  # of photos in the file's folder, with `svdq watch`
+#: Of photos in the file's folder, with `svdq watch`; `model` is a setting there.
+PHOTO_KEYS = (*(name for name in PARAMETER_KEYS if name != "model"), "priority")
 
 
 def load_settings(**flags: Any) -> Settings:

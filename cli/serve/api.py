@@ -24,8 +24,9 @@ from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PROMPTS, VideoRequest, read_request
 from svdq.cli.serve.now import estimate_views
-from svdq.cli.serve.videos import JOB_ID, STATUS, failure_of, model_stem, video_object
-from svdq.producer.keys import QUEUE_NAMES
+from svdq.cli.serve.videos import JOB_ID, STATUS, failure_of, video_object
+from svdq.producer.job import model_stem
+from svdq.producer.queue import is_queue
 from svdq.producer.results.prune import claim, release
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView, view_many
@@ -75,9 +76,11 @@ async def live(_request: Request) -> Response:
 
 
 async def queue(request: Request) -> Response:
-    """Return how many jobs wait for a worker, 0 while intake is paused; KEDA and the like start workers by it."""
+    """Return how many jobs wait for a worker, or for one of a model, 0 while intake is paused; KEDA starts workers."""
     snapshot = await request.app.state.snapshots.get()
-    waiting = sum(counts["queued"] for counts in snapshot.queues.values())
+    model = request.query_params.get("model")
+    wanted = (name for name in snapshot.queues if model is None or name.partition(":")[2] in ("", model))
+    waiting = sum(snapshot.queues[name]["queued"] for name in wanted)
     return Json({"waiting": 0 if snapshot.pauses else waiting})
 
 
@@ -152,11 +155,16 @@ async def _read_fields(
     request: Request, fields: Sequence[tuple[str, Any]], base: SubmitOptions | None = None
 ) -> VideoRequest:
     backend = request.app.state.backend
-    model = await backend.read(lambda connection: expected_model(backend.settings, connection))
+    wanted, names = str(dict(fields).get("model") or ""), await _models(request)
+    # Of a model that runs alone, the job is the same as without its name.
+    stem = model_stem(wanted) if wanted and len(names) > 1 else None
+    model = await backend.read(lambda connection: expected_model(backend.settings, connection, stem))
     asked = read_request(fields, datetime.now().astimezone(), model, base)
-    if asked.model:
-        _find_model(asked.model, await _models(request), HTTPStatus.BAD_REQUEST)
-    return asked
+    if not asked.model:
+        return asked
+    _find_model(asked.model, names, HTTPStatus.BAD_REQUEST)
+    options = tuple(replace(each, model=stem) for each in asked.spec.options)
+    return replace(asked, spec=replace(asked.spec, options=options))
 
 
 async def list_videos(request: Request) -> Response:
@@ -312,7 +320,7 @@ async def _find(request: Request) -> JobView:
 async def _view(request: Request, video_id: str) -> JobView:
     views: list[JobView] = await request.app.state.backend.read(lambda connection: view_many(connection, [video_id]))
     # Other programs may have jobs in the same Redis. A record that cannot be read has no queue.
-    if not views or views[0].queue not in (*QUEUE_NAMES, ""):
+    if not views or (views[0].queue and not is_queue(views[0].queue)):
         raise no_such_video(video_id)
     return views[0]
 

@@ -85,7 +85,11 @@ def fields(family: str, defaults: Mapping[str, Any]) -> list[FormField]:
     """Return the fields of all parameters of a family's videos, the main ones first; with a model file's defaults."""
     rules, job = rules_of(family), JOBS[family]
     rules = {name: rule | ({"default": defaults[name]} if name in defaults else {}) for name, rule in rules.items()}
-    found = [_field(name, rules[name], job.frame_step) for name in VIDEO_FIELDS if name in rules and name != "family"]
+    found = [
+        _field(name, rules[name], job.frame_step)
+        for name in VIDEO_FIELDS
+        if name in rules and name not in ("family", "model")
+    ]
     shapes = (*SHAPES.get(family, SHAPES["svd"][:1]), ("other", "other…"))
     size = "{width}x{height}".format_map(defaults) if {"width", "height"} <= defaults.keys() else "auto"
     shapes = shapes if size in dict(shapes) else ((size, size), *shapes)

@@ -19,11 +19,11 @@ from svdq.cli.formatting import condition_reason
 from svdq.cli.serve.api_errors import ApiError, RedisAwayError
 from svdq.cli.serve.backend import FRESH_S, Shared
 from svdq.cli.serve.form import families
-from svdq.cli.serve.videos import model_stem
 from svdq.cli.view import progress_of
 from svdq.producer import keys
+from svdq.producer.job import model_stem
 from svdq.producer.job_control import SUSPENDED
-from svdq.producer.keys import QUEUE_NAMES, STATUSES
+from svdq.producer.keys import STATUSES
 from svdq.producer.queue import queues
 from svdq.producer.status.estimates import Estimate, estimate_jobs
 from svdq.producer.status.job_view import JobView, view_many
@@ -67,6 +67,7 @@ def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot, mo
     warnings = _warnings(snapshot, num_waiting, disk) + ([problem] if problem else [])
     return {
         "families": families(running, model) if running else [],
+        "models": {model_stem(name): family for name, family in running.items()},
         "paused": bool(snapshot.pauses),
         "warnings": warnings,
         "videos_per_hour": snapshot.videos_per_hour,
@@ -115,7 +116,7 @@ def _first_waiting(connection: redis.Redis) -> list[str]:
 
 def estimate_views(connection: redis.Redis, views: Sequence[JobView], snapshot: Snapshot) -> dict[str, Estimate]:
     """Estimate when jobs will be done, by id; only those that wait in a queue or are started are in the result."""
-    places = {view.id: view.queue for view in views if view.status == "queued" and view.queue in QUEUE_NAMES}
+    places = {view.id: view.queue for view in views if view.status == "queued"}
     waiting = replace(snapshot.waiting, num_ahead=num_ahead(connection, places) if places else {})
     return estimate_jobs(views, waiting, snapshot.groups, snapshot.pauses, snapshot.no_group)
 
@@ -132,6 +133,8 @@ def _waiting(job: JobView, estimate: Estimate) -> dict[str, Any]:
     state = {"scheduled": "waits for its time", "deferred": "waits for others"}.get(job.status, "")
     if job.scheduled_at is not None and job.scheduled_at <= datetime.now(UTC):
         state = "waits for a worker"
+    elif job.status == "queued" and estimate.num_ahead is None:
+        state = estimate.reason
     if estimate.num_ahead is not None:
         state = "next" if estimate.num_ahead == 0 else f"{estimate.num_ahead:,} before it"
     return _row(job, state, estimate)

@@ -31,8 +31,8 @@ from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer import job_control, keys
-from svdq.producer.job import JOBS
-from svdq.producer.queue import queues, statuses
+from svdq.producer.job import JOBS, model_stem
+from svdq.producer.queue import priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids, running_defaults, running_models
 from svdq.producer.submitting.job_spec import JobSpec
@@ -130,6 +130,7 @@ async def index(request: Request) -> Response:
     given = {
         "families": known,
         "num_offered": len(names),
+        "models": sorted(map(model_stem, running)),
         "suffixes": sorted(SUFFIXES),
         "system_folders": sorted(SYSTEM_FOLDERS),
     }
@@ -181,7 +182,8 @@ async def add(request: Request) -> Response:
         wanted = read_spec(given, has_last_photo=last_photo is not None)
         if family := wanted.options[0].family:  # settings that are as in the form are not sent
             defaults = await request.app.state.backend.read(running_defaults)
-            model = ExpectedModel(name="", family=family, is_configured=False, defaults=defaults.get(family, {}))
+            own = defaults.get(wanted.options[0].model or family, {})
+            model = ExpectedModel(name="", family=family, is_configured=False, defaults=own)
             wanted = replace(wanted, model=model)
         submissions, _ = await request.app.state.backend.create(
             form.files[PHOTO], name, wanted, source=source, last_photo=last_photo
@@ -344,7 +346,7 @@ def _act(connection: redis.Redis, asked: _Action) -> dict[str, InputError]:
         case "front":
             for job_id in asked.ids:
                 try:  # to the front of the most urgent queue that has any
-                    priorities = [queue.name.removeprefix("svdq-") for queue in queues(connection) if queue.count]
+                    priorities = [priority_of(queue.name) for queue in queues(connection) if queue.count]
                     job_control.move(connection, job_id, front=True, priority=next(iter(priorities), None))
                 except InputError as error:
                     problems[job_id] = error
@@ -360,7 +362,7 @@ async def repeat(request: Request) -> Response:
     options = options_of(view).overridden(changes)
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(SEED_BITS))
-    priority = view.queue.removeprefix("svdq-") or "default"
+    priority = priority_of(view.queue) or "default"
     wanted = JobSpec(options=(options,), priority=priority)
     wanted.check(label_of)
     [[submission], _] = await backend.create_again(view, wanted)

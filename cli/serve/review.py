@@ -12,10 +12,10 @@ from typing import Any
 import redis
 
 from svdq.cli.serve.form import label_of
-from svdq.cli.serve.videos import files_of, model_stem
+from svdq.cli.serve.videos import files_of
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
-from svdq.producer.job import VIDEO_FIELDS, parse_job
+from svdq.producer.job import VIDEO_FIELDS, model_stem, parse_job
 from svdq.producer.queue import statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
 from svdq.producer.results.prune import video_files

@@ -7,7 +7,8 @@ from typing import Any
 from svdq.cli.serve.fields import USUAL
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.producer import keys
-from svdq.producer.job import NAMING
+from svdq.producer.job import NAMING, model_stem
+from svdq.producer.queue import priority_of
 from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView
@@ -22,11 +23,6 @@ STATUS = {
     "started": "in_progress",
     "finished": "completed",
 }
-
-
-def model_stem(name: str) -> str:
-    """Return the last part of a folder or hub id: a model's name without a path of this machine."""
-    return name.rstrip("/").rpartition("/")[2]
 
 
 def video_object(view: JobView, estimate: Estimate, model: str) -> dict[str, Any]:
@@ -82,7 +78,7 @@ def _own(view: JobView, estimate: Estimate) -> dict[str, Any]:
         "eta_s": None if estimate.eta_s is None else round(estimate.eta_s, 1),
         "eta_reason": estimate.reason or None,
         "at": rfc3339(view.scheduled_at) if view.scheduled_at else None,
-        "priority": view.queue.removeprefix("svdq-"),
+        "priority": priority_of(view.queue),
         "duration_s": None if view.duration_s is None else round(view.duration_s, 3),
         "ignored": ignored,
         "notice": " ".join(notices) or None,

@@ -12,6 +12,7 @@ from rq.job import JobStatus
 from svdq.pipeline.models.families import PARAMETERS, class_for
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import ShapeCosts
+from svdq.producer.job import model_stem
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupStatus, conditions_of
 
@@ -82,9 +83,12 @@ def estimate_jobs(
     rounds = [group.intake for group in takers if group.intake and group.intake.round_size]
     size = max((intake.round_size for intake in rounds), default=1)
     before_s = min((_rest_s(group) for group in takers), default=0.0)
+    wanted = {view.id: view.parameters for view in views}
     for job_id, shape in queued.items():
         number, own_s = num_ahead[job_id], alone_s[shape]
-        if own_s is None or interval_s is None:
+        if reason := _no_model(wanted[job_id], groups):
+            found[job_id] = Estimate(reason=reason)
+        elif own_s is None or interval_s is None:
             found[job_id] = Estimate(num_ahead=number, reason=why_none)
         else:
             num_before = (number // size + 1) * size - 1  # those of a round end together
@@ -114,6 +118,7 @@ def estimate_all(
     found = _of_started(in_flight, groups, no_group)
     ends = list(found.values())
     reason = next((end.reason for end in ends if end.reason), "")
+    reason = reason or next(filter(None, (_no_model(each, groups) for each in waiting.sample)), "")
     if reason or not waiting.num_jobs:
         return Estimate(eta_s=None if reason else max((end.eta_s or 0.0 for end in ends), default=0.0), reason=reason)
     takers, why_none = _takers(groups, pauses, no_group)
@@ -157,6 +162,13 @@ def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str)
     if not open_:
         return [], DRAINING
     return measured, UNMEASURED
+
+
+def _no_model(parameters: Parameters, groups: Sequence[GroupStatus]) -> str:
+    """Say that workers run, but not the model that a job is for; else ""."""
+    name = parameters.get("model")
+    has_worker = not name or not groups or any(model_stem(group.ranks[0].model) == name for group in groups)
+    return "" if has_worker else f"No worker runs the model {name}."
 
 
 def _rest_s(group: GroupStatus) -> float:

@@ -160,7 +160,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         outputs=made.outputs,
         error=error,
         notice=made.notice or meta.notice,
-        model=made.model,
+        model=made.model or str(parameters.get("model") or ""),
         parameters=parameters,
         photo=arguments.photo if arguments else "",
         source=arguments.source if arguments else "",

@@ -17,8 +17,9 @@ from rq.worker import Worker
 
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer import keys
+from svdq.producer.job import model_stem
 from svdq.producer.keys import STATUSES
-from svdq.producer.queue import SvdqQueue, queues
+from svdq.producer.queue import SvdqQueue, is_queue, queues
 from svdq.producer.records import Record
 from svdq.producer.status.ranks import read_groups
 
@@ -57,7 +58,8 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
         found.setdefault(name, dict.fromkeys(STATUSES, 0))[status] += number
     for of_queue in found.values():
         of_queue["failed"] -= of_queue["stopped"]
-    return found
+    # That of a model stays in RQ's list without jobs.
+    return {name: of_queue for name, of_queue in found.items() if name in keys.QUEUE_NAMES or any(of_queue.values())}
 
 
 def num_ended_since(connection: redis.Redis, since: float) -> tuple[int, int]:
@@ -138,15 +140,23 @@ def scan_ids(connection: redis.Redis) -> Iterator[bytes]:
 
 def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, int]:
     """Count the jobs taken before queued ones, by id; `places` are names of queues by id. Omits jobs that left."""
-    lists = {queue.name: queue.key for queue in queues(connection)}
+    found = {queue.name: queue for queue in queues(connection)}
+    places = {job_id: name for job_id, name in places.items() if name in found}
     with connection.pipeline(transaction=False) as pipeline:
-        for key in lists.values():
-            pipeline.llen(key)
+        for queue in found.values():
+            pipeline.llen(queue.key)
         for job_id, name in places.items():
-            pipeline.lpos(lists[name], job_id)
+            pipeline.lpos(found[name].key, job_id)
         answers = pipeline.execute()
-    begins = dict(zip(lists, itertools.accumulate(answers[: len(lists)], initial=0), strict=False))
-    positions = zip(places.items(), answers[len(lists) :], strict=True)
+    lengths = dict(zip(found, answers, strict=False))
+
+    def begin(name: str) -> int:
+        """Count the jobs of more urgent queues, without those that are for other models."""
+        before = itertools.takewhile(lambda other: other != name, found)
+        return sum(lengths[other] for other in before if found[other].model in ("", found[name].model))
+
+    begins = {name: begin(name) for name in set(places.values())}
+    positions = zip(places.items(), answers[len(found) :], strict=True)
     return {job_id: begins[name] + position for (job_id, name), position in positions if position is not None}
 
 
@@ -169,7 +179,7 @@ WorkerState = Literal["running", "starting", "none"]
 
 
 def _ours(names: str) -> list[str]:
-    return [name for name in names.split(",") if name in keys.QUEUE_NAMES]
+    return [name for name in names.split(",") if is_queue(name)]
 
 
 class WorkerView(Record):
@@ -223,11 +233,12 @@ def running_models(connection: redis.Redis) -> dict[str, str | None]:
 
 
 def running_defaults(connection: redis.Redis) -> dict[str, dict[str, Any]]:
-    """Return the defaults of the model files that workers run, by family; of families with several, none."""
+    """Return the defaults of the model files that workers run, by model and family; of families with several, none."""
     found: dict[str, dict[str, Any]] = {}
     for rank in (group.ranks[0] for group in read_groups(connection)):
-        if found.setdefault(rank.family, rank.defaults) != rank.defaults:
-            found[rank.family] = {}
+        for name in (rank.family, model_stem(rank.model)):
+            if found.setdefault(name, rank.defaults) != rank.defaults:
+                found[name] = {}
     return found
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import redis
 from rq.job import JobStatus
 
-from svdq.producer import keys
 from svdq.producer.job_control import pauses
 from svdq.producer.queue import queues, read_job
 from svdq.producer.status import registries
@@ -147,11 +146,7 @@ def estimate(
             break
         known |= more
     views = list(known.values())
-    queued = {
-        view.id: view.queue
-        for view in views
-        if view.status == JobStatus.QUEUED.value and view.queue in keys.QUEUE_NAMES
-    }
+    queued = {view.id: view.queue for view in views if view.status == JobStatus.QUEUED.value}
     waiting = read_waiting(connection, registries.counts(connection), queued) if queued else Backlog()
     no_group = NO_WORKER if groups else _no_group(registries.worker_state(connection))
     return estimate_jobs(views, waiting, groups, pauses(connection), no_group)
@@ -164,7 +159,7 @@ def read_waiting(
     num_jobs = {name: by_status["queued"] for name, by_status in of_queues.items()}
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
-            number = num_jobs[queue.name]
+            number = num_jobs.get(queue.name, 0)
             length = math.ceil(number * min(1, SAMPLED / max(1, sum(num_jobs.values()))) / SLICES)
             for first in range(0, number, max(1, length, math.ceil(number / SLICES))):
                 pipeline.lrange(queue.key, first, first + length - 1)

@@ -72,7 +72,7 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
     rq_jobs = []
     with connection.pipeline(transaction=False) as pipeline:
         for entry in entries:
-            queue = queue_of(connection, entry.priority)
+            queue = queue_of(connection, entry.priority, entry.job.model)
             rq_job = new_rq_job(queue, entry)
             if entry.at is None:
                 rq_job.enqueued_at = now()
@@ -128,7 +128,7 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
     As in RQ, a canceled job keeps the jobs after it waiting, until it is retried or they are canceled. Raises
     InputError if there is no such other job, it is canceled already, or the id is taken by an unreadable record.
     """
-    queue = queue_of(connection, entry.priority)
+    queue = queue_of(connection, entry.priority, entry.job.model)
     while True:
         with connection.pipeline() as pipeline, contextlib.suppress(WatchError, NoSuchJobError):
             pipeline.watch(*map(key_of, (entry.job_id, *parent_ids)))  # type: ignore[no-untyped-call]

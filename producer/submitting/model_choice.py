@@ -2,17 +2,17 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
-from svdq.pipeline.models.model_file import SUFFIX, is_model_file, read_model_file
+from svdq.pipeline.models.model_file import is_model_file, read_model_file
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.embedded_redis import running_url
-from svdq.producer.job import JOBS
+from svdq.producer.job import JOBS, model_stem
 from svdq.producer.job_control import retry
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
@@ -32,23 +32,28 @@ def configured_model(settings: Settings) -> ExpectedModel | None:
     return ExpectedModel(name=settings.model, family=family, defaults=defaults)
 
 
-def expected_model(settings: Settings, connection: redis.Redis | None = None) -> ExpectedModel | None:
+def expected_model(
+    settings: Settings, connection: redis.Redis | None = None, stem: str | None = None
+) -> ExpectedModel | None:
     """Return the configured model, else that of the workers if all have models of one family; None if neither says it.
 
-    Without a connection it connects, unless the embedded server is not running; UnavailableError if it cannot.
+    With the `stem` of a name, only a worker's model of that name counts, before the configured one. Without a
+    connection it connects, unless the embedded server is not running; UnavailableError if it cannot.
     """
-    if configured := configured_model(settings):
+    configured = configured_model(settings)
+    if configured and stem in (None, model_stem(configured.name)):
         return configured
     if connection is None:
         if not (settings.redis_url or running_url(settings.home)):
-            return None
+            return configured
         with session(settings) as connection:
-            return expected_model(settings, connection)
-    running = {family: name for name, family in running_models(connection).items() if has_weights(name)}
+            return expected_model(settings, connection, stem)
+    models = running_models(connection).items()
+    running = {family: name for name, family in models if has_weights(name) and stem in (None, model_stem(name))}
     [(family, name), *others] = running.items() or [(None, "")]
     if not family or others:
-        return None
-    defaults = running_defaults(connection).get(family, {})
+        return configured
+    defaults = running_defaults(connection).get(stem or family, {})
     return ExpectedModel(name=name, family=family, is_configured=False, defaults=defaults)
 
 
@@ -72,7 +77,7 @@ def current_models(connection: redis.Redis, settings: Settings) -> dict[str, str
     # Without workers, only an explicit model counts: the workers may use another default.
     asked_for = {settings.model: family_of_model(settings.model)} if "model" in settings.model_fields_set else {}
     models = running_models(connection) or asked_for
-    return {PurePosixPath(name).name.removesuffix(SUFFIX): family for name, family in models.items()}
+    return {model_stem(name): family for name, family in models.items()}
 
 
 def replace_videos(
@@ -85,7 +90,7 @@ def replace_videos(
     for view in view_many(connection, finished) if models and finished else ():
         wanted = view.parameters.get("family", DEFAULT_FAMILY)
         able = {name for name, family in models.items() if family in (None, wanted)}
-        if view.model and able and PurePosixPath(view.model).name not in able:
+        if view.model and able and not {model_stem(view.model), view.parameters.get("model")} & able:
             with contextlib.suppress(InputError):  # another process has just changed it
                 retry(connection, view.id, storage=storage)
                 replaced[view.id] = view.model

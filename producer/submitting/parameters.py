@@ -80,6 +80,7 @@ class SubmitOptions:
     fit: str | None = None
     interpolate: int | None = None
     boomerang: bool | None = None
+    model: str | None = None  # the last part of the name of the only model that may make the videos
     prompt: str | None = None
     negative_prompt: str | None = None
     guidance_scale: float | None = None

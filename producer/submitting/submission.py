@@ -13,6 +13,7 @@ import redis
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.producer.files import make_home
+from svdq.producer.job import model_stem
 from svdq.producer.job_control import unfinished
 from svdq.producer.queue import connect, database_id, read_job, session
 from svdq.producer.records import LINK_NOTE, SOURCE_NOTE
@@ -158,6 +159,9 @@ def submit_all(
         is_open = any(spec.is_open for spec in _specs(requests))
         if is_open and (sentence := why_default(settings, connection)):
             observer.note(sentence)
+        named = {model_stem(each.model) for spec in _specs(requests) for each in spec.options if each.model}
+        for name in sorted(named - models.keys()) if models else ():
+            observer.note(f"No worker runs the model {name}; its videos wait for one.")
         observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
         entries = entries_of(checked)
         has_chains = any(spec.then for _, spec in checked)

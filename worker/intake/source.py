@@ -15,6 +15,7 @@ import redis
 from svdq.pipeline.loop.protocols import Report, Request, Source
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.producer import keys
+from svdq.producer.job import model_stem
 from svdq.producer.queue import ENDED, statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.producer.storage.storage import Storage
@@ -55,7 +56,13 @@ class Intake(Source):
         self._options = options
         self._checkpoints = checkpoints
         self._connection_health = connection_health or ConnectionHealth()
-        self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain, is_burst=options.burst)
+        self._worker = GroupWorker(
+            connection,
+            on_stop=self._stop_job,
+            on_shutdown=self.drain,
+            is_burst=options.burst,
+            model=model_stem(model.name),
+        )
         self._recovery = Recovery(self._worker, options.max_attempts)
         self._wake = threading.Event()
         self._reporter = Reporter(self._worker, checkpoints, self._wake)

@@ -88,11 +88,11 @@ class GroupWorker(RqWorker):
     def num_queued(self) -> int:
         """Count the jobs that wait in the queues, or this group's part of them."""
         with self.connection.pipeline(transaction=False) as pipeline:
-            pipeline.scard(WORKERS_BY_QUEUE_KEY % self.queues[0].name)
             for queue in self.queues:
                 pipeline.llen(queue.key)
-            num_groups, *num_jobs = pipeline.execute()
-        return int(sum(num_jobs) // max(1, num_groups))
+                pipeline.scard(WORKERS_BY_QUEUE_KEY % queue.name)
+            answers = pipeline.execute()
+        return int(sum(num / max(1, num_groups) for num, num_groups in zip(answers[::2], answers[1::2], strict=True)))
 
     def num_scheduled(self) -> tuple[int, int]:
         """Count the due jobs that are not queued yet, and those that are due later."""

@@ -18,6 +18,7 @@ from rq.executions import Execution
 from rq.job import JobStatus
 
 from svdq.producer import keys, processes
+from svdq.producer.queue import queues
 from svdq.producer.untrusted_job import key_of
 from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import CrashSuspect, count_crash, read_count
@@ -107,7 +108,7 @@ class Recovery:
         """Return the jobs of other groups whose leases have expired, and those that such groups had popped."""
         prefix = self._worker.redis_worker_namespace_prefix
         now_s = scripts.server_time(self._connection)
-        for queue in self._worker.queues:
+        for queue in queues(self._connection):  # also of models that no worker runs now
             popped = self._return_popped_to_queue(queue, lambda name: not self._connection.exists(f"{prefix}{name}"))
             ends = self._late(queue, now_s)
             unchanged_s = self._leases.seconds(queue.name, ends)

@@ -18,7 +18,7 @@ from rq.worker_registration import clean_worker_registry
 from svdq.producer import keys, processes
 from svdq.producer.job import Job
 from svdq.producer.job_control import cancel_rest
-from svdq.producer.queue import SvdqQueue, queues
+from svdq.producer.queue import SvdqQueue, queue_of, queues
 from svdq.producer.records import JobArguments
 from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.queue import scripts
@@ -70,10 +70,15 @@ class RqWorker(BaseWorker):
         on_stop: Callable[[str], None],
         on_shutdown: Callable[[], None],
         is_burst: bool = False,
+        model: str | None = None,
     ) -> None:
-        """Make it, without registering it; RQ's listening thread calls `on_stop` with a job id, and `on_shutdown`."""
+        """Make it, without registering it; RQ's listening thread calls `on_stop` with a job id, and `on_shutdown`.
+
+        It takes the jobs of all models, and before them those that are for `model` alone.
+        """
+        names = dict.fromkeys((model, None))
         super().__init__(
-            queues(connection),
+            [queue_of(connection, priority, name) for priority in keys.PRIORITIES for name in names],
             name=processes.worker_name(),
             connection=connection,
             serializer=JSONSerializer,
@@ -135,7 +140,7 @@ class RqWorker(BaseWorker):
     def maintain(self) -> None:
         """Remove expired entries from RQ's registries by Redis' clock, which RQ itself does not; spends no retries."""
         now_s = int(scripts.server_time(self.connection))
-        for queue in self.queues:
+        for queue in queues(self.connection):  # also of models that no worker runs now
             try:
                 queue.finished_job_registry.cleanup(now_s)
                 queue.failed_job_registry.cleanup(now_s)

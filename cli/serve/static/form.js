@@ -12,6 +12,8 @@ const own = (selector) => [...form.querySelectorAll(selector)].filter((field) =>
 let timer = 0;
 let asked = new AbortController();
 let planned = "";
+//: The families of the models that run, null for any, by the names of the models.
+let models = {};
 
 /** The settings that differ from the defaults, by name, as text. */
 export function settings() {
@@ -130,6 +132,7 @@ function restore(saved) {
 export function use(parameters) {
   if (![...byId("family").options].some((option) => option.value === parameters.family)) return;
   byId("family").value = parameters.family;
+  byId("model").value = "";
   showParts();
   const size = `${parameters.width}x${parameters.height}`;
   const known = [...own(".shape")[0].options].some((option) => option.value === size);
@@ -148,11 +151,28 @@ function showParts() {
   });
   byId("at-field").hidden = byId("start").value !== "at";
   form.querySelectorAll(".family").forEach((part) => { part.hidden = part.dataset.family !== byId("family").value; });
+  if (Object.keys(models).length) offerModels();
+}
+
+/** Offer the models of the chosen family where several run; the one that was chosen stays if it does. */
+function offerModels() {
+  const select = byId("model");
+  const found = Object.keys(models).filter((name) => [null, family().dataset.family].includes(models[name])).sort();
+  const names = found.length > 1 ? found : [];
+  byId("model-field").hidden = !names.length;
+  if ([...select.options].map((option) => option.value).join("\n") === ["", ...names].join("\n")) return;
+  const chosen = select.value;
+  select.replaceChildren(new Option("any", ""), ...names.map((name) => new Option(name)));
+  select.value = names.includes(chosen) ? chosen : "";
+  form.dispatchEvent(new Event("change"));
 }
 
 /** Offer the families of the models that run, the first one if the chosen one does not; without workers nothing changes. */
-export function offer(names) {
+export function offer(state) {
+  const names = state.families;
   if (!names.length) return;
+  ({ models } = state);
+  offerModels();
   const select = byId("family");
   const isGone = !names.includes(select.value);
   for (const option of select.options) option.hidden = option.disabled = !names.includes(option.value);

@@ -24,7 +24,7 @@ results.start();
 connect((state) => {
   if (state.outage) return;
   now.show(state);
-  form.offer(state.families);
+  form.offer(state);
   results.refresh(state);
   done.watch(state);
 }, () => {

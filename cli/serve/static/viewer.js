@@ -85,7 +85,8 @@ export function open(result, doing) {
   showMark();
   byId("viewer-before").disabled = !doing.neighbor(-1);
   byId("viewer-next").disabled = !doing.neighbor(1);
-  const made = [["photo", result.photo_name], ["model", result.model], ["job", result.id], ...Object.entries(result.parameters)];
+  const parameters = Object.entries(result.parameters).filter(([name]) => name !== "model");
+  const made = [["photo", result.photo_name], ["model", result.model], ["job", result.id], ...parameters];
   byId("viewer-made").replaceChildren(...made.filter(([, given]) => given !== "").flatMap(([name, given]) => [
     Object.assign(document.createElement("dt"), { textContent: label(name) }),
     Object.assign(document.createElement("dd"), { textContent: value(given) }),

@@ -130,6 +130,7 @@ def test_keys_are_those_of_the_flags() -> None:
         "formats",
         "auto_size",
         "last_image",
+        "model",  # a setting there
     }
     assert set(PHOTO_KEYS) == options | {"size", "format", "priority"}
     assert set(PHOTO_KEYS) <= flags

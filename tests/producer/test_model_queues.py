@@ -1,0 +1,104 @@
+"""Jobs that name a model wait in queues of their own, which only its workers take from."""
+
+import json
+from pathlib import Path
+
+import pytest
+import redis
+
+from svdq.pipeline.errors import InputError
+from svdq.producer import job_control
+from svdq.producer.job import SvdJob
+from svdq.producer.job_control import move, place, retry
+from svdq.producer.queue import queues
+from svdq.producer.results.run_report import jobs_left
+from svdq.producer.settings import Settings
+from svdq.producer.status import snapshot
+from svdq.producer.status.job_view import view
+from svdq.producer.status.ranks import IntakeStatus
+from svdq.producer.status.registries import counts, newest_ids
+from svdq.producer.submitting.model_choice import expected_model
+from tests.conftest import Cli
+from tests.producer.status.test_ranks import rank, save
+from tests.queued import enqueue
+
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+FOUR_STEP = SvdJob.model_validate(JOB.model_dump() | {"model": "/models/4step.toml"})
+
+
+def test_a_job_that_names_a_model_is_another_job_and_the_others_stay() -> None:
+    assert FOUR_STEP.model == "4step"
+    assert "model" not in JOB.model_dump(mode="json")
+    assert FOUR_STEP.digest(seed_was_drawn=True) != JOB.digest(seed_was_drawn=True)
+    for name in ("", "..", ".hidden", "a\nb"):
+        with pytest.raises(ValueError, match="model"):
+            SvdJob.model_validate(JOB.model_dump() | {"model": name})
+
+
+def test_queues_of_models_are_counted_listed_moved_and_retried(connection: redis.Redis) -> None:
+    enqueue(connection, JOB, "any")
+    enqueue(connection, FOUR_STEP, "own")
+    enqueue(connection, FOUR_STEP, "other")
+    assert [queue.name for queue in queues(connection)] == [
+        "svdq-high", "svdq-default:4step", "svdq-default", "svdq-low",
+    ]  # fmt: skip
+    assert counts(connection)["svdq-default:4step"]["queued"] == 2
+    assert jobs_left(connection)["queued"] == 3
+    assert set(newest_ids(connection)) == {"any", "own", "other"}
+
+    move(connection, "own", front=True, priority="high")
+    assert view(connection, "own").queue == "svdq-high:4step"
+    place(connection, "other", "own")
+    assert connection.lrange("rq:queue:svdq-high:4step", 0, -1) == [b"other", b"own"]
+    with pytest.raises(InputError, match="'any' is for another model than 'own'"):
+        place(connection, "any", "own")
+
+    assert dict(job_control.cancel_many(connection, ["own", "other"])) == {"own": "canceled", "other": "canceled"}
+    retry(connection, "own", priority="low")
+    assert view(connection, "own").queue == "svdq-low:4step"
+    job_control.cancel(connection, "own")
+    for registry in ("canceled:svdq-high:4step", "canceled:svdq-low:4step"):
+        connection.delete(f"rq:{registry}")
+    assert list(counts(connection)) == ["svdq-high", "svdq-default", "svdq-low"]  # not what was used once
+
+
+def test_a_job_whose_model_no_worker_runs_says_so_and_holds_up_no_other(connection: redis.Redis) -> None:
+    for number in range(5):
+        enqueue(connection, FOUR_STEP, f"own-{number}")
+    enqueue(connection, JOB, "any")
+    intake = IntakeStatus(worker="w")
+    save(connection, rank(0, intake=intake), rank(1))
+
+    def expected(job_id: str) -> tuple[int | None, str]:
+        found = snapshot.estimate(connection, [view(connection, job_id)])[job_id]
+        return found.num_ahead, found.reason
+
+    assert expected("own-3") == (None, "No worker runs the model 4step.")
+    assert expected("any") == (0, "No worker has finished a video of such a size yet.")
+    assert snapshot.take(connection).estimate.reason == "No worker runs the model 4step."
+    save(connection, rank(0, "there-2", num_ranks=1, intake=intake, model="/models/4step.toml"))
+    assert expected("own-3") == (3, "No worker has finished a video of such a size yet.")
+
+
+def test_a_named_model_decides_family_and_defaults(connection: redis.Redis, settings: Settings) -> None:
+    save(
+        connection,
+        rank(0, "a-1", num_ranks=1, model="xt", family="svd", defaults={"steps": 25}),
+        rank(0, "b-1", num_ranks=1, model="xt-fast", family="svd", defaults={"steps": 4}),
+        rank(0, "c-1", num_ranks=1, model="wan-4step", family="wan"),
+    )
+    assert expected_model(settings, connection) is None
+    fast, wan = (expected_model(settings, connection, name) for name in ("xt-fast", "wan-4step"))
+    assert fast is not None
+    assert wan is not None
+    assert (fast.family, fast.defaults, wan.family) == ("svd", {"steps": 4}, "wan")
+
+
+def test_submit_names_a_model_that_runs_or_says_that_none_does(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+    save(connection, rank(0, num_ranks=1, model="wan-4step", family="wan"))
+    made = svdq("submit", photo, "--model", "wan-4step", "--json")
+    job = view(connection, json.loads(made.stdout)["id"])
+    assert (job.queue, job.parameters["family"], made.stderr) == ("svdq-default:wan-4step", "wan", "")
+    missing = svdq("submit", photo, "--model", "/models/xt.toml")
+    assert missing.stderr.endswith("No worker runs the model xt; its videos wait for one.\n")
+    assert "no worker runs the model xt" in svdq("status", missing.stdout.split()[0]).stdout

@@ -1,0 +1,52 @@
+"""Workers with different models of one family: each takes the jobs that name its model, and those that name none."""
+
+import pytest
+import redis
+
+from svdq.producer.job import SvdJob
+from svdq.producer.status.job_view import view
+from svdq.worker.queue.group_worker import GroupWorker
+from tests.queued import enqueue
+
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+
+
+def test_a_group_takes_the_jobs_for_its_model_first_and_none_for_others(connection: redis.Redis) -> None:
+    for job_id, model, priority in (
+        ("any", None, "default"),
+        ("own", "mine", "default"),
+        ("urgent", None, "high"),
+        ("other", "yours", "high"),
+    ):
+        enqueue(connection, JOB.model_copy(update={"model": model}), job_id, priority)
+    mine, yours = (
+        GroupWorker(connection, on_stop=print, on_shutdown=print, model=model) for model in ("mine", "yours")
+    )
+    mine.start()
+    yours.start()
+    assert mine.num_queued() == 2  # its own, and half of two
+    taken = [mine.pop() for _ in range(4)]
+    assert [each and each.rq_job.id for each in taken] == ["urgent", "own", "any", None]
+    assert yours.num_queued() == 1
+    active = yours.pop()
+    assert active is not None
+    assert active.rq_job.id == "other"
+    yours.succeed(active, {})
+    assert view(connection, "other").status == "finished"
+    mine.end()
+    yours.end()
+
+
+@pytest.mark.slow
+def test_each_worker_makes_the_videos_that_name_its_model(house) -> None:
+    own = [house.submit(model="preview") for _ in range(3)]
+    other = [house.submit(model="simulated:step_ms=1") for _ in range(3)]
+    any_one = house.submit()
+    group = house.start(1, "--burst", wait=False)
+    assert group.end() == 0, group.text
+    assert house.states([*own, any_one]) == ["finished"] * 4
+    assert house.states(other) == ["queued"] * 3
+    group = house.start(1, "--burst", model="simulated:step_ms=1", wait=False)
+    assert group.end() == 0, group.text
+    assert house.states(other) == ["finished"] * 3
+    assert {house.view(job_id).model for job_id in own} == {"preview"}
