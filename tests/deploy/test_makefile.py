@@ -13,7 +13,9 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 def planned(folder: Path) -> str:
     """The commands that `make demo` would run."""
-    return subprocess.run(["make", "-n", "--no-print-directory", "demo"], cwd=folder, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["make", "-n", "--no-print-directory", "demo"], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.fixture
