@@ -64,8 +64,9 @@ def run_rank(process: RankProcess) -> None:
     ending = contextlib.ExitStack()
     family = info.family.name if info.family is not None else ""
     loras = tuple(f"{lora['file']} x {lora['strength']:g}" for lora in info.made_of.get("loras", ()))
-    model_file = {"loras": loras, "defaults": info.facts.get("defaults", {})}
-    description = describe(topology, loaded.device, info.name, info.notice, family, **model_file)
+    about_model = {"loras": loras, "defaults": info.facts.get("defaults", {})}
+    about_model["takes_last_photo"] = info.family is None or info.family.takes_last_photo(info.facts)
+    description = describe(topology, loaded.device, info.name, info.notice, family, **about_model)
     reporter = RankReporter(description, loaded.device)
     tracer = Tracer(on=config.record_trace)
     ending.callback(marker.mark_clean_exit)

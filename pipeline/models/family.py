@@ -87,6 +87,8 @@ class Family:
     step_work: Callable[[VideoParameters, Facts], float]  # of a prediction, in any unit
     #: Reads the facts of a folder; the name is for messages. Raises InputError if svdq cannot run such a model.
     read_facts: Callable[[Path, str], Facts]
+    #: Returns whether a model takes a photo of the last frame.
+    takes_last_photo: Callable[[Facts], bool] = lambda _: False
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.
     complete: Callable[[VideoParameters, Facts], VideoParameters]
     #: Returns the facts that another scheduler changes; None: this family's cannot be changed.

@@ -202,6 +202,19 @@ def _fingerprint(files: Mapping[str, Path], given: ModelFile | None) -> str:
     return digest.hexdigest()[:16]
 
 
+def takes_last_photo(name: str) -> bool:
+    """Return whether a model takes a photo of the last frame, by its name; True if that is not known here."""
+    try:
+        name = read_model_file(Path(name)).base if is_model_file(name) else name
+        folder = find_folder(name)
+        family, _ = family_of(folder, name)
+        return family.takes_last_photo(family.read_facts(folder, name))
+    except InputError:
+        hub_id = name.partition("@")[0]
+        known = (each.takes_last_photo(each.models[hub_id].facts) for each in FAMILIES if hub_id in each.models)
+        return next(known, True)
+
+
 def family_of_model(name: str) -> str | None:
     """Return the family of a model by its name; None if that is not known on this machine.
 

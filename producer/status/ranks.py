@@ -86,6 +86,7 @@ class RankStatus(Record):
     family: str = ""
     loras: tuple[str, ...] = ()  # of a model file: its LoRAs with their strengths, and the parameters that it fills in
     defaults: dict[str, Any] = Field({})
+    takes_last_photo: bool = True  # whether the model takes a photo of the last frame
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
     at: Moment

@@ -242,6 +242,14 @@ def running_defaults(connection: redis.Redis) -> dict[str, dict[str, Any]]:
     return found
 
 
+def takes_last_photo(connection: redis.Redis) -> bool:
+    """Return False if workers run and none starts, and none of their models takes a photo of the last frame."""
+    ranks = [group.ranks[0] for group in read_groups(connection)]
+    now, _ = connection.time()
+    is_known = ranks and not connection.zcount(keys.STARTING, now, "+inf")
+    return not is_known or any(rank.takes_last_photo for rank in ranks)
+
+
 def worker_state(connection: redis.Redis, workers: Sequence[WorkerView] | None = None) -> WorkerState:
     """Say whether any worker takes jobs of ours, or is about to."""
     if view_workers(connection) if workers is None else workers:

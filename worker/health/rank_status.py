@@ -142,7 +142,7 @@ class RankReporter:
 
 
 def describe(
-    topology: Topology, device: torch.device, model_name: str, notice: str = "", family: str = "", **model_file: Any
+    topology: Topology, device: torch.device, model_name: str, notice: str = "", family: str = "", **about_model: Any
 ) -> RankStatus:
     """Return the record of this process with all fields that never change."""
     now = time.time()
@@ -157,7 +157,7 @@ def describe(
         model=model_name,
         family=family,
         notice=notice,
-        **model_file,
+        **about_model,
         started_at=now,
         at=now,
         restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),

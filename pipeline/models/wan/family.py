@@ -262,9 +262,7 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
             raise InputError(
                 f"The {name} of {getattr(parameters, name)} pixels is no multiple of {multiple}, as {ours.title} needs."
             )
-    # diffusers ignores it with expand_timesteps; the transformer of I2V-14B takes the embedding of one image only.
-    is_single = facts["expand_timesteps"] or (facts["has_image_encoder"] and not needs_last_photo(facts))
-    if parameters.has_last_photo and is_single:
+    if parameters.has_last_photo and not takes_last_photo(facts):
         raise InputError(
             f"{ours.title} takes no last frame; leave {'loop' if parameters.loop else 'the last photo'} out, or use a "
             f"model that takes one, such as {I2V_A14B.title}{' (boomerang works with all)' * parameters.loop}."
@@ -277,6 +275,12 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
     if parameters.flow_shift is None:
         parameters = parameters.model_copy(update={"flow_shift": _shift(pixels, facts["scheduler"], ours)})
     return parameters
+
+
+def takes_last_photo(facts: Facts) -> bool:
+    """Return whether a model takes a photo of the last frame."""
+    # diffusers ignores it with expand_timesteps; the transformer of I2V-14B takes the embedding of one image only.
+    return not facts["expand_timesteps"] and (not facts["has_image_encoder"] or needs_last_photo(facts))
 
 
 def needs_last_photo(facts: Facts) -> bool:
@@ -362,6 +366,7 @@ FAMILY = Family(
     num_blocks=lambda facts: int(facts["transformer"]["num_layers"]),
     read_facts=read_facts,
     use_scheduler=use_scheduler,
+    takes_last_photo=takes_last_photo,
     complete=complete,
     prior=prior,
     memory=memory,
