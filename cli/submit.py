@@ -79,8 +79,9 @@ BATCH_HELP = f"""Submit the photos of a list, each with its own parameters.
 FILE is a .csv file whose first line names the columns, or a .jsonl file with an object on each line. Columns are photo
 (a path, relative to the list), last (that of the photo of the last frame), the parameters of `svdq submit`
 ({", ".join(PARAMETER_KEYS)}; also
-width and height instead of size), and priority, at, name and output. An empty or missing field takes the value of the
-option, such as --frames, or else its default, and the prompt that of photo.txt beside photo.jpg.
+width and height instead of size), then (a prompt on each line), priority, at, name and output. An empty or missing
+field takes the value of the option, such as --frames, or else its default, and the prompt that of photo.txt beside
+photo.jpg.
 
 All rows and photos are checked before anything is submitted; each error names the line. One bad row stops the whole
 submission, unless --skip-bad leaves bad rows out. Rows that were submitted before are recognized, so a list can grow

@@ -102,6 +102,12 @@ priority_option = click.option(
     "--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Queue."
 )
 
+then_option = click.option(
+    "--then",
+    metavar="PROMPT",
+    multiple=True,
+    help="Continue the video from its last frame with this prompt, '' for none, in a separate job; repeatable.",
+)
 
 like_option = click.option(
     "--like", type=GivenPath(), metavar="FILE", help="Use that video's parameters and seed; flags win."
@@ -133,12 +139,7 @@ _JOB_OPTIONS = (
         multiple=True,
         help="Queue when that job has finished or failed; ids may be shortened; repeatable.",
     ),
-    click.option(
-        "--then",
-        metavar="PROMPT",
-        multiple=True,
-        help="Continue the video from its last frame with this prompt, '' for none, in a separate job; repeatable.",
-    ),
+    then_option,
     click.option(
         "--name",
         metavar="TEMPLATE",

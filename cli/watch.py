@@ -15,6 +15,7 @@ from svdq.cli.video_options import (
     parameter_options,
     priority_option,
     read_options,
+    then_option,
     with_defaults_from,
 )
 from svdq.pipeline.errors import InputError
@@ -59,6 +60,7 @@ def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: 
 @parameter_options
 @like_option
 @priority_option
+@then_option
 @json_option("event")
 @storage_options
 def watch(
@@ -68,6 +70,7 @@ def watch(
     once: bool,
     like: Path | None,
     priority: str,
+    then: tuple[str, ...],
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
@@ -77,9 +80,9 @@ def watch(
 
     Submitted photos are recorded, so the watcher can be stopped, killed and started again: it then submits the photos
     dropped meanwhile. A file svdq.toml in a folder sets the parameters of the photos in it (frames = 25,
-    size = "576x320", …) and overrides the flags. For models that take prompts, photo.txt beside photo.jpg is its
-    prompt, unless --prompt is given. Files that are not photos are reported once and, unless photos are kept, moved to
-    FOLDER/rejected. Symbolic links are not followed.
+    size = "576x320", …) and overrides the flags. For models that take them, photo.txt beside photo.jpg is its prompt,
+    unless --prompt is given, and photo.last.jpg its last frame. Files that are not photos are reported once and, unless
+    photos are kept, moved to FOLDER/rejected. Symbolic links are not followed.
 
     Ctrl-C or SIGTERM finishes the current photo and exits.
 
@@ -91,7 +94,7 @@ def watch(
     """
     settings = load_for_watching(folder, redis_url=redis_url, storage=storage)
     watching = {name: others.pop(name) for name in ("existing", "stable_for_s", "on_success")}
-    spec = JobSpec(options=with_defaults_from(like, [read_options(**others)]), priority=priority)
+    spec = JobSpec(options=with_defaults_from(like, [read_options(**others)]), priority=priority, then=then)
     selection = FileFilter(recursive=recursive, globs=globs or PHOTO_GLOBS)
 
     def report(event: Event) -> None:

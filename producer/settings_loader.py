@@ -21,7 +21,7 @@ from svdq.producer.settings import ENV_PREFIX, SECRETS, Settings, absolute, defa
 FILE_NAME = "svdq.toml"
 MAX_FILE_BYTES = 1 << 16
 #: Of photos in the file's folder, with `svdq watch`; `model` is a setting there.
-PHOTO_KEYS = (*(name for name in PARAMETER_KEYS if name != "model"), "priority")
+PHOTO_KEYS = (*(name for name in PARAMETER_KEYS if name != "model"), "priority", "then")
 
 
 def load_settings(**flags: Any) -> Settings:

@@ -12,7 +12,7 @@ from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, with_more
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.job_spec import JobSpec, make_job, read_folder
-from svdq.producer.submitting.parameters import SubmitOptions, read_parameters, rules_of
+from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, read_parameters, read_then, rules_of
 from svdq.producer.text import parse_future
 
 #: Words for a photographer; other parameters show their name without underscores.
@@ -56,7 +56,7 @@ SHAPES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 NUM_PLAIN_WORDS = 3  # descriptions of at most this many words say no more than the label
-OWN_FIELDS = ("variations", "priority", "folder", "at")  # fields besides the parameters of a video
+OWN_FIELDS = ("variations", "priority", "folder", "at", "then")  # fields besides the parameters of a video
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,16 +140,18 @@ def _field(name: str, rules: Mapping[str, Any], frame_step: int) -> FormField:
     )
 
 
-def read_spec(given: Mapping[str, str], *, has_last_photo: bool = False) -> JobSpec:
-    """Read a form, whose missing and empty fields have their defaults; raises InputError."""
+def read_spec(given: Mapping[str, str], model: ExpectedModel | None, *, has_last_photo: bool = False) -> JobSpec:
+    """Read a form, whose missing and empty fields have their defaults or those of a model; raises InputError."""
     values = {name: text for name, text in given.items() if text.strip()}
     own = {name: values.pop(name) for name in OWN_FIELDS if name in values}
     spec = JobSpec(
         options=(SubmitOptions(**read_changes(values)),),
+        model=model,
         variations=whole_number(own.get("variations", "1"), "Videos of each photo"),
         priority=own.get("priority", "default"),
         folder=read_folder(own.get("folder", "")),
         at=parse_future(own["at"], "Time", datetime.now().astimezone()) if "at" in own else None,
+        then=read_then(own["then"].strip(), "Then") if "then" in own else (),
     )
     spec = spec.with_last_photo() if has_last_photo else spec
     spec.check(label_of)

@@ -36,7 +36,8 @@ from svdq.producer.queue import priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids, running_defaults, running_models
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SEED_BITS, ExpectedModel
+from svdq.producer.submitting.model_choice import running_model
+from svdq.producer.submitting.parameters import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES, SYSTEM_FOLDERS
 
 FOLDER = Path(__file__).parent
@@ -160,13 +161,21 @@ async def estimate(request: Request) -> Response:
     """Answer when videos would be done that are not queued yet."""
     given = dict(request.query_params)
     num_videos = whole_number(given.pop("num_videos", "1"), "The number of videos")
-    wanted = read_spec(given)
+    wanted = await _read_spec(request, given)
     snapshot = await request.app.state.snapshots.get()
-    found = estimate_of(snapshot, wanted, num_videos, datetime.now().astimezone())
+    found = estimate_of(snapshot, wanted, num_videos * wanted.num_links, datetime.now().astimezone())
     state = request.app.state
     is_local = state.backend.storage.folder is not None
     mean = await state.backend.in_thread(state.older.mean_bytes) if is_local else None
     return Json({"eta_s": found.eta_s, "reason": found.reason, "bytes": mean and mean * num_videos})
+
+
+async def _read_spec(request: Request, given: dict[str, str], **others: bool) -> JobSpec:
+    """Read a form; settings that are as in it are not sent."""
+    read, family = request.app.state.backend.read, given.get("family")
+    stem = model_stem(given.get("model", ""))
+    model = await read(partial(running_model, family=family, stem=stem)) if family else None
+    return read_spec(given, model, **others)
 
 
 async def add(request: Request) -> Response:
@@ -179,12 +188,7 @@ async def add(request: Request) -> Response:
         source = given.pop("source", "")[:1000]
         name = given.pop("file_name", form.file_name)  # browsers replace quotation marks in that of the file
         last_photo = form.files.get(LAST_PHOTO)
-        wanted = read_spec(given, has_last_photo=last_photo is not None)
-        if family := wanted.options[0].family:  # settings that are as in the form are not sent
-            defaults = await request.app.state.backend.read(running_defaults)
-            own = defaults.get(wanted.options[0].model or family, {})
-            model = ExpectedModel(name="", family=family, is_configured=False, defaults=own)
-            wanted = replace(wanted, model=model)
+        wanted = await _read_spec(request, given, has_last_photo=last_photo is not None)
         submissions, _ = await request.app.state.backend.create(
             form.files[PHOTO], name, wanted, source=source, last_photo=last_photo
         )

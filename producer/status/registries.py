@@ -242,12 +242,12 @@ def running_defaults(connection: redis.Redis) -> dict[str, dict[str, Any]]:
     return found
 
 
-def takes_last_photo(connection: redis.Redis) -> bool:
-    """Return False if workers run and none starts, and none of their models takes a photo of the last frame."""
+def takes_last_photo(connection: redis.Redis, stem: str = "") -> bool:
+    """Return False if workers run, with models of this name, and none starts or takes a photo of the last frame."""
     ranks = [group.ranks[0] for group in read_groups(connection)]
+    able = [rank.takes_last_photo for rank in ranks if stem in ("", model_stem(rank.model))]
     now, _ = connection.time()
-    is_known = ranks and not connection.zcount(keys.STARTING, now, "+inf")
-    return not is_known or any(rank.takes_last_photo for rank in ranks)
+    return not able or any(able) or connection.zcount(keys.STARTING, now, "+inf") > 0
 
 
 def worker_state(connection: redis.Redis, workers: Sequence[WorkerView] | None = None) -> WorkerState:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import redis
@@ -17,7 +17,7 @@ from svdq.producer import keys
 from svdq.producer.chains import record_link
 from svdq.producer.job import Job
 from svdq.producer.job_control import in_seconds, retry, unfinished
-from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of
+from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of, read_job
 from svdq.producer.records import JobArguments
 from svdq.producer.untrusted_job import key_of
 
@@ -92,6 +92,17 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
         else:
             enqueued.append(Enqueued(rq_job=found, is_new=True) if is_new else _queue_again(connection, entry, found))
     return enqueued
+
+
+def enqueue_chain(connection: redis.Redis, links: Sequence[Entry], after: Sequence[str] = ()) -> list[Enqueued]:
+    """Enqueue the links of a chain, or one job, the first one after other jobs; raises as `enqueue_after`."""
+    done: list[Enqueued] = []
+    for entry in links:
+        if done and (before := read_job(done[-1].rq_job)):  # their files are beside each other
+            entry = replace(entry, job=entry.job.model_copy(update={"name": before.name}))
+        parents = [entry.job.predecessor] if entry.job.predecessor else after
+        done += [enqueue_after(connection, entry, parents)] if parents else enqueue_many(connection, [entry])
+    return done
 
 
 def _queue_again(connection: redis.Redis, entry: Entry, existing: rq.job.Job, after: Sequence[str] = ()) -> Enqueued:

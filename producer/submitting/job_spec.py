@@ -3,7 +3,7 @@
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import product
@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
+from svdq.pipeline.models.wan.family import I2V_A14B
 from svdq.pipeline.video_parameters import MAX_SIDE
-from svdq.producer.job import JOBS, MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name, last_frame_key
+from svdq.producer.job import JOBS, MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name, last_frame_key, model_stem
 from svdq.producer.queue import check_priority
 from svdq.producer.submitting.parameters import (
     MAX_VIDEOS,
@@ -98,6 +99,8 @@ class JobSpec:
             for variation in {0, self.variations - 1}:
                 job = self._make(options, variation, spell, image=ANY_PHOTO, name="photo")
                 self._check_chain(job, spell)
+                *_, (end, _) = [(job, ""), *self._links(job, "0" * 20, options, spell)]
+                self._check_last_frame(end, spell)
             if self.name is not None:
                 _render(self.name, job, job.name, index=1, variation=0)
 
@@ -105,29 +108,67 @@ class JobSpec:
         """Create the jobs of a photo, each with its id; the first is number `first_index` of the submission, from 1."""
         videos = product(self.options, range(self.variations))
         for number, (options, variation) in enumerate(videos):
+            options = replace(options, last_image=photo.last.key) if photo.last else options
             job, job_id = self._job(photo, options, variation, first_index + number * self.num_links)
             yield job, job_id
-            yield from links(job, job_id, self.then, seed_is_drawn=options.seed is None)
+            yield from self._links(job, job_id, options)
 
     def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
         photo |= {"folder": self.folder, "chained": bool(self.then)}
-        return make_job(options, model=self.model, spell=spell, variation=variation, **photo)
+        job = make_job(options, model=self.model, spell=spell, variation=variation, **photo)
+        # The last frame is that of the last link.
+        return job.model_copy(update={"last_image": None}) if self.then and getattr(job, "last_image", None) else job
 
     def _check_chain(self, job: Job, spell: Callable[[str], str]) -> None:
         if not self.then:
             return
         then = spell("then")
-        for name in ("interpolate", "boomerang", "loop", "last_image"):
+        for name in ("interpolate", "boomerang", "loop"):
             if getattr(job, name, None):
                 raise InputError(f"{then} and {spell(name)} cannot be combined: the links of a chain must join.")
         if job.formats != ("mp4",):
             raise InputError(f"{then} makes mp4 files only; leave out {spell('formats')}.")
         if job.frames == 1:
             raise InputError(f"{then} needs at least 2 {spell('frames')}: links share a frame with the one before.")
-        list(links(job, "0" * 20, self.then, seed_is_drawn=False, spell=spell))
+
+    def _links(
+        self, job: Job, job_id: str, options: SubmitOptions, spell: Callable[[str], str] = as_flag
+    ) -> Iterator[tuple[Job, str]]:
+        """Create the jobs that continue a chain, each with its id, which the id of the link before is part of."""
+        for number, prompt in enumerate(self.then, start=2):
+            values = job.model_dump() | {"image": last_frame_key(job_id)}
+            if job.family in WITH_PROMPTS:
+                values |= {"prompt": prompt, "last_image": options.last_image if number == self.num_links else None}
+            elif prompt:
+                raise InputError(
+                    f"{spell('then')} {shorten(prompt)!r} does not apply to {job.title}, which takes no prompts; "
+                    f"continue its videos with {spell('then')} ''."
+                )
+            if options.seed is None:
+                values["seed"] = secrets.randbits(SEED_BITS)
+            try:
+                job = JOBS[job.family].model_validate(values)
+            except ValidationError as error:
+                raise InputError(_sentence(error, JOBS[job.family], values, lambda _: spell("then"))) from error
+            job_id = job.digest(seed_was_drawn=options.seed is None)
+            yield job, job_id
+
+    def _check_last_frame(self, job: Job, spell: Callable[[str], str]) -> None:
+        model = self.model
+        if model is None or model.takes_last_photo or not getattr(job, "has_last_photo", False):
+            return
+        # Later there may be other workers, and the configured model decides only about its family.
+        is_for_it = model.family == job.family if model.is_configured else self.at is None
+        if is_for_it and job.model in (None, model_stem(model.name)):
+            is_loop = getattr(job, "loop", False)
+            whose = f"configured model {model.name}" if model.is_configured else f"workers' model {model.name}".rstrip()
+            raise InputError(
+                f"{spell('loop' if is_loop else 'last_image')} does not apply to the {whose}, which takes no last "
+                f"frame; leave it out, or use a model that takes one, such as {I2V_A14B.title}"
+                f"{' (' + spell('boomerang') + ' works with all)' if is_loop else ''}."
+            )
 
     def _job(self, photo: Photo, options: SubmitOptions, variation: int, index: int) -> tuple[Job, str]:
-        options = replace(options, last_image=photo.last.key) if photo.last else options
         job = self._make(options, variation, image=photo.key, name=photo.name, photo_size=photo.size)
         drawn = options.seed is None
         given_name = ""
@@ -181,29 +222,6 @@ def make_job(
         return job
     except ValidationError as error:
         raise InputError(_sentence(error, JOBS[family], values, spell)) from error
-
-
-def links(
-    job: Job, job_id: str, prompts: Iterable[str], *, seed_is_drawn: bool, spell: Callable[[str], str] = as_flag
-) -> Iterator[tuple[Job, str]]:
-    """Create the jobs that continue a chain, each with its id, which the id of the link before is part of."""
-    for prompt in prompts:
-        values = job.model_dump() | {"image": last_frame_key(job_id)}
-        if job.family in WITH_PROMPTS:
-            values["prompt"] = prompt
-        elif prompt:
-            raise InputError(
-                f"{spell('then')} {shorten(prompt)!r} does not apply to {job.title}, which takes no prompts; continue "
-                f"its videos with {spell('then')} ''."
-            )
-        if seed_is_drawn:
-            values["seed"] = secrets.randbits(SEED_BITS)
-        try:
-            job = JOBS[job.family].model_validate(values)
-        except ValidationError as error:
-            raise InputError(_sentence(error, JOBS[job.family], values, lambda _: spell("then"))) from error
-        job_id = job.digest(seed_was_drawn=seed_is_drawn)
-        yield job, job_id
 
 
 def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], spell: Callable[[str], str]) -> str:

@@ -8,6 +8,7 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models import model_names
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.model_file import is_model_file, read_model_file
 from svdq.pipeline.models.model_names import family_of_model, has_weights
@@ -16,6 +17,7 @@ from svdq.producer.job import JOBS, model_stem
 from svdq.producer.job_control import retry
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
+from svdq.producer.status import registries
 from svdq.producer.status.job_view import view_many
 from svdq.producer.status.registries import running_defaults, running_models
 from svdq.producer.storage.storage import Storage
@@ -29,7 +31,19 @@ def configured_model(settings: Settings) -> ExpectedModel | None:
     if not family:
         return None
     defaults = read_model_file(Path(settings.model)).defaults if is_model_file(settings.model) else {}
-    return ExpectedModel(name=settings.model, family=family, defaults=defaults)
+    takes_last_photo = model_names.takes_last_photo(settings.model)
+    return ExpectedModel(name=settings.model, family=family, defaults=defaults, takes_last_photo=takes_last_photo)
+
+
+def running_model(connection: redis.Redis, family: str, stem: str, name: str = "") -> ExpectedModel:
+    """Describe the model of a family that workers run; with the `stem` of a name, that of this name."""
+    return ExpectedModel(
+        name=name or stem,
+        family=family,
+        is_configured=False,
+        defaults=running_defaults(connection).get(stem or family, {}),
+        takes_last_photo=registries.takes_last_photo(connection, stem),
+    )
 
 
 def expected_model(
@@ -53,8 +67,7 @@ def expected_model(
     [(family, name), *others] = running.items() or [(None, "")]
     if not family or others:
         return configured
-    defaults = running_defaults(connection).get(stem or family, {})
-    return ExpectedModel(name=name, family=family, is_configured=False, defaults=defaults)
+    return running_model(connection, family, stem or "", name)
 
 
 def why_default(settings: Settings, connection: redis.Redis) -> str:

@@ -57,6 +57,7 @@ class ExpectedModel:
     is_configured: bool = True  # whether it is in the settings; parameters of another family are then refused
     #: The defaults of its model file, for parameters that a job cannot leave open.
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    takes_last_photo: bool = True  # False only if it is known that it takes no photo of the last frame
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +168,15 @@ def read_parameters(given: Mapping[str, Any], spell: Callable[[str], str] = as_k
             raise InputError(f"{spell(name)} contradicts another parameter; leave one of them out.")
         found |= values
     return found
+
+
+def read_then(value: object, called: str) -> tuple[str, ...]:
+    """Read the prompts of the further links of a chain: a list, or the lines of a text; raises InputError."""
+    prompts = value.split("\n") if isinstance(value, str) else value
+    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+        shown = shorten(json.dumps(value, default=str))
+        raise InputError(f"{called} {shown} is not allowed: it must be a prompt, or a list of prompts.")
+    return tuple(" ".join(prompt.split()) for prompt in prompts)
 
 
 def as_text(name: str, value: Any, called: str) -> str:

@@ -13,11 +13,11 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.parameters import FIELDS, as_flag, as_key, as_text, read_parameters
+from svdq.producer.submitting.parameters import FIELDS, as_flag, as_key, as_text, read_parameters, read_then
 from svdq.producer.submitting.sources import Sources
 from svdq.producer.text import parse_future
 
-OWN_COLUMNS = ("photo", "last", "priority", "at", "name", "output")
+OWN_COLUMNS = ("photo", "last", "then", "priority", "at", "name", "output")
 COLUMNS = (*OWN_COLUMNS, *FIELDS)
 NO_OPTIONS = JobSpec()
 
@@ -95,7 +95,9 @@ def _parse(row: Mapping[str, Any] | InputError, now: datetime, defaults: JobSpec
         raise row
     if row.keys() - set(COLUMNS):
         raise _no_such_column(row)
-    texts = {name: as_text(name, value, name).strip() for name, value in row.items() if value is not None}
+    values = {name: value for name, value in row.items() if value is not None}
+    then = values.pop("then", "")
+    texts = {name: as_text(name, value, name).strip() for name, value in values.items()}
     given = {name: text for name, text in texts.items() if text}
     if "photo" not in given:
         raise InputError("The row names no photo; give its path in the column photo.")
@@ -108,6 +110,7 @@ def _parse(row: Mapping[str, Any] | InputError, now: datetime, defaults: JobSpec
         name=given.get("name", defaults.name),
         folder=read_folder(given["output"]) if "output" in given else defaults.folder,
         at=parse_future(given["at"], "at", now) if "at" in given else defaults.at,
+        then=read_then(then, "then") if then else defaults.then,
     )
     if "last" in given:
         spec = spec.with_last_photo()

@@ -20,7 +20,7 @@ from svdq.producer.records import LINK_NOTE, SOURCE_NOTE
 from svdq.producer.settings import Settings
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many
+from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.model_choice import current_models, expected_model, replace_videos, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
@@ -92,13 +92,15 @@ def submit(
     at: datetime | None = None,
     output: str = "",
     last_image: str | Path | None = None,
+    then: Sequence[str] = (),
 ) -> list[Submission]:
     """Submit photos, one job each; of existing jobs, queue the failed and canceled ones again.
 
     `photos` are files, folders, and patterns such as `holiday/*.jpg`, or one of them; `recursive` includes subfolders,
     and videos keep the folders of their photos. `force` makes new jobs although the same ones exist, and `skip_bad`
     leaves out bad photos. `at` is when to queue the jobs, in local time if it has no time zone, `output` a folder below
-    outputs/ of the storage, and `last_image` the last frame of photos without `NAME.last.jpg`. Raises as `submit_all`.
+    outputs/ of the storage, and `last_image` the last frame of photos without `NAME.last.jpg`. Each prompt of `then`,
+    which may be "", continues a video in a job of its own, which is returned, too. Raises as `submit_all`.
     """
     words = [str(photo) for photo in ([photos] if isinstance(photos, str | Path) else photos)]
     if not words:
@@ -109,6 +111,7 @@ def submit(
         priority=priority,
         folder=read_folder(output),
         at=None if at is None else at.astimezone(),
+        then=tuple(then),
         force=force,
     )
     found = find_photos(words, recursive=recursive, storage=Storage(settings.storage).folder, spell=str)
@@ -164,29 +167,18 @@ def submit_all(
             observer.note(f"No worker runs the model {name}; its videos wait for one.")
         observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
         entries = entries_of(checked)
-        has_chains = any(spec.then for _, spec in checked)
-        name = ""
-        while chunk := list(islice(entries, 1 if has_chains else CHUNK)):
-            if has_chains and (entry := chunk[0][0]).job.predecessor:
-                # It has the recorded name of the link before, since their files are beside each other.
-                chunk = [(replace(entry, job=entry.job.model_copy(update={"name": name})), chunk[0][1])]
-            if any(spec.depends_on or entry.job.predecessor for entry, spec in chunk):
-                results = [
-                    enqueue_after(
-                        connection,
-                        entry,
-                        [entry.job.predecessor] if entry.job.predecessor else parents.get(spec.depends_on, ()),
-                    )
-                    for entry, spec in chunk
-                ]
+        are_single = any(spec.then or spec.depends_on for _, spec in checked)
+        while chunk := list(islice(entries, 1 if are_single else CHUNK)):
+            spec = chunk[0][1]
+            chunk += islice(entries, spec.num_links - 1)
+            if are_single:
+                results = enqueue_chain(connection, [entry for entry, _ in chunk], parents.get(spec.depends_on, ()))
             else:
                 results = enqueue_many(connection, [entry for entry, _ in chunk])
             replaced = replace_videos(connection, storage, models, results)
             for (entry, _), enqueued in zip(chunk, results, strict=True):
                 observer.advance()
-                submission = _submission(entry, enqueued, replaced.get(entry.job_id, ""))
-                name = submission.name
-                yield submission
+                yield _submission(entry, enqueued, replaced.get(entry.job_id, ""))
 
 
 def _specs(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]:
@@ -290,7 +282,8 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
 
 def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submission:
     is_new = enqueued.is_new or bool(enqueued.was)
-    recorded = entry.job if enqueued.is_new else read_job(enqueued.rq_job)
+    # The links of a chain have the name of the first one.
+    recorded = entry.job if enqueued.is_new and not entry.job.predecessor else read_job(enqueued.rq_job)
     if recorded is None:
         raise SvdqError(f"Job {entry.job_id} is in Redis but its parameters cannot be read; submit with --force.")
     return Submission(

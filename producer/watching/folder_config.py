@@ -13,7 +13,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.producer.settings_loader import FILE_NAME, PHOTO_KEYS, cannot_be_read, read_toml
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import as_key, read_parameters
+from svdq.producer.submitting.parameters import as_key, read_parameters, read_then
 from svdq.producer.submitting.photos import safe_name
 from svdq.producer.submitting.sources import SUFFIXES, is_photo_folder
 from svdq.producer.watching.directory import make_folder, open_file
@@ -159,10 +159,11 @@ class FolderConfig:
                 if name not in PHOTO_KEYS:
                     raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}.")
             priority = given.pop("priority", spec.priority)
+            then = read_then(given.pop("then"), "then") if "then" in given else spec.then
             if self.prompt is not None:
                 given.pop("prompt", None)
             options = spec.options[0].overridden(read_parameters(given))
-            spec = replace(spec, options=(options,), priority=priority)
+            spec = replace(spec, options=(options,), priority=priority, then=then)
             spec.check(spell=as_key)
         except InputError as error:
             raise InputError(f"In the file {str(file_path)!r}: {error}") from error

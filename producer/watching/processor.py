@@ -2,25 +2,25 @@
 
 import contextlib
 import math
-import os
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
+from svdq.producer.job_control import WAITING, cancel
 from svdq.producer.queue import database_id, statuses
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_chain
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, as_key
+from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
-from svdq.producer.submitting.sources import MAX_BYTES, SUFFIX, SUFFIXES, parse_prompt
+from svdq.producer.submitting.sources import SUFFIX
 from svdq.producer.submitting.submission import entries_of, store
-from svdq.producer.watching.directory import Signature, delete_file, move_file, open_file, signature
+from svdq.producer.watching.companions import Companions
+from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.scanner import Debounce, WaitingFile
 from svdq.producer.watching.state import Event, FileRecord, Kind, OnEvent, State
@@ -30,82 +30,6 @@ REJECTED = "rejected"  # folder in the watched folder for files that are no phot
 BAD_FACTOR = 4
 HOLD_S = 2.0  # seconds until a file on hold is tried again
 REPORT_AGAIN_S = 60.0  # seconds without a file on hold for a reason after which the reason is reported again
-
-
-@dataclass
-class Prompts:
-    """The prompts of photos in a watched folder: `photo.txt` beside `photo.jpg`."""
-
-    config: FolderConfig
-    post_submit: PostSubmit
-    stable_for_s: float  # seconds without a change after which a prompt has been written to its end
-
-    def add(self, file: WaitingFile, spec: JobSpec) -> JobSpec | None:
-        """Return the parameters of a photo with the prompt beside it, or None if that is new and may still grow."""
-        path = _prompt_of(file.path)
-        if self.config.prompt is not None or not _takes_prompts(spec) or path == file.path:
-            return spec
-        found = self._signature(path)
-        is_new, file.prompt = found != file.prompt, found
-        if found is None:
-            return spec
-        prompt = "" if is_new else self._read(path)
-        if is_new or self._signature(path) != found:
-            file.due_s = time.monotonic() + self.stable_for_s
-            return None
-        shown = f"The prompt in {str(self.post_submit.root / path)!r}:"
-        spec = replace(spec, options=(replace(spec.options[0], prompt=prompt),))
-        spec.check(lambda field: shown if field == "prompt" else as_key(field))
-        return spec
-
-    def finish(self, file: WaitingFile, moved_to: Path | None) -> None:
-        """Move or delete the prompt of a photo that was moved or deleted, unless another photo has it, too."""
-        path, root, target = _prompt_of(file.path), self.post_submit.root, self.post_submit.target
-        if file.prompt is None or self._has_photo(path):
-            return
-        with contextlib.suppress(OSError):  # it stays; without its photo nothing uses it
-            if target is None:
-                delete_file(root, path, file.prompt)
-            elif moved_to is not None:
-                name = moved_to.with_suffix(SUFFIX).name
-                move_file(root, path, file.prompt, target, self.post_submit.subfolder, name=name)
-
-    def why_ignored(self, path: str) -> str:
-        """Return why a text file is not used as a prompt, as a clause; "" if it is used."""
-        if not self._has_photo(path):
-            return "there is no photo beside it whose prompt it can be."
-        with contextlib.suppress(InputError):  # reported with the photos
-            if not _takes_prompts(self.config.spec_for(path)):
-                return "this family of models takes no prompts."
-        return ""
-
-    def _read(self, path: str) -> str:
-        shown = self.post_submit.root / path
-        try:
-            with open_file(self.post_submit.root, path) as file:
-                return parse_prompt(file.read(MAX_BYTES + 1), shown)
-        except OSError as error:
-            raise InputError(
-                f"The prompt {str(shown)!r} cannot be read ({error.strerror}); check its rights, or put the text there."
-            ) from error
-
-    def _signature(self, path: str) -> Signature | None:
-        is_folder = os.path.isdir(self.post_submit.root / path)
-        return None if is_folder else signature(self.post_submit.root, path)
-
-    def _has_photo(self, prompt: str) -> bool:
-        """Return whether a file is the prompt of a photo; a large folder is not listed for it."""
-        stem = os.path.splitext(self.post_submit.root / prompt)[0]
-        return any(os.path.lexists(stem + suffix) for each in SUFFIXES for suffix in (each, each.upper()))
-
-
-def _takes_prompts(spec: JobSpec) -> bool:
-    """Return whether its family takes prompts, or nothing but a prompt would decide it."""
-    return spec.options[0].family_for(spec.model) in {None, *WITH_PROMPTS}
-
-
-def _prompt_of(photo: str) -> str:
-    return os.path.splitext(photo)[0] + SUFFIX
 
 
 @dataclass(kw_only=True)
@@ -125,7 +49,8 @@ class Processor:
 
     def __post_init__(self) -> None:
         self._root = self.post_submit.root
-        self._prompts = Prompts(self.config, self.post_submit, self.options.stable_for_s)
+        stable_for_s = self.options.stable_for_s
+        self._beside = Companions(self.config, self.post_submit, stable_for_s, self.max_pixels)
 
     def process(self, file: WaitingFile, connection: redis.Redis) -> None:
         """Process a file that is due, if it has not changed; it is still due after UnavailableError and RedisError."""
@@ -135,18 +60,21 @@ class Processor:
             self._ignore(file)
         elif file.is_submitted:
             self._finish(file)
+        elif (first := self._beside.first_of(file.path)) is not None:
+            self._pair(file, first, connection)
         else:
             self._submit_or_wait(file, connection)
 
     def _submit_or_wait(self, file: WaitingFile, connection: redis.Redis) -> None:
         try:
             asked = self.config.spec_for(file.path)
-            spec = self._prompts.add(file, asked if asked.model else replace(asked, model=self.model))
+            added = self._beside.add(file, asked if asked.model else replace(asked, model=self.model))
         except InputError as error:
             self._hold(file, f"{error} Its photos wait until this is corrected.")
             return
-        if spec is None:
+        if added is None:
             return
+        spec, last = added
         try:
             with open_file(self._root, file.path) as opened:
                 data = read_file(opened, self._root / file.path, MAX_FOREIGN_BYTES)
@@ -161,7 +89,7 @@ class Processor:
             return
         source = source_path(self._root.name, *file.path.split("/"))
         try:
-            job_id = self._submit(file, replace(photo, data=data, source=source), spec, connection)
+            job_id = self._submit(file, replace(photo, data=data, source=source, last=last), spec, connection)
         except InputError as error:  # another program has written something under the job's key
             self._hold(file, f"{error} The photo waits until this is corrected.")
             return
@@ -172,21 +100,24 @@ class Processor:
 
     def _submit(self, file: WaitingFile, photo: Photo, spec: JobSpec, connection: redis.Redis) -> str:
         """Submit a photo unless its record has the same job, and this did not fail; return the job's id."""
-        ((entry, _),) = entries_of([(photo, spec)])
+        links = [entry for entry, _ in entries_of([(photo, spec)])]
+        entry, job_ids = links[-1], [link.job_id for link in links]
         record = self.state.get(file.path)
         kind: Kind = "known"
         is_recorded = record is not None and record.outcome == "submitted" and record.job_id == entry.job_id
-        if is_recorded and statuses(connection, [entry.job_id])[0] not in keys.UNRENDERED:
+        if is_recorded and not {*statuses(connection, job_ids)} & {*keys.UNRENDERED}:
             note = " (submitted before)"  # it was only touched, or copied again
         else:
             self.storage.claim(partial(database_id, connection))
             store(self.storage, photo)
-            (enqueued,) = enqueue_many(connection, [entry])
+            results = enqueue_chain(connection, links)
+            enqueued = next((each for each in results if each.was or each.is_new), results[-1])
             if enqueued.was:
                 kind, note = "submitted", f" (queued again, {enqueued.was} before)"
             elif enqueued.is_new:
                 kind = "submitted"
-                note = f" ({entry.warning}; size auto or fit pad keeps more of it)" if entry.warning else ""
+                warning = links[0].warning
+                note = f" ({warning}; size auto or fit pad keeps more of it)" if warning else ""
             else:
                 note = f" (exists already, {enqueued.rq_job.get_status(refresh=False).value})"
         text = f"{entry.job_id}  {file.path}{note}"
@@ -207,9 +138,24 @@ class Processor:
             self._hold(file, f"{self._shown(file)} {why}")
             return
         if not post_submit.keep:
-            self._prompts.finish(file, moved_to)
-            self.state.remove(file.path)
+            self._beside.finish(file, moved_to)
+            for path in (*file.beside, file.path):
+                self.state.remove(path)
         self.waiting.remove(file)
+
+    def _pair(self, last: WaitingFile, first: str, connection: redis.Redis) -> None:
+        """Remember a last frame; if its photo was submitted without it, submit both in place of a job that waits."""
+        self.state.put(last.path, FileRecord(last.signature, "last"))
+        self.waiting.remove(last)
+        if not first:
+            text = f"{last.path} waits: there is no photo beside it whose last frame it can be."
+            self.report(Event(kind="ignored", path=last.path, text=text))
+        elif first not in self.waiting.files and (version := signature(self._root, first)):
+            record = self.state.get(first)
+            if record and record.job_id and statuses(connection, [record.job_id])[0] in WAITING:
+                with contextlib.suppress(InputError):  # it has just been begun
+                    cancel(connection, record.job_id)
+            self.waiting.update(first, version, time.monotonic())
 
     def _ignore(self, file: WaitingFile) -> None:
         self.state.put(file.path, FileRecord(file.signature, "ignored"))
@@ -218,7 +164,7 @@ class Processor:
         if not file.signature.is_regular:
             reason = "it is a symbolic link or a special file. To submit it, put the photo itself here."
         elif file.path.endswith(SUFFIX):
-            reason = self._prompts.why_ignored(file.path)
+            reason = self._beside.why_ignored(file.path)
         if reason:
             self.report(Event(kind="ignored", path=file.path, text=f"{file.path} is ignored: {reason}"))
 

@@ -24,7 +24,8 @@ class WaitingFile:
     since_s: float
     due_s: float
     is_submitted: bool = False  # whether it was submitted and could not be moved or deleted yet
-    prompt: Signature | None = None  # the version of its prompt, once that is known
+    #: The versions of its prompt and its last frame by their paths, once these are known.
+    beside: dict[str, Signature] = field(default_factory=dict)
 
 
 @dataclass

@@ -34,8 +34,8 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITH
 Kind = Literal["watching", "submitted", "known", "rejected", "ignored", "problem", "resolved", "stopped"]
 
 #: Outcomes that are remembered, of files that are still in the folder. `skipped`: it existed before the first watch,
-#: and `--existing` was not given.
-Outcome = Literal["skipped", "submitted", "rejected", "ignored"]
+#: and `--existing` was not given. `last`: it is the last frame of another photo.
+Outcome = Literal["skipped", "submitted", "rejected", "ignored", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)

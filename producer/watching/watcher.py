@@ -133,8 +133,7 @@ class _Watcher:
         due = self.waiting.due(time.monotonic())[:BATCH]
         if due:
             with session(self.settings) as connection:
-                if self.processor.config.is_open:
-                    self.processor.model = expected_model(self.settings, connection)
+                self.processor.model = expected_model(self.settings, connection)
                 for file in due:
                     if self.is_stopped():
                         return

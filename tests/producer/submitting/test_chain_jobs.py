@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from PIL import Image
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
@@ -18,8 +19,9 @@ from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.photo_requests import PhotoRequest
+from svdq.producer.submitting.photo_requests import PhotoRequest, read_batch
 from svdq.producer.submitting.submission import Submission, submit_all
+from svdq.producer.submitting.submission import submit as submit_photos
 
 SMALL = {"frames": 5, "steps": 2, "width": 64, "height": 64}
 
@@ -84,7 +86,6 @@ def test_seeds_and_variations_are_those_of_each_chain(connection: redis.Redis, s
         ({"interpolate": 24}, "B", "--then and --interpolate cannot be combined"),
         ({"formats": ("mp4", "gif")}, "B", "--then makes mp4 files only; leave out --format"),
         ({"loop": True}, "B", "--then and --loop cannot be combined"),
-        ({"last_image": f"inputs/{'0' * 64}.jpg"}, "B", "--then and --last cannot be combined"),
         ({"frames": 1}, "B", "--then needs at least 2 --frames"),
         ({}, "B\0", "--then"),
         ({"family": "svd", "prompt": None}, "B", "--then 'B' does not apply to Stable Video Diffusion"),
@@ -97,6 +98,47 @@ def test_what_cannot_be_a_chain_is_refused(
     with pytest.raises(InputError, match=reason):
         list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert not home.exists()
+
+
+def test_a_last_frame_is_that_of_the_last_link(
+    connection: redis.Redis, settings: Settings, photo: Path, tmp_path: Path
+) -> None:
+    Image.new("RGB", (64, 64)).save(last := tmp_path / "last.png")
+    options = SubmitOptions(seed=1, prompt="A", **SMALL)
+    made = submit_photos(settings, photo, options, last_image=last, then=["B", "", "C"])
+    jobs = [read_job(fetch(connection, submission.id)) for submission in made]
+    assert [(job.prompt, job.seed) for job in jobs] == [("A", 1), ("B", 1), ("", 1), ("C", 1)]
+    assert [job.last_image for job in jobs[:3]] == [None] * 3
+    assert Storage(settings.storage).read(jobs[3].last_image) == last.read_bytes()
+    plain = submit_photos(settings, photo, options, then=["B", "", "C"])
+    assert ids_of(plain)[:3] == ids_of(made)[:3]
+    assert plain[3].is_new
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "prompts"),
+    [
+        ("a.jsonl", '{"photo": "a photo.jpg", "prompt": "A", "then": ["B  C", ""]}', ["A", "B C", ""]),
+        ("a.jsonl", '{"photo": "a photo.jpg", "prompt": "A", "then": "B"}', ["A", "B"]),
+        ("a.csv", 'photo,prompt,then\n"a photo.jpg",A,"B\r\nC"\n', ["A", "B", "C"]),
+        ("a.csv", "photo,prompt,then\na photo.jpg,A,\n", ["A", "of all"]),
+    ],
+)
+def test_a_list_has_chains(
+    connection: redis.Redis, settings: Settings, photo: Path, name: str, text: str, prompts: list[str]
+) -> None:
+    listed = photo.with_name(name)
+    listed.write_text(text)
+    requests = read_batch(listed, datetime.now().astimezone(), JobSpec(then=("of all",)))
+    made = list(submit_all(settings, requests))
+    assert [read_job(fetch(connection, submission.id)).prompt for submission in made] == prompts
+
+
+def test_a_list_names_a_chain_that_is_none(photo: Path) -> None:
+    listed = photo.with_name("a.jsonl")
+    listed.write_text('{"photo": "a photo.jpg", "then": 5}')
+    [error] = read_batch(listed, datetime.now().astimezone())
+    assert str(error) == "a.jsonl, line 1: then 5 is not allowed: it must be a prompt, or a list of prompts."
 
 
 def test_models_without_prompts_have_chains_without_prompts(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from svdq.producer.submitting.submission import submit
 PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 SVD = ExpectedModel(name="/models/svd", family="svd")
 WAN = ExpectedModel(name="/models/wan", family="wan")
+LOOP = SubmitOptions(loop=True)
 
 
 def job_of(model: ExpectedModel | None = None, **options) -> Job:
@@ -130,9 +132,9 @@ def test_the_family_of_a_model_folder(tmp_path: Path) -> None:
         assert configured_model(load_settings(model=name)) is None
 
 
-def running(connection: redis.Redis, model: str, family: str = "", group: str = "g") -> None:
+def running(connection: redis.Redis, model: str, family: str = "", group: str = "g", **others: bool) -> None:
     identity = {"rank": 0, "num_ranks": 1, "host": "h", "pid": 1, "device": "cpu", "started_at": 0, "at": 0}
-    RankStatus(group=group, model=model, family=family, **identity).save(connection)
+    RankStatus(group=group, model=model, family=family, **identity, **others).save(connection)
 
 
 def family_of(settings: Settings) -> str | None:
@@ -165,3 +167,35 @@ def test_prompts_beside_the_photos_decide_where_nothing_else_does(
     assert [(job.parameters.get("family"), job.prompt) for job in jobs] == [("wan", ""), ("wan", "A wave breaks.")]
     [plain_again] = submit(settings, [plain], SubmitOptions(seed=1))
     assert "family" not in job_status(settings, plain_again.id).parameters
+
+
+def test_a_last_frame_is_refused_where_the_configured_model_takes_none(settings: Settings, photo: Path) -> None:
+    def refuse(model: str, options: SubmitOptions = LOOP, **others: object) -> str:
+        with pytest.raises(InputError, match="; ") as caught:
+            submit(settings.model_copy(update={"model": model}), photo, options, **others)
+        return str(caught.value)
+
+    assert refuse("Wan-AI/Wan2.2-TI2V-5B-Diffusers") == (
+        "loop does not apply to the configured model Wan-AI/Wan2.2-TI2V-5B-Diffusers, which takes no last frame; leave "
+        "it out, or use a model that takes one, such as Wan 2.2 I2V-A14B (boomerang works with all)."
+    )
+    says = refuse("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", SubmitOptions(), last_image=photo)
+    assert says.startswith("last_image does not apply to the configured model Wan-AI/Wan2.1-I2V-14B-480P-Diffusers")
+    assert "configured model stabilityai/" in refuse("stabilityai/stable-video-diffusion-img2vid-xt")
+    for name in ("Wan2.2-I2V-A14B-Diffusers", "Wan2.1-FLF2V-14B-720P-diffusers"):
+        submit(settings.model_copy(update={"model": f"Wan-AI/{name}"}), photo, LOOP)
+    svd = settings.model_copy(update={"model": "stabilityai/stable-video-diffusion-img2vid-xt"})
+    submit(svd, photo, replace(LOOP, family="wan"))
+
+
+def test_a_last_frame_is_refused_where_no_worker_takes_one(
+    connection: redis.Redis, settings: Settings, photo: Path
+) -> None:
+    submit(settings, photo, LOOP)  # no worker is known
+    for family in ("svd", "wan"):
+        running(connection, f"/models/{family}", family, takes_last_photo=False)
+        with pytest.raises(InputError, match=f"loop .* the workers' model /models/{family}, which takes no"):
+            submit(settings, photo, LOOP)
+    submit(settings, photo, LOOP, at=datetime.now() + timedelta(hours=1))  # there may be others by then
+    running(connection, "/models/other", "wan", "h")
+    submit(settings, photo, LOOP)

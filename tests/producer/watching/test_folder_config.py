@@ -132,7 +132,7 @@ def test_keys_are_those_of_the_flags() -> None:
         "last_image",
         "model",  # a setting there
     }
-    assert set(PHOTO_KEYS) == options | {"size", "format", "priority"}
+    assert set(PHOTO_KEYS) == options | {"size", "format", "priority", "then"}
     assert set(PHOTO_KEYS) <= flags
 
 
