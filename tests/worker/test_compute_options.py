@@ -150,7 +150,7 @@ def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(house) -> 
 @pytest.mark.long
 def test_a_video_says_how_it_was_computed(house) -> None:
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from gpu_checks.tiny import write_tiny_model
 
     model = house.folder / "tiny"
     write_tiny_model(model)

@@ -9,10 +9,10 @@ import av
 import numpy as np
 import pytest
 from gpu_checks.references import call_diffusers
+from gpu_checks.tiny import write_tiny_wan
 from PIL import Image
 
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu_checks.tiny import write_tiny_wan
 
-from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.producer.status.ranks import read_groups
 
 pytestmark = pytest.mark.slow

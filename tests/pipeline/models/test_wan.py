@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_checks.references import call_diffusers
+from gpu_checks.tiny import VARIANTS, write_tiny_wan
 from PIL import Image
 from safetensors.torch import load, save
 
@@ -21,7 +22,6 @@ from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.latent_rgb import rgb_of_latents
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.tiny import VARIANTS, write_tiny_wan
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
 

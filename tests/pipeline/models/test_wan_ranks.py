@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from gpu_checks import compare
+from gpu_checks.tiny import write_tiny_wan
 from PIL import Image
 
-from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 
 USUAL = WanParameters(prompt="A dog runs.", seed=1, steps=7, frames=5, width=64, height=64)
