@@ -1,7 +1,5 @@
 """Rank 0's side of the loop: makes samples of requests when a rank can begin them, and measures their costs."""
 
-import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,8 +20,6 @@ from svdq.pipeline.planning.planner import Planner
 from svdq.pipeline.planning.rounds import Leg, Outlook, legs_of
 from svdq.pipeline.transport.message import Kind, Message, Work
 
-logger = logging.getLogger(__name__)
-
 LOOK_S = 0.005  # seconds between two looks at the plan, at least: with very short steps there is news all the time
 
 
@@ -34,7 +30,6 @@ class _Admitted:
     job_id: str
     shape: Shape
     steps: Sequence[float]  # costs of its steps, relative to each other
-    only_rank_0_encodes: bool  # whether no other rank could encode it
 
 
 class Admission:
@@ -69,8 +64,6 @@ class Admission:
         #: Set when the planner has learned something, or the rank stops.
         self._news = threading.Event()
         self._released = False
-        #: Shapes and numbers of steps of the videos for which useless ranks were looked for.
-        self._judged: set[tuple[Shape, int]] = set()
         self._in_flight: dict[int, _Admitted] = {}
 
     def start(self, on_end: Callable[[], None]) -> None:
@@ -122,8 +115,7 @@ class Admission:
         parameters, resume = request.parameters, request.resume
         segments = self._model.segments(parameters)
         steps = [segment.cost for segment in segments for _ in range(segment.start, segment.stop)]
-        shape, bounds = Shape.of(parameters), self._bounds(request)
-        alone = bounds is not None and len(bounds) > 1 and all(first for first, _ in bounds[1:])
+        shape = Shape.of(parameters)
         with self._lock:
             assignment = self._planner.admit(
                 index,
@@ -132,11 +124,9 @@ class Admission:
                 num_waiting=request.num_waiting,
                 now=time.monotonic(),
                 first_unit=resume.step + 1 if resume is not None else 0,
-                bounds=bounds,
+                bounds=self._bounds(request),
             )
-            self._in_flight[index] = _Admitted(
-                job_id=request.job_id, shape=shape, steps=steps, only_rank_0_encodes=alone
-            )
+            self._in_flight[index] = _Admitted(job_id=request.job_id, shape=shape, steps=steps)
         sample = Sample(
             job_id=request.job_id,
             index=index,
@@ -148,9 +138,7 @@ class Admission:
         )
         if resume is not None:
             # The memory that it took before may have been on another kind of GPU.
-            return replace(
-                resume, index=index, boundaries=assignment.boundaries, job=request.job, memory={}, ran_out=False
-            )
+            return replace(resume, index=index, boundaries=assignment.boundaries, job=request.job, memory={})
         try:
             embedded = self._model.embed(parameters)
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
@@ -213,29 +201,9 @@ class Admission:
         """Handle the end of a sample."""
         with self._lock:
             self._planner.ended(report.body["index"])
-            admitted = self._in_flight.pop(report.body["index"], None)
-            if admitted is not None and report.failure is None and not report.canceled:
-                self._warn_of_useless_ranks(admitted)
+            self._in_flight.pop(report.body["index"], None)
         self._news.set()
         self._source.ended(report)
-
-    def _warn_of_useless_ranks(self, admitted: _Admitted) -> None:
-        """Warn once if rank 0 encodes so long that it cannot supply all ranks, as with few, cheap steps."""
-        steps, num_ranks = len(admitted.steps), len(self._components)
-        notice = self._model.info.notice
-        # Only int8 weights leave a model with a notice one whose pace matters.
-        real = not notice or notice.startswith("approximate")
-        if (admitted.shape, steps) in self._judged or not real or not admitted.only_rank_0_encodes:
-            return
-        self._judged.add((admitted.shape, steps))
-        costs = self._costs.estimate(admitted.shape)
-        useful = math.ceil(Row.of(costs, admitted.steps).upto_s[-1] / max(costs.encode_s, 1e-9))
-        if useful < num_ranks:
-            logger.warning(
-                "Videos of %d steps are no faster on %d ranks than on %d: only rank 0 has room to encode them, which "
-                "takes it %.2g s each, and the others wait. `svdq worker --groups %d` would use all of them.",
-                steps, num_ranks, useful, costs.encode_s, math.ceil(num_ranks / useful),
-            )  # fmt: skip
 
     def handle(self, message: Message) -> None:
         """Handle a message from the last rank, in the thread that receives it; raises ValueError if it is no report."""

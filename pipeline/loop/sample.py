@@ -50,7 +50,6 @@ class Sample:
     seconds: Mapping[str, float] = field(default_factory=dict)  # seconds spent besides denoising: `encode`, `decode`
     memory: Mapping[str, int] = field(default_factory=dict)  # peak bytes of each activity besides weights; GPUs only
     chunk_chosen: bool = False  # whether the worker chose `decode_chunk_size` because the job has none
-    ran_out: bool = False  # whether a decode ran out of memory; `decode_chunk_size` is the reduced size
     resumed: tuple[Resumption, ...] = ()  # its resumptions, in order
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 from svdq.pipeline.loop.protocols import Surroundings
 from svdq.pipeline.loop.sample import PHOTOS, Sample, sample_body
 from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
-from svdq.pipeline.models.memory import ChunkLimits, chunk_of
+from svdq.pipeline.models.memory import chunk_of
 from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_advice
 from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.trace import Tracer
@@ -179,17 +179,19 @@ class Decoder:
 
     def __init__(self, model: VideoModel) -> None:
         self._model = model
-        self._limits = ChunkLimits()
+        self._largest: dict[Shape, int] = {}  # the largest chunk size to try, of shapes that ran out of memory
 
     def decode(self, sample: Sample) -> tuple[Sample, Tensor | None]:
         """Decode a sample whose steps are done: the sample without tensors, and frames (F, H, W, 3); None: failed.
 
         A decode_chunk_size set by the job is tried first, since chunks change pixels; one chosen by the worker is
-        limited to sizes that have not run out of memory before. The sample has the size that was used.
+        limited to those that have not run out of memory for such a video. The sample has the size that was used.
         """
         asked_for = sample.parameters
         is_open = sample.chunk_chosen or asked_for.decode_chunk_size is None
-        chunk = self._limits.largest(asked_for) if is_open else chunk_of(asked_for)
+        shape, chunk = Shape.of(asked_for), chunk_of(asked_for)
+        if is_open:
+            chunk = min(chunk, self._largest.get(shape, chunk))
         started = time.perf_counter()
         while True:
             parameters = _in_chunks(asked_for, chunk)
@@ -200,9 +202,8 @@ class Decoder:
                 if not is_out_of_memory(error):
                     return sample.failed(describe_failure(error, "while its frames were decoded")), None
                 # The latents still exist, so no step is repeated.
-                smaller = asked_for.smaller_chunk(chunk)
-                self._limits.ran_out(asked_for, smaller)
-                sample = replace(sample, ran_out=True, parameters=_in_chunks(asked_for, smaller))
+                smaller = self._largest[shape] = asked_for.smaller_chunk(chunk)
+                sample = replace(sample, parameters=_in_chunks(asked_for, smaller))
                 if chunk == 1:
                     return sample.failed(describe_failure(error, "while one frame at a time was decoded")), None
                 logger.warning(
@@ -210,7 +211,6 @@ class Decoder:
                 )
                 release_memory(error)
                 chunk = smaller
-        self._limits.fits(asked_for, chunk)
         seconds = {**sample.seconds, "decode": time.perf_counter() - started}
         return replace(sample, parameters=parameters, tensors={}, seconds=seconds), frames
 

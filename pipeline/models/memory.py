@@ -1,4 +1,4 @@
-"""The shapes by which memory is estimated, and the chunk sizes that ran out of it. Does not import torch."""
+"""The shapes by which memory is estimated. Does not import torch."""
 
 from typing import Literal, get_args
 
@@ -37,35 +37,3 @@ def shape_for(activity: Activity, parameters: VideoParameters) -> MemoryShape:
     if activity == "encode":
         return (width, height)
     return (width, height, frames, 1 + parameters.guided if activity == "step" else chunk_of(parameters))
-
-
-class ChunkLimits:
-    """The decode_chunk_size that remained after larger ones ran out of memory, by pixels and frames of the video."""
-
-    def __init__(self) -> None:
-        self.limits: dict[tuple[int, int], int] = {}
-
-    def largest(self, parameters: VideoParameters) -> int:
-        """Return the largest decode_chunk_size to try: at most that to which a smaller video was reduced."""
-        pixels, frames = _pixels_and_frames(parameters)
-        smaller = [chunk for of, chunk in self.limits.items() if of[0] <= pixels and of[1] <= frames]
-        return min([chunk_of(parameters), *smaller])
-
-    def ran_out(self, parameters: VideoParameters, left: int) -> bool:
-        """Record that chunks of more than `left` frames run out of memory; return whether that is new."""
-        if self.largest(parameters.model_copy(update={"decode_chunk_size": None})) <= left:
-            return False
-        self.limits[_pixels_and_frames(parameters)] = left
-        return True
-
-    def fits(self, parameters: VideoParameters, chunk: int) -> bool:
-        """Record that a chunk size fits, as after other processes freed memory; return whether that is new."""
-        pixels, frames = _pixels_and_frames(parameters)
-        wrong = [of for of, left in self.limits.items() if of[0] <= pixels and of[1] <= frames and left < chunk]
-        for of in wrong:
-            del self.limits[of]
-        return bool(wrong)
-
-
-def _pixels_and_frames(parameters: VideoParameters) -> tuple[int, int]:
-    return parameters.width * parameters.height, parameters.num_frames

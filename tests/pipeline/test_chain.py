@@ -1,8 +1,6 @@
 """Ranks in a chain of threads: any plan gives the same frames, what passes by overtakes, and nothing is lost."""
 
-import logging
 import threading
-import time
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -307,33 +305,6 @@ def test_every_rank_warms_up_once_for_a_new_shape() -> None:
     chain.run()
     assert [[parameters.frames for parameters in model.warmed] for model in models] == [[], [4, 6], [4, 6]]
     assert [monitor.warmed for monitor in chain.monitors] == [[], ["job-1", "job-3"], ["job-1", "job-3"]]
-
-
-class SlowEncodeModel(CountingModel):
-    def encode(self, photo, parameters):
-        time.sleep(0.3)
-        return super().encode(photo, parameters)
-
-
-class SlowEncodeInt8Model(SlowEncodeModel):
-    info = replace(SlowEncodeModel.info, notice="approximate (int8)")
-
-
-@pytest.mark.parametrize("model", [SlowEncodeModel, SlowEncodeInt8Model])
-def test_ranks_for_which_rank_0_encodes_too_slowly_are_named_once(
-    caplog: pytest.LogCaptureFixture, model: type[SlowEncodeModel]
-) -> None:
-    """As with few steps without guidance."""
-    for models, encoders in (
-        ([model() for _ in range(3)], (0,)),
-        ([model() for _ in range(3)], (0, 1)),
-        ([model()], (0,)),
-    ):
-        requests = [replace(request(seed), encoders=encoders) for seed in (1, 2)]
-        with caplog.at_level(logging.WARNING):
-            Chain(models, requests, [whole(0, len(models))] * 2).run()
-    assert len(caplog.records) == 1
-    assert "Videos of 5 steps are no faster on 3 ranks than on 2: only rank 0 has room to encode" in caplog.text
 
 
 def test_an_assignment_that_goes_up_the_chain_is_a_mistake() -> None:

@@ -218,14 +218,12 @@ def test_memory_that_runs_out_under_any_name_is_tried_with_smaller_chunks_and_ex
     assert "while one frame at a time was decoded; try fewer frames" in failure
 
 
-def test_a_chunk_size_that_ran_out_of_memory_is_not_tried_again_for_videos_of_that_size_or_larger() -> None:
+def test_a_chunk_size_that_ran_out_of_memory_is_not_tried_again_for_videos_of_that_size() -> None:
     model = CountingModel()
     model.decodable_frames = 1
-    larger, smaller = request(3, frames=6), request(4, frames=2)
-    group = Alone(model, [request(1), request(2), larger, smaller])
+    group = Alone(model, [request(1), request(2), request(3, frames=2)])
     group.stage.run()
-    assert model.chunk_sizes == [4, 2, 1, 1, 1, 2, 1]
-    assert [report.body["ran_out"] for report in group.source.reports.values()] == [True, False, False, True]
+    assert model.chunk_sizes == [4, 2, 1, 1, 2, 1]
     assert {report.body["parameters"]["decode_chunk_size"] for report in group.source.reports.values()} == {1}
 
 
@@ -238,23 +236,6 @@ def test_a_chunk_size_that_the_job_names_is_tried_and_one_that_the_worker_chose_
     group = Alone(model, [request(1), named, chosen])
     group.stage.run()
     assert model.chunk_sizes == [4, 2, 4, 2, 2]
-
-
-def test_when_a_named_chunk_size_fits_again_later_videos_begin_with_all_frames_again() -> None:
-    model = CountingModel()
-    model.decodable_frames = 2
-    asked = request(2)
-    named = replace(asked, parameters=asked.parameters.model_copy(update={"decode_chunk_size": 4}))
-    group = Alone(model, [request(1), named, request(3)])
-    encode = model.encode
-
-    def end_the_other_program(photo, parameters):
-        model.decodable_frames = 4 if parameters.seed == 2 else model.decodable_frames
-        return encode(photo, parameters)
-
-    model.encode = end_the_other_program  # type: ignore[method-assign]
-    group.stage.run()
-    assert model.chunk_sizes == [4, 2, 4, 4]
 
 
 def test_a_warm_up_without_memory_ends_no_rank(caplog: pytest.LogCaptureFixture) -> None:

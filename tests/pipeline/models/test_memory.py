@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from svdq.pipeline.models.memory import ChunkLimits, shape_for
+from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters, memory
 from svdq.pipeline.models.svd.model import SvdModel
@@ -92,27 +92,3 @@ def test_a_model_says_the_bytes_of_its_weights(tiny_model: Path, role: Role) -> 
         assert model.info.weight_bytes == pytest.approx(files, rel=0.02)  # the files have headers
     else:
         assert model.info.weight_bytes > files
-
-
-# Chunk sizes that ran out of memory.
-
-
-def shape(width: int = 128, height: int = 64, frames: int = 25, chunk: int | None = None) -> SvdParameters:
-    return SvdParameters(seed=1, width=width, height=height, frames=frames, decode_chunk_size=chunk)
-
-
-def test_no_video_starts_higher_than_a_smaller_one_had_to_go() -> None:
-    limits = ChunkLimits()
-    assert limits.largest(shape()) == 25
-    assert limits.ran_out(shape(), 13)
-    assert limits.ran_out(shape(), 7)
-    assert not limits.ran_out(shape(), 13)
-    assert [limits.largest(each) for each in (shape(), shape(width=256), shape(frames=50))] == [7, 7, 7]
-    assert limits.largest(shape(chunk=4)) == 4
-    # Of smaller ones it says nothing.
-    assert [limits.largest(each) for each in (shape(width=64), shape(frames=24))] == [25, 24]
-    limits.ran_out(shape(width=256), 3)
-    assert [limits.largest(each) for each in (shape(), shape(width=256), shape(width=512))] == [7, 3, 3]
-    # Another program has ended, and somebody asked for more.
-    assert limits.fits(shape(), 25)
-    assert [limits.largest(each) for each in (shape(), shape(width=256))] == [25, 3]
