@@ -11,10 +11,9 @@ from torch import Tensor
 from svdq.pipeline.loop.admission import Admission
 from svdq.pipeline.loop.inbox import Inbox
 from svdq.pipeline.loop.outlet import Outlet
-from svdq.pipeline.loop.protocols import Surroundings
+from svdq.pipeline.loop.protocols import Report, Surroundings
 from svdq.pipeline.loop.rounds import RoundsInbox
-from svdq.pipeline.loop.router import Router
-from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.loop.sample import Sample, sample_from
 from svdq.pipeline.loop.work import KEEP_EVERY_S, UnitLoop, Warmup
 from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.binding import Components
@@ -22,6 +21,7 @@ from svdq.pipeline.planning.costs import CostModel
 from svdq.pipeline.planning.planner import Planner
 from svdq.pipeline.planning.rounds import Outlook
 from svdq.pipeline.transport.links import Receiver
+from svdq.pipeline.transport.message import Kind, Message
 from svdq.pipeline.transport.topology import Links, Topology
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -170,14 +170,54 @@ class Stage:
         if self._incoming is not None and self._admission is not None:
             self._incoming.start(self._admission.handle)
         elif self._incoming is not None:
-            self._incoming.start(Router(rank=self._rank, inbox=self._inbox, outlet=self._outlet).handle)
+            self._incoming.start(self._handle)
+
+    def _handle(self, message: Message) -> None:
+        """Keep a message, or pass it on: in the receiving thread, so that it waits for no computation and may overtake.
+
+        Raises ValueError or LookupError if it is not valid.
+        """
+        is_last = self._outlet.downstream is None
+        match message.kind:
+            case Kind.SAMPLE:
+                self._handle_sample(message)
+            case Kind.FRAMES if is_last:
+                self._outlet.note(*message.work)
+                self._outlet.deliver(sample_from(message.body, {}), message.tensors["frames"])
+            case Kind.FRAMES | Kind.WORK:
+                self._outlet.relay(message)
+            case Kind.WARM:
+                if not is_last:
+                    # Passed on first, so that all ranks warm up at the same time.
+                    self._outlet.relay(message)
+                self._inbox.put(sample_from(message.body, {}))
+            case Kind.CLOSE:
+                self._inbox.close()
+            case _:
+                raise ValueError(f"a {message.kind.value} message does not go down the chain")
+
+    def _handle_sample(self, message: Message) -> None:
+        sample = sample_from(message.body, message.tensors)
+        if sample.has_work(self._rank):
+            self._outlet.note(*message.work)
+            self._keep(sample)
+        elif self._outlet.downstream is not None:
+            self._outlet.relay(message)
+        elif sample.ended:
+            self._outlet.note(*message.work)
+            self._outlet.report(Report.of(sample))
+        else:
+            raise ValueError(f"no rank decodes the sample {sample.job_id}")
+
+    def _keep(self, sample: Sample) -> None:
+        self._inbox.wait_for_room(sum(tensor.nbytes for tensor in sample.tensors.values()))
+        self._inbox.put(sample)
 
     def _begin(self, sample: Sample) -> None:
         """Begin an admitted sample, here or down the chain; in the thread that admits."""
         self._warmup.announce(sample)
         if sample.has_work(self._rank):
-            self._inbox.wait_for_room(sum(tensor.nbytes for tensor in sample.tensors.values()))
-            self._inbox.put(sample)
+            self._keep(sample)
         elif not self.stopped:
             self._outlet.pass_on(sample)
 
