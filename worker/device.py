@@ -28,18 +28,18 @@ def check_device(wanted: str) -> None:
         )
 
 
-def choose_device(wanted: str, local_rank: int) -> torch.device:
+def choose_device(wanted: str, rank: int) -> torch.device:
     """Convert auto, cpu or cuda to a rank's device, GPUs in rotation; raise an InputError if torch cannot use a GPU."""
     if instances := _mig_instances():  # a CUDA process uses only the first visible one
-        os.environ["CUDA_VISIBLE_DEVICES"] = instances[local_rank % len(instances)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = instances[rank % len(instances)]
     check_device(wanted)
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     try:
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"The GPU of rank {local_rank} of this host cannot be used: {_first_line(error)}.") from error
+        raise InputError(f"The GPU of rank {rank} cannot be used: {_first_line(error)}.") from error
     return device
 
 

@@ -126,7 +126,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
     if wanted == "auto" and process.run_dir is None and visible_gpus():
         wanted = "cuda"  # else ranks whose torch cannot use the GPUs would compute on the processors
     num_visible = num_gpus()
-    device = choose_device(wanted, topology.local_rank)
+    device = choose_device(wanted, topology.rank)
     compute = config.compute
     dtype = dtype_for(resolved, device, compute)
     check_computes(device, dtype, compute)

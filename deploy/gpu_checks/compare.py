@@ -129,7 +129,7 @@ def _rank_main(
     options: ComputeOptions,
     roles: Sequence[Role],
 ) -> None:
-    device = choose_device(wanted, topology.local_rank)
+    device = choose_device(wanted, topology.rank)
     resolved = resolve(model_name)
     components = [role.components for role in roles]
     model = open_model(resolved, roles[topology.rank], device, dtype_for(resolved, device, options), options)

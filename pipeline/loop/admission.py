@@ -117,7 +117,7 @@ class Admission:
         steps = [segment.cost for segment in segments for _ in range(segment.start, segment.stop)]
         shape = Shape.of(parameters)
         with self._lock:
-            assignment = self._planner.admit(
+            boundaries = self._planner.admit(
                 index,
                 Row.of(self._costs.estimate(shape), steps),
                 shape=(shape, *segments),
@@ -131,14 +131,14 @@ class Admission:
             job_id=request.job_id,
             index=index,
             parameters=parameters,
-            boundaries=assignment.boundaries,
+            boundaries=boundaries,
             step=-1,
             job=request.job,
             chunk_chosen=request.chunk_chosen,
         )
         if resume is not None:
             # The memory that it took before may have been on another kind of GPU.
-            return replace(resume, index=index, boundaries=assignment.boundaries, job=request.job, memory={})
+            return replace(resume, index=index, boundaries=boundaries, job=request.job, memory={})
         try:
             embedded = self._model.embed(parameters)
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from svdq.pipeline.errors import InputError, how_to_install
-from svdq.pipeline.models.model_folder import DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -45,17 +44,6 @@ class ComputeOptions:
 
 
 DEFAULTS = ComputeOptions()  # the defaults of diffusers
-
-
-def dtype_of(options: ComputeOptions, device: "torch.device", half: str = "fp16") -> "torch.dtype":
-    """Return the dtype to compute in; auto is float32 on CPUs, where results equal diffusers', else `half`."""
-    import torch
-
-    name = options.dtype
-    if name == "auto":
-        name = "fp32" if device.type == "cpu" else half
-    dtype: torch.dtype = getattr(torch, DTYPES[name])
-    return dtype
 
 
 def quantization(options: ComputeOptions) -> Any:

@@ -3,16 +3,21 @@
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, dtype_of
+from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions
 from svdq.pipeline.models.families import DEFAULT_FAMILY, family_named
 from svdq.pipeline.models.family import imported
+from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role, VideoModel
 
 
 def dtype_for(model: ResolvedModel, device: torch.device, options: ComputeOptions = DEFAULTS) -> torch.dtype:
-    """Return the dtype that a model computes in: by default float32 on CPUs, and on GPUs the half of its family."""
-    return dtype_of(options, device, family_named(model.family or DEFAULT_FAMILY).half)
+    """Return the dtype that a model computes in; auto is float32 on CPUs, as in diffusers, else its family's half."""
+    name = options.dtype
+    if name == "auto":
+        name = "fp32" if device.type == "cpu" else family_named(model.family or DEFAULT_FAMILY).half
+    dtype: torch.dtype = getattr(torch, DTYPES[name])
+    return dtype
 
 
 def open_model(

@@ -32,10 +32,6 @@ class Costs(BaseModel):
     encode_s: Seconds = 0.0
     decode_s: Seconds = 0.0
 
-    def slowness(self, rank: int) -> float:
-        """Return how many times as long as on a typical rank everything takes on a rank."""
-        return self.step_s[rank] / median(self.step_s)
-
     def scaled(self, *, step: float = 1.0, encode: float = 1.0, decode: float = 1.0) -> Self:
         """Return the costs with each part multiplied by a factor."""
         return self.model_copy(

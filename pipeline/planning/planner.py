@@ -8,6 +8,7 @@ the ranks behind it, by the forecast of when each of them is free. Ranks may be 
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from svdq.pipeline.planning.binding import Bounds
 from svdq.pipeline.planning.blocks import Block, Row, divide, narrow
@@ -25,17 +26,6 @@ APART_SHARES = 0.3
 #: it on costs a rank about a millisecond, however short its steps are.
 MIN_STAGE_S = 0.02
 LEAD_S = 0.05  # seconds in which a video is taken from the queue and sent to the rank that begins it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """The pieces of a video's row of units, one for each rank."""
-
-    boundaries: tuple[int, ...]  # rank r does units boundaries[r] to boundaries[r+1], exclusive; K+1 of them
-
-    def __post_init__(self) -> None:
-        # Samples go down the chain only.
-        assert list(self.boundaries) == sorted(self.boundaries), self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +72,10 @@ class Planner:
         now: float,
         first_unit: int = 0,
         bounds: Sequence[Bounds] | None = None,
-    ) -> Assignment:
+    ) -> tuple[int, ...]:
         """Assign the next video, with the estimated costs of its units in `row`; `num_waiting` jobs wait after it.
 
+        Returns K+1 boundaries in its row of units: rank r does those from boundaries[r] up to, not including, the next.
         Ranks work on the lowest `index` first, `shape` is that of all videos of the same costs, and `first_unit` that
         from which it resumes. Without `bounds`, nondecreasing down the chain, every rank may do every unit.
         """
@@ -133,11 +124,11 @@ class Planner:
         boundaries += [last] * (num_ranks + 1 - len(boundaries))
         if not first_unit:
             self._reach = reach
-        assignment = Assignment(boundaries=tuple(marks[cut] for cut in boundaries))
-        pairs = zip(assignment.boundaries, assignment.boundaries[1:], strict=False)
-        works = [RankWork(rank, start, stop) for rank, (start, stop) in enumerate(pairs) if start < stop]
+        assert boundaries == sorted(boundaries), "samples go down the chain only"
+        units = tuple(marks[cut] for cut in boundaries)
+        works = [RankWork(rank, start, stop) for rank, (start, stop) in enumerate(pairwise(units)) if start < stop]
         self._forecast.in_flight[index] = InFlight(shape, share_s, now, works)
-        return assignment
+        return units
 
     def finished(self, index: int, rank: int, unit: int, now: float) -> None:
         """Learn that a rank has finished the units of a video before `unit`, if the video is known."""

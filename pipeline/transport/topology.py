@@ -34,7 +34,6 @@ class Topology:
 
     rank: int  # rank 0 takes jobs
     num_ranks: int  # number of ranks K; rank K-1 writes videos
-    local_rank: int  # the process's number on this host, which selects its GPU; replicas of a bench are rank 0 each
 
     @classmethod
     def from_torchrun(cls) -> Self:
@@ -42,11 +41,7 @@ class Topology:
         environment = os.environ
         if environment.get("LOCAL_WORLD_SIZE") != environment.get("WORLD_SIZE"):
             raise InputError("A group runs on one host; start one on each host, and they share the queue.")
-        return cls(
-            rank=int(environment.get("RANK", "0")),
-            num_ranks=int(environment.get("WORLD_SIZE", "1")),
-            local_rank=int(environment.get("LOCAL_RANK", "0")),
-        )
+        return cls(rank=int(environment.get("RANK", "0")), num_ranks=int(environment.get("WORLD_SIZE", "1")))
 
     @property
     def first(self) -> bool:

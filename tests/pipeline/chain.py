@@ -8,7 +8,7 @@ from math import inf
 
 from svdq.pipeline.planning.blocks import Row
 from svdq.pipeline.planning.costs import Costs
-from svdq.pipeline.planning.planner import Assignment, Planner
+from svdq.pipeline.planning.planner import Planner
 
 
 @dataclass(kw_only=True)
@@ -23,7 +23,7 @@ class Video:
     taken_s: float = inf
     begun_s: float = inf
     finished_s: float = inf
-    assignment: Assignment | None = None
+    boundaries: tuple[int, ...] | None = None
     unit: int = 0  # the next unit
 
 
@@ -92,7 +92,7 @@ class Chain:
             video = self._waiting.pop(0)
             index, self._num_taken = self._num_taken, self._num_taken + 1
             video.taken_s, video.unit = self._now, video.first_unit
-            video.assignment = self._planner.admit(
+            video.boundaries = self._planner.admit(
                 index,
                 Row.of(self._estimate(video), [1.0] * video.num_steps),
                 shape=(id(video.costs), video.num_steps),
@@ -107,8 +107,8 @@ class Chain:
 
     def _pass_on(self, number: int, index: int, video: Video) -> None:
         """Bring a video to the next rank with work on it; ranks with nothing to do pass it on at once."""
-        assert video.assignment is not None
-        ends = video.assignment.boundaries[1:]
+        assert video.boundaries is not None
+        ends = video.boundaries[1:]
         following = next((rank for rank in range(number + 1, len(ends)) if video.unit < ends[rank]), None)
         if following is None:
             video.finished_s = self._now
@@ -132,14 +132,14 @@ class Chain:
         def end() -> None:
             rank.is_busy = False
             video.unit += 1
-            assert video.assignment is not None
-            if video.unit < video.assignment.boundaries[number + 1]:
+            assert video.boundaries is not None
+            if video.unit < video.boundaries[number + 1]:
                 heapq.heappush(rank.arrived, (index, video))
-            leaves = video.unit == video.assignment.boundaries[number + 1] or rank.arrived[0][0] != index
+            leaves = video.unit == video.boundaries[number + 1] or rank.arrived[0][0] != index
             # A rank reports an encode, successive steps, and a decode.
             if leaves or video.unit in (1, video.num_steps + 1):
                 self._planner.finished(index, number, video.unit, self._now)
-            if video.unit == video.assignment.boundaries[number + 1]:
+            if video.unit == video.boundaries[number + 1]:
                 self._pass_on(number, index, video)
             self._begin(number)
 

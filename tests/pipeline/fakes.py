@@ -15,7 +15,7 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Frames, ModelInfo, State, VideoModel
 from svdq.pipeline.planning.binding import Components, Segment
 from svdq.pipeline.planning.costs import CostPrior
-from svdq.pipeline.planning.planner import Assignment, Planner
+from svdq.pipeline.planning.planner import Planner
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.topology import Links, Topology
@@ -183,21 +183,21 @@ class Alone:
             checkpointer=self.checkpointer,
             tracer=Tracer(on=True),
         )
-        alone = Topology(rank=0, num_ranks=1, local_rank=0)
+        alone = Topology(rank=0, num_ranks=1)
         self.stage = Stage(alone, Links(), model, surroundings, keep_every_s=keep_every_s)
 
 
 class ListPlanner(Planner):
     """Follows a list of assignments, and records the work that is reported."""
 
-    def __init__(self, num_ranks: int, assignments: Sequence[Assignment]) -> None:
+    def __init__(self, num_ranks: int, assignments: Sequence[tuple[int, ...]]) -> None:
         super().__init__(num_ranks)
         self._assignments = assignments
         #: (rank, index, unit) of finished work, and indices of ended samples.
         self.work: list[tuple[int, int, int]] = []
         self.ended_samples: list[int] = []
 
-    def admit(self, index: int, *args: Any, **kwargs: Any) -> Assignment:
+    def admit(self, index: int, *args: Any, **kwargs: Any) -> tuple[int, ...]:
         return self._assignments[index]
 
     def wait_s(self, now: float) -> float:
@@ -217,7 +217,7 @@ class Chain:
         self,
         models: Sequence[VideoModel],
         requests: Sequence[Request],
-        assignments: Sequence[Assignment] = (),
+        assignments: Sequence[tuple[int, ...]] = (),
         sink: Sink | None = None,
         planner: Planner | None = None,
         components: Sequence[Components] = (),
@@ -249,7 +249,7 @@ class Chain:
             monitor=self.monitors[rank],
             checkpointer=self.checkpointers[rank],
         )
-        topology = Topology(rank=rank, num_ranks=self.num_ranks, local_rank=rank)
+        topology = Topology(rank=rank, num_ranks=self.num_ranks)
         return Stage(topology, links, model, surroundings, planner=self._stage_planner, components=self._components)
 
     def start(self) -> None:

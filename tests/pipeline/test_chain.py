@@ -18,7 +18,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.planning.planner import Assignment, Planner
+from svdq.pipeline.planning.planner import Planner
 from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request
 
 WAIT_S = 60  # seconds after which a test gives up
@@ -57,9 +57,9 @@ class GatedSink(ListSink):
         self.gate.set()
 
 
-def whole(rank: int, num_ranks: int, steps: int = 5) -> Assignment:
+def whole(rank: int, num_ranks: int, steps: int = 5) -> tuple[int, ...]:
     """Have one rank do all of a sample."""
-    return Assignment(boundaries=(0,) * (rank + 1) + (steps + 2,) * (num_ranks - rank))
+    return (0,) * (rank + 1) + (steps + 2,) * (num_ranks - rank)
 
 
 def wait_for(condition, seconds: float = WAIT_S) -> bool:
@@ -73,14 +73,14 @@ def wait_for(condition, seconds: float = WAIT_S) -> bool:
 
 
 @st.composite
-def plans(draw: st.DrawFn, num_ranks: int, steps: int) -> Assignment:
+def plans(draw: st.DrawFn, num_ranks: int, steps: int) -> tuple[int, ...]:
     """Draw boundaries over the encode, the steps and the decode."""
     inner = sorted(draw(st.lists(st.integers(0, steps + 2), min_size=num_ranks - 1, max_size=num_ranks - 1)))
-    return Assignment(boundaries=(0, *inner, steps + 2))
+    return (0, *inner, steps + 2)
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> tuple[int, list[int], list[Assignment]]:
+def chains(draw: st.DrawFn) -> tuple[int, list[int], list[tuple[int, ...]]]:
     num_ranks = draw(st.sampled_from([1, 2, 3, 7]))
     steps = draw(st.lists(st.integers(1, 9), min_size=1, max_size=12))
     return num_ranks, steps, [draw(plans(num_ranks, number)) for number in steps]
@@ -102,7 +102,7 @@ def test_any_plan_is_followed_and_all_its_work_is_reported(drawn) -> None:
     for rank, index, unit in chain.planner.work:
         last_units[rank, index].append(unit)
     for index, plan in enumerate(assignments):
-        pieces = [(rank, *piece) for rank, piece in enumerate(pairwise(plan.boundaries)) if piece[0] < piece[1]]
+        pieces = [(rank, *piece) for rank, piece in enumerate(pairwise(plan)) if piece[0] < piece[1]]
         for rank, start, stop in pieces:
             reported = last_units.pop((rank, index))
             assert reported == sorted(reported)
@@ -110,7 +110,7 @@ def test_any_plan_is_followed_and_all_its_work_is_reported(drawn) -> None:
             assert start > 0 or reported[0] == 1, "the encode is reported alone"
     assert not last_units
     assert sorted(chain.planner.ended_samples) == list(range(len(steps)))
-    decodes = Counter(plan.boundaries.index(steps[index] + 2) - 1 for index, plan in enumerate(assignments))
+    decodes = Counter(plan.index(steps[index] + 2) - 1 for index, plan in enumerate(assignments))
     assert [len(model.chunk_sizes) for model in models] == [decodes[rank] for rank in range(num_ranks)]
 
 
@@ -192,12 +192,12 @@ def test_a_rank_0_that_only_encodes_has_no_unet(tiny_model, svd, image, referenc
 @pytest.mark.parametrize("decoder", [0, 1, 2])
 def test_a_sample_whose_steps_are_done_is_decoded_by_any_rank(decoder: int) -> None:
     """As after a crash while it was decoded, or while its frames were on their way."""
-    before = Chain([CountingModel()] * 3, [request(1)], [Assignment(boundaries=(0, 3, 7, 7))])
+    before = Chain([CountingModel()] * 3, [request(1)], [(0, 3, 7, 7)])
     before.run()
     [kept] = [sample for sample in before.checkpointers[1].samples if sample.step == 5]
     models = [CountingModel() for _ in range(3)]
     resumed = replace(request(1), resume=kept)
-    after = Chain(models, [resumed], [Assignment(boundaries=(6,) * (decoder + 1) + (7,) * (3 - decoder))])
+    after = Chain(models, [resumed], [(6,) * (decoder + 1) + (7,) * (3 - decoder)])
     after.run()
     np.testing.assert_array_equal(after.sink.frames["job-1"], before.sink.frames["job-1"])
     assert [len(model.chunk_sizes) for model in models] == [int(rank == decoder) for rank in range(3)]
@@ -235,7 +235,7 @@ def test_rank_0_admits_videos_for_others_while_it_works() -> None:
 
 def test_a_sample_that_was_admitted_earlier_interrupts_a_later_one_between_two_steps() -> None:
     first, second = GatedModel(seed=1), GatedModel(seed=2)
-    chain = Chain([first, second], [request(1), request(2)], [Assignment(boundaries=(0, 3, 7)), whole(1, 2)])
+    chain = Chain([first, second], [request(1), request(2)], [(0, 3, 7), whole(1, 2)])
     chain.start()
     assert second.begun.wait(WAIT_S)
     first.gate.set()
@@ -253,7 +253,7 @@ def test_a_sink_that_accepts_nothing_stops_the_intake(decoder: int) -> None:
     sink = GatedSink()
     num_videos = 200
     requests = [request(seed, frames=8) for seed in range(num_videos)]
-    plan = whole(0, 3) if decoder == 0 else Assignment(boundaries=(0,) + (6,) * decoder + (7,) * (3 - decoder))
+    plan = whole(0, 3) if decoder == 0 else (0,) + (6,) * decoder + (7,) * (3 - decoder)
     chain = Chain([CountingModel() for _ in range(3)], requests, [plan] * num_videos, sink)
     chain.start()
     assert sink.came.wait(WAIT_S)
@@ -281,7 +281,7 @@ def test_a_rank_that_stops_waits_for_no_sink_and_keeps_what_it_has() -> None:
 
 def test_a_sample_canceled_before_its_decode_on_an_inner_rank_is_reported() -> None:
     models = [CountingModel() for _ in range(3)]
-    chain = Chain(models, [request(1), request(2)], [Assignment(boundaries=(0, 6, 7, 7))] * 2)
+    chain = Chain(models, [request(1), request(2)], [(0, 6, 7, 7)] * 2)
     chain.monitors[1].cancel_at = {"job-1": 0}
     chain.run()
     assert chain.source.reports["job-1"].canceled
@@ -292,7 +292,7 @@ def test_a_sample_canceled_before_its_decode_on_an_inner_rank_is_reported() -> N
 def test_a_decode_that_fails_on_an_inner_rank_harms_no_other() -> None:
     models = [CountingModel() for _ in range(3)]
     models[1].fail_decode = {2: ValueError("an odd shape")}
-    chain = Chain(models, [request(seed) for seed in (1, 2, 3)], [Assignment(boundaries=(0, 3, 7, 7))] * 3)
+    chain = Chain(models, [request(seed) for seed in (1, 2, 3)], [(0, 3, 7, 7)] * 3)
     chain.run()
     assert set(chain.sink.frames) == {"job-1", "job-3"}
     assert "ValueError while its frames were decoded" in str(chain.source.reports["job-2"].failure)
@@ -305,11 +305,6 @@ def test_every_rank_warms_up_once_for_a_new_shape() -> None:
     chain.run()
     assert [[parameters.frames for parameters in model.warmed] for model in models] == [[], [4, 6], [4, 6]]
     assert [monitor.warmed for monitor in chain.monitors] == [[], ["job-1", "job-3"], ["job-1", "job-3"]]
-
-
-def test_an_assignment_that_goes_up_the_chain_is_a_mistake() -> None:
-    with pytest.raises(AssertionError):
-        Assignment(boundaries=(0, 3, 2, 7))
 
 
 def test_a_sample_has_work_where_it_has_units() -> None:

@@ -94,7 +94,7 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
     for rank in range(RANKS):
         is_first, is_last = rank == 0, rank == RANKS - 1
         stage = Stage(
-            Topology(rank=rank, num_ranks=RANKS, local_rank=rank),
+            Topology(rank=rank, num_ranks=RANKS),
             Links(incoming=Channel(pairs[rank - 1][1], CPU), outgoing=Channel(pairs[rank][0], CPU)),
             # A decode that is longer than the steps, so that every rank decodes and frames are passed on.
             open_model(resolve("simulated:step_ms=0.5,decode_ms=4"), Role.of_rank(rank), CPU, torch.float32),
@@ -133,7 +133,7 @@ def test_two_hundred_videos_in_rounds_take_no_more_memory_than_forty(
     video = model.complete(WanParameters(prompt="A dog.", seed=0, steps=2, frames=5, width=64, height=64))
     source, lost = MeasuringSource(40, 200, video), []
     surroundings = Surroundings(on_lost=lost.append, source=source, sink=DiscardingSink())
-    alone = Stage(Topology(rank=0, num_ranks=1, local_rank=0), Links(), model, surroundings)
+    alone = Stage(Topology(rank=0, num_ranks=1), Links(), model, surroundings)
     tracemalloc.start()
     try:
         alone.run()

@@ -19,7 +19,7 @@ from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.planning.binding import Components, bounds_of
-from svdq.pipeline.planning.planner import Assignment, Planner
+from svdq.pipeline.planning.planner import Planner
 from svdq.worker.checkpoint.store import Codec
 from tests.pipeline.fakes import Alone, Chain
 
@@ -94,14 +94,14 @@ def bindings(draw: st.DrawFn) -> list[Components]:
     return [HIGH] * start + [None] * (stop - start) + [LOW] * (num_ranks - stop)
 
 
-def plan(data: st.DataObject, bounds: list[tuple[int, int]]) -> Assignment:
+def plan(data: st.DataObject, bounds: list[tuple[int, int]]) -> tuple[int, ...]:
     """Draw boundaries within the units that each rank may do."""
     boundaries = [0]
     for (_, stop), (first, _) in pairwise(bounds):
         least = max(boundaries[-1], first)
         boundaries.append(data.draw(st.integers(least, max(least, stop))))
     boundaries.append(bounds[-1][1])
-    return Assignment(boundaries=tuple(boundaries))
+    return tuple(boundaries)
 
 
 @given(st.data())

@@ -6,7 +6,9 @@ from torch.nn import functional
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute_options as options
-from svdq.pipeline.models.compute_options import ComputeOptions, dtype_of
+from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.loader import dtype_for
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.worker.device import check_computes, check_device, choose_device
 
 CPU = torch.device("cpu")
@@ -106,7 +108,7 @@ def test_a_gpu_that_computes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", ["auto", "fp32", "fp16", "bf16"])
 def test_a_processor_computes_in_all_dtypes(dtype) -> None:
     options = ComputeOptions(dtype=dtype)
-    check_computes(CPU, dtype_of(options, CPU), options)
+    check_computes(CPU, dtype_for(ResolvedModel(name="preview"), CPU, options), options)
 
 
 def test_a_dtype_that_does_not_work_is_one_sentence(monkeypatch) -> None:

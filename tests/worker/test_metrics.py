@@ -64,7 +64,7 @@ class Ranks:
         return {0: os.getpid()}
 
 
-TOPOLOGY = Topology(rank=0, num_ranks=2, local_rank=0)
+TOPOLOGY = Topology(rank=0, num_ranks=2)
 CPU = torch.device("cpu")
 GROUP = (("group", "0"),)
 

@@ -44,7 +44,7 @@ class Stuck:
 
 
 def open_reporter() -> RankReporter:
-    topology = Topology(rank=1, num_ranks=2, local_rank=1)
+    topology = Topology(rank=1, num_ranks=2)
     return RankReporter(describe(topology, torch.device("cpu"), "fake", notice="a notice"), torch.device("cpu"))
 
 
@@ -102,7 +102,7 @@ def test_costs_are_told_by_shape_once_all_are_measured() -> None:
 def test_ranks_of_one_group_find_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
     names = set()
     for rank in range(2):
-        topology = Topology(rank=rank, num_ranks=2, local_rank=rank)
+        topology = Topology(rank=rank, num_ranks=2)
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
         names.add(describe(topology, torch.device("cpu"), "fake").group)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")

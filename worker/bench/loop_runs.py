@@ -59,7 +59,7 @@ def run_loop(workload: Workload) -> list[RankMeasurements]:
 
 
 def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str) -> None:
-    device = choose_device(workload.device, topology.local_rank)
+    device = choose_device(workload.device, topology.rank)
     role = replace(Role.of_rank(topology.rank), in_rounds=workload.in_rounds)
     if workload.components:
         role = replace(role, components=workload.components[topology.rank])
@@ -191,9 +191,9 @@ def _enter(
     rank: int, num_ranks: int, folder: Path, device: str, main: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
-    topology = Topology(rank=rank, num_ranks=num_ranks, local_rank=rank)
+    topology = Topology(rank=rank, num_ranks=num_ranks)
     try:
-        links = join(topology, choose_device(device, topology.local_rank), folder=folder)
+        links = join(topology, choose_device(device, rank), folder=folder)
         main(topology, links, *args)
     except SvdqError as error:
         path = folder / f"rank{rank}.{type(error).__name__}.error"

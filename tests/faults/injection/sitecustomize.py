@@ -119,9 +119,9 @@ def _break_devices(folder: Path) -> None:
     names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     broken = folder / names[int(os.environ["LOCAL_RANK"]) % len(names)]
 
-    def choose_device(_wanted: str, local_rank: int) -> torch.device:
+    def choose_device(_wanted: str, rank: int) -> torch.device:
         if broken.exists():
-            raise InputError(f"The GPU of rank {local_rank} of this host cannot be used: it is broken.")
+            raise InputError(f"The GPU of rank {rank} cannot be used: it is broken.")
         return torch.device("cpu")
 
     def fails(*_: object) -> bool:

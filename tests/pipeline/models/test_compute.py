@@ -15,6 +15,7 @@ from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import compute_options as options
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
@@ -65,12 +66,12 @@ def difference(latents, expected):
 @pytest.mark.parametrize(("name", "most"), [("fp16", 0.02), ("bf16", 0.2)])
 def test_half_precision_is_near_and_written_down(tiny_model, tensors, eager, name, most) -> None:
     chosen = ComputeOptions(dtype=name)
-    dtype = options.dtype_of(chosen, CPU)
+    dtype = getattr(torch, DTYPES[name])
     model = open_with(tiny_model, chosen, dtype)
     latents = denoise(model, {key: tensor.to(dtype) for key, tensor in tensors[0].items()})
     assert latents.dtype == dtype
     assert 0 < difference(latents, eager[0]) < most
-    assert model.info.compute == {"dtype": options.DTYPES[name]}
+    assert model.info.compute == {"dtype": DTYPES[name]}
 
 
 class AttentionBatches(TorchFunctionMode):

@@ -21,7 +21,6 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.planning.planner import Assignment
 from svdq.pipeline.transport.topology import Links, Topology
 from svdq.worker.bench.loop_runs import spawn_ranks
 from tests.pipeline.fakes import ListPlanner
@@ -64,7 +63,7 @@ def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: s
     # By its own plan, a group gives both steps of a single video to rank 1: nothing would be handed over.
     num_ranks = topology.num_ranks
     boundaries = (0, *(1 + rank * SMALL.steps // num_ranks for rank in range(1, num_ranks)), SMALL.steps + 2)
-    planner = ListPlanner(num_ranks, [Assignment(boundaries=boundaries)])
+    planner = ListPlanner(num_ranks, [boundaries])
     requests = [Request(job_id="video", parameters=SMALL, photo=image)]
     run_stage(topology, links, model, requests, StagesSink(Path(folder)), planner=planner)
 

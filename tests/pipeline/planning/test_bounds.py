@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from svdq.pipeline.planning.blocks import Row, common_end_s
 from svdq.pipeline.planning.costs import Costs
-from svdq.pipeline.planning.planner import Assignment, Planner
+from svdq.pipeline.planning.planner import Planner
 from tests.pipeline.chain import Chain, Video
 from tests.pipeline.planning.test_planner import costs_of, loads
 
@@ -36,12 +36,12 @@ def make(num_videos: int, costs: Costs, num_steps: int, bounds: Bounds) -> tuple
 
 
 def check(video: Video) -> None:
-    assignment, bounds = video.assignment, video.bounds
-    assert assignment is not None
+    boundaries, bounds = video.boundaries, video.bounds
+    assert boundaries is not None
     assert bounds is not None
-    assert assignment.boundaries[0] == video.first_unit
-    assert assignment.boundaries[-1] == video.num_steps + 2
-    for (start, stop), (first, end) in zip(itertools.pairwise(assignment.boundaries), bounds, strict=True):
+    assert boundaries[0] == video.first_unit
+    assert boundaries[-1] == video.num_steps + 2
+    for (start, stop), (first, end) in zip(itertools.pairwise(boundaries), bounds, strict=True):
         assert start == stop or first <= start < stop <= end
 
 
@@ -158,8 +158,8 @@ def test_where_only_rank_0_can_encode_it_does_nothing_else_if_that_takes_longer_
 def test_a_video_past_the_boundary_resumes_on_a_rank_of_the_second_expert() -> None:
     planner, bounds = Planner(7), bound_to(3, 0, 4, 15, 40)
     row = Row.of(costs_of(1, 0.2, 2), [1.0] * 40)
-    assignment = planner.admit(0, row, shape=1, num_waiting=0, now=0.0, first_unit=21, bounds=bounds)
-    assert assignment == Assignment(boundaries=(21,) * 7 + (42,))
+    boundaries = planner.admit(0, row, shape=1, num_waiting=0, now=0.0, first_unit=21, bounds=bounds)
+    assert boundaries == (21,) * 7 + (42,)
     for index in range(1, 4):
         planner.admit(index, row, shape=1, num_waiting=0, now=0.0, first_unit=21, bounds=bounds)
     assert planner.wait_s(0.0) == 0.0, "the ranks of the first expert are still free"
@@ -229,6 +229,6 @@ def test_within_any_bounds_every_video_is_finished_whatever_comes_and_however_lo
     chain.run(videos)
     assert chain.most_in_flight <= 3 * num_ranks + 4
     for video in videos:
-        assert video.assignment is not None
+        assert video.boundaries is not None
         if video.bounds is not None:
             check(video)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from svdq.pipeline.planning.blocks import Row, common_end_s
 from svdq.pipeline.planning.costs import Costs
-from svdq.pipeline.planning.planner import LEAD_S, MIN_STAGE_S, Assignment, Planner
+from svdq.pipeline.planning.planner import LEAD_S, MIN_STAGE_S, Planner
 from tests.pipeline.chain import Chain, Video
 
 RANKS = 7
@@ -39,8 +39,8 @@ def bound_s(num_videos: int, costs: Costs, num_steps: int) -> float:
 
 
 def boundaries_of(video: Video) -> tuple[int, ...]:
-    assert video.assignment is not None
-    return video.assignment.boundaries
+    assert video.boundaries is not None
+    return video.boundaries
 
 
 def loads(video: Video) -> list[int]:
@@ -228,10 +228,8 @@ def row_of(num_ranks: int) -> Row:
 def test_a_video_whose_steps_are_done_is_decoded_by_a_free_rank() -> None:
     planner = Planner(3)
     whole = planner.admit(0, row_of(3), shape=1, num_waiting=1, now=0.0)
-    assert whole == Assignment(boundaries=(0, 0, 0, 27))
-    assert planner.admit(1, row_of(3), shape=1, num_waiting=0, now=0.0, first_unit=26) == Assignment(
-        boundaries=(26, 26, 27, 27)
-    )
+    assert whole == (0, 0, 0, 27)
+    assert planner.admit(1, row_of(3), shape=1, num_waiting=0, now=0.0, first_unit=26) == (26, 26, 27, 27)
 
 
 def test_what_failed_or_was_canceled_no_longer_counts() -> None:

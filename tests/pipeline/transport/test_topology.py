@@ -14,7 +14,7 @@ from svdq.pipeline.transport.topology import Links, Topology, agree, join
 
 
 def join_rank(folder: Path, rank: int, num_ranks: int) -> Links:
-    topology = Topology(rank=rank, num_ranks=num_ranks, local_rank=rank)
+    topology = Topology(rank=rank, num_ranks=num_ranks)
     return join(topology, torch.device("cpu"), folder=folder, rank_info=f"rank_info {rank}")
 
 
@@ -55,7 +55,7 @@ def test_ranks_agree_on_what_rank_0_decides_and_connect_after_that(tmp_path: Pat
         return "größe " * 100_000
 
     def start(rank: int) -> tuple[str, Links]:
-        topology = Topology(rank=rank, num_ranks=num_ranks, local_rank=rank)
+        topology = Topology(rank=rank, num_ranks=num_ranks)
         return agree(topology, f"{rank}", decide, folder=tmp_path), join_rank(tmp_path, rank, num_ranks)
 
     for _ in range(4):
