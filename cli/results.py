@@ -132,7 +132,7 @@ def fetch(settings: Settings, selection: Selection, folder: Path, verbose: bool,
         results = [result for result in found if selection.matches_name(result.document.name)]
     is_bulk = len(results) >= MANY
     sizes = []
-    for fetched in fetch_all(place, results, folder, warn):
+    for fetched in fetch_all(place, results, folder):
         sizes.append(fetched.copied)
         paths = [str(path) for path in fetched.paths]
         if as_json:

@@ -56,13 +56,11 @@ def results_of(
     return [found[job_id] for job_id in dict.fromkeys(job_ids)]
 
 
-def fetch_all(
-    storage: Storage, results: Sequence[Result], folder: Path, on_bad: Callable[[str], None] = lambda reason: None
-) -> Iterator[Fetched]:
+def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iterator[Fetched]:
     """Copy videos into a folder one by one; `folder` corresponds to outputs/ of the storage.
 
-    Without videos the folder is not created. `on_bad` is called with a sentence for each video that another process
-    has removed meanwhile. Raises InputError if the folder cannot be written, and UnavailableError for the storage.
+    Without videos the folder is not created. Raises InputError if the folder cannot be written, and UnavailableError
+    for the storage.
     """
     if not results:
         return
@@ -70,12 +68,7 @@ def fetch_all(
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder.glob(f"{ARRIVING_PREFIX}*"), ARRIVING_PREFIX)
         for result in results:
-            try:
-                yield _fetch(storage, result, folder)
-            except UnavailableError:
-                if not storage.is_marked or storage.exists(result.sidecar.key):
-                    raise
-                on_bad(f"The video of job {result.job_id} was removed meanwhile; it is left out.")
+            yield _fetch(storage, result, folder)
     except OSError as error:
         raise InputError(
             f"The folder {str(folder)!r} cannot be written ({error.strerror}); give another with --output."

@@ -8,10 +8,10 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from io import BufferedReader
 from pathlib import Path
+from typing import BinaryIO
 
-from svdq.producer.files import open_regular, temporary_name
+from svdq.producer.files import temporary_name
 
 TEMPORARY = "tmp"  # folder for files being written, below the root so that a rename stays on one file system
 
@@ -26,40 +26,29 @@ class FileInfo:
 
 
 class LocalFiles:
-    """Files by key in a local folder, with methods of `Storage`, which checks keys.
-
-    Only regular files count: a link could lead to any file of this machine, and a FIFO would block. Raises OSError.
-    """
+    """Files by key in a local folder, with methods of `Storage`, which checks keys. Raises OSError."""
 
     num_threads = 16  # file systems flush those files together that are flushed at the same time
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def open(self, key: str) -> BufferedReader:
-        try:
-            return open_regular(self.folder / key, os.O_NOFOLLOW)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EINVAL, errno.ENXIO):  # a link, a FIFO or device, a socket
-                raise _no_file(self.folder / key) from error
-            raise
+    def open(self, key: str) -> BinaryIO:
+        return (self.folder / key).open("rb")
 
     def read(self, key: str) -> bytes:
-        with self.open(key) as file:
-            return file.read()
+        return (self.folder / key).read_bytes()
 
     def copy_out(self, key: str, path: Path) -> None:
-        with self.open(key) as source, path.open("wb") as target:
-            shutil.copyfileobj(source, target)
+        shutil.copyfile(self.folder / key, path)
 
     def exists(self, key: str) -> bool:
-        path = self.folder / key
-        return path.is_dir() or (path.is_file() and not path.is_symlink())
+        return (self.folder / key).exists()
 
     def entry(self, key: str) -> FileInfo:
-        status = (self.folder / key).lstat()
+        status = (self.folder / key).stat()
         if not stat.S_ISREG(status.st_mode):
-            raise _no_file(self.folder / key)
+            raise FileNotFoundError(errno.ENOENT, "it is no file", key)
         return FileInfo(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
 
     def entries(self, key: str) -> Iterator[FileInfo]:
@@ -110,10 +99,6 @@ class LocalFiles:
             reason = f"{os.strerror(errno.ENOSPC)}: the last {free / 2**20:.1f} MiB of the disk are kept for the queue"
             raise OSError(errno.ENOSPC, reason, str(folder))
         return folder / temporary_name()
-
-
-def _no_file(path: Path) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, "it is no regular file", str(path))
 
 
 def reserve_bytes(folder: Path) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.producer.storage.storage import MARKER, Storage
@@ -320,14 +319,3 @@ def test_folders_of_earlier_versions_are_removed(tmp_path: Path) -> None:
     assert list(store.ages_s()) == [job_id]
     store.clear(job_id)
     assert list((tmp_path / FOLDER).iterdir()) == []
-
-
-def test_links_and_fifos_are_not_read(tmp_path: Path) -> None:
-    store = store_at(tmp_path)
-    store.open("job")
-    os.mkfifo(tmp_path / FOLDER / "job/4.safetensors")
-    (tmp_path / "secret").touch()
-    (tmp_path / FOLDER / "job/3.safetensors").symlink_to(tmp_path / "secret")
-    for step in (4, 3):
-        with pytest.raises(UnavailableError, match="regular"):
-            store.read("job", step)

@@ -1,7 +1,6 @@
 """Files of finished videos: content, pictures, and what a deletion removes."""
 
 import io
-import os
 import zipfile
 from pathlib import Path
 
@@ -108,25 +107,6 @@ def test_delete_removes_only_files_of_svdq(server: Server, connection: redis.Red
     assert not any(other in entry.key for entry in storage.entries("outputs"))
     assert other not in "".join(storage.names("outputs"))
     assert connection.keys("rq:job:*") == []
-
-
-@pytest.mark.parametrize("kind", ["link", "FIFO"])
-def test_only_regular_files_are_served(
-    server: Server, connection: redis.Redis, settings: Settings, tmp_path: Path, kind: str
-) -> None:
-    video_id = finish(connection, Storage(settings.storage), 1, formats=("gif",))
-    path = Path(settings.storage, f"outputs/photo-{video_id}.gif")
-    path.unlink()
-    if kind == "link":
-        (tmp_path / "secret").write_text("secret")
-        path.symlink_to(tmp_path / "secret")
-    else:
-        os.mkfifo(path)
-    for url in (f"/v1/videos/{video_id}/content", f"/page/content/{video_id}"):
-        answer = server.get(url)
-        assert (answer.status, answer.error["code"]) == (404, "not_found")
-    answer = server.ask("POST", "/page/zip", f"ids={video_id}", FORM_HEADERS | server.bearer)
-    assert (answer.status, b"secret" in answer.body) == (404, False)
 
 
 def test_a_remote_storage(

@@ -196,30 +196,6 @@ def test_entries_are_all_files_below(storage: Storage, tmp_path: Path) -> None:
     assert (tmp_path / "copy.jpg").read_bytes() == b"xxx"
 
 
-@pytest.mark.parametrize("kind", ["link", "FIFO", "socket"])
-def test_only_regular_files_count(tmp_path: Path, kind: str) -> None:
-    secret = tmp_path / "serve-token"
-    secret.write_text("secret")
-    storage = Storage(str(tmp_path / "s"))
-    storage.write_bytes("outputs/a.mp4", b"video")
-    path = tmp_path / "s/outputs/b.mp4"
-    if kind == "link":
-        path.symlink_to(secret)
-    elif kind == "FIFO":
-        os.mkfifo(path)
-    else:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(os.path.relpath(path))
-    assert [entry.key for entry in storage.entries("outputs")] == ["outputs/a.mp4"]
-    assert (storage.exists("outputs/b.mp4"), storage.entry("outputs/b.mp4")) == (False, None)
-    assert list(storage.read_many(["outputs/b.mp4"])) == []
-    for read in (storage.read, storage.open, lambda key: storage.copy_out(key, tmp_path / "copy")):
-        with pytest.raises(UnavailableError, match="no regular file"):
-            read("outputs/b.mp4")
-    storage.write_bytes("outputs/b.mp4", b"another")  # replaces what is in the way
-    assert (storage.read("outputs/b.mp4"), secret.read_text()) == (b"another", "secret")
-
-
 def test_a_folder_of_the_storage_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "other disk").mkdir()
     (tmp_path / "s").mkdir()
