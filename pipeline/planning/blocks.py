@@ -139,7 +139,7 @@ def narrow(row: Row, bounds: Sequence[Bounds]) -> Sequence[Bounds]:
     for cut in sorted(cuts - {0, row.num_units}):
         sides = []
         for at in range(1, len(bounds)):
-            if bounds[at - 1][0] < cut < bounds[at][1]:
+            if bounds[at - 1][0] < cut <= bounds[at - 1][1] and bounds[at][0] <= cut < bounds[at][1]:
                 before = sum(1 / slowness for slowness in row.slowness[:at])
                 after = sum(1 / slowness for slowness in row.slowness[at:])
                 sides.append((max(upto_s[cut] / before, (upto_s[-1] - upto_s[cut]) / after), at))

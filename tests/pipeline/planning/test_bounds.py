@@ -175,6 +175,14 @@ def test_steps_of_the_second_expert_may_cost_half() -> None:
     assert max(free_s) / min(free_s) < 1.05
 
 
+def test_the_ranks_on_either_side_of_a_cut_reach_it() -> None:
+    row = Row.of(costs_of(1, 0.2, 4.4, [1.0] * 8), [1.0] * 8)
+    bounds = [(0, 0), (0, 5), (0, 6), (0, 7), (0, 7), (0, 7), (5, 7), (6, 10)]
+    boundaries = Planner(8).admit(0, row, shape=1, num_waiting=0, now=0.0, bounds=bounds)
+    for (start, stop), (first, end) in zip(itertools.pairwise(boundaries), bounds, strict=True):
+        assert start == stop or first <= start < stop <= end
+
+
 def test_bounds_with_a_gap_are_a_mistake() -> None:
     row = Row.of(costs_of(1, 0, 0, [1.0] * 2), [1.0] * 25)
     for bounds in ([(0, 10), (12, 27)], [(0, 27), (0, 12)], [(1, 27), (1, 27)], [(10, 27), (0, 27)]):
