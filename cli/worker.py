@@ -139,14 +139,15 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
     gpus = visible_gpus() if rank.device != "cpu" else []
     # Not for the preview: a call of nvidia-smi may take seconds a GPU.
     if len(gpus) == 2 and model.layout is not None and (cards := Cards.here()) is not None:
-        options = divide(options, settings.model, replace(cards, number=len(gpus)))
+        cards = replace(cards, number=len(gpus), limit_bytes=settings.memory_limit)
+        options = divide(options, settings.model, cards)
     return _run(settings, model, options, report)
 
 
 def divide(options: "LaunchOptions", model: str, cards: Cards) -> "LaunchOptions":
     """Give each of two GPUs a group in rounds where this is faster than ranks that hold one expert each."""
     is_open = options.ranks is None and options.groups == 1 and options.rank.experts == "auto"
-    if not is_open or options.rank.encoder_rank or cards.number != 2:
+    if not is_open or cards.number != 2:
         return options
     try:
         share = faster_in_rounds(model, options.rank.compute, cards)

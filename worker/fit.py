@@ -21,6 +21,7 @@ from svdq.pipeline.models.needs import ModelSize, Residency, published
 from svdq.pipeline.planning.binding import split_steps
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
+from svdq.pipeline.planning.rounds import LOAD_SHARE
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.text import count
 from svdq.worker.launcher.gpus import memory_of_gpus
@@ -35,6 +36,7 @@ class Cards:
     number: int
     total_bytes: int  # of each
     name: str = ""  # as the driver names it; "" if it is not known
+    limit_bytes: int | None = None  # that the user grants a rank in place of what a GPU has
 
     @classmethod
     def parse(cls, text: str) -> "Cards | None":
@@ -57,7 +59,7 @@ class Cards:
     @property
     def room_bytes(self) -> int:
         """The bytes of each that a rank may use."""
-        return self.total_bytes - CONTEXT_BYTES - RESERVE_BYTES
+        return self.limit_bytes or self.total_bytes - CONTEXT_BYTES - RESERVE_BYTES
 
     def step_of(self, published: PublishedModel | None) -> PublishedStep | None:
         """Return the published time of a step: of this card by its name, or of one with as much memory."""
@@ -175,7 +177,7 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
     costs = None if step_s is None else costs_of(known, video, step_s)
     found = []
     for options, candidate in _options(size):
-        for residency in _residencies(known, number):
+        for residency in _residencies(known, number, streamed=candidate.streamed):
             is_chosen = known.has_experts or residency == "rounds"
             layout = f" --groups {number} --ranks 1" * (residency == "rounds" and number > 1)
             command = f"svdq worker{layout}{f' --experts {residency}' * is_chosen}{options}"
@@ -200,25 +202,32 @@ def faster_in_rounds(name: str, options: ComputeOptions, cards: Cards) -> float:
     It is 0 or less where all of the model fits a GPU, or a part of it does not; infinite where only rounds fit.
     """
     known = know(name)
-    segments = next((each.segments for each in known.size.family.models.values() if each.segments is not None), None)
-    if not known.has_experts or segments is None:
+    if not known.has_experts:
         return 0.0
-    size = replace(known.size, int8="int8" in options.approximate, streamed=options.offload == "blocks")
-    video = known.video()
+    size, video = known.size, known.video()
+    size = replace(
+        size,
+        dtype=size.dtype if options.dtype == "auto" else DTYPES[options.dtype],
+        int8="int8" in options.approximate,
+        streamed=options.offload == "blocks",
+    )
     if not _need(size, video, "rounds", 1) <= cards.room_bytes < _need(size, video, "resident", 1):
         return 0.0
     if _need(size, video, "bound", cards.number) > cards.room_bytes:
         return math.inf
-    costs = replace(costs_of(known, video, 1.0), segments=split_steps(video.steps, segments))
-    return costs.faster_in_rounds(cards.number)
+    return _bound_costs(known, costs_of(known, video, 1.0)).faster_in_rounds(cards.number)
 
 
-def _residencies(known: KnownModel, number: int) -> Iterator[Residency]:
-    yield "resident"
-    if known.has_experts and number > 1:
-        yield "bound"
+def _residencies(known: KnownModel, number: int, *, streamed: bool) -> list[Residency]:
+    """Return the ways to hold a model, those first that `svdq worker` chooses or advises."""
+    found: list[Residency] = ["resident"]
     if known.has_experts or "text_encoder" in known.size.num_weights:
-        yield "rounds"
+        found.append("rounds")
+    if known.has_experts and number > 1:
+        faster = _bound_costs(known, costs_of(known, known.video(), 1.0)).faster_in_rounds(number)
+        found.insert(2 if faster > (LOAD_SHARE if number > 2 else 0) else 1, "bound")
+    # Streamed experts take host memory, both twice as much.
+    return [*found[1:], "resident"] if streamed and known.has_experts else found
 
 
 def _options(size: ModelSize) -> Iterator[tuple[str, ModelSize]]:
@@ -229,16 +238,21 @@ def _options(size: ModelSize) -> Iterator[tuple[str, ModelSize]]:
 
 
 def _need(size: ModelSize, video: VideoParameters, residency: Residency, number: int) -> int:
-    if number == 1 or residency == "rounds":
+    """Return the bytes of the rank that needs most, of which all leaves that can."""
+    if residency == "rounds":
         return max(size.phases(video, residency).values())
-    first = size.phases(video, residency, decodes=False)
-    last = size.phases(video, residency, encodes=False)
+    alone = number == 1
+    first = size.phases(video, residency, decodes=alone, leaves=size.leaves(0, video, residency, alone=alone))
+    last = {} if alone else size.phases(video, residency, encodes=False)
     return max(*first.values(), *last.values())
 
 
 def _time_s(costs: VideoCosts, known: KnownModel, residency: Residency, number: int, num_videos: int) -> float:
     if residency == "rounds":
         return costs.rounds_time_s(number, num_videos)
-    if residency == "bound" and known.published is not None and known.published.segments is not None:
-        costs = replace(costs, segments=split_steps(costs.steps, known.published.segments))
-    return costs.time_s(number, num_videos)
+    return (_bound_costs(known, costs) if residency == "bound" else costs).time_s(number, num_videos)
+
+
+def _bound_costs(known: KnownModel, costs: VideoCosts) -> VideoCosts:
+    segments = next((each.segments for each in known.size.family.models.values() if each.segments is not None), None)
+    return costs if segments is None else replace(costs, segments=split_steps(costs.steps, segments))

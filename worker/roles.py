@@ -13,9 +13,9 @@ import torch
 from svdq.pipeline.models.components import name_of
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.families import family_named
-from svdq.pipeline.models.memory import Phase, size_text
+from svdq.pipeline.models.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
 from svdq.pipeline.models.model_folder import WEIGHTS, loaded_files, stored_shapes
-from svdq.pipeline.models.needs import ModelSize
+from svdq.pipeline.models.needs import ModelSize, Residency
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.svd.family import SvdParameters
@@ -34,19 +34,20 @@ Mode = Literal["auto", "resident", "bound", "rounds"]
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseWeights:
-    """The bytes of the weights that a rank in rounds holds."""
+    """The bytes of the weights that a rank holds whose components come and go."""
 
     by_phase: Mapping[Phase, int]
     streamed: int | None  # in steps with `--offload blocks`
 
 
 class Experts:
-    """The experts of a model that has several."""
+    """The experts of a model that has several, or one and a text encoder."""
 
-    def __init__(self, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype) -> None:
+    def __init__(self, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype, workspace: int = 0) -> None:
         self._model = model
         self._compute = compute
         self._dtype = dtype
+        self._workspace = workspace
         if model.timings is not None:
             simulated = SimulatedModel(model.timings, Role(), torch.device("cpu"))
             self.segments, self._prior = simulated.segments(SvdParameters(seed=0)), simulated.info.prior
@@ -60,25 +61,36 @@ class Experts:
 
     @classmethod
     def of(
-        cls, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype, mode: Mode = "auto"
+        cls, model: ResolvedModel, compute: ComputeOptions, dtype: torch.dtype, device: torch.device
     ) -> "Experts | None":
-        """Return the experts of a model, or None if it has only one, or cannot be opened: that raises errors later.
-
-        In rounds, a model with one has text encoder, transformer and VAE take turns, too.
-        """
+        """Return the experts of a model; None if nothing comes and goes, or it cannot be opened: that fails later."""
         if model.family is None and model.timings is None:
             return None
         try:
-            experts = cls(model, compute, dtype)
+            experts = cls(model, compute, dtype, WORKSPACE_BYTES if device.type == "cuda" else 0)
+            comes_and_goes = experts.are_several or (
+                model.layout is not None and "text_encoder" in experts.size().num_weights
+            )
         except Exception:  # noqa: BLE001 - of an unusual config, diffusers raises many types
             return None
-        takes_turns = mode == "rounds" and model.layout is not None and "text_encoder" in experts.size().num_weights
-        return experts if len(experts.segments) > 1 or takes_turns else None
+        return experts if comes_and_goes else None
+
+    @property
+    def are_several(self) -> bool:
+        """Whether the model has more than one."""
+        return len(self.segments) > 1
 
     def in_rounds(self, capacity: int | None, mode: Mode) -> PhaseWeights | None:
-        """Return what a rank alone, of so many bytes (None: no limit), holds in rounds; None: it holds all."""
-        if mode != "rounds" and (mode != "auto" or capacity is None or self._need(0, 1) <= capacity):
-            return None
+        """Return what a rank alone, of so many bytes (None: no limit), holds in rounds; None: it holds all.
+
+        Where a model has one expert, text encoder, transformer and VAE take turns if this is asked for.
+        """
+        if mode != "rounds":
+            if mode != "auto" or capacity is None or not self.are_several:
+                return None
+            # Streamed experts take host memory, both twice as much.
+            if self._compute.offload == "off" and self._need(0, 1) <= capacity:
+                return None
         if self._model.layout is None:
             return PhaseWeights(by_phase={}, streamed=None)
         size = self.size()
@@ -91,20 +103,35 @@ class Experts:
             by_phase=size.phase_weights(), streamed=replace(size, streamed=True).phase_weights()["step"]
         )
 
-    def assign(self, capacities: Sequence[int | None], mode: Mode, *, encoder_rank: bool = False) -> list[Components]:
-        """Return the components of each rank of so many bytes (None: no limit); an `encoder_rank` only encodes."""
-        alone: list[Components] = [frozenset()] if encoder_rank else []
-        ranks = range(len(alone), len(capacities))
+    def leaves(
+        self, capacity: int | None, components: Components, num_ranks: int
+    ) -> tuple[Leaves, PhaseWeights | None]:
+        """Return what leaves rank 0, of so many bytes and with these components, between uses, and what it holds."""
+        if capacity is None or self._model.layout is None:
+            return "nothing", None
+        size, one_by_one = self.size(), self._typical.model_copy(update={"decode_chunk_size": 1})
+        residency: Residency = "resident" if components is None else "bound"
+        found = size.leaves(capacity, one_by_one, residency, alone=num_ranks == 1, workspace=self._workspace)
+        if found == "nothing":
+            return found, None
+        logger.info(
+            "Rank 0 has no room for the text encoder beside the rest: it is loaded for prompts that are new%s.",
+            ", and the transformer leaves for each encode" if found == "experts" else "",
+        )
+        streamed = replace(size, streamed=True).phase_weights(residency, found)["step"]
+        return found, PhaseWeights(by_phase=size.phase_weights(residency, found), streamed=streamed)
+
+    def assign(self, capacities: Sequence[int | None], mode: Mode) -> list[Components]:
+        """Return the components of each rank of so many bytes (None: no limit)."""
         if mode == "resident":
-            return alone + [None for _ in ranks]
-        needs = [self._need(rank, len(capacities)) for rank in ranks]
+            return [None for _ in capacities]
+        needs = [self._need(rank, len(capacities)) for rank in range(len(capacities))]
         has_room = [
             mode == "auto" and (capacity is None or need <= capacity)
-            for need, capacity in zip(needs, capacities[len(alone) :], strict=True)
+            for need, capacity in zip(needs, capacities, strict=True)
         ]
-        prior = replace(self._prior, encode_steps=0.0) if alone else self._prior
-        components = alone + bind(self.segments, has_room, prior)
-        if any(components[len(alone) :]):
+        components = bind(self.segments, has_room, self._prior)
+        if any(components):
             logger.info("%s", _described(components, self.segments, max(needs)))
             costs = Costs(step_s=(1.0,), encode_s=self._prior.encode_steps, decode_s=self._prior.decode_steps)
             first, second = (segment.stop - segment.start for segment in self.segments)
@@ -118,12 +145,14 @@ class Experts:
         return components
 
     def _need(self, rank: int, num_ranks: int) -> int:
-        """Return the bytes of a typical video with all experts."""
+        """Return the bytes of a typical video with all experts, the text encoder not beside them."""
         if self._model.layout is None:
             return 0  # simulated
         one_by_one = self._typical.model_copy(update={"decode_chunk_size": 1})
         encodes, decodes = rank == 0, rank == num_ranks - 1
-        phases = self.size().phases(one_by_one, "resident", encodes=encodes, decodes=decodes, workspace=0)
+        phases = self.size().phases(
+            one_by_one, "resident", encodes=encodes, decodes=decodes, leaves="text", workspace=self._workspace
+        )
         return max(phases.values())
 
     def size(self) -> ModelSize:
@@ -166,9 +195,6 @@ def _described(components: Sequence[Components], segments: Sequence[Segment], ne
         first, *others = group
         ranks = f"ranks {first} to {others[-1]}" if others else f"rank {first}"
         mine = [segment for segment in segments if held is None or segment.component in held]
-        if mine:
-            names = " and ".join(segment.component for segment in mine)
-            texts.append(f"{ranks}: {names} (steps {mine[0].start + 1} to {mine[-1].stop} of {segments[-1].stop})")
-        else:
-            texts.append(f"{ranks}: the encoders alone")
+        names = " and ".join(segment.component for segment in mine)
+        texts.append(f"{ranks}: {names} (steps {mine[0].start + 1} to {mine[-1].stop} of {segments[-1].stop})")
     return f"Each rank loads the experts of its steps (all of them take {size_text(need)}): {'; '.join(texts)}."

@@ -68,12 +68,8 @@ class RankConfig(BaseModel):
         default=None,
         ge=0,
         title="SIZE",
-        description="Host memory of a rank in rounds for parts of the model that are not in use, such as 48GB; what "
-        "has no room is read from its files again. Default: what is free less 4 GB, shared by all ranks.",
-    )
-    encoder_rank: bool = Field(
-        default=False,
-        description="Give the first rank the encoders alone, where a text encoder and an expert do not share a GPU.",
+        description="Host memory of a group for parts of the model that are not in use, such as 48GB; what has no room "
+        "is read from its files again. Default: what is free less 4 GB, shared by all groups.",
     )
     group: str | None = None  # number of the group in its launcher, for log lines
     num_groups: int = Field(default=1, ge=1)  # of its launcher, which share the queue

@@ -139,15 +139,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         prepare_compiling(settings.home, topology.num_ranks)
     # svdq worker counts the ranks of all groups; torchrun has one group.
     sharing = config.ranks_per_gpu or ranks_per_gpu(num_visible, topology.num_ranks)
-    components, phase_weights = _agree_on_components(
-        process, lambda: capacity(device, settings.memory_limit, sharing), dtype
-    )
-    role = replace(Role.of_rank(topology.rank), components=components)
-    if phase_weights is not None:
-        host_bytes = free_host_bytes() if config.host_memory is None else config.host_memory
-        role = replace(role, in_rounds=True, host_bytes=host_bytes)
-    if config.encoder_rank and topology.first:
-        role = replace(role, decode=False)
+    role, phase_weights = _choose_role(process, device, lambda: capacity(device, settings.memory_limit, sharing), dtype)
     num_threads = torch.get_num_threads()
     if device.type != "cpu":
         # torchrun starts ranks with one thread; weights are converted with this rank's share of the cores.
@@ -170,37 +162,40 @@ def _load_model(process: RankProcess) -> LoadedModel:
         ranks_per_gpu=sharing,
         encodes=role.encode,
         decodes=role.decode,
-        components=components,
+        components=role.components,
         compute=model.info.compute,
     )
     return LoadedModel(model=model, device=device, info=info)
 
 
-def _agree_on_components(
-    process: RankProcess, granted: Callable[[], int | None], dtype: torch.dtype
-) -> tuple[Components, PhaseWeights | None]:
-    """Return the experts that this rank loads, and in rounds what it holds at a time; waits for other ranks."""
+def _choose_role(
+    process: RankProcess, device: torch.device, granted: Callable[[], int | None], dtype: torch.dtype
+) -> tuple[Role, PhaseWeights | None]:
+    """Return the role of this rank, and what it holds in each phase if that changes; waits for other ranks."""
     config, topology = process.run.rank, process.topology
-    if config.encoder_rank and topology.num_ranks == 1:
-        raise InputError("--encoder-rank leaves the first rank without steps; give at least two, such as --ranks 2.")
-    experts = Experts.of(process.run.model, config.compute, dtype, config.experts)
-    if experts is None:
-        return frozenset() if config.encoder_rank and topology.first else None, None
-    if topology.num_ranks == 1:
-        return None, experts.in_rounds(granted(), config.experts)
-    if config.experts == "rounds":
+    role = Role.of_rank(topology.rank)
+    if (experts := Experts.of(process.run.model, config.compute, dtype, device)) is None:
+        return role, None
+    if topology.num_ranks > 1 and config.experts == "rounds":
         raise InputError(
             "A rank that works in rounds is a group of its own; start one for each GPU: "
             f"`svdq worker --experts rounds --groups {topology.num_ranks} --ranks 1`."
         )
+    host_bytes = free_host_bytes() if config.host_memory is None else config.host_memory
+    if topology.num_ranks > 1 and experts.are_several:
 
-    def decide(rank_info: Sequence[str]) -> str:
-        capacities = [json.loads(capacity) for capacity in rank_info]
-        bound = experts.assign(capacities, config.experts, encoder_rank=config.encoder_rank)
-        return _OF_ALL.dump_json(bound).decode()
+        def decide(rank_info: Sequence[str]) -> str:
+            capacities = [json.loads(capacity) for capacity in rank_info]
+            return _OF_ALL.dump_json(experts.assign(capacities, config.experts)).decode()
 
-    decided = _with_others(process, lambda folder: agree(topology, json.dumps(granted()), decide, folder=folder))
-    return _OF_ALL.validate_json(decided)[topology.rank], None
+        decided = _with_others(process, lambda folder: agree(topology, json.dumps(granted()), decide, folder=folder))
+        role = replace(role, components=_OF_ALL.validate_json(decided)[topology.rank])
+    elif topology.num_ranks == 1 and (held := experts.in_rounds(granted(), config.experts)) is not None:
+        return replace(role, in_rounds=True, host_bytes=host_bytes), held
+    if not topology.first:
+        return role, None
+    leaves, weights = experts.leaves(granted(), role.components, topology.num_ranks)
+    return replace(role, leaves=leaves, host_bytes=host_bytes), weights
 
 
 def _with_others(process: RankProcess, meet: Callable[[Path], _T]) -> _T:

@@ -148,7 +148,7 @@ class Stage:
     @property
     def is_loading(self) -> bool:
         """Whether components are loaded at present, which `stop` does not interrupt."""
-        return self._inbox.is_loading
+        return self._inbox.is_loading or self._units.is_loading
 
     @property
     def stopped(self) -> bool:

@@ -16,6 +16,7 @@ from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, re
 from svdq.pipeline.models.memory import chunk_of
 from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_advice
 from svdq.pipeline.planning.costs import Shape
+from svdq.pipeline.planning.rounds import ENCODERS, REST, TEXT_ENCODER
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.links import Sender
 from svdq.pipeline.transport.message import Kind, Message, Work
@@ -55,6 +56,7 @@ class UnitLoop:
         self._done = done
         self._is_interrupted = is_interrupted
         self._keep_every_s = keep_every_s
+        self.is_loading = False  # whether components are loaded for a sample
 
     def run(self, sample: Sample) -> tuple[Sample, Tensor | None]:
         """Do the units of a sample that are this rank's.
@@ -71,11 +73,25 @@ class UnitLoop:
             sample = self._embed(sample)
         if sample.step < 0 and sample.has_work(self.rank):
             sample = self._encode(sample)
+        self._bring(REST)
         if self._goes_on(sample) and sample.step < sample.parameters.steps:
             sample = self._denoise(sample)
         if self._goes_on(sample):
             sample, frames = self._decode(sample)
         return sample.taking(self._model.memory(sample.parameters)), frames
+
+    def _bring(self, components: str) -> None:
+        """Load a set that is not there, outside of rounds; whatever fails ends the group, and not the sample."""
+        if not self._model.lacks(components):
+            return
+        self._monitor.loading(components, None)
+        self.is_loading, started = True, time.perf_counter()
+        with self._tracer.span(f"load {components}"):
+            self._model.hold(components)
+        self.is_loading = False
+        level = logging.INFO if components == TEXT_ENCODER else logging.DEBUG  # the others come for each video
+        logger.log(level, "Loaded the %s in %.1f s.", components, time.perf_counter() - started)
+        self._monitor.idle()
 
     def _goes_on(self, sample: Sample) -> bool:
         return sample.has_work(self.rank) and not self._is_interrupted(sample)
@@ -83,6 +99,7 @@ class UnitLoop:
     def _embed(self, sample: Sample) -> Sample:
         if self._monitor.canceled(sample.job_id):
             return replace(sample, canceled=True, tensors={})
+        self._bring(TEXT_ENCODER)
         self._monitor.step(sample, 0)
         try:
             with self._tracer.span("embed", sample.job_id):
@@ -96,8 +113,9 @@ class UnitLoop:
     def _encode(self, sample: Sample) -> Sample:
         if self._monitor.canceled(sample.job_id):
             return replace(sample, canceled=True, tensors={})
-        self._monitor.step(sample, 0)
         started = time.perf_counter()
+        self._bring(ENCODERS)
+        self._monitor.step(sample, 0)
         tensors = {**sample.tensors}
         photos = [Image.fromarray(tensors.pop(name).numpy()) for name in PHOTOS if name in tensors]
         try:
@@ -106,6 +124,7 @@ class UnitLoop:
                 tensors.update(with_second_try(encode, f"the encode of {sample.job_id}"))
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(describe_failure(error, "while its photo was encoded"))
+        self._bring(REST)
         seconds = time.perf_counter() - started
         self._done(Work(self.rank, sample.index, 0, 1, seconds))
         sample = replace(sample, step=0, tensors=tensors, seconds={"encode": seconds})

@@ -81,7 +81,8 @@ class ComponentLoader:
         parts: dict[str, Any] = dict.fromkeys(self.layout.components)
         # In rounds, the others come when they are needed. diffusers reads sizes from the VAE.
         for each in ["vae"] if self.role.in_rounds else self.needed():
-            parts[each] = self.load_for(each, device, options)
+            if self.role.leaves == "nothing" or not each.startswith("text_encoder"):
+                parts[each] = self.load_for(each, device, options)
         with in_a_sentence(f"The model {self.name}", device, self._needed_bytes):
             parts |= self._without_weights()
             pipeline: Any = getattr(diffusers, pipeline_class)(**parts)

@@ -24,7 +24,7 @@ from svdq.pipeline.models.residency import Residency, read_ahead
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, all_finite, nan_advice
 from svdq.pipeline.planning.binding import Segment
-from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER
+from svdq.pipeline.planning.rounds import DECODER, ENCODERS, REST, TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
 logger = logging.getLogger(__name__)
@@ -104,8 +104,11 @@ class DiffusersModel(VideoModel):
         self._found = found
         #: Held while components come and go, and while prompts are encoded.
         self._holding = threading.Lock()
-        if role.in_rounds:
-            self._begin_rounds()
+        #: The components of each set, if they come and go, and the set that is there.
+        self._of_set: dict[str, list[str]] = {}
+        self._held = ""
+        if role.in_rounds or role.leaves != "nothing":
+            self._take_turns()
         self._meter = MemoryMeter(device)
         notices = ["tiny (untrained: shows noise)"] if is_untrained(found.path) else []
         notices += [f"approximate ({way})" for way in options.approximate]
@@ -125,18 +128,11 @@ class DiffusersModel(VideoModel):
         )
         logger.info("Loaded %s (%s) in %.1f s.", name, role, time.perf_counter() - started)
 
-    def _begin_rounds(self) -> None:
+    def _take_turns(self) -> None:
         needed, denoisers = self._found.needed(), self._found.layout.denoisers
         texts = [each for each in needed if each.startswith("text_encoder")]
-        #: The components of each set.
-        self._of_set = {
-            **({TEXT_ENCODER: texts} if texts else {}),
-            ENCODERS: [each for each in needed if each not in denoisers and each not in texts],
-            **{each: [each] for each in needed if each in denoisers},
-            DECODER: ["vae"],
-        }
-        self.sets = tuple(self._of_set)
-        self._held = ""
+        photos = [each for each in needed if each not in denoisers and each not in texts]
+        steps = [each for each in needed if each in denoisers]
 
         def load(component: str) -> Any:
             # The one that the pipeline was made with.
@@ -144,9 +140,24 @@ class DiffusersModel(VideoModel):
             return there if there is not None else self._found.load_for(component, self._device, self._options)
 
         self._residency = Residency(self._device, self._role.host_bytes, load)
+        if self._role.in_rounds:
+            of_texts = {TEXT_ENCODER: texts} if texts else {}
+            self._of_set = {**of_texts, ENCODERS: photos, **{each: [each] for each in steps}, DECODER: ["vae"]}
+            self.sets = tuple(self._of_set)
+        else:
+            beside = [] if self._role.leaves == "experts" else steps
+            self._of_set = {TEXT_ENCODER: [*texts, *photos, *beside], ENCODERS: [*photos, *beside]}
+            self._of_set[REST] = [*photos, *steps]
+            self._residency.hold(self._of_set[REST], is_kept=lambda _: True)
+            self._held = REST
+
+    def lacks(self, components: str) -> bool:
+        """Return whether a set must be loaded; see `VideoModel`."""
+        there = self._of_set.get(self._held)
+        return components in self._of_set and self._of_set[components] != there
 
     def hold(self, components: str) -> None:
-        """Load one of `sets` in place of the one before; see `VideoModel`."""
+        """Load a set of components in place of the one before; see `VideoModel`."""
         is_streamed = self._options.offload == "blocks"
         with self._holding, in_a_sentence(f"The {components} of the model {self.info.name}", self._device):
             self._held = ""
@@ -167,12 +178,13 @@ class DiffusersModel(VideoModel):
                 else:
                     self._denoisers[component] = module
             self._held = components
-        following = self.sets[(self.sets.index(components) + 1) % len(self.sets)]
+        sets = [*self._of_set]
+        following = sets[(sets.index(components) + 1) % len(sets)]
         again = filter(self._residency.reads_again, self._of_set[following])
         read_ahead([file for component in again for file in self._found.files(component)])
 
     def _need(self, components: str) -> None:
-        if self.sets:
+        if self.lacks(components):
             self.hold(components)
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
@@ -217,6 +229,7 @@ class DiffusersModel(VideoModel):
             self._need(ENCODERS)
             gray = PIL.Image.new("RGB", (parameters.width, parameters.height), "gray")
             self.encode(gray, parameters, gray)
+            self._need(REST)
         state = self.zeros(parameters)
         for segment in self.segments(parameters):
             if self._role.has(segment.component):

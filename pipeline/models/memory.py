@@ -9,6 +9,9 @@ ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 #: What a rank does with a video one after the other, and for which it may load what it needs: also the embedding of its
 #: prompt, whose activations are small.
 Phase = Literal["embed", "encode", "step", "decode"]
+#: What leaves the device of the rank that encodes while it is not in use: nothing; the text encoder; or that and the
+#: expert, during embeds and encodes.
+Leaves = Literal["nothing", "text", "experts"]
 
 RESERVE_BYTES = 500_000_000  # of a GPU for fragments and CUDA's context; a guess, never measured
 CONTEXT_BYTES = 800_000_000  # of CUDA itself on a GPU. A guess.

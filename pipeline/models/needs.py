@@ -1,7 +1,8 @@
 """How much memory a rank needs for a video, by which components of the model it holds at a time. Without torch.
 
 A rank does the phases of a video one after the other: it embeds the prompt, encodes the photo, does the steps of each
-denoising component, and decodes. So it needs what the largest phase needs; in rounds it holds only the phase's weights.
+denoising component, and decodes. So it needs what the largest phase needs; in rounds it holds only the phase's weights,
+and elsewhere the rank that encodes can do without the text encoder between embeds.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Literal, get_args
 from svdq.pipeline.models.compute_options import STREAMED_BLOCKS
 from svdq.pipeline.models.families import FAMILIES
 from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel
-from svdq.pipeline.models.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Phase, shape_for
+from svdq.pipeline.models.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Leaves, Phase, shape_for
 from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -42,24 +43,51 @@ class ModelSize:
         num_blocks = self.family.num_blocks(self.facts) if self.streamed else None
         return int(num_bytes if num_blocks is None else num_bytes * min(1.0, (STREAMED_BLOCKS + 1) / num_blocks))
 
-    def held(self, phase: Phase, residency: Residency, *, encodes: bool = True) -> int:
-        """Return the bytes of weights that a rank holds in a phase; `encodes`: with the encoders, if not in rounds."""
+    def held(self, phase: Phase, residency: Residency, *, encodes: bool = True, leaves: Leaves = "nothing") -> int:
+        """Return the bytes of weights that a rank holds in a phase.
+
+        If not in rounds, `encodes` says whether it has the encoders, and `leaves` what of them and the rest comes and
+        goes.
+        """
         text = {name for name in self.num_weights if name.startswith("text_encoder")}
         photo = self.num_weights.keys() - self.layout.denoisers - text
         if residency == "rounds":
             own = {"embed": text, "encode": photo, "decode": {"vae"}}
             return self.denoisers(residency) if phase == "step" else sum(map(self.weights, own[phase]))
-        others = sum(map(self.weights, text | photo if encodes else {"vae"}))
-        return others + self.denoisers(residency)
+        if not encodes:
+            return self.weights("vae") + self.denoisers(residency)
+        has_text = leaves == "nothing" or phase == "embed"
+        has_experts = leaves != "experts" or phase in ("step", "decode")
+        return sum(map(self.weights, photo | text if has_text else photo)) + self.denoisers(residency) * has_experts
 
     def denoisers(self, residency: Residency) -> int:
         """Return the bytes of the weights of the denoising components that a rank holds."""
         found = [self.weights(name) for name in self.num_weights if name in self.layout.denoisers]
         return sum(found) if residency == "resident" else max(found)
 
-    def phase_weights(self) -> dict[Phase, int]:
-        """Return the bytes of the weights that a rank holds in each phase of a round."""
-        return {phase: self.held(phase, "rounds") for phase in get_args(Phase)}
+    def phase_weights(self, residency: Residency = "rounds", leaves: Leaves = "nothing") -> dict[Phase, int]:
+        """Return the bytes of the weights that the rank which encodes holds in each phase."""
+        return {phase: self.held(phase, residency, leaves=leaves) for phase in get_args(Phase)}
+
+    def leaves(
+        self, room: int, video: VideoParameters, residency: Residency, *, alone: bool, workspace: int = WORKSPACE_BYTES
+    ) -> Leaves:
+        """Return what must leave the rank that encodes, of so many bytes, as little as possible.
+
+        An expert leaves only if it is the only one there, of a group of several ranks: else bound ranks or rounds are
+        better. Streamed ones are small.
+        """
+        if not any(name.startswith("text_encoder") for name in self.num_weights):
+            return "nothing"
+        is_only = residency == "bound" or len(self.layout.denoisers & self.num_weights.keys()) == 1
+        choices: list[Leaves] = ["nothing", "text"]
+        if is_only and not alone and not self.streamed:
+            choices.append("experts")
+        for choice in choices:
+            needs = self.phases(video, residency, decodes=alone, leaves=choice, workspace=workspace)
+            if max(needs.values()) <= room:
+                return choice
+        return choices[-1]
 
     def phases(
         self,
@@ -68,6 +96,7 @@ class ModelSize:
         *,
         encodes: bool = True,
         decodes: bool = True,
+        leaves: Leaves = "nothing",
         workspace: int = WORKSPACE_BYTES,
     ) -> dict[Phase, int]:
         """Return the bytes that a rank needs in each phase; `encodes`: if it is the first, `decodes`: if the last."""
@@ -76,7 +105,10 @@ class ModelSize:
             peaks |= {"embed": 0, "encode": self._peak("encode", video)}
         if decodes:
             peaks["decode"] = self._peak("decode", video)
-        return {each: self.held(each, residency, encodes=encodes) + peak + workspace for each, peak in peaks.items()}
+        return {
+            each: self.held(each, residency, encodes=encodes, leaves=leaves) + peak + workspace
+            for each, peak in peaks.items()
+        }
 
     def _peak(self, activity: Activity, video: VideoParameters) -> int:
         return self.family.memory(activity, shape_for(activity, video), self.dtype, self.facts, has_decoder=True)

@@ -46,6 +46,8 @@ class Residency:
             if not (is_kept(name) and self._keep(name)):
                 del self._there[name]
                 changed[name] = None
+        if changed:
+            gc.unfreeze()  # it may be one of those that were there before the loop
         gc.collect()  # hooks of a module refer to it
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what comes now has tensors of other sizes

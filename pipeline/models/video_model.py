@@ -12,6 +12,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from svdq.pipeline.models.family import Facts, Family
+from svdq.pipeline.models.memory import Leaves
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
@@ -30,9 +31,9 @@ class Role:
     encode: bool = False  # whether it has the encoders of photos: rank 0, and every other one that has room for them
     components: frozenset[str] | None = None  # denoising ones that it has, such as `unet`; None: all
     decode: bool = False  # whether it has the decoder: the last rank, and every other one that has room for it
-    #: Whether it works in rounds and so holds one set of these at a time, and the bytes of host memory for the others.
-    in_rounds: bool = False
-    host_bytes: int = 0
+    in_rounds: bool = False  # whether it works in rounds and so holds one set of these at a time
+    leaves: Leaves = "nothing"  # what else leaves the device while it is not in use
+    host_bytes: int = 0  # of host memory for components that are not on the device
 
     @classmethod
     def of_rank(cls, rank: int) -> Self:
@@ -83,7 +84,7 @@ class VideoModel(ABC):
     """A model opened for a role."""
 
     info: ModelInfo
-    sets: Sequence[str] = ()  # of components held one at a time, in the order of units
+    sets: Sequence[str] = ()  # of components held one at a time, in the order of units; only in rounds
 
     @abstractmethod
     def complete(self, parameters: VideoParameters) -> VideoParameters:
@@ -105,7 +106,11 @@ class VideoModel(ABC):
         return ""
 
     def hold(self, components: str) -> None:  # noqa: B027 - most hold all
-        """Load one of `sets` in place of the one before; raises InputError if it cannot be loaded."""
+        """Load a set of components in place of the one before; raises InputError if it cannot be loaded."""
+
+    def lacks(self, components: str) -> bool:
+        """Return whether a set must be loaded before it is used, outside of rounds."""
+        return False
 
     def embed(self, parameters: VideoParameters) -> State | None:
         """Encode the prompts, if any, with `Role.embed`, on any thread; None: no text encoder, and not known."""

@@ -14,6 +14,7 @@ from svdq.pipeline.planning.binding import Segment
 
 #: The sets of components besides those of denoising steps, which have the name of their component.
 TEXT_ENCODER, ENCODERS, DECODER = "text encoder", "encoders", "decoder"
+REST = "rest of the model"  # outside of rounds, what is there between embeds and encodes
 LOAD_SHARE = 0.05  # the largest share of a round's work that loading may take
 ROUND_S = 60.0  # least seconds of work of a round, if so many videos wait: short videos end soon anyway
 #: Videos of a round, at most; and of a round that begins before costs are measured, so that the first result is soon.

@@ -64,6 +64,9 @@ class CountingModel:
         if (parameters.decode_chunk_size or parameters.num_frames) > self.decodable_frames:
             raise self.out_of_memory
 
+    def lacks(self, components: str) -> bool:
+        return False
+
     def embed(self, parameters: SvdParameters) -> dict[str, torch.Tensor]:
         return {}
 

@@ -32,7 +32,9 @@ GPUS = ("1x16", "1x24", "2x24", "1x48", "1x80", "7x24")
 @pytest.mark.parametrize(
     ("gpus", "model", "options", "why"),
     [
-        ("2x24", A14B, {"approximate": ("int8",)}, "the only way that fits"),
+        ("2x24", A14B, {"approximate": ("int8",)}, "about 19% faster than `--ranks 2 --experts bound`"),
+        ("2x40", A14B, {}, "about 19% faster"),
+        ("2x40", A14B, {"dtype": "fp32"}, ""),  # an expert does not fit
         ("2x40", A14B, {"approximate": ("int8",)}, "about 19% faster than `--ranks 2 --experts bound`"),
         ("2x40", FOUR_STEPS, {"approximate": ("int8",)}, "about 2% faster"),  # two steps of each expert
         ("2x24", A14B, {}, ""),  # an expert does not fit
@@ -52,6 +54,16 @@ def test_two_gpus_without_room_for_both_experts_get_rounds_of_their_own(gpus, mo
     assert bool(said) == bool(why)
     given = LaunchOptions(ranks=2, rank=RankConfig(**options))
     assert divide(given, model, Cards.parse(gpus)) == given
+
+
+@pytest.mark.parametrize(("limit_gb", "why"), [(42, "about 19%"), (15, "the only way that fits"), (12, ""), (90, "")])
+def test_a_limit_counts_in_place_of_what_two_gpus_have(limit_gb: int, why: str, capsys) -> None:
+    """Streamed blocks let both experts fit 19 GB, and one 16 GB."""
+    offload = "off" if limit_gb > 20 else "blocks"
+    cards = Cards(number=2, total_bytes=24 * 2**30, limit_bytes=limit_gb * 10**9)
+    found = divide(LaunchOptions(rank=RankConfig(offload=offload)), A14B, cards)
+    assert found.groups == (2 if why else 1)
+    assert why in capsys.readouterr().err
 
 
 def row(gpus: str, title: str, name: str, shape: str | None) -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.memory import WORKSPACE_BYTES
 from svdq.pipeline.models.model_names import resolve
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.roles import Experts
@@ -17,8 +18,8 @@ HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
 ROOM, NO_ROOM = 10**13, 1
 
 
-def experts_of(name: str) -> Experts | None:
-    return Experts.of(resolve(name), ComputeOptions(), torch.float32)
+def experts_of(name: str, device: str = "cpu") -> Experts | None:
+    return Experts.of(resolve(name), ComputeOptions(), torch.float32, torch.device(device))
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def experts(tiny_wan: Path) -> Experts:
     return found
 
 
-def assign(experts: Experts, capacities, mode="auto", **options):
-    return experts.assign(capacities, mode, **options)
+def assign(experts: Experts, capacities, mode="auto"):
+    return experts.assign(capacities, mode)
 
 
 def test_models_with_one_component_have_no_experts(tiny_model: Path) -> None:
@@ -78,24 +79,47 @@ def test_the_option_overrides_the_memory(experts: Experts) -> None:
     assert assign(experts, [NO_ROOM], "bound") == [None], "a rank alone does all steps"
 
 
-def test_a_rank_that_only_encodes_loads_no_expert(experts: Experts) -> None:
-    assert assign(experts, [None] * 3, encoder_rank=True) == [frozenset(), None, None]
-    assert assign(experts, [NO_ROOM] * 8, encoder_rank=True) == [frozenset()] + [HIGH] * 3 + [LOW] * 4
-    assert assign(experts, [NO_ROOM] * 2, "resident", encoder_rank=True) == [frozenset(), None]
-
-
-@pytest.mark.parametrize("encoder_rank", [False, True])
-def test_all_experts_fit_with_the_largest_activations_of_a_rank(experts: Experts, tiny_wan: Path, encoder_rank) -> None:
-    weights = sum(path.stat().st_size for path in tiny_wan.glob("transformer*/*.safetensors"))
-
-    def has_room(num_bytes: int) -> bool:
-        return assign(experts, [num_bytes] * 3, encoder_rank=encoder_rank)[1:] == [None, None]
-
-    low, high = 1, ROOM
+def smallest(fits) -> int:
+    """Return the smallest number for which a condition holds, that goes on to hold."""
+    low, high = 0, ROOM
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if has_room(middle) else (middle, high)
-    assert weights < high
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def test_all_experts_fit_with_the_largest_activations_of_a_rank(experts: Experts, tiny_wan: Path) -> None:
+    weights = sum(path.stat().st_size for path in tiny_wan.glob("transformer*/*.safetensors"))
+    assert weights < smallest(lambda num_bytes: assign(experts, [num_bytes] * 3) == [None] * 3)
+
+
+def test_gpus_need_room_for_the_workspace_of_their_libraries_too(experts: Experts, tiny_wan: Path) -> None:
+    on_gpus = experts_of(str(tiny_wan), "cuda")
+    assert on_gpus is not None
+
+    def alone(found: Experts) -> int:
+        return smallest(lambda num_bytes: found.in_rounds(num_bytes, "auto") is None)
+
+    def of_three(found: Experts) -> int:
+        return smallest(lambda num_bytes: assign(found, [num_bytes] * 3) == [None] * 3)
+
+    for need in (alone, of_three):
+        assert need(on_gpus) == need(experts) + WORKSPACE_BYTES
+
+
+def test_the_text_encoder_leaves_rank_0_where_it_has_no_room(experts: Experts, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    for capacity, components, num_ranks in ((None, HIGH, 3), (ROOM, HIGH, 3), (ROOM, None, 1)):
+        assert experts.leaves(capacity, components, num_ranks) == ("nothing", None)
+    assert not caplog.text
+    size = experts.size()
+    text, expert = size.weights("text_encoder"), size.weights("transformer")
+    found, held = experts.leaves(NO_ROOM, HIGH, 3)
+    assert found == "experts"
+    assert held is not None
+    assert held.by_phase["step"] == held.by_phase["encode"] + expert == held.by_phase["embed"] + expert - text
+    assert "it is loaded for prompts that are new, and the transformer leaves for each encode" in caplog.text
+    assert experts.leaves(NO_ROOM, None, 1)[0] == "text", "it could work in rounds"
 
 
 @pytest.mark.parametrize("components", [frozenset(), HIGH, None, HIGH | LOW])
@@ -109,4 +133,3 @@ def test_ranks_of_a_simulated_model_are_bound_when_asked() -> None:
     assert experts.assign([None] * 7, "auto") == [None] * 7
     first, second = {"simulated"}, {"simulated_2"}
     assert experts.assign([None] * 7, "bound") == [first] * 3 + [second] * 4
-    assert experts.assign([None] * 8, "bound", encoder_rank=True) == [set()] + [first] * 3 + [second] * 4

@@ -1,6 +1,7 @@
 """Real groups with a model of two experts: each rank loads what it needs, and frames equal diffusers' in any case."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -70,22 +71,30 @@ def test_frames_are_those_of_diffusers(house, tiny_wan: Path, reference, ranks: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("experts", ["resident", "bound"])
-def test_a_first_rank_that_only_encodes(house, tiny_wan: Path, reference, experts: str) -> None:
-    jobs = [submit(house, steps=steps) for steps in (6, 3)]
-    group = house.start(3, "--burst", "--encoder-rank", "--experts", experts, model=str(tiny_wan), wait=False)
+@pytest.mark.parametrize(("limit", "host_memory"), [(749_600_000, "0"), ("300MB", "0"), ("300MB", "1GB")])
+def test_a_text_encoder_without_room_comes_for_new_prompts(
+    house, tiny_wan: Path, reference, limit, host_memory
+) -> None:
+    prompts = ("A dog runs.", "A cat sleeps.", "A dog runs.", "A dog runs.", "A cat sleeps.")
+    jobs = [submit(house, prompt=prompt, steps=3 + n % 2) for n, prompt in enumerate(prompts)]
+    options = ("--experts", "bound", "--memory-limit", str(limit), "--host-memory", host_memory)
+    group = house.start(3, "--burst", *options, model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
-    for job_id, steps in zip(jobs, (6, 3), strict=True):
-        np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, steps=steps))
-        (sidecar,) = house.sidecars(job_id)
-        assert 0 not in [stage["rank"] for stage in sidecar["stages"]]
-    assert ("rank 0: the encoders alone" in group.text) == (experts == "bound")
+    assert ("the transformer leaves for each encode" in group.text) == (limit == "300MB")
+    assert 1 <= group.text.count("Loaded the text encoder in") <= 2, group.text
+    for n, (job_id, prompt) in enumerate(zip(jobs, prompts, strict=True)):
+        np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, prompt=prompt, steps=3 + n % 2))
 
 
-def test_a_rank_alone_cannot_only_encode(house) -> None:
-    group = house.start(1, "--burst", "--encoder-rank", model="simulated:step_ms=1", wait=False)
+def test_a_text_encoder_that_is_gone_ends_the_group_and_no_job(house, tiny_wan: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_wan, tmp_path / "wan")
+    options = ("--memory-limit", "300MB", "--host-memory", "0")
+    group = house.start(2, *options, model=str(folder))
+    shutil.rmtree(folder / "text_encoder")
+    job_id = submit(house)
     assert group.end() == 2
-    assert "--encoder-rank leaves the first rank without steps; give at least two" in group.text
+    assert "The text_encoder of the model" in group.text
+    assert house.view(job_id).status == "queued"
 
 
 def test_ranks_that_never_open_the_expert_of_the_other_make_the_frames_of_diffusers(

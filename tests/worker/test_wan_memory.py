@@ -9,7 +9,7 @@ import torch
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES, WORKSPACE_BYTES, size_text
-from svdq.pipeline.models.needs import INT8_BYTES, published
+from svdq.pipeline.models.needs import INT8_BYTES, Residency, published
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
@@ -68,24 +68,12 @@ def room(gpu_gb: int) -> int:
     return gpu_gb * 2**30 - CONTEXT_BYTES - RESERVE_BYTES
 
 
-def need(
-    size: str,
-    weight_bytes: float,
-    *,
-    encodes: bool = False,
-    decodes: bool = False,
-    steps: bool = True,
-    chunk: int | None = None,
-) -> int:
-    """Return what a worker expects a rank to need for 81 frames."""
-    parameters = video_of(size, chunk)
-    components = None if steps else ()
-    rank = RankInfo(capacity=None, weights=int(weight_bytes), device="a GPU", decodes=decodes, components=components)
-    # Rank 0 encodes, the last one decodes.
+def need(size: str, weight_bytes: float, *, decodes: bool = False, chunk: int | None = None) -> int:
+    """Return what a worker expects a rank in the middle to need for 81 frames."""
+    rank = RankInfo(capacity=None, weights=int(weight_bytes), device="a GPU", decodes=decodes)
     other = RankInfo(capacity=None, weights=0, device="a GPU")
-    ranks = [rank] if encodes and decodes else [rank, other] if encodes else [other, rank, other]
-    plan = MemoryPlan(ranks, "bfloat16", family=FAMILY, workspace=WORKSPACE_BYTES)
-    return plan.need(0 if encodes else 1, parameters, *(["decode"] if decodes else []))
+    plan = MemoryPlan([other, rank, other], "bfloat16", family=FAMILY, workspace=WORKSPACE_BYTES)
+    return plan.need(1, video_of(size, chunk), *(["decode"] if decodes else []))
 
 
 def rank_in_rounds(gpu_gb: int, *, int8: bool, streamed: bool = False) -> RankInfo:
@@ -123,16 +111,25 @@ def rounds(size: str, *, int8: bool, streamed: bool) -> int:
     return in_rounds(0, int8=int8, streamed=streamed).need(0, video_of(size, chunk=1))
 
 
+def first(size: str, dtype: str, *, alone: bool) -> int:
+    """Return what the rank that encodes needs at least: a replica, or the first of ranks with one expert each."""
+    found = published("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
+    assert found is not None
+    model, video = replace(found[1], int8=dtype == "int8"), video_of(size)
+    residency: Residency = "resident" if alone else "bound"
+    leaves = model.leaves(0, video, residency, alone=alone)
+    return max(model.phases(video, residency, decodes=alone, leaves=leaves).values())
+
+
 def table(weights: dict[str, float]) -> list[str]:
     """Make the rows of the table."""
     lines = []
     for size in SIZES:
         for dtype in ("bf16", "int8"):
-            expert, encoders, decoder = weights[dtype], weights["text_encoder"] + weights["vae"], weights["vae"]
+            expert, decoder = weights[dtype], weights["vae"]
             needs = [
-                need(size, 2 * expert + encoders, encodes=True, decodes=True),
-                need(size, expert + encoders, encodes=True),
-                need(size, encoders, encodes=True, steps=False),
+                first(size, dtype, alone=True),
+                first(size, dtype, alone=False),
                 need(size, expert),
                 need(size, expert + decoder, decodes=True),
                 *(rounds(size, int8=dtype == "int8", streamed=each) for each in (False, True)),

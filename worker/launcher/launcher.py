@@ -90,7 +90,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
             "ranks_per_gpu": ranks_per_gpu(len(gpus), ranks * options.groups),
             "host_memory": options.rank.host_memory
             if options.rank.host_memory is not None
-            else run_folder.free_host_bytes() // (ranks * options.groups),
+            else run_folder.free_host_bytes() // options.groups,
         }
     )
     groups: list[GroupProcess] = []

@@ -4,9 +4,9 @@ It calls the pipeline's own methods wherever possible, so that results equal dif
 the lines of its `__call__` that the rest repeats. Never uses the network.
 """
 
+import contextlib
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
@@ -44,6 +44,7 @@ class WanModel(DiffusersModel):
         # Setting timesteps waits for the device, and a long prompt takes seconds.
         self._schedule = lru_cache(CACHED_SCHEDULES)(partial(Schedule, facts=self._facts, device=self._device))
         self._texts: dict[str, Tensor] = {}  # embeddings by text, the latest last
+        self._asked: set[str] = set()  # texts that were asked for without the text encoder
 
     def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros, with all that the scheduler may keep; see `_encode` for the others."""
@@ -67,13 +68,18 @@ class WanModel(DiffusersModel):
     def embed(self, parameters: VideoParameters) -> dict[str, Tensor] | None:
         """Encode the prompts, those of the last texts from memory: `prompt_embeds` (1, N, E), of guidance both.
 
-        They lack the padding, which the denoiser adds. None in rounds without the text encoder, for other texts.
+        They lack the padding, which the denoiser adds. None for other texts while the text encoder is not there; they
+        are encoded with the next ones that it comes for.
         """
         assert isinstance(parameters, WanParameters)
-        texts = {parameters.prompt, *([parameters.negative_prompt] if parameters.guided else [])}
+        texts = {parameters.prompt, *([parameters.negative_prompt or ""] if parameters.guided else [])}
         with self._holding:
-            if self.sets and self._held != TEXT_ENCODER and texts - self._texts.keys():
+            if self._of_set and self._held != TEXT_ENCODER and (unknown := texts - self._texts.keys()):
+                self._asked |= unknown if not self.sets else set()
                 return None
+            while self._asked:
+                with contextlib.suppress(Exception):  # raised again for the video that asks for it
+                    self._embed(self._asked.pop())
             state = {"prompt_embeds": self._embed(parameters.prompt)}  # (3)
             if parameters.guided:
                 assert parameters.negative_prompt is not None
@@ -178,7 +184,7 @@ class WanModel(DiffusersModel):
         return video
 
 
-@contextmanager
+@contextlib.contextmanager
 def _one_call(vae: Any, *, tiled: bool) -> Iterator[None]:
     """Encode or decode in tiles or whole, and leave no trace of it in the VAE, whose tiling applies to both."""
     vae.use_tiling = tiled

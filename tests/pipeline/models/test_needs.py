@@ -56,7 +56,7 @@ def test_streamed_blocks_leave_the_other_phases_as_they_are(name: str) -> None:
     assert after == before
 
 
-def test_the_a14b_in_int8_at_480p_fits_24_gb_in_rounds_only() -> None:
+def test_the_a14b_in_int8_at_480p_fits_24_gb_on_a_rank_alone_in_rounds_only() -> None:
     size = size_of(A14B, int8=True)
     assert need(size, "rounds") <= room(24) < need(size, "bound") < need(size, "resident")
     assert need(size, "rounds") > room(16)
@@ -70,6 +70,30 @@ def test_a_rank_that_neither_encodes_nor_decodes_holds_no_text_encoder() -> None
     first = size.phases(video_of(size), "bound", decodes=False)
     assert set(inner) == {"step"}
     assert first["step"] - inner["step"] == size.weights("text_encoder")
+
+
+@pytest.mark.parametrize(
+    ("gpu_gb", "int8", "leaves"),
+    [(80, False, "nothing"), (40, False, "text"), (48, True, "nothing"), (24, True, "experts")],
+)
+def test_as_little_as_possible_leaves_the_first_rank_with_an_expert(gpu_gb: int, int8: bool, leaves: str) -> None:
+    """At 480p: 40 GB suffice for bfloat16 because the text encoder leaves, and 24 GB for int8 if the expert does."""
+    size = size_of(A14B, int8=int8)
+    video = video_of(size)
+    found = size.leaves(room(gpu_gb), video, "bound", alone=False)
+    assert found == leaves
+    assert max(size.phases(video, "bound", decodes=False, leaves=found).values()) <= room(gpu_gb)
+
+
+def test_experts_stay_where_several_or_streamed_ones_are_on_a_rank() -> None:
+    size = size_of(A14B)
+    video = video_of(size)
+    assert size.leaves(0, video, "bound", alone=False) == "experts"
+    assert size.leaves(0, video, "bound", alone=True) == "text"
+    assert size.leaves(0, video, "resident", alone=False) == "text"
+    assert size_of(A14B, streamed=True).leaves(0, video, "bound", alone=False) == "text"
+    svd = size_of("stabilityai/stable-video-diffusion-img2vid-xt")
+    assert svd.leaves(0, video_of(svd), "resident", alone=False) == "nothing"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""An untrained Wan on one rank in rounds: diffusers' bits, resumed anywhere, and each expert loaded once a round."""
+"""An untrained Wan whose components come and go, in rounds or for encodes: diffusers' bits, and few loads."""
 
 import logging
 import shutil
@@ -89,6 +89,38 @@ def test_frames_are_those_of_diffusers_if_weights_move_between_host_and_device(t
     alone.stage.run()
     for number, expected in enumerate(reference[:6]):
         np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], expected)
+
+
+@pytest.mark.parametrize("leaves", ["text", "experts"])
+@pytest.mark.parametrize(("host_bytes", "moves"), [(0, False), (10**9, False), (10**9, True)])
+def test_a_text_encoder_that_comes_for_new_prompts_gives_the_bits_of_diffusers(
+    tiny_wan, image, videos, reference, leaves, host_bytes, moves, caplog
+):
+    caplog.set_level(logging.INFO, "svdq")
+    role = replace(Role.of_rank(0), leaves=leaves, host_bytes=host_bytes)
+    model = open_model(resolve(str(tiny_wan)), role, CPU, torch.float32)
+    assert model.pipeline.text_encoder is None
+    if moves:
+        model._residency._copy = torch.clone  # as on a GPU, whose weights are copies of those in host memory
+    alone = Alone(model, requests(image, videos))
+    alone.stage.run()
+    for number, expected in enumerate(reference):
+        np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], expected)
+    loads = [record.args[0] for record in caplog.records if record.msg.startswith("Loaded the")]
+    assert set(loads) == {TEXT_ENCODER}
+    # Of two prompts and two negative ones; those that wait are encoded with the first.
+    assert 1 <= len(loads) <= 2
+    assert (model.pipeline.text_encoder is None) == (host_bytes == 0), "it is dropped if host memory has no room"
+
+
+def test_a_text_encoder_that_is_gone_ends_the_rank_and_no_video(tiny_wan, tmp_path, image, videos):
+    folder = shutil.copytree(tiny_wan, tmp_path / "wan")
+    role = replace(Role.of_rank(0), leaves="text")
+    alone = Alone(open_model(resolve(str(folder)), role, CPU, torch.float32), requests(image, videos[:2]))
+    shutil.rmtree(folder / "text_encoder")
+    with pytest.raises(InputError, match=r"The text_encoder of the model .*cannot be loaded"):
+        alone.stage.run()
+    assert alone.source.reports == {}
 
 
 def test_a_set_that_is_gone_fails_with_a_sentence(tiny_wan, tmp_path):
