@@ -24,6 +24,7 @@ from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
+from svdq.producer.storage.storage import Storage
 from tests import forks
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -48,7 +49,7 @@ def pytest_configure() -> None:
     """Undo what a test runner's surroundings leave in a process and its children; import without collecting garbage."""
     gc.disable()
     # pytest-xdist gives its workers the size of a terminal that is not theirs.
-    for name in ("COLUMNS", "LINES"):
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
         os.environ.pop(name, None)
     # A runner in the background of a shell is started deaf to Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -122,6 +123,11 @@ def own_server(home: Path) -> Path:
 @pytest.fixture
 def settings(home: Path) -> Settings:
     return load_settings()
+
+
+@pytest.fixture
+def storage(settings: Settings) -> Storage:
+    return Storage(settings.storage)
 
 
 @pytest.fixture

@@ -46,20 +46,24 @@ def run(connection: socket.socket) -> None:
     """Run a command in a fork, and report it."""
     with connection, connection.makefile() as lines:
         request = json.loads(lines.readline())
+        # Before it is known to run: a test may then close its own ends of pipes and terminals.
+        appended = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        stdin = os.open(request["input"], os.O_RDONLY)
+        files = [stdin, *(os.open(path, appended, 0o600) for path in request["outputs"])]
         if (pid := os.fork()) != 0:
+            for file in files:
+                os.close(file)
             connection.sendall(struct.pack("!q", pid))
             _, status = os.waitpid(pid, 0)
             with contextlib.suppress(OSError):
                 connection.sendall(struct.pack("!q", os.waitstatus_to_exitcode(status)))
             os._exit(0)
-    outputs = (
-        (os.devnull, os.O_RDONLY),
-        *((path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in request["outputs"]),
-    )
-    for number, (path, flags) in enumerate(outputs):
-        file = os.open(path, flags, 0o600)
+    for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    # Those of the server remember what its outputs could do.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])

@@ -35,6 +35,7 @@ class Fork:
         stdout: Path,
         stderr: Path,
         *,
+        stdin: Path = Path(os.devnull),
         folder: Path | None = None,
         warn: bool = True,
         **environment: str,
@@ -47,6 +48,7 @@ class Fork:
             "arguments": list(arguments),
             "folder": str(folder or Path.cwd()),
             "environment": {**os.environ, **environment},
+            "input": str(stdin),
             "outputs": [str(stdout), str(stderr)],
             "warn": warn,
         }
@@ -89,6 +91,27 @@ class Fork:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class Piped(Fork):
+    """A running `svdq` whose outputs are pipes, which a test reads as it goes; killed at the end of a block."""
+
+    def __init__(self, *arguments: object, stdin: Path = Path(os.devnull), **environment: str) -> None:
+        pipes = os.pipe(), os.pipe()
+        stdout, stderr = (Path(f"/proc/{os.getpid()}/fd/{write}") for _, write in pipes)
+        super().__init__([str(word) for word in arguments], stdout, stderr, stdin=stdin, warn=False, **environment)
+        for _, write in pipes:
+            os.close(write)
+        self.stdout, self.stderr = (os.fdopen(read, encoding="utf-8") for read, _ in pipes)
+
+    def __enter__(self) -> "Piped":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.wait()
+        self.stdout.close()
+        self.stderr.close()
 
 
 def run(*arguments: str, folder: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import redis
 from rq.job import JobStatus
-from rq.utils import now, utcformat
 
 from svdq.producer import keys
-from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import IntakeStatus
-from tests.cli.test_jobs import Cli, add, fail, finish, put
+from tests.cli.test_jobs import put
+from tests.conftest import Cli
 from tests.producer.status.test_ranks import rank
+from tests.queued import JOB, add, enqueue, fail, finish, start
 
 DEEP = b"[" * 200_000 + b"]" * 200_000
 BAD = "b" * 20
@@ -59,20 +59,9 @@ READABLE = {
 
 @pytest.mark.parametrize("name", [*UNREADABLE, *READABLE])
 def test_one_bad_record_breaks_no_command(svdq: Cli, connection: redis.Redis, name: str) -> None:
-    from svdq.producer.job import SvdJob
-    from tests.queued import enqueue
-
     good, queued = add(connection, 1), add(connection, 2)
     finish(good)
-    bad = enqueue(connection, SvdJob(image=f"inputs/{'1' * 64}.jpg", name="bad", seed=1), BAD)
-    fail(bad)
-    for job in (good, bad):
-        connection.hset(job.key, "ended_at", utcformat(now()))
-    # As RQ scores it: by when it expires.
-    registry = SvdqQueue("svdq-default", connection=connection).failed_job_registry
-    connection.zadd(registry.key, {BAD: time.time() + keys.FAILURE_TTL_S})
-    finished = SvdqQueue("svdq-default", connection=connection).finished_job_registry
-    connection.zadd(finished.key, {good.id: time.time() + keys.RESULT_TTL_S})
+    fail(enqueue(connection, JOB.model_copy(update={"name": "bad"}), BAD))
     (UNREADABLE | READABLE)[name](connection)
 
     listed = svdq("list")
@@ -116,13 +105,10 @@ def test_one_bad_result_breaks_no_command(svdq: Cli, connection: redis.Redis) ->
 
 def test_bad_records_in_flight_of_workers_and_of_ranks(svdq: Cli, connection: redis.Redis) -> None:
     good, bad = add(connection, 1), add(connection, 2)
-    queue = SvdqQueue("svdq-default", connection=connection)
     for job in (good, bad):
-        queue.remove(job)
-        job.set_status(JobStatus.STARTED)
-        connection.zadd(queue.started_job_registry.key, {f"{job.id}:execution": time.time() + 60})
+        start(job)
     connection.hset(bad.key, "created_at", "x")
-    connection.zadd(queue.started_job_registry.key, {b"\xff:x": time.time() + 60})
+    connection.zadd("rq:wip:svdq-default", {b"\xff:x": time.time() + 60})
     connection.sadd(
         "rq:workers", "rq:worker:list", b"rq:worker:\xff", "rq:worker:gone", "rq:worker:odd", "rq:worker:even"
     )
@@ -155,8 +141,7 @@ def test_bad_records_in_flight_of_workers_and_of_ranks(svdq: Cli, connection: re
 def test_stopped_jobs_are_neither_failed_nor_canceled(svdq: Cli, connection: redis.Redis) -> None:
     failed, stopped, canceled = (add(connection, number) for number in (1, 2, 3))
     fail(failed)
-    fail(stopped)
-    stopped.set_status(JobStatus.STOPPED)
+    fail(stopped, status=JobStatus.STOPPED)
     connection.zadd(keys.STOPPED, {stopped.id: 1e12, failed.id: 1e12})
     assert svdq("cancel", canceled.id).returncode == 0
     (counts,) = [

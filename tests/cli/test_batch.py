@@ -1,8 +1,6 @@
 """`svdq batch` as a user runs it, in a process of its own."""
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,8 @@ from svdq.producer.queue import SvdqQueue, fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
+from tests.conftest import Cli
 from tests.finished import add_video
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,12 +14,12 @@ import pillow_heif
 import pytest
 from PIL import Image
 
+from tests.conftest import Cli
 from tests.forks import Fork
 from tests.waiting import wait_until
 
 pytest.importorskip("openai")
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 PARALLEL = 4
 
 

@@ -3,11 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.conftest import Cli
 
 
 def complete(svdq: Cli, words: str, **environment: str) -> list[str]:

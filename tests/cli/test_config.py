@@ -1,15 +1,12 @@
 """`svdq config`: values, where they come from, and no secrets."""
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from svdq.producer.settings import Settings
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.conftest import Cli
 
 
 def test_values_and_sources(svdq: Cli, home: Path) -> None:

@@ -16,9 +16,8 @@ import redis
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_names import resolve
 from svdq.worker.doctor import check_model
+from tests.conftest import Cli
 from tests.waiting import PATIENCE_S
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def findings(done: "subprocess.CompletedProcess[str]") -> dict[str, dict[str, str]]:

@@ -1,10 +1,8 @@
 """Exit codes that scripts rely on, each for its real cause, over the commands of the table."""
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +11,9 @@ import pytest
 from PIL import Image
 
 from svdq.cli.main import cli
+from tests.conftest import Cli
+from tests.forks import Piped
 from tests.reference import contexts
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 #: What each command is given, beyond its name, to be one that would do something.
 ARGUMENTS: dict[str, list[str]] = {
@@ -173,15 +171,11 @@ def test_3_no_place_for_the_embedded_server(svdq: Cli, home: Path) -> None:
 
 def test_130_interrupted(svdq: Cli) -> None:
     job_id = svdq("submit", "photo.jpg").stdout.split()[0]
-    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "wait", job_id]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
-    ) as waiting:
-        assert waiting.stderr is not None
+    with Piped("wait", job_id) as waiting:
         # It waits by the time that it says that nobody works.
         assert "No worker is running" in waiting.stderr.readline()
         waiting.send_signal(signal.SIGINT)
-        assert waiting.wait(timeout=30) == 130
+        assert waiting.wait() == 130
         left = waiting.stderr.read()
         assert left.startswith(f"Job {job_id} goes on; ")
         assert f"`svdq wait {job_id}`" in left

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -23,16 +21,12 @@ from svdq.producer.results.finished_videos import find_results
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import MARKER, Storage
+from tests.conftest import Cli
 from tests.finished import add_video
-from tests.queued import enqueue
+from tests.queued import JOB, enqueue, finish
+from tests.terminal import terminal
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 DAY_S = 24 * 60 * 60
-
-
-@pytest.fixture
-def storage(settings: Settings) -> Storage:
-    return Storage(settings.storage)
 
 
 @pytest.fixture
@@ -61,13 +55,12 @@ def age(days: float, *paths: Path) -> None:
 
 
 def add(connection: redis.Redis, job_id: str, image: str, status: JobStatus | None = None) -> None:
-    job = enqueue(connection, SvdJob(image=image, name="photo", seed=1, steps=4), job_id)
-    if status is not None:
-        queue = SvdqQueue(job.origin, connection=connection)
-        queue.remove(job)
+    job = enqueue(connection, JOB.model_copy(update={"image": image}), job_id)
+    if status is JobStatus.FINISHED:
+        finish(job)
+    elif status is not None:
+        SvdqQueue(job.origin, connection=connection).remove(job)
         job.set_status(status)
-        if status is JobStatus.FINISHED:
-            queue.finished_job_registry.add(job, 1000)
 
 
 # fetch
@@ -365,19 +358,11 @@ def test_prune_asks_on_a_terminal(home: Path, storage: Storage, root: Path) -> N
     add_video(storage, 1)
     age(3, root)
     for answer, is_left in ((b"n\n", True), (b"y\n", False)):
-        terminal, ours = os.openpty()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "svdq.cli", "prune", "--older-than", "1d"],
-            stdin=terminal,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        os.write(ours, answer)
-        output, _ = process.communicate(timeout=60)
-        os.close(terminal)
-        os.close(ours)
-        assert b"Remove 1 video, 1 photo (3 files, " in output
-        assert (process.returncode, (root / "outputs").exists() and bool(under(root / "outputs"))) == (
+        with terminal("prune", "--older-than", "1d") as screen:
+            os.write(screen.ours, answer)
+            code = screen.end()
+        assert "Remove 1 video, 1 photo (3 files, " in screen.text
+        assert (code, (root / "outputs").exists() and bool(under(root / "outputs"))) == (
             (130, True) if is_left else (0, False)
         )
 

@@ -1,10 +1,7 @@
 """The commands that look at jobs, as a user runs them."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,42 +10,17 @@ from pathlib import Path
 import pytest
 import redis
 import rq
-from rq.job import JobStatus
-from rq.results import Result
 
 from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus
+from tests.conftest import Cli
+from tests.forks import Piped
 from tests.producer.status.test_ranks import rank
-from tests.queued import enqueue
+from tests.queued import NOTICE, add, fail, finish, start
+from tests.terminal import terminal
 from tests.waiting import wait_until
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
-NOTICE = "preview (no diffusion model)"
-
-
-def add(connection: redis.Redis, number: int) -> rq.job.Job:
-    return enqueue(connection, JOB, f"{number:020x}", "default")
-
-
-def finish(job: rq.job.Job, result: object = None) -> None:
-    queue = SvdqQueue(job.origin, connection=job.connection)
-    queue.remove(job)
-    result = result or {"outputs": ["/a b.mp4"], "notice": NOTICE}
-    Result.create(job, Result.Type.SUCCESSFUL, ttl=100, return_value=result)
-    job.set_status(JobStatus.FINISHED)
-    queue.finished_job_registry.add(job, 100)
-
-
-def fail(job: rq.job.Job) -> None:
-    queue = SvdqQueue(job.origin, connection=job.connection)
-    queue.remove(job)
-    Result.create_failure(job, ttl=100, exc_string="x.SampleError: The frames are black.")
-    queue.failed_job_registry.add(job, ttl=100)
-    job.set_status(JobStatus.FAILED)
 
 
 def test_wait(svdq: Cli, connection: redis.Redis) -> None:
@@ -75,17 +47,14 @@ def test_wait_for_what_is_not_there(svdq: Cli, connection: redis.Redis) -> None:
 
 def wait_and_read(job: rq.job.Job, num_lines: int, before_last: Callable[[], object] = lambda: None) -> list[str]:
     """Wait for a job in a process of its own, end it when so many lines have come on stderr, and return these."""
-    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "wait", job.id]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with Piped("wait", job.id) as process:
         lines = [process.stderr.readline() for _ in range(num_lines - 1)]
         before_last()
         lines.append(process.stderr.readline())
         finish(job)
         assert process.stdout.read() == f"{job.id}  photo  finished, {NOTICE}: /a b.mp4\n"
         assert process.stderr.read() == ""
-    assert process.returncode == 0
+        assert process.wait() == 0
     return lines
 
 
@@ -96,26 +65,16 @@ def test_wait_says_that_no_worker_runs(home: Path, connection: redis.Redis) -> N
 
 def test_progress_on_a_terminal(home: Path, connection: redis.Redis) -> None:
     job = add(connection, 1)
-    job.meta = {"step": 2, "notice": NOTICE}
-    job.save_meta()
-    job.set_status(JobStatus.STARTED)
+    start(job, step=2, notice=NOTICE)
     put(connection, rank(0, intake=IntakeStatus(worker="w", in_flight=(job.id,), costs=(COSTS,))))
     put(connection, rank(1))
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "wait", job.id]
-    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "120"}
-    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.PIPE, env=environment) as process:
-        os.close(theirs)
-        shown = ""
-        while "step 2 of 4" not in shown:
-            shown += os.read(ours, 4096).decode()
+    with terminal("wait", job.id, size=(24, 120), NO_COLOR="1") as screen:
+        shown = screen.read_until("step 2 of 4")
         finish(job)
-        assert process.stdout is not None
-        assert process.stdout.read().decode().endswith(": /a b.mp4\n")
-    os.close(ours)
+        assert screen.end() == 0
+    assert screen.text.rstrip().endswith(": /a b.mp4")
     assert f"photo  started, step 2 of 4, done in about 25 s, {NOTICE}" in shown
     assert not re.search(r"\x1b\[[0-9;]*[34][0-7]m", shown), "colours, although NO_COLOR is set"
-    assert process.returncode == 0
 
 
 def test_submit_and_wait(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
@@ -135,12 +94,7 @@ def test_submit_and_wait(svdq: Cli, connection: redis.Redis, photo: Path) -> Non
 def test_status_list_info(svdq: Cli, connection: redis.Redis) -> None:
     finish(add(connection, 1))
     job = add(connection, 2)
-    queue = SvdqQueue("svdq-default", connection=connection)
-    queue.remove(job)
-    job.meta = {"step": 2, "rank": 1, "notice": NOTICE}
-    job.save_meta()
-    job.set_status(JobStatus.STARTED)
-    connection.zadd(queue.started_job_registry.key, {f"{job.id}:execution": time.time() + 60})
+    start(job, step=2, rank=1, notice=NOTICE)
     listed = svdq("list").stdout.splitlines()
     assert listed[0] == f"{job.id}  photo  started, step 2 of 4, {NOTICE}"
     assert listed[1].endswith(f"finished, {NOTICE}: /a b.mp4")
@@ -174,23 +128,14 @@ def put(connection: redis.Redis, status: RankStatus) -> None:
         pipeline.execute()
 
 
-def start(job: rq.job.Job, step: int) -> None:
-    queue = SvdqQueue(job.origin, connection=job.connection)
-    queue.remove(job)
-    job.meta = {"step": step, "rank": 1, "notice": ""}
-    job.save_meta()
-    job.set_status(JobStatus.STARTED)
-    job.connection.zadd(queue.started_job_registry.key, {f"{job.id}:execution": time.time() + 60})
-
-
 #: Costs of a job of the shape of JOB: 10 s a step, 5 s for the decode.
 COSTS = ShapeCosts(frames=14, width=1024, height=576, guided=True, step_s=(10.0,), encode_s=1.0, decode_s=5.0)
 
 
 def test_status_shows_estimates_and_conditions_of_a_worker(svdq: Cli, connection: redis.Redis) -> None:
     first, stuck, queued = (add(connection, number) for number in (1, 2, 3))
-    start(first, 2)
-    start(stuck, 4)
+    start(first, step=2, rank=1)
+    start(stuck, step=4, rank=1)
     condition = Condition(
         effect="Videos wait to be written", reason="No space left.", since=time.time(), attempts=7, job_ids=(stuck.id,)
     )

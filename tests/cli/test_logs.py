@@ -2,20 +2,17 @@
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
 
 from svdq.producer.records import LogEntry, append_log
-from tests.cli.test_jobs import add, finish
-from tests.waiting import PATIENCE_S
+from tests.conftest import Cli
+from tests.forks import Piped
+from tests.queued import add, finish
 from tests.worker.own_redis import OwnRedis
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 AT = 1800014400.0  # 2027-01-15 in every time zone
 
 
@@ -51,16 +48,14 @@ def test_logs_of_a_job_that_is_not_there(svdq: Cli, connection: redis.Redis) -> 
 def test_logs_are_followed_until_the_job_has_ended(home, connection: redis.Redis) -> None:
     job = add(connection, 1)
     log(connection, job.id, "one")
-    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "logs", "--follow", job.id]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with Piped("logs", "--follow", job.id) as process:
         assert process.stdout.readline().endswith("INFO  one\n")
         log(connection, job.id, "two")
         assert process.stdout.readline().endswith("INFO  two\n")
         finish(job)
         log(connection, job.id, "finished")  # comes after the end, as it does
         assert process.stdout.read().endswith("INFO  finished\n")
-    assert process.returncode == 0
+        assert process.wait() == 0
 
 
 def test_logs_are_followed_across_a_restart_of_redis(
@@ -74,10 +69,7 @@ def test_logs_are_followed_across_a_restart_of_redis(
     connection = own.client(own.url())
     job = add(connection, 1)
     log(connection, job.id, "one")
-    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "logs", "--follow", job.id]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with Piped("logs", "--follow", job.id) as process:
         assert process.stdout.readline().endswith("INFO  one\n")
         for number in ("two", "three"):
             own.stop(signal.SIGKILL)
@@ -87,5 +79,4 @@ def test_logs_are_followed_across_a_restart_of_redis(
             log(connection, job.id, number)
             assert process.stdout.readline().endswith(f"INFO  {number}\n")
         finish(job)
-        assert process.communicate(timeout=PATIENCE_S) == ("", "")
-    assert process.returncode == 0
+        assert (process.stdout.read(), process.stderr.read(), process.wait()) == ("", "", 0)

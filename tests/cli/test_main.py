@@ -3,16 +3,18 @@
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
+import redis
 
 from svdq.cli import main
 from svdq.pipeline.errors import InputError, SampleError, SvdqError, UnavailableError
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+from svdq.producer.records import LogEntry, append_log
+from tests.conftest import Cli
+from tests.forks import Piped
+from tests.queued import add
 
 
 def modules_after(*arguments: object) -> set[str]:
@@ -119,14 +121,20 @@ def test_a_removed_working_folder_is_one_sentence(
     assert error.count("\n") == 1
 
 
-def test_a_reader_that_goes_away(home: Path) -> None:
-    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "--help"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
+def test_a_reader_that_goes_away(connection: redis.Redis) -> None:
+    job = add(connection, 1)
+
+    def log(text: str) -> None:
+        with connection.pipeline() as pipeline:
+            append_log(pipeline, job.id, [LogEntry.now(rank=0, host="here", level="INFO", text=text, at=1.0)])
+            pipeline.execute()
+
+    log("one")
+    with Piped("logs", "--follow", job.id) as process:
+        assert process.stdout.readline().endswith("one\n")
         process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
-    assert process.returncode == main.EXIT_FAILED
+        log("two")
+        assert (process.stderr.read(), process.wait()) == ("", main.EXIT_FAILED)
 
 
 def test_every_command_is_below_one_heading_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:

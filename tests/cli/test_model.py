@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_names import resolve
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
+from tests.conftest import Cli
 from tests.hub import COMMIT, Hub, running
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 NAME = "someone/some-model"
 UNET = "unet/diffusion_pytorch_model.safetensors"
 HALF_UNET = "unet/diffusion_pytorch_model.fp16.safetensors"

@@ -1,48 +1,22 @@
 """`svdq report`, over a real Redis and real sidecars."""
 
 import json
-import subprocess
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import redis
-import rq
 from rq.job import JobStatus
-from rq.results import Result
 from rq.utils import utcformat
 
-from svdq.producer import job_control, keys
-from svdq.producer.job import SvdJob
-from svdq.producer.queue import SvdqQueue
+from svdq.producer import job_control
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from tests.conftest import Cli
 from tests.finished import add_video
-from tests.queued import enqueue
+from tests.queued import add, fail, finish
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 NOW = datetime.now(UTC)
-
-
-def add(connection: redis.Redis, number: int, name: str = "photo") -> rq.job.Job:
-    job = SvdJob(image=f"inputs/{'0' * 64}.jpg", name=name, seed=1, steps=4)
-    return enqueue(connection, job, f"{number:020x}", "default")
-
-
-def end(job: rq.job.Job, status: JobStatus, ended_at: datetime, reason: str = "") -> None:
-    """Do what our worker does at the end of a job, at another time."""
-    queue = SvdqQueue(job.origin, connection=job.connection)
-    queue.remove(job)
-    job.ended_at = ended_at.replace(tzinfo=None)
-    job.save()
-    job.set_status(status)
-    is_finished = status is JobStatus.FINISHED
-    registry = queue.finished_job_registry if is_finished else queue.failed_job_registry
-    ttl_s = keys.RESULT_TTL_S if is_finished else keys.FAILURE_TTL_S
-    job.connection.zadd(registry.key, {job.id: ended_at.timestamp() + ttl_s})
-    if not is_finished:
-        Result.create_failure(job, ttl=100, exc_string=reason)
 
 
 def test_a_report_counts_what_ended_in_a_period(svdq: Cli, connection: redis.Redis, settings: Settings) -> None:
@@ -57,11 +31,11 @@ def test_a_report_counts_what_ended_in_a_period(svdq: Cli, connection: redis.Red
             seconds={"encode": 60.0, "denoise": 3000.0, "decode": 540.0, "write": 0.0},
             group=group,
         )
-    end(add(connection, 2), JobStatus.FINISHED, NOW - 2 * hour)
+    finish(add(connection, 2), at=(NOW - 2 * hour).timestamp())
     add_video(storage, 3, finished_at=NOW - 30 * hour)
-    end(add(connection, 4, "black <b>"), JobStatus.FAILED, NOW - 3 * hour, "x.SampleError: The frames are black.")
-    end(add(connection, 5), JobStatus.STOPPED, NOW - 3 * hour)
-    end(add(connection, 6), JobStatus.FAILED, NOW - 30 * hour, "Long ago.")
+    fail(add(connection, 4, name="black <b>"), at=(NOW - 3 * hour).timestamp())
+    fail(add(connection, 5), "", at=(NOW - 3 * hour).timestamp(), status=JobStatus.STOPPED)
+    fail(add(connection, 6), "Long ago.", at=(NOW - 30 * hour).timestamp())
     add(connection, 7)
     job_control.cancel(connection, add(connection, 8).id)
     long_ago = add(connection, 9)

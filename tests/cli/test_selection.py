@@ -8,19 +8,17 @@ import pytest
 import redis
 import rq
 from rq.job import JobStatus
-from rq.utils import now, utcformat
 
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue, fetch, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from tests.cli.test_jobs import Cli, add, fail, finish
+from tests.conftest import Cli
 from tests.finished import add_video
-from tests.queued import enqueue
+from tests.queued import JOB, add, enqueue, fail, finish
 
 
 def named(connection: redis.Redis, job_id: str, name: str) -> rq.job.Job:
-    return enqueue(connection, SvdJob(image=f"inputs/{'0' * 64}.jpg", name=name, seed=1), job_id)
+    return enqueue(connection, JOB.model_copy(update={"name": name}), job_id)
 
 
 def test_all_queued_jobs_are_canceled_however_many(svdq: Cli, connection: redis.Redis) -> None:
@@ -54,7 +52,6 @@ def test_since_counts_the_end_of_failed_jobs(svdq: Cli, connection: redis.Redis)
     fail(failed)
     for job in (failed, waiting):
         connection.hset(job.key, "created_at", "2020-01-01T00:00:00.000000Z")
-    connection.hset(failed.key, "ended_at", utcformat(now()))
     assert svdq("cancel", "--queued", "--since", "1h").stderr == "No jobs match.\n"
     assert svdq("retry", "--failed", "--since", "1h").stdout == f"{failed.id}  queued\n"
 

@@ -2,19 +2,17 @@
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
 from PIL import Image
 from rq.job import JobStatus
-from rq.results import Result
 
 from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
-from svdq.producer.status.ranks import RankStatus
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.conftest import Cli
+from tests.producer.status.test_ranks import rank, save
+from tests.queued import finish
 
 
 @pytest.fixture
@@ -144,16 +142,6 @@ def job_id_of(done: "subprocess.CompletedProcess[str]") -> str:
     return str(json.loads(done.stdout)["id"])
 
 
-def finish(connection: redis.Redis, job_id: str, model: str) -> None:
-    """End a queued job as a worker with that model does."""
-    rq_job = fetch(connection, job_id)
-    queue = SvdqQueue(rq_job.origin, connection=connection)
-    queue.remove(job_id)
-    rq_job.set_status(JobStatus.FINISHED)
-    queue.finished_job_registry.add(rq_job, -1)
-    Result.create(rq_job, Result.Type.SUCCESSFUL, 60, return_value={"outputs": ["x.mp4"], "used": {}, "model": model})
-
-
 def test_a_canceled_or_failed_photo_is_queued_again(svdq: Cli, connection: redis.Redis, tmp_path: Path) -> None:
     for number in range(4):
         Image.effect_noise((64, 36), 60 + number).save(tmp_path / f"{number}.png")
@@ -168,7 +156,7 @@ def test_a_canceled_or_failed_photo_is_queued_again(svdq: Cli, connection: redis
 
 def test_a_preview_is_replaced_by_the_real_video(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     job_id = json.loads(svdq("submit", photo, "--json").stdout)["id"]
-    finish(connection, job_id, "preview")
+    finish(fetch(connection, job_id), {"outputs": ["x.mp4"], "model": "preview"})
     # Nobody has said which model is wanted, and no worker runs.
     assert json.loads(svdq("submit", photo, "--json").stdout)["status"] == "finished"
     again = svdq("submit", photo, SVDQ_MODEL="stabilityai/xt")
@@ -176,11 +164,10 @@ def test_a_preview_is_replaced_by_the_real_video(svdq: Cli, connection: redis.Re
     assert "replaces the video that preview made" in again.stdout
     assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == [job_id]
 
-    finish(connection, job_id, "/models/xt")  # the same one, from a folder
+    finish(fetch(connection, job_id), {"outputs": ["x.mp4"], "model": "/models/xt"})  # the same one, from a folder
     assert "exists already, finished" in svdq("submit", photo, SVDQ_MODEL="stabilityai/xt/").stdout
     # What workers run is what would be made.
-    rank = RankStatus(group="g", rank=0, num_ranks=1, host="h", pid=1, device="cpu", model="other", started_at=0, at=0)
-    rank.save(connection)
+    save(connection, rank(0, num_ranks=1, model="other"))
     assert "replaces the video that /models/xt made" in svdq("submit", photo, SVDQ_MODEL="stabilityai/xt").stdout
 
 
@@ -188,14 +175,11 @@ def test_a_model_of_another_family_replaces_no_video(
     svdq: Cli, connection: redis.Redis, photo: Path, tmp_path: Path
 ) -> None:
     job_id = json.loads(svdq("submit", photo, "--family", "wan", "--json").stdout)["id"]
-    finish(connection, job_id, "/models/wan")
+    finish(fetch(connection, job_id), {"outputs": ["x.mp4"], "model": "/models/wan"})
     for pipeline, status in (("StableVideoDiffusionPipeline", "finished"), ("WanImageToVideoPipeline", "queued")):
         folder = tmp_path / pipeline
         folder.mkdir()
         (folder / "model_index.json").write_text(json.dumps({"_class_name": pipeline}))
-        rank = RankStatus(
-            group="g", rank=0, num_ranks=1, host="h", pid=1, device="cpu", model=str(folder), started_at=0, at=0
-        )
-        rank.save(connection)
+        save(connection, rank(0, num_ranks=1, model=str(folder)))
         done = svdq("submit", photo, "--family", "wan", "--json")
         assert json.loads(done.stdout)["status"] == status

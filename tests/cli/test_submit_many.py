@@ -1,11 +1,6 @@
 """`svdq submit` with many photos, from wherever they come, in processes of its own."""
 
 import json
-import os
-import pty
-import subprocess
-import sys
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -16,9 +11,9 @@ from rq.job import JobStatus
 from rq.results import Result
 
 from svdq.producer.queue import SvdqQueue, fetch, read_job
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-SVDQ = [sys.executable, "-W", "error", "-c", "from svdq.cli.main import main; main()"]
+from tests.conftest import Cli
+from tests.forks import Piped
+from tests.terminal import terminal
 
 
 @pytest.fixture
@@ -95,12 +90,11 @@ def test_bad_photos_in_a_folder(svdq: Cli, home: Path, folder: Path) -> None:
 
 
 def test_paths_on_standard_input(home: Path, connection: redis.Redis, folder: Path) -> None:
-    paths = "\n".join(map(str, sorted(folder.glob("*.png"))[:3]))
-    done = subprocess.run(
-        [*SVDQ, "submit", "-", "--family", "svd"], input=paths, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split()[1] for line in done.stdout.splitlines()] == ["00", "01", "02"]
+    paths = folder / "paths.txt"
+    paths.write_text("\n".join(map(str, sorted(folder.glob("*.png"))[:3])))
+    with Piped("submit", "-", "--family", "svd", stdin=paths) as process:
+        assert [line.split()[1] for line in process.stdout] == ["00", "01", "02"]
+        assert (process.stderr.read(), process.wait()) == ("", 0)
     assert len(queued(connection)) == 3
 
 
@@ -142,8 +136,7 @@ def test_a_job_waits_for_the_end_of_another(svdq: Cli, home: Path, connection: r
 @pytest.mark.slow
 def test_a_submission_that_was_killed_can_be_repeated(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     wanted = ["submit", str(photo), "--variations", "900", "--json"]
-    with subprocess.Popen([*SVDQ, *wanted], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
+    with Piped(*wanted) as process:
         process.stdout.readline()
         # Nobody reads on, so it waits for room in the pipe, which holds less than what it has to say.
         process.kill()
@@ -162,18 +155,15 @@ def test_a_submission_that_was_killed_can_be_repeated(svdq: Cli, connection: red
 
 
 def test_all_photos_are_submitted_though_nobody_reads_the_output(connection: redis.Redis, photo: Path) -> None:
-    with subprocess.Popen([*SVDQ, "submit", photo, "--variations", "600", "-v"], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
+    with Piped("submit", photo, "--variations", 600, "-v") as process:
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(60) == 1
+        assert process.wait() == 1
     assert len(queued(connection)) == 600
 
 
 def test_wait_prints_each_job_when_it_ends(connection: redis.Redis, folder: Path) -> None:
-    wanted = ["submit", folder / "00.png", "--variations", "3", "--wait", "--json"]
-    with subprocess.Popen([*SVDQ, *wanted], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with Piped("submit", folder / "00.png", "--variations", 3, "--wait", "--json") as process:
         while len(queued(connection)) < 3:
             assert process.poll() is None
         for number, job_id in enumerate(reversed(queued(connection))):
@@ -182,28 +172,13 @@ def test_wait_prints_each_job_when_it_ends(connection: redis.Redis, folder: Path
             job.set_status(JobStatus.FINISHED)
             ended = json.loads(process.stdout.readline())
             assert (ended["id"], ended["status"], ended["outputs"]) == (job_id, "finished", [f"/{number}.mp4"])
-        assert process.wait(60) == 0
+        assert process.wait() == 0
 
 
 def test_a_terminal_has_a_bar_and_a_summary(home: Path, connection: redis.Redis, folder: Path) -> None:
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    wanted = [*SVDQ, "submit", str(folder), "--variations", "3"]
-    with subprocess.Popen(wanted, stdout=theirs, stderr=theirs, env=environment) as process:
-        os.close(theirs)
-        shown = b""
-        while piece := _read(ours):
-            shown += piece
-        assert process.wait(60) == 0
-    os.close(ours)
-    text = shown.decode()
+    with terminal("submit", folder, "--variations", 3, size=(24, 100)) as screen:
+        assert screen.end() == 0
+    text = screen.text
     assert "enqueueing" in text
     assert "svdq wait" not in text
     assert text.splitlines()[-1].endswith("New jobs: 60; existing jobs: 0. `svdq list` shows the newest.")
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:  # what Linux says when the other end is closed
-        return b""

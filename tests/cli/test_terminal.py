@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 import redis
 from PIL import Image
-from rq.job import JobStatus
-from rq.results import Result
 
-from svdq.producer.queue import SvdqQueue
 from svdq.producer.records import LogEntry, append_log
 from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
-from tests.cli.test_jobs import Cli, add
+from tests.conftest import Cli
 from tests.producer.status.test_ranks import rank
+from tests.queued import add, fail, finish, start
 
 #: Clears the screen, sets the title, C1's CSI, reorders text, ends the line, and is no Unicode.
 EVIL = "\x1b[2J\x1b]0;title\x07\x9b1m\u202e\rfake\nfake\udcff"
@@ -28,27 +26,11 @@ def raw(text: str) -> set[str]:
     return ({"\x1b", "\x07", "\x9b", "\u202e", "\r", "\udcff"} & set(text)) | ({"\n"} if "\nfake" in text else set())
 
 
-def end_with(job, *, outputs: list[str], error: str = "") -> None:
-    queue = SvdqQueue(job.origin, connection=job.connection)
-    queue.remove(job)
-    if error:
-        Result.create_failure(job, ttl=100, exc_string=error)
-    else:
-        value = {"outputs": outputs, "notice": EVIL, "used": {"name": EVIL}}
-        Result.create(job, Result.Type.SUCCESSFUL, ttl=100, return_value=value)
-    job.set_status(JobStatus.FAILED if error else JobStatus.FINISHED)
-    (queue.failed_job_registry if error else queue.finished_job_registry).add(job, 100)
-
-
 def test_jobs_whose_fields_control_the_terminal(svdq: Cli, connection: redis.Redis) -> None:
     good, bad, started = (add(connection, number) for number in (1, 2, 3))
-    end_with(good, outputs=[f"/videos/{EVIL}.mp4"])
-    end_with(bad, outputs=[], error=EVIL.replace("\udcff", "").replace("\n", " "))
-    started.meta = {"step": 1, "rank": 0, "notice": EVIL, "used": {"name": EVIL}}
-    started.save_meta()
-    started.set_status(JobStatus.STARTED)
-    SvdqQueue("svdq-default", connection=connection).remove(started)
-    connection.zadd("rq:wip:svdq-default", {f"{started.id}:x": 4e9})
+    finish(good, {"outputs": [f"/videos/{EVIL}.mp4"], "notice": EVIL, "used": {"name": EVIL}})
+    fail(bad, EVIL.replace("\udcff", "").replace("\n", " "))
+    start(started, step=1, rank=0, notice=EVIL, used={"name": EVIL})
     with connection.pipeline() as pipeline:
         rank(0, host=EVIL.replace("\udcff", ""), notice=EVIL.replace("\udcff", ""), job_id=started.id).save(pipeline)
         entry = LogEntry.now(rank=0, host="here", level="INFO", text=EVIL.replace("\udcff", ""), at=1.0)

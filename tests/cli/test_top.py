@@ -1,17 +1,11 @@
 """`svdq top`: how it behaves on terminals and in pipes, and what is drawn of records in a real Redis."""
 
-import contextlib
 import itertools
 import os
-import pty
 import re
 import signal
-import subprocess
-import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,82 +13,25 @@ import pytest
 import redis
 from rich.cells import cell_len
 from rich.console import Console
-from rq.job import JobStatus
 
 from svdq.cli.view import draw, progress_of
 from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
 from svdq.producer.embedded_redis import ensure_server, stop_server
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, RoundPlace, read_groups
 from svdq.producer.status.snapshot import Snapshot, take
+from tests import queued
 from tests.cli.test_jobs import put
+from tests.conftest import Cli
 from tests.producer.status.test_ranks import rank, save
-from tests.producer.status.test_status import COPY, finish, num_commands
-from tests.queued import enqueue
+from tests.producer.status.test_status import COPY, num_commands
+from tests.queued import enqueue, finish
+from tests.terminal import terminal
 
-SVDQ = [sys.executable, "-c", "from svdq.cli.main import main; main()"]
-PATIENCE_S = 180.0
 ALTERNATE_SCREEN, LEFT_IT = "\x1b[?1049h", "\x1b[?1049l"
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
-
-
-@dataclass
-class Terminal:
-    """A command on a terminal of its own."""
-
-    process: "subprocess.Popen[bytes]"
-    #: Our end of it, and the command's.
-    ours: int
-    theirs: int
-    text: str = ""
-
-    def read_until(self, wanted: str) -> str:
-        """Read what it draws until some text is there."""
-        deadline = time.monotonic() + PATIENCE_S
-        while wanted not in self.text:
-            assert time.monotonic() < deadline, self.text
-            self.text += os.read(self.ours, 65536).decode(errors="replace")
-        return self.text
-
-    def end(self) -> int:
-        """Read on until it has ended; return the exit code."""
-        os.set_blocking(self.ours, False)
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            is_over = self.process.poll() is not None
-            with contextlib.suppress(BlockingIOError, OSError):
-                self.text += os.read(self.ours, 65536).decode(errors="replace")
-                continue
-            if is_over:
-                return self.process.returncode
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def terminal(*arguments: str, size: tuple[int, int] = (24, 80), **environment: str) -> Iterator[Terminal]:
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, size)
-    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
-    process = subprocess.Popen(
-        [*SVDQ, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        env={**clean, "TERM": "xterm-256color", **environment},
-    )
-    try:
-        yield Terminal(process, ours, theirs)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        os.close(ours)
-        os.close(theirs)
 
 
 @pytest.fixture
@@ -108,8 +45,8 @@ def at_work(connection: redis.Redis) -> None:
 
 
 @pytest.mark.usefixtures("at_work")
-def test_output_in_a_pipe_has_no_escapes() -> None:
-    done = subprocess.run([*SVDQ, "top"], capture_output=True, text=True, timeout=60)
+def test_output_in_a_pipe_has_no_escapes(svdq_process: Cli) -> None:
+    done = svdq_process("top")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert "\r" not in done.stdout
@@ -170,25 +107,19 @@ def test_a_terminal_keeps_what_was_known_while_redis_is_away(home: Path, connect
         assert screen.end() == 0
 
 
-def test_a_server_that_never_answered(svdq: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_server_that_never_answered(svdq: Cli, tmp_path: Path) -> None:
     done = svdq("top", "--redis-url", f"unix://{tmp_path}/none.sock")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
 
 
 # What is drawn, of records in a real Redis.
 
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="a photo", seed=1, steps=8)
+JOB = queued.JOB.model_copy(update={"name": "a photo", "steps": 8})
 
 
 def start(connection: redis.Redis, number: int, name: str, **meta: object) -> str:
-    """Have a job in flight, as a group has."""
     job = enqueue(connection, JOB.model_copy(update={"name": name}), f"{number:020x}")
-    queue = SvdqQueue("svdq-default", connection=connection)
-    queue.remove(job)
-    job.set_status(JobStatus.STARTED)
-    job.meta = meta
-    job.save_meta()
-    connection.zadd(queue.started_job_registry.key, {f"{job.id}:execution": time.time() + 99})
+    queued.start(job, **meta)
     return str(job.id)
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
-from tests.waiting import PATIENCE_S, wait_until
+from tests.forks import Fork
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -31,16 +31,10 @@ class Watch:
     """One `svdq watch --json` and its events."""
 
     def __init__(self, inbox: Path, *arguments: object, **environment: str) -> None:
-        self._output = inbox.parent / f"events {len(list(inbox.parent.glob('events *')))}"
-        command = [sys.executable, "-W", "error", "-m", "svdq.cli", "watch", inbox, "--json", "--stable-for", "200ms"]
-        with self._output.open("w") as output:
-            self.process = subprocess.Popen(
-                [*map(str, command), *map(str, arguments)],
-                stdout=output,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **environment},
-            )
+        number = len(list(inbox.parent.glob("events *")))
+        self._output, self._errors = (inbox.parent / f"{name} {number}" for name in ("events", "errors"))
+        words = ["watch", str(inbox), "--json", "--stable-for", "200ms", *map(str, arguments)]
+        self.process = Fork(words, self._output, self._errors, warn=False, **environment)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         lines = self._output.read_text().splitlines(keepends=True)
@@ -52,20 +46,17 @@ class Watch:
 
         def come() -> list[dict[str, Any]]:
             if self.process.poll() is not None and len(self.events(kind)) < number:
-                pytest.fail(
-                    f"it ended with {self.process.returncode}: {self.process.stderr and self.process.stderr.read()}"
-                )
+                pytest.fail(f"it ended with {self.process.returncode}: {self._errors.read_text()}")
             return self.events(kind) if len(self.events(kind)) >= number else []
 
         return wait_until(come, f"{number} x {kind}")
 
-    def end(self, number: int = signal.SIGTERM) -> int:
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit code; an ordered end says nothing on stderr."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        _, stderr = self.process.communicate(timeout=PATIENCE_S)
-        assert stderr == ""
-        return self.process.returncode
+        self.process.send_signal(number)
+        code = self.process.wait()
+        assert self._errors.read_text() == ""
+        return code
 
 
 @pytest.fixture
@@ -102,9 +93,8 @@ def watch(inbox: Path) -> Iterator[Callable[..., Watch]]:
 
     yield start
     for one in watches:
-        if one.process.poll() is None:
-            one.process.kill()
-        one.process.communicate()
+        one.process.kill()
+        one.process.wait()
 
 
 def jobs(connection: redis.Redis) -> dict[str, Any]:

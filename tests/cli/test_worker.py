@@ -1,15 +1,12 @@
 """`svdq worker` refuses mistakes before any rank starts, also on a machine with the base install alone."""
 
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from svdq.cli.main import run
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.conftest import Cli
 
 
 def test_ffmpeg_that_does_not_run(svdq: Cli, home: Path) -> None:

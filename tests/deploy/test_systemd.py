@@ -17,8 +17,8 @@ from svdq.cli.main import run
 from svdq.producer.status.job_view import view
 from svdq.worker.launcher.launcher import STOP_S
 from svdq.worker.launcher.torchrun import KILL_S
+from tests.conftest import Cli
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 Deploy = Callable[..., tuple[int, str, str]]
 NAMES = {"svdq-redis.service", "svdq-worker.service", "svdq-night.service", "svdq-night.timer"}
 OPTIONAL = {"svdq-watch.service", "svdq-serve.service"}

@@ -5,7 +5,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,12 @@ from svdq.producer.files import private_folder
 from svdq.producer.queue import session
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.storage.storage import Storage
+from tests.conftest import Cli
 from tests.faults.small_disk import SmallDisk
 from tests.loading_redis import loading_redis
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("own_server")
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def set_and_get(url: str, value: str | None = None) -> bytes | None:

@@ -12,7 +12,6 @@ from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer import queue
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, connect, fetch, read_job, render, server_url, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
@@ -20,9 +19,8 @@ from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
 from tests.conftest import Cli
 from tests.loading_redis import loading_redis
-from tests.queued import enqueue
+from tests.queued import JOB, enqueue
 
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 ID = "0" * 20
 
 

@@ -7,12 +7,9 @@ import pytest
 import redis
 
 from svdq.producer import keys
-from svdq.producer.job import SvdJob
 from svdq.producer.job_control import cancel, retry
 from svdq.producer.records import MAX_TEXT, JobArguments, LogEntry, Sidecar, append_log, read_log
-from tests.queued import enqueue
-
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+from tests.queued import JOB, enqueue
 
 
 def entry(text: str, level: str = "INFO") -> LogEntry:

@@ -7,13 +7,11 @@ import redis
 from rq.exceptions import NoSuchJobError
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.untrusted_job import AT_ONCE, UnreadableJobError, UntrustedJob, read_many
-from tests.queued import enqueue
+from tests.queued import JOB, enqueue
 
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 RECORD = "rq:job:bad"
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from svdq.producer.embedded_redis import stop_server
 from tests.cli.serve.browser import Site, Watched, watched_page
+from tests.waiting import wait_until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
 expect = sync_api.expect
@@ -30,12 +32,35 @@ DROP = """(files) => {
 }"""
 
 
+#: Keeps the notifications of a page, which may show them.
+NOTIFY = """() => {
+  window.notified = [];
+  window.Notification = class extends EventTarget {
+    static permission = "granted";
+    constructor(title, { body }) { super(); window.notified.push(body); }
+  };
+}"""
+#: Moves a finger over the open video.
+SWIPE = """(to) => {
+  const stage = document.querySelector("#viewer-stage");
+  for (const [type, x] of [["touchstart", 150], ["touchend", to]]) {
+    const touch = new Touch({ identifier: 1, target: stage, clientX: x, clientY: 100 });
+    stage.dispatchEvent(new TouchEvent(type, { touches: type === "touchend" ? [] : [touch], changedTouches: [touch] }));
+  }
+}"""
+
+
+#: Buttons that are too low for a finger.
+SMALL_BUTTONS = """() => [...document.querySelectorAll('button, select, .top nav a')]
+  .filter((each) => each.checkVisibility() && each.getBoundingClientRect().height < 44).map((each) => each.outerHTML)"""
+
+
 @pytest.fixture(scope="module")
 def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site = Site(tmp_path_factory.mktemp("page"))
     try:
         site.start_server()
-        site.start_worker()
+        site.start_worker(num_ranks=2)
         yield site
     finally:
         site.stop()
@@ -144,48 +169,6 @@ def test_a_prompt_for_models_that_take_one(desk: Watched, site: Site) -> None:
     page.click("#make")
     page.locator(".card", has_text="Fog").locator(".frame").click()
     expect(page.locator("#viewer-made")).to_contain_text("The fog lifts")
-
-
-def test_pause_move_cancel_and_resume(desk: Watched, site: Site) -> None:
-    page = desk.page
-    page.click("#pause")
-    expect(page.locator("#warnings")).to_contain_text("Paused: no new videos are started until you press Resume.")
-    expect(page.locator("#pause")).to_have_text("Resume")
-    quick(page)
-    for number in range(1, 5):
-        page.set_input_files("#photos", site.photo(f"Wait {number}.png", f"rgb({number * 50},0,0)"))
-        page.click("#make")
-        expect(page.locator("#rows .row")).to_have_count(number)
-    titles = page.locator("#rows strong")
-    expect(titles).to_have_text(["Wait 1", "Wait 2", "Wait 3", "Wait 4"])
-    page.click("[aria-label='Move Wait 3 to the front']")
-    expect(titles).to_have_text(["Wait 3", "Wait 1", "Wait 2", "Wait 4"])
-    page.check("[aria-label='Select Wait 2']")
-    page.check("[aria-label='Select Wait 4']")
-    expect(page.locator("#num-picked-rows")).to_have_text("2 selected")
-    page.click("#front-rows")
-    expect(titles).to_have_text(["Wait 2", "Wait 4", "Wait 3", "Wait 1"])
-    page.click("#cancel-rows")
-    expect(titles).to_have_text(["Wait 3", "Wait 1"])
-    page.click("[aria-label='Cancel Wait 1']")
-    expect(titles).to_have_text(["Wait 3"])
-    page.click("#pause")
-    expect(page.locator(".card h3", has_text="Wait 3")).to_be_visible()
-    expect(page.locator(".card h3", has_text="Wait 1")).to_have_count(0)
-
-
-def test_a_video_in_progress_shows_its_steps_and_can_be_canceled(desk: Watched, site: Site) -> None:
-    page = desk.page
-    quick(page, steps="1000", width="512", height="512")
-    page.select_option("#priority", "high")
-    page.set_input_files("#photos", site.photo("Long.png"))
-    page.click("#make")
-    row = page.locator("#rows .row", has_text="Long")
-    expect(row).to_contain_text(re.compile(r"step \d+ of 1000"))
-    expect(page.locator("#groups")).to_contain_text("CPU")
-    page.wait_for_function("() => document.querySelector('#rows progress').value > 0")
-    page.click("[aria-label='Cancel Long']")
-    expect(page.locator("#rows .row")).to_have_count(0)
 
 
 def test_a_set_time_and_the_undo(desk: Watched, site: Site) -> None:
@@ -311,8 +294,8 @@ def test_everything_from_the_keyboard(desk: Watched, site: Site) -> None:
         expect(page.locator("#pause")).to_be_focused()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 360), ("light", 1280)])
-def test_a_phone_and_the_accessibility_rules(browser: Any, site: Site, scheme: str, width: int) -> None:
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 360), ("light", 1280)])
+def test_the_page_on_a_phone_and_the_accessibility_rules(browser: Any, site: Site, scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core").Axe()
     options = {"viewport": {"width": width, "height": 740}, "has_touch": True, "is_mobile": True}
     with watched_page(browser, site.url, color_scheme=scheme, **options) as watched:
@@ -321,12 +304,21 @@ def test_a_phone_and_the_accessibility_rules(browser: Any, site: Site, scheme: s
         page.set_input_files("#photos", site.photo("A name that is far too long for the screen of a phone.png"))
         for tab in ("Add", "Now", "Results"):
             page.get_by_role("link", name=tab, exact=False).last.tap()
+            expect(page.locator(f"#{tab.lower()}")).to_be_in_viewport()
             assert page.evaluate("() => document.documentElement.scrollWidth") == width
             check_rules(axe, page)
+        if width == 360:
+            expect(page.locator("#add")).to_be_hidden()
+            assert page.evaluate(SMALL_BUTTONS) == []
+        names = page.locator(".card h3").all_inner_texts()
         page.locator(".card .frame").first.tap()
-        expect(page.locator("#viewer")).to_be_visible()
+        expect(page.locator("#viewer-title")).to_have_text(names[0])
         check_rules(axe, page)
         assert page.evaluate("() => document.documentElement.scrollWidth") == width
+        page.evaluate(SWIPE, 20)
+        expect(page.locator("#viewer-title")).to_have_text(names[1])
+        page.evaluate(SWIPE, 300)
+        expect(page.locator("#viewer-title")).to_have_text(names[0])
 
 
 def check_rules(axe: Any, page: Any) -> None:
@@ -335,6 +327,68 @@ def check_rules(axe: Any, page: Any) -> None:
     assert len(found["passes"]) > 10
     serious = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
     assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
+
+
+def test_a_video_in_flight_shows_how_it_looks_so_far_and_one_variation_is_kept(desk: Watched, site: Site) -> None:
+    page = desk.page
+    found: dict[str, bytes] = {}
+    page.on("response", lambda answer: "/preview/" in answer.url and found.setdefault(answer.url, answer.body()))
+    quick(page, steps="1000", width="512", height="320", frames="14")
+    page.fill("#variations", "2")
+    page.select_option("#priority", "high")
+    page.set_input_files("#photos", site.photo("Twins.png"))
+    page.click("#make")
+    flying = page.locator("#rows .row.is-started")
+    expect(flying).to_have_count(2)
+    one = flying.first
+    expect(one).to_contain_text(re.compile(r"step \d+ of 1000"))
+    expect(page.locator("#groups")).to_contain_text("CPU")
+    page.wait_for_function("() => document.querySelector('#rows progress').value > 0")
+    seen: set[str] = set()
+    while len(seen) < 2:
+        expect(one.locator("img")).to_have_attribute("src", re.compile("/page/preview/"))
+        seen.add(one.locator("img").get_attribute("src"))
+        page.wait_for_timeout(200)
+    for data in found.values():
+        assert len(data) <= 10_000
+        with Image.open(io.BytesIO(data)) as image:
+            assert image.format == "WEBP"
+    assert len({*found.values()}) >= 2
+    page.get_by_role("button", name="Keep this Twins").first.click()
+    expect(flying).to_have_count(1)
+    page.get_by_role("button", name="Pause").click()  # the next action makes it final
+    page.get_by_role("button", name="Resume").click()
+    page.reload()
+    expect(flying).to_have_count(1)
+    page.click("[aria-label='Cancel Twins']")
+    page.reload()
+    expect(page.locator("#rows .row")).to_have_count(0)
+
+
+def test_the_end_of_a_batch_is_announced(browser: Any, site: Site) -> None:
+    with watched_page(browser, site.url) as watched:
+        page = watched.page
+        page.clock.install()
+        page.add_init_script(f"({NOTIFY})()")
+        page.reload()
+        for is_hidden in (False, True):
+            page.click("#pause")
+            quick(page)
+            page.set_input_files("#photos", site.photo(f"Batch {is_hidden}.png", "gold" if is_hidden else "plum"))
+            page.click("#make")
+            expect(page.locator("#rows .row")).to_have_count(1)
+            if is_hidden:
+                page.evaluate("Object.defineProperty(document, 'hidden', { get: () => true })")
+            page.click("#pause")
+            if not is_hidden:
+                expect(page.locator("#toast")).to_contain_text("All done: 1 video.")
+                assert page.evaluate("window.notified") == []  # somebody sees the page
+
+        def notified() -> Any:
+            page.clock.fast_forward(20_000)  # as long as a hidden page waits between two looks
+            return page.evaluate("window.notified")
+
+        assert wait_until(notified) == ["All done: 1 video."]
 
 
 def test_a_lost_connection_is_shown_and_recovers(desk: Watched, site: Site) -> None:
@@ -376,13 +430,14 @@ def test_a_hidden_page_has_no_connection_and_a_shown_one_is_up_to_date(browser: 
     """A browser has six connections for each server: a seventh tab showed nothing."""
     with watched_page(browser, site.url) as watched:
         page = watched.page
+        page.clock.install()
         page.add_init_script(f"({HIDE})()")
         page.reload()
         page.wait_for_function("() => document.querySelector('#figure-waiting').textContent !== '…'")
         assert page.evaluate(NUM_OPEN) == 1
         page.evaluate("hide(true)")
         assert page.evaluate(NUM_OPEN) == 0
-        page.wait_for_timeout(8000)  # longer than a page waits before it shows that the connection is lost
+        page.clock.fast_forward(8000)  # longer than a page waits before it shows that the connection is lost
         assert page.evaluate(NUM_OPEN) == 0
         expect(page.locator("#connection")).to_be_hidden()
         page.evaluate("hide(false)")

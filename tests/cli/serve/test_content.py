@@ -9,7 +9,6 @@ import redis
 from PIL import Image
 
 from svdq.producer import job_control
-from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import Serve, Server
@@ -18,11 +17,6 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 FORM_HEADERS = {"Content-Type": "application/x-www-form-urlencoded"}
-
-
-@pytest.fixture
-def storage(settings: Settings) -> Storage:
-    return Storage(settings.storage)
 
 
 def test_the_files_of_a_video(server: Server, connection: redis.Redis, storage: Storage) -> None:

@@ -20,25 +20,19 @@ from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.job_control import pause, resume
 from svdq.producer.queue import fetch
-from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
-from tests.cli.serve.ended import fail, finish
+from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import TYPE, Answer, Serve, Server, multipart
 from tests.producer.status.test_ranks import rank, save
-from tests.queued import enqueue
+from tests.queued import JOB, enqueue, fail
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def storage(settings: Settings) -> Storage:
-    return Storage(settings.storage)
-
-
-def job(number: int, **more: object) -> SvdJob:
-    return SvdJob(image=f"inputs/{'0' * 64}.jpg", name=f"photo {number}", seed=number, steps=4, **more)
+def job(number: int) -> SvdJob:
+    return JOB.model_copy(update={"name": f"photo {number}", "seed": number})
 
 
 def act(server: Server, action: str, *ids: str) -> dict[str, str]:
@@ -189,7 +183,7 @@ def test_videos_outlive_the_records_of_their_jobs(server: Server, connection: re
 
 def test_results_by_verdict(server: Server, connection: redis.Redis, storage: Storage) -> None:
     ids = [finish(connection, storage, number, name=f"Café {number}") for number in range(3)]
-    fail(connection, job(9), "f" * 20, at=1_800_000_000)
+    fail(enqueue(connection, job(9), "f" * 20), "x.SampleError: It is broken.", at=1_800_000_000)
     assert act(server, "keep", ids[0]) == {}
     assert act(server, "reject", ids[1]) == {}
 
@@ -208,11 +202,11 @@ def test_results_by_verdict(server: Server, connection: redis.Redis, storage: St
     assert server.get("/page/results?show=odd").status == 400
     assert server.get("/page/results?before=odd").status == 400
     failure = server.get("/page/results?show=failed").json["results"][0]
-    assert (failure["error"], failure["is_there"]) == ("photo 9 is broken.", False)
+    assert (failure["error"], failure["is_there"]) == ("It is broken.", False)
 
 
 def test_a_photo_whose_name_is_not_valid_unicode(server: Server, connection: redis.Redis) -> None:
-    fail(connection, job(9), "f" * 20)
+    fail(enqueue(connection, job(9), "f" * 20))
     record = fetch(connection, "f" * 20)
     record.kwargs = {**record.kwargs, "photo": "/photos/caf\udce9.jpg"}  # of a system with another encoding
     record.save()

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,11 +16,10 @@ import pytest
 from svdq.cli.serve.access import ServeOptions, lan_address
 from svdq.cli.serve.app import listen
 from tests.cli.serve.servers import Serve
+from tests.conftest import Cli
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

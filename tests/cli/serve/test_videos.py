@@ -3,9 +3,7 @@
 import base64
 import http.client
 import json
-import subprocess
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,11 @@ from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.servers import BOUNDARY, TYPE, Server, jpeg, multipart
+from tests.conftest import Cli
 from tests.producer.status.test_ranks import COSTS, rank, save
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture

@@ -3,12 +3,9 @@
 import pytest
 import redis
 
-from svdq.producer.job import SvdJob
 from svdq.producer.status import selection
 from svdq.producer.status.selection import place_of, read_page
-from tests.queued import enqueue
-
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+from tests.queued import JOB, enqueue
 
 
 @pytest.mark.parametrize("newest_first", [True, False])

@@ -1,11 +1,8 @@
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
 import rq
-from rq.job import JobStatus
-from rq.results import Result
 
 from svdq.producer.job import SvdJob
 from svdq.producer.job_control import move
@@ -17,30 +14,7 @@ from svdq.producer.status.registries import counts, view_workers
 from svdq.producer.status.selection import WINDOW, list_jobs
 from svdq.producer.status.snapshot import estimate
 from tests.producer.status.test_ranks import rank
-from tests.queued import enqueue
-
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
-
-
-def add(connection: redis.Redis, number: int, priority: str = "default") -> rq.job.Job:
-    return enqueue(connection, JOB, f"{number:020x}", priority)
-
-
-def finish(job: rq.job.Job, value: dict[str, Any]) -> None:
-    """Do what our worker does at the end of a job."""
-    queue = SvdqQueue(job.origin, connection=job.connection)
-    queue.remove(job)
-    job.set_status(JobStatus.FINISHED)
-    Result.create(job, Result.Type.SUCCESSFUL, ttl=100, return_value=value)
-    queue.finished_job_registry.add(job, 100)
-
-
-def fail(job: rq.job.Job, reason: str) -> None:
-    queue = SvdqQueue(job.origin, connection=job.connection)
-    queue.remove(job)
-    Result.create_failure(job, ttl=100, exc_string=reason)
-    queue.failed_job_registry.add(job, ttl=100)
-    job.set_status(JobStatus.FAILED)
+from tests.queued import add, fail, finish, start
 
 
 def test_one_job_through_its_life(connection: redis.Redis) -> None:
@@ -48,9 +22,7 @@ def test_one_job_through_its_life(connection: redis.Redis) -> None:
     queued = view(connection, job.id).as_json()
     assert (queued["status"], queued["step"], queued["steps"], queued["outputs"]) == ("queued", 0, 4, [])
     assert queued.keys() >= SvdJob.model_fields.keys() - {"family", "boomerang", "interpolate", "chained"}
-    job.meta = {"step": 2, "rank": 3, "notice": "preview (no diffusion model)", "used": {"frames": 25}}
-    job.save_meta()
-    job.set_status(JobStatus.STARTED)
+    start(job, step=2, rank=3, notice="preview (no diffusion model)", used={"frames": 25})
     started = view(connection, job.id)
     assert (started.step, started.rank, started.parameters["frames"]) == (2, 3, 25)
     assert started.notice == "preview (no diffusion model)"
@@ -168,8 +140,7 @@ def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> 
 def test_what_is_to_be_expected_of_jobs(connection: redis.Redis) -> None:
     urgent, *others = [add(connection, number, "high" if number == 0 else "default") for number in range(4)]
     started = add(connection, 9)
-    SvdqQueue("svdq-default", connection=connection).remove(started)
-    started.set_status(JobStatus.STARTED)
+    start(started)
     condition = Condition(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=(started.id,))
     intake = IntakeStatus(worker="w", in_flight=(started.id,), pace_s=10.0)
     groups = [GroupStatus(name="here-1", ranks=(rank(0, intake=intake, conditions=(condition,)),))]

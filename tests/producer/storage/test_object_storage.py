@@ -1,9 +1,7 @@
 """A storage in a bucket, against a real S3 server on this machine."""
 
 import os
-import subprocess
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,12 +17,11 @@ from svdq.producer.records import sidecar_digest
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from tests.conftest import Cli
 from tests.finished import add_video
 from tests.queued import enqueue
 
 pytestmark = pytest.mark.slow
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def keys(storage: Storage, folder: str = "outputs") -> list[str]:

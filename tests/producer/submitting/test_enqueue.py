@@ -10,14 +10,12 @@ from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
-from svdq.producer.job import SvdJob
 from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, read_job
 from svdq.producer.status.job_view import view
 from svdq.producer.status.selection import list_jobs
 from svdq.producer.submitting.enqueue import Entry, enqueue_after, enqueue_many
-
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+from tests.queued import JOB
 
 
 def entry(job_id: str, seed: int = 1, priority: str = "default", at: datetime | None = None) -> Entry:

@@ -14,11 +14,11 @@ from svdq.producer.job import Job
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.job_view import job_status
-from svdq.producer.status.ranks import RankStatus
 from svdq.producer.submitting.job_spec import JobSpec, make_job
 from svdq.producer.submitting.model_choice import configured_model, expected_model
 from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
 from svdq.producer.submitting.submission import submit
+from tests.producer.status.test_ranks import rank, save
 
 PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 SVD = ExpectedModel(name="/models/svd", family="svd")
@@ -133,8 +133,7 @@ def test_the_family_of_a_model_folder(tmp_path: Path) -> None:
 
 
 def running(connection: redis.Redis, model: str, family: str = "", group: str = "g", **others: bool) -> None:
-    identity = {"rank": 0, "num_ranks": 1, "host": "h", "pid": 1, "device": "cpu", "started_at": 0, "at": 0}
-    RankStatus(group=group, model=model, family=family, **identity, **others).save(connection)
+    save(connection, rank(0, group, num_ranks=1, model=model, family=family, **others))
 
 
 def family_of(settings: Settings) -> str | None:
