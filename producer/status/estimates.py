@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -30,11 +30,12 @@ UNMEASURED = "No worker has finished a video of such a size yet."
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """The jobs waiting in the queues."""
+    """The jobs waiting in the queues, and for other jobs."""
 
     num_jobs: int = 0
     sample: Sequence[Parameters] = ()  # the parameters of an evenly spaced sample of them; of all if there are few
     num_ahead: Mapping[str, int] = field(default_factory=dict)  # by id of requested jobs
+    end_s: float = 0.0  # seconds until the last of those that wait for others is done, at the earliest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +133,15 @@ def estimate_all(
     begun_s = sum(end.eta_s or 0.0 for job_id, end in found.items() if job_id not in in_rounds)
     begun_s = (begun_s + sum(map(_rest_s, groups))) / num_ranks
     total_s = begun_s + waiting.num_jobs * interval_s
-    return Estimate(eta_s=max(total_s, alone_s or 0.0, *(end.eta_s or 0.0 for end in ends)))
+    return Estimate(eta_s=max(total_s, alone_s or 0.0, waiting.end_s, *(end.eta_s or 0.0 for end in ends)))
 
 
 def with_more(waiting: Backlog, parameters: Parameters, num_jobs: int) -> Backlog:
     """Return what would wait after more jobs with the same parameters; the sample keeps its proportions."""
     share = len(waiting.sample) / waiting.num_jobs if waiting.num_jobs else 0.0
     num_sampled = min(max(1, round(num_jobs * share)), 1000)  # more would not change a mean
-    return Backlog(num_jobs=waiting.num_jobs + num_jobs, sample=[*waiting.sample, *[parameters] * num_sampled])
+    sample = [*waiting.sample, *[parameters] * num_sampled]
+    return replace(waiting, num_jobs=waiting.num_jobs + num_jobs, sample=sample)
 
 
 def videos_per_s(groups: Sequence[GroupStatus]) -> float:

@@ -1,9 +1,9 @@
-"""A snapshot of queues, workers, groups, ranks and jobs in flight, in a fixed number of round trips."""
+"""A snapshot of queues, workers, groups, ranks and jobs in flight, in a few round trips for any number of jobs."""
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -109,7 +109,8 @@ def take(connection: redis.Redis) -> Snapshot:
     known = view_many(connection, dict.fromkeys([*in_flight, *computed, *started]))
     # Some jobs in records of ranks have ended meanwhile.
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
-    waiting = read_waiting(connection, of_queues)
+    num_deferred = sum(by_status["deferred"] for by_status in of_queues.values())
+    waiting = _with_deferred(connection, read_waiting(connection, of_queues), num_deferred, groups)
     rate = videos_per_s(groups)
     workers = registries.view_workers(connection)
     state = registries.worker_state(connection, workers)
@@ -131,6 +132,19 @@ def take(connection: redis.Redis) -> Snapshot:
         failed_last_hour=num_failed,
         videos_per_hour=rate * 3600 if rate else None,
         estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, no_group),
+    )
+
+
+def _with_deferred(connection: redis.Redis, waiting: Backlog, number: int, groups: Sequence[GroupStatus]) -> Backlog:
+    """Add the jobs that wait for others, of which a sample is read; those that wait for canceled jobs do not count."""
+    views = view_many(connection, registries.newest_ids(connection, SAMPLED, (JobStatus.DEFERRED.value,)))
+    found = estimate(connection, views, groups) if views else {}
+    after = [view for view in views if view.id in found]
+    return replace(
+        waiting,
+        num_jobs=waiting.num_jobs + number * len(after) // max(1, len(views)),
+        sample=[*waiting.sample, *(view.parameters for view in after)],
+        end_s=max((found[view.id].eta_s or 0.0 for view in after), default=0.0),
     )
 
 

@@ -60,6 +60,12 @@ def test_a_job_that_waits_for_another_is_done_when_it_has_been_rendered_alone_af
     assert {unknown[job_id].reason for job_id in "abc"} == {estimates.NO_WORKER}
 
 
+def test_the_end_of_all_counts_what_waits_for_other_jobs() -> None:
+    parallel = waiting(40)
+    assert estimate_all([], parallel, [group()], ()).eta_s == pytest.approx(40 * INTERVAL_S)
+    assert estimate_all([], replace(parallel, end_s=999.0), [group()], ()).eta_s == 999.0
+
+
 def in_rounds(size: int, **places: tuple[str, int, float]) -> GroupStatus:
     found = {
         job_id: RoundPlace(components=components, num_before=number, eta_s=eta_s)

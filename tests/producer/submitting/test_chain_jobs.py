@@ -15,13 +15,16 @@ from svdq.producer.queue import fetch, read_job, statuses
 from svdq.producer.records import Sidecar
 from svdq.producer.results.prune import find_removals
 from svdq.producer.settings import Settings
+from svdq.producer.status import snapshot
 from svdq.producer.status.job_view import view
+from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest, read_batch
 from svdq.producer.submitting.submission import Submission, submit_all
 from svdq.producer.submitting.submission import submit as submit_photos
+from tests.producer.status.test_ranks import COSTS, rank, save
 
 SMALL = {"frames": 5, "steps": 2, "width": 64, "height": 64}
 
@@ -113,6 +116,20 @@ def test_a_last_frame_is_that_of_the_last_link(
     plain = submit_photos(settings, photo, options, then=["B", "", "C"])
     assert ids_of(plain)[:3] == ids_of(made)[:3]
     assert plain[3].is_new
+
+
+def test_the_end_of_all_is_not_before_that_of_the_last_link(
+    connection: redis.Redis, settings: Settings, photo: Path
+) -> None:
+    intake = IntakeStatus(worker="w", costs=(COSTS.model_copy(update={"frames": 5, "guided": True}),))
+    save(connection, rank(0, intake=intake), rank(1))
+    first, _, third = ids_of(submit(settings, photo, "B", "C"))
+    ends = snapshot.estimate(connection, [view(connection, third)])
+    assert ends[third].eta_s == pytest.approx(3 * ends[first].eta_s)
+    taken = snapshot.take(connection)
+    assert (taken.waiting.num_jobs, taken.estimate.eta_s) == (3, pytest.approx(ends[third].eta_s))
+    job_control.cancel(connection, first)
+    assert snapshot.take(connection).waiting.num_jobs == 0
 
 
 @pytest.mark.parametrize(
