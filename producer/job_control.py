@@ -156,13 +156,15 @@ def _cancel_waiting(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]
     return {job.id for job in waiting}
 
 
-def cancel_rest(connection: redis.Redis, job_ids: Iterable[str], given: Collection[str] = ()) -> list[str]:
-    """Cancel what continues chains of these jobs, last links first, so that a kill leaves none waiting."""
+def cancel_rest(
+    connection: redis.Redis, job_ids: Iterable[str], given: Collection[str] = (), *, of: Collection[str] = GOING
+) -> list[str]:
+    """Cancel what continues chains of jobs of these statuses, last links first, so that a kill leaves none waiting."""
     later = {job_id: origin for job_id, origin in later_links(connection, job_ids).items() if job_id not in given}
-    going = _going(connection, list({*later.values()}))
+    found = dict(zip(later, statuses(connection, list(later.values())), strict=True))
     canceled = []
     for job_id, origin in reversed(later.items()):
-        if origin not in going:
+        if found[job_id] not in of:
             continue
         reason = f"Job {origin}, an earlier link of its chain, was canceled; `svdq retry {origin}` continues the chain."
         while (job := UntrustedJob.find(job_id, connection)) and job.get_status(refresh=False).value in WAITING:

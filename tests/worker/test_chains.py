@@ -18,6 +18,7 @@ from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.trace import Tracer
 from svdq.producer import job_control
 from svdq.producer.job import SvdJob, last_frame_key
+from svdq.producer.queue import fetch
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.prefetcher import find_result
@@ -134,6 +135,15 @@ def test_a_link_that_is_stopped_in_flight_ends_the_rest(house: House, worker: Gr
 
     worker.stop(worker.pop())  # as RQ's own command does
     assert house.states([first, second, third]) == ["stopped", "canceled", "canceled"]
+
+
+def test_a_link_that_another_tool_of_rq_cancels_ends_the_rest(house: House, worker: GroupWorker) -> None:
+    first, second, third = submit(house)
+    worker.maintain()
+    fetch(house.connection, second).cancel()
+    worker.maintain()
+    assert house.states([first, second, third]) == ["queued", "canceled", "canceled"]
+    assert f"Job {second}, an earlier link of its chain, was canceled;" in house.view(third).error
 
 
 @pytest.mark.slow

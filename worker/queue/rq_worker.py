@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_S = 15  # seconds without a renewal after which a job counts as abandoned, and a worker as ended
 BEAT_S, MAINTENANCE_S = 4.0, 2.0  # seconds between renewals, and between searches for abandoned jobs of other groups
+CLOCKS_S = 60  # by which the clocks of hosts may be behind that of Redis
 STOPPED = "Stopped by the user."
 _NOT_WRITTEN = "RQ could not write that a job failed"
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
@@ -93,6 +94,7 @@ class RqWorker(BaseWorker):
         self.paused = False  # whether the last `pop` found intake paused
         self._ending: ActiveJob | None = None  # its end is being written; None if it was not begun
         self._is_stop = False
+        self._canceled_from_s = 0  # jobs that were canceled before have been looked at
 
     def get_heartbeat_ttl(self, job: rq.job.Job) -> int:
         """Return the lease of an execution; RQ adds a minute."""
@@ -138,17 +140,22 @@ class RqWorker(BaseWorker):
         self.register_death()
 
     def maintain(self) -> None:
-        """Remove expired entries from RQ's registries by Redis' clock, which RQ itself does not; spends no retries."""
-        now_s = int(scripts.server_time(self.connection))
+        """Remove expired entries of RQ's registries, and end chains of which RQ's tools have canceled a link."""
+        now_s = int(scripts.server_time(self.connection))  # RQ itself uses the host's clock, and spends retries
         for queue in queues(self.connection):  # also of models that no worker runs now
             try:
                 queue.finished_job_registry.cleanup(now_s)
                 queue.failed_job_registry.cleanup(now_s)
                 clean_worker_registry(queue)
+                canceled: Any = self.connection.zrangebyscore(
+                    queue.canceled_job_registry.key, self._canceled_from_s, "+inf"
+                )
+                cancel_rest(self.connection, map(scripts.text_of, canceled), of=(JobStatus.CANCELED.value,))
             except (redis.ConnectionError, redis.TimeoutError):
                 raise
             except Exception:
                 logger.exception("The clean-up of %s failed.", queue.name)
+        self._canceled_from_s = now_s - CLOCKS_S
 
     def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
         """End a popped job as failed that was not begun."""
