@@ -192,8 +192,7 @@ def options_of(view: JobView) -> SubmitOptions:
     """Return the parameters of a video; raises ApiError or InputError if no video can be made with them."""
     if "image" not in view.parameters:
         raise no_such_video(view.id)
-    options = SubmitOptions(last_image=view.parameters.get("last_image"))
-    return options.with_defaults_from(view.parameters | {"formats": tuple(view.parameters["formats"])})
+    return SubmitOptions().with_defaults_from(view.parameters | {"formats": tuple(view.parameters["formats"])})
 
 
 class Shared(Generic[T]):

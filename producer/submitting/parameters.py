@@ -105,9 +105,9 @@ class SubmitOptions:
         recorded = {"family": DEFAULT_FAMILY} | {
             name: tuple(value) if name == "formats" and isinstance(value, list) else value  # JSON has no tuples
             for name, value in job.items()
-            if name not in NAMING
+            if name not in NAMING or (name == "last_image" and not self.loop)
         }
-        if unknown := recorded.keys() - set(VIDEO_FIELDS):
+        if unknown := recorded.keys() - {*VIDEO_FIELDS, "last_image"}:
             raise InputError(
                 f"The video has parameters that this version does not support ({', '.join(sorted(unknown))}); "
                 "update svdq or give all parameters."

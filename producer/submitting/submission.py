@@ -21,7 +21,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
-from svdq.producer.submitting.job_spec import JobSpec, read_folder
+from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec, read_folder
 from svdq.producer.submitting.model_choice import current_models, expected_model, replace_videos, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
@@ -154,6 +154,9 @@ def submit_all(
             with contextlib.suppress(OSError):  # the storage says why
                 make_home(settings.home)
         storage.claim(partial(database_id, connection))
+        of_video = {each.last_image or ANY_PHOTO for spec in _specs(requests) for each in spec.options} - {ANY_PHOTO}
+        if not all(map(storage.exists, of_video)):
+            raise InputError(f"The last frame of that video was removed from the storage; give {spell('last_image')}.")
         observer.begin("storing", len(checked))
         photos = (photo for photo, _ in checked)
         for _ in ordered_map(partial(store, storage), photos, num_threads=storage.num_threads):

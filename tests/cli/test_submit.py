@@ -10,6 +10,8 @@ from PIL import Image
 from rq.job import JobStatus
 
 from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
+from svdq.producer.settings import Settings
+from svdq.producer.status.job_view import view
 from tests.conftest import Cli
 from tests.producer.status.test_ranks import rank, save
 from tests.queued import finish
@@ -107,6 +109,22 @@ def test_like(svdq: Cli, connection: redis.Redis, photo: Path, tmp_path: Path) -
     swept = svdq("submit", photo, "--json", "--like", sidecar, "--sweep", "fps=4,6").stdout.splitlines()
     assert [json.loads(line)["seed"] for line in swept] == [made["seed"]] * 2
     assert json.loads(swept[1])["id"] == like["id"]
+
+
+def test_like_brings_the_last_frame_along(svdq: Cli, connection: redis.Redis, photo: Path, settings: Settings) -> None:
+    other = photo.with_name("other.png")
+    Image.new("RGB", (64, 64), "red").save(other)
+    made = json.loads(svdq("submit", photo, "--last", other, "--json").stdout)
+    recorded = view(connection, made["id"]).parameters
+    sidecar = photo.with_name("video.json")
+    sidecar.write_text(json.dumps({"svdq": "0", "job": recorded}))
+    like = json.loads(svdq("submit", other, "--like", sidecar, "--json").stdout)
+    assert view(connection, like["id"]).parameters["last_image"] == recorded["last_image"]
+    looped = json.loads(svdq("submit", other, "--like", sidecar, "--loop", "--json").stdout)
+    assert "last_image" not in view(connection, looped["id"]).parameters
+    (Path(settings.storage) / recorded["last_image"]).unlink()
+    done = svdq("submit", photo, "--like", sidecar)
+    assert (done.returncode, "was removed from the storage; give --last." in done.stderr) == (2, True)
 
 
 def test_size_auto_and_the_warning_about_a_crop(svdq: Cli, connection: redis.Redis, tmp_path: Path) -> None:
