@@ -5,7 +5,7 @@ import errno
 import os
 from collections import deque
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -146,6 +146,8 @@ class RemoteFiles:
         written = next((info[name] for name in _TIMES if info.get(name)), None)
         if isinstance(written, str):
             written = datetime.fromisoformat(written)
+        if isinstance(written, int | float):
+            written = datetime.fromtimestamp(written, UTC)
         if not isinstance(written, datetime):
             raise ValueError("the storage does not report when its files were written")
         return FileInfo(key=key, size=int(info["size"] or 0), modified_at=as_utc(written))
