@@ -1,6 +1,7 @@
 """`svdq` in processes that are forks of one that has imported it: each saves half a second of a core."""
 
 import atexit
+import fcntl
 import json
 import os
 import select
@@ -98,6 +99,8 @@ class Piped(Fork):
 
     def __init__(self, *arguments: object, stdin: Path = Path(os.devnull), **environment: str) -> None:
         pipes = os.pipe(), os.pipe()
+        for _, write in pipes:
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)  # so that a command soon waits for a reader
         stdout, stderr = (Path(f"/proc/{os.getpid()}/fd/{write}") for _, write in pipes)
         super().__init__([str(word) for word in arguments], stdout, stderr, stdin=stdin, warn=False, **environment)
         for _, write in pipes:

@@ -158,13 +158,6 @@ def test_the_threads_of_a_rank_have_the_names_of_the_page() -> None:
     assert [name for name in named if not re.search(rf'name(?:_prefix)?=f?"{name}', code)] == []
 
 
-def test_the_codes_of_errors_of_the_api_are_on_its_page() -> None:
-    """But for those that an error has by its status."""
-    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "cli" / "serve").glob("*.py"))
-    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8").partition("## Errors")[2].partition("\n## ")[0]
-    assert set(re.findall(r'code="(\w+)"', code)) <= set(re.findall(r"`(\w+)`", page))
-
-
 def test_the_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
     """Each fixed part of a message, between the `…`, is in a string of the product."""
     joined = re.compile(r'"\s*\n\s*f?"')

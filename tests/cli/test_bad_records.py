@@ -49,6 +49,10 @@ UNREADABLE = {
     "another status": spoil_hash(status="dreaming"),
     "not UTF-8": spoil_hash(origin=b"\xff\xfe"),
     "a deep result": spoil_result,
+    "a time that is too late": spoil_hash(ended_at="9999-12-31T23:59:59.000000Z"),
+    "a number that is too large": spoil_hash(result_ttl=10**30),
+    "intervals that are none": spoil_hash(retry_intervals='["x"]'),
+    "dependencies that are none": spoil_hash(dependency_ids="7"),
     "a step that is none": spoil_hash(meta=json.dumps({"step": "x"})),
 }
 READABLE = {

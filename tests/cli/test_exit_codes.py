@@ -139,7 +139,7 @@ def test_3_redis_cannot_be_reached(svdq: Cli, home: Path) -> None:
         return svdq(*command.split()[1:], *ARGUMENTS.get(command, []), "--redis-url", "redis://:secret@127.0.0.1:1/0")
 
     # Together: each asks for two seconds, the time of a restart, before it gives up.
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(len(WITH_REDIS)) as pool:
         ends = dict(zip(WITH_REDIS, pool.map(run, WITH_REDIS), strict=True))
     assert len(ends) > 15
     assert {command: done.returncode for command, done in ends.items() if done.returncode != 3} == {}

@@ -135,18 +135,18 @@ def test_a_job_waits_for_the_end_of_another(svdq: Cli, home: Path, connection: r
 
 @pytest.mark.slow
 def test_a_submission_that_was_killed_can_be_repeated(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
-    wanted = ["submit", str(photo), "--variations", "900", "--json"]
+    wanted = ["submit", str(photo), "--variations", "520", "--json"]
     with Piped(*wanted) as process:
         process.stdout.readline()
         # Nobody reads on, so it waits for room in the pipe, which holds less than what it has to say.
         process.kill()
     begun = queued(connection)
-    assert 0 < len(begun) < 900
+    assert 0 < len(begun) < 520
     seeds = {job_id: read_job(fetch(connection, job_id)) for job_id in begun}
 
     made = objects(svdq(*wanted).stdout)
     assert [job["id"] for job in made] == queued(connection)
-    assert len({job["id"] for job in made}) == 900
+    assert len({job["id"] for job in made}) == 520
     assert queued(connection)[: len(begun)] == begun
     for job in made[: len(begun)]:
         recorded = seeds[str(job["id"])]
@@ -155,11 +155,11 @@ def test_a_submission_that_was_killed_can_be_repeated(svdq: Cli, connection: red
 
 
 def test_all_photos_are_submitted_though_nobody_reads_the_output(connection: redis.Redis, photo: Path) -> None:
-    with Piped("submit", photo, "--variations", 600, "-v") as process:
+    with Piped("submit", photo, "--variations", 520, "-v") as process:
         process.stdout.readline()
         process.stdout.close()
         assert process.wait() == 1
-    assert len(queued(connection)) == 600
+    assert len(queued(connection)) == 520
 
 
 def test_wait_prints_each_job_when_it_ends(connection: redis.Redis, folder: Path) -> None:

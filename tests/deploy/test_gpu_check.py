@@ -80,43 +80,6 @@ print("and it was there")
     assert "said: ['first row', 'and it was there']" in path.read_text()
 
 
-def test_what_fails_is_a_row_and_what_was_measured_is_kept_for_the_next_run(
-    gpu_check: ModuleType, report, tmp_path: Path
-) -> None:
-    check = gpu_check.Check(report, tmp_path, gpu_check.parse(["--device", "cpu"]))
-
-    def fail() -> None:
-        raise RuntimeError("ffmpeg is missing")
-
-    def section() -> None:
-        assert check.attempt("`svdq doctor`", fail) is None
-        assert check.attempt("Pixels", lambda: 0) == 0
-        assert check.attempt("Pixels", fail) == 0
-
-    report.section("Runs", section)
-    report.section("Loads", fail)
-    assert report.finish() == 1
-    rows = report.path.read_text().partition("## All figures")[2]
-    assert "| `svdq doctor` | failed: ffmpeg is missing |  | **no** |" in rows
-    assert "| Loads | failed: RuntimeError: ffmpeg is missing | | **no** |" in rows
-
-
-def test_a_part_that_could_not_be_measured_is_a_row_that_says_why(
-    gpu_check: ModuleType, report, tmp_path: Path
-) -> None:
-    check = gpu_check.Check(report, tmp_path, gpu_check.parse(["--device", "cpu"]))
-    ways = {"component": None, "dtype": "bf16", "compiled": "off", "approximate": [], "offload": "off"}
-    out_of_memory = ways | {"part": "decode", "decode_chunk_size": 25, "failure": "out of memory"}
-    (tmp_path / "model.json").write_text(json.dumps({"rows": [STEP, out_of_memory]}))
-    # The command itself fails, as when a section's time is over.
-    report.section("Parts", lambda: report.add(f"{len(check.measure_parts('model', '--model', 'none'))} measured"))
-    assert report.finish() == 1
-    text = report.path.read_text()
-    assert "1 measured" in text
-    assert "| model: decode bf16 25 | failed: out of memory |  | **no** |" in text
-    assert "| Parts | failed: exit code" in text
-
-
 def test_candidates_that_an_earlier_run_measured_are_not_measured_again(
     tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,14 +92,6 @@ def test_candidates_that_an_earlier_run_measured_are_not_measured_again(
     monkeypatch.setattr(sys, "argv", ["speedups.py", *common, "--json", str(tmp_path / "rows.json")])
     speedups.main()
     assert "| decode |" not in capsys.readouterr().out
-
-
-def test_figures_without_a_requirement_fail_nothing(report) -> None:
-    report.section("Pace", lambda: report.judge("Encode", "0.2", "about 0.18", None))
-    assert report.finish() == 0
-    report.section("Pixels", lambda: report.judge("Difference", "3", "0", False))
-    assert report.finish() == 1
-    assert report.path.read_text().rstrip().endswith("Not as wanted: Difference.")
 
 
 def test_a_later_run_adds_its_sections(gpu_check: ModuleType, report) -> None:

@@ -1,19 +1,15 @@
 """Measured parts of the untrained models: rows, the file that grows with them, and what cannot be measured."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpu_checks import model_parts
-from gpu_checks.model_cases import Row
 
 from svdq.pipeline.models.svd import model as svd
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.models.wan import model as wan
-from svdq.pipeline.models.wan.model import WanModel
 
 # diffusers makes an array of a tensor of its scheduler in a way that numpy 2 deprecates.
 pytestmark = [
@@ -84,26 +80,6 @@ def test_each_part_is_measured_alone(tiny_model: Path, tmp_path: Path, capsys: A
     assert 0 < decodes[0]["weight_bytes"] < 0.95 * vae
 
 
-def test_dtypes_and_sizes_are_compared_with_the_first_of_their_size(tiny_model: Path, tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    dtypes = ("--dtype", "fp32", "--dtype", "bf16", "--dtype", "fp32")
-    assert measure(tiny_model, path, "--part", "step", *dtypes, sizes=("64x64", "128x64")) == 0
-    rows = rows_in(path)
-    assert [(one["dtype"], one["width"]) for one in rows] == [("fp32", 64), ("fp32", 128), ("bf16", 64), ("bf16", 128)]
-    assert [one["difference"] for one in rows[:2]] == [0, 0]
-    assert all(0 < one["mean_difference"] < one["difference"] < 0.2 for one in rows[2:])
-
-
-def test_a_step_with_int8_weights_is_smaller_and_near(tiny_model: Path, tmp_path: Path, capsys: Any) -> None:
-    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
-    path = tmp_path / "model.json"
-    assert measure(tiny_model, path, "--part", "step", "--approximate", "int8") == 0
-    exact, int8 = rows_in(path)
-    assert int8["weight_bytes"] < 0.7 * exact["weight_bytes"]
-    assert 0 < int8["difference"] < 0.1
-    assert "int8" in capsys.readouterr().out
-
-
 def test_both_experts_of_wan_are_measured_alone(tiny_wan: Path, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "wan.json"
     command = ["--model", str(tiny_wan), "--size", "80x48", "--frames", "5", "--repeats", "1"]
@@ -138,82 +114,6 @@ def test_both_experts_of_wan_are_measured_alone(tiny_wan: Path, tmp_path: Path, 
     text_encoder, vae = size_of(tiny_wan / parts[2]), size_of(tiny_wan / parts[3])
     assert (rows[0]["weight_bytes"], rows[2]["weight_bytes"]) == pytest.approx(experts, rel=0.1)
     assert rows[4]["weight_bytes"] - text_encoder + rows[6]["weight_bytes"] == pytest.approx(vae, rel=0.1)
-
-
-def test_a_step_of_wan_is_measured_with_and_without_guidance(
-    tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import diffusers
-
-    calls: list[None] = []
-    forward = diffusers.WanTransformer3DModel.forward
-
-    def counted(self: Any, *given: Any, **named: Any) -> Any:
-        calls.append(None)
-        return forward(self, *given, **named)
-
-    monkeypatch.setattr(diffusers.WanTransformer3DModel, "forward", counted)
-    path = tmp_path / "rows.json"
-    common = ["--model", str(tiny_wan), "--size", "64x64", "--frames", "5", "--device", "cpu", "--part", "step"]
-    numbers = []
-    for guidance in ("on", "off"):
-        calls.clear()
-        options = ["--repeats", "1", "--guidance", guidance, "--json", str(path)]
-        assert model_parts.main([*common, *options]) == 0
-        numbers.append(len(calls))
-    assert numbers == [8, 4]  # two experts, two runs, two predictions with guidance
-    rows = rows_in(path)
-    assert [row["guidance"] for row in rows] == ["on", "on", "off", "off"]
-    assert all(row["load_s"] > 0 for row in rows)
-
-
-def test_a_step_with_streamed_blocks_is_the_same(tiny_wan: Path, tmp_path: Path, capsys: Any) -> None:
-    path = tmp_path / "wan.json"
-    shape = ["--size", "80x48", "--frames", "5", "--repeats", "1", "--device", "cpu", "--part", "step"]
-    options = ["--compile", "off", "--offload", "blocks", "--json", str(path)]
-    assert model_parts.main(["--model", str(tiny_wan), *shape, *options]) == 0
-    plain, streamed = rows_in(path)[:2]
-    assert (plain["offload"], streamed["offload"]) == ("off", "blocks")
-    assert streamed["component"] == plain["component"] == "transformer"
-    assert streamed["difference"] == 0
-    assert "step transformer at 80x48 (fp32 streamed): " in capsys.readouterr().out
-
-
-def test_the_prompt_is_encoded_in_each_run(
-    tiny_wan: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts: list[str] = []
-
-    class Reading(WanModel):
-        """Records the prompts."""
-
-        def encode(self, photo: Any, parameters: Any) -> Any:
-            texts.append(parameters.prompt)
-            return super().encode(photo, parameters)
-
-    monkeypatch.setattr(wan, "WanModel", Reading)
-    options = ("--part", "encode", "--frames", "5", "--repeats", "1", "--device", "cpu")
-    sizes = ["--size", "64x64", "--size", "80x64", "--json", str(tmp_path / "rows.json")]
-    assert model_parts.main(["--model", str(tiny_wan), *options, *sizes]) == 0
-    # Embeddings are cached by text.
-    assert len(texts) == len(set(texts)) == 4
-
-
-@pytest.mark.parametrize(("family", "shape"), [("svd", (1024, 576, 14)), ("wan", (832, 480, 81))])
-def test_shapes_are_the_models_own_by_default(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, shape: tuple[int, ...]
-) -> None:
-    folder = request.getfixturevalue({"svd": "tiny_model", "wan": "tiny_wan"}[family])
-    seen: list[tuple[int, ...]] = []
-
-    def record(_name: str, cases: Any, **_options: Any) -> Any:
-        seen.extend((case.width, case.height, case.frames) for case in cases)
-        return iter([Row(**asdict(case), failure="not measured") for case in cases])
-
-    monkeypatch.setattr(model_parts, "measure", record)
-    options = ["--device", "cpu", "--part", "step", "--json", str(tmp_path / "rows.json")]
-    assert model_parts.main([*options, "--model", str(folder)]) == 1
-    assert set(seen) == {shape}
 
 
 def test_what_does_not_fit_is_said_and_the_next_is_tried(

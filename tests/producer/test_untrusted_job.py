@@ -1,7 +1,5 @@
 """Job records that anyone with access to Redis may have written."""
 
-import re
-
 import pytest
 import redis
 from rq.exceptions import NoSuchJobError
@@ -31,38 +29,6 @@ def test_a_malformed_result_is_none(record: redis.Redis, fields: dict[str, objec
 def test_results_under_a_foreign_key_are_none(record: redis.Redis) -> None:
     record.set("rq:results:bad", "x")
     assert fetch(record, "bad").latest_result() is None
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda record: record.hdel(RECORD, "data"), "it has no data"),
-        (lambda record: (record.delete(RECORD), record.rpush(RECORD, "x")), "its key holds something else"),
-        (lambda record: record.hset(RECORD, b"\xff", "x"), "can't decode byte"),
-        (lambda record: record.hset(RECORD, "status", "dancing"), "'dancing' is not a valid JobStatus"),
-        (lambda record: record.hset(RECORD, "created_at", "yesterday"), "'yesterday'"),
-        (lambda record: record.hset(RECORD, "ended_at", "9999-12-31T23:59:59.000000Z"), "ended_at"),
-        (lambda record: record.hset(RECORD, "result_ttl", 10**30), "result_ttl"),
-        (lambda record: record.hset(RECORD, "retry_intervals", '["x"]'), "retry_intervals"),
-        (lambda record: record.hset(RECORD, "dependency_ids", "7"), "dependency_ids"),
-        (lambda record: record.hset(RECORD, "meta", '{"step": "x"}'), "step"),
-    ],
-)
-def test_unreadable_records_are_reported_and_harm_no_other(record: redis.Redis, spoil, reason) -> None:
-    enqueue(record, JOB, "good")
-    spoil(record)
-    with pytest.raises(InputError, match=r"The record of job 'bad' cannot be read: .* del rq:job:bad` removes it"):
-        fetch(record, "bad")
-    ids = ["good", "bad", "none", b"\xff", "a b", "", "good"]
-    found = UntrustedJob.fetch_many(ids, record)
-    assert [job and job.id for job in found] == ["good", None, None, None, None, None, "good"]
-    good, bad, *none, _ = read_many(record, ids)
-    assert isinstance(good, UntrustedJob)
-    assert isinstance(bad, UnreadableJobError)
-    is_known = record.type(RECORD) == b"hash" and record.hget(RECORD, "status") == b"queued"
-    assert (bad.job_id, bad.status) == ("bad", "queued" if is_known else "unknown")
-    assert none == [None] * 4
-    assert re.search(reason, str(bad))
 
 
 def test_a_record_under_an_id_that_rq_refuses_cannot_be_read(connection: redis.Redis) -> None:

@@ -47,7 +47,7 @@ def at_once(ask: Callable[[int], Answer], among: int = NUM_PHOTOS) -> list[Answe
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param("PNG", {"compress_level": 1}, marks=pytest.mark.slow),
+        pytest.param("PNG", {"compress_level": 1}, marks=pytest.mark.long),
         pytest.param("PNG", {"compress_level": 1, "mode": "RGBA"}, marks=pytest.mark.long),
         pytest.param("JPEG", {}, marks=pytest.mark.long),
         pytest.param("JPEG", {"progressive": True, "subsampling": 0}, marks=pytest.mark.long),
