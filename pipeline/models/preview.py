@@ -37,7 +37,6 @@ class PreviewModel(VideoModel):
         self.info = ModelInfo(name="preview", notice="preview (no diffusion model)", prior=prior)
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
-        """Fill in the published defaults of the parameters' family."""
         family = family_for(parameters)
         return family.complete(parameters, family.published)
 
@@ -64,7 +63,6 @@ class PreviewModel(VideoModel):
         return {"image_latents": _to_values(blocks, self._dtype).to(self._device), "latents": latents.to(self._device)}
 
     def denoiser(self, state: State, parameters: VideoParameters) -> "PreviewDenoiser":
-        """Prepare the denoising of one sample, from any step on."""
         return PreviewDenoiser(state["image_latents"], parameters)
 
     @torch.inference_mode()

@@ -63,7 +63,6 @@ class SimulatedModel(VideoModel):
             time.sleep(remaining_s)
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
-        """Fill in the defaults of the parameters' family."""
         family = family_for(parameters)
         return family.complete(parameters, {**family.published, "num_frames": DEFAULT_FRAMES})
 
@@ -78,7 +77,6 @@ class SimulatedModel(VideoModel):
         return tuple(segment for segment in segments if segment.start < segment.stop)
 
     def warm_up(self, parameters: VideoParameters) -> None:
-        """Sleep for `warm_ms`."""
         self._clock_s = time.perf_counter()
         self._sleep(self._timings.warm_ms)
 

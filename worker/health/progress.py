@@ -91,7 +91,6 @@ class ProgressMonitor(Monitor):
     # The monitor, in the step loop.
 
     def step(self, sample: Sample, index: int) -> None:
-        """Record that a step begins."""
         self._marker.begin(phase_of(sample, index), sample.job_id, index)
         now = time.perf_counter()
         note = self._note
@@ -109,20 +108,16 @@ class ProgressMonitor(Monitor):
         self._news.set()
 
     def picture(self, sample: Sample, step: int, draw: Callable[[], Tensor | None]) -> None:
-        """Offer a picture of how a video looks so far."""
         self._pictures.offer(sample, step, draw)
 
     def warm_up(self, sample: Sample) -> None:
-        """Record that this rank warms up for a sample; lasts until `idle`."""
         self._marker.begin("warm-up", sample.job_id)
 
     def loading(self, components: str, expected_s: float | None) -> None:
-        """Record that components are loaded; lasts until `idle`."""
         self._rank_reporter.loading = (components, expected_s)
         self._news.set()
 
     def idle(self) -> None:
-        """Record that nothing is computed."""
         self._rank_reporter.loading = None
         note = self._note
         if note is not None:
@@ -141,7 +136,6 @@ class ProgressMonitor(Monitor):
             self._rank_reporter.steps_done = (num_steps + number, steps_s + now - self._stage_at)
 
     def canceled(self, job_id: str) -> bool:
-        """Return whether a job is known to be canceled or lost."""
         note = self._note
         # Only the present sample: the same job, taken again, may come right after it.
         is_lost = note is not None and note[0].job_id == job_id and note[0].job is self._lost

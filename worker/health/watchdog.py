@@ -64,7 +64,6 @@ class Watchdog(Monitor):
         return self._first_s if slowest_s is None else max(self._shortest_s, FACTOR * slowest_s)
 
     def step(self, sample: Sample, index: int) -> None:
-        """Record the end of the step before and the beginning of another."""
         before, phase = self._work, phase_of(sample, index)
         # The first step of a resumed video is reported twice, with no work in between.
         if before is None or (before.sample.job_id, before.index, before.kind[1]) != (sample.job_id, index, phase):
@@ -73,11 +72,9 @@ class Watchdog(Monitor):
         self._monitor.step(sample, index)
 
     def picture(self, sample: Sample, step: int, draw: Callable[[], Tensor | None]) -> None:
-        """Pass a picture on."""
         self._monitor.picture(sample, step, draw)
 
     def warm_up(self, sample: Sample) -> None:
-        """Record the beginning of a warm-up, which lasts until `idle`."""
         self._watch(sample, 0, "warm-up")
         self._monitor.warm_up(sample)
 
@@ -86,14 +83,12 @@ class Watchdog(Monitor):
         self._monitor.loading(components, expected_s)
 
     def idle(self) -> None:
-        """Record the end of the step before; watch nothing until the next one."""
         self._learn()
         self._work = None
         self._is_busy.clear()
         self._monitor.idle()
 
     def canceled(self, job_id: str) -> bool:
-        """Return the monitor's answer."""
         return self._monitor.canceled(job_id)
 
     def _watch(self, sample: Sample, index: int, phase: Phase) -> None:

@@ -111,7 +111,6 @@ class Intake(Source):
         return self._prefetcher.condition
 
     def ended(self, report: Report) -> None:
-        """Report the end of a sample."""
         self._reporter.add(report)
 
     def drain(self) -> None:

@@ -179,7 +179,6 @@ class SvdModel(DiffusersModel):
 
     @torch.inference_mode()
     def picture(self, denoiser: Denoiser) -> Tensor | None:
-        """Draw what the last step leads to; see `VideoModel`."""
         assert isinstance(denoiser, SvdDenoiser)
         expected = denoiser.expected
         return None if expected is None else rgb_of_latents(some_frames(expected[0]))

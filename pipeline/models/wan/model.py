@@ -136,7 +136,6 @@ class WanModel(DiffusersModel):
 
     @torch.inference_mode()
     def denoiser(self, state: State, parameters: VideoParameters) -> WanDenoiser:
-        """Prepare the denoising of one sample, from any step on that this rank has the expert for."""
         assert isinstance(parameters, WanParameters)
         measured = self._meter.begin("step", shape_for("step", parameters))
         scale, scale_2 = parameters.guidance_scale, parameters.guidance_scale_2
@@ -160,7 +159,6 @@ class WanModel(DiffusersModel):
 
     @torch.inference_mode()
     def picture(self, denoiser: Denoiser) -> Tensor | None:
-        """Draw what the last step leads to; see `VideoModel`."""
         assert isinstance(denoiser, WanDenoiser)
         expected = denoiser.expected(some_frames)
         return None if expected is None else rgb_of_latents(expected)
