@@ -24,7 +24,7 @@ _servers: list[str] = []
 
 def can_fork(environment: Mapping[str, str]) -> bool:
     """Whether a fork obeys these variables: Python and libraries read some only at their start."""
-    return all(name.startswith("SVDQ_") for name in environment)
+    return all(name.startswith(("SVDQ_", "_SVDQ_", "COMP_", "AWS_")) for name in environment)
 
 
 class Fork:

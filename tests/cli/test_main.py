@@ -48,7 +48,7 @@ def test_submit_imports_no_torch(home: Path, photo: Path) -> None:
     assert not modules_after("submit", photo) & (HEAVY | {"rich", "fsspec", "mutagen"})
 
 
-@pytest.mark.parametrize("arguments", [["status"], ["list"], ["list", "--status", "failed"], ["pause"], ["resume"]])
+@pytest.mark.parametrize("arguments", [["status"], ["list", "--status", "failed"], ["pause"]])
 def test_what_talks_to_redis_only_is_quick_to_start(home: Path, arguments: list[str]) -> None:
     modules = modules_after(*arguments)
     assert modules & LATE == set()

@@ -135,16 +135,6 @@ def test_programs_and_options_in_the_units_are_there(
     assert any(words[:2] == ["watch", str(inbox)] for words in found)
 
 
-def test_a_home_of_its_own_for_the_machine(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SVDQ_HOME")
-    files = printed(deploy("--system", "--run-as", "videos")[1])
-    assert "StateDirectory=svdq\n" in files["/etc/systemd/system/svdq-.service.d/system.conf"]
-    assert "User=videos\n" in files["/etc/systemd/system/svdq-.service.d/local.conf"]
-    assert "SVDQ_HOME=/var/lib/svdq\n" in files["/etc/svdq/systemd.env"]
-    assert "/etc/systemd/system/svdq-worker.service" in files
-    assert not any("svdq-watch" in name or "svdq-serve" in name for name in files)
-
-
 def test_settings_are_taken_over_but_for_secrets(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -178,10 +168,11 @@ def test_services_find_a_model_in_the_working_folder(
 def test_only_what_it_writes_to_is_writable(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SVDQ_HOME", "/srv/svdq")
     monkeypatch.setenv("SVDQ_STORAGE", "/home/videos")
-    files = printed(deploy("--system", "--watch", "/srv/inbox")[1])
+    files = printed(deploy("--system", "--watch", "/srv/inbox", "--run-as", "videos")[1])
     local = files["/etc/systemd/system/svdq-.service.d/local.conf"]
     assert "ReadWritePaths=-/srv/svdq -/home/videos -/srv/inbox\n" in local
     assert "RequiresMountsFor=/srv/svdq /home/videos /srv/inbox\n" in local
+    assert "User=videos\n" in local
     # A folder below /home that is hidden could not be written to.
     assert "ProtectHome=read-only\n" in files["/etc/systemd/system/svdq-.service.d/system.conf"]
 

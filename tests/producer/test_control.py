@@ -60,3 +60,11 @@ def test_a_job_is_moved_before_another_one_of_any_priority(connection: redis.Red
         with pytest.raises(InputError, match="cannot be moved"):
             job_control.place(connection, job_id, before)
     assert {queue.name: queue.job_ids for queue in queues(connection)} == waiting | {"svdq-high": ["b", "e"]}
+
+
+def test_no_verdicts_and_foreign_ones_do_no_harm(connection: redis.Redis) -> None:
+    job_control.give(connection, [], "keep")
+    assert job_control.read(connection, []) == []
+    connection.hset("svdq:verdicts", mapping={"x": b"\xff", "y": "maybe"})
+    assert job_control.read(connection, ["x", "y"]) == [None, None]
+    assert job_control.kept(connection) == set()

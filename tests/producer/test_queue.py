@@ -1,8 +1,6 @@
 import os
 import socket
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -83,16 +81,6 @@ def test_what_is_not_ours_is_not_read(connection: redis.Redis) -> None:
     assert read_job(ours.enqueue(RENDER, job={"image": "/etc/passwd"})) is None
     pickled = rq.Queue("svdq-default", connection=connection).enqueue("os.system", "true", job_id="pickled")
     assert read_job(fetch(connection, pickled.id)) is None
-
-
-def test_rq_info_with_our_queue_class(connection: redis.Redis, settings: Settings) -> None:
-    enqueue(connection, JOB, ID)
-    command = [sys.executable, "-m", "rq.cli", "info", "--url", server_url(settings), "--raw"]
-    done = subprocess.run(
-        [*command, "--queue-class", "svdq.producer.queue.SvdqQueue"], capture_output=True, text=True, timeout=60
-    )
-    assert "queue svdq-default 1" in done.stdout, done.stderr
-    assert read_job(fetch(connection, ID)) == JOB
 
 
 @pytest.mark.parametrize(

@@ -157,19 +157,17 @@ def test_the_error_names_a_missing_bucket(s3: str) -> None:
         storage.write_text("outputs/a.json", "{}")
 
 
-@pytest.mark.parametrize("command", ["submit", "fetch", "report", "prune"])
-def test_a_server_that_does_not_answer_is_exit_code_3(
-    svdq: Cli, connection: redis.Redis, photo: Path, s3: str, command: str
-) -> None:
-    arguments = {
-        "submit": [photo],
-        "fetch": ["--all", "--output", "videos"],
-        "report": [],
-        "prune": ["--older-than", "30d", "--yes"],
-    }[command]
-    done = svdq(command, *arguments, "--storage", s3, AWS_ENDPOINT_URL="http://127.0.0.1:1")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
-    assert done.stderr.startswith(f"Error: The storage '{s3}' cannot be used (")
-    assert os.environ["AWS_SECRET_ACCESS_KEY"] not in done.stderr
+def test_a_server_that_does_not_answer_is_exit_code_3(svdq: Cli, connection: redis.Redis, photo: Path, s3: str) -> None:
+    commands = [
+        ["submit", photo],
+        ["fetch", "--all", "--output", "videos"],
+        ["report"],
+        ["prune", "--older-than", "30d", "--yes"],
+    ]
+    for command in commands:
+        done = svdq(*command, "--storage", s3, AWS_ENDPOINT_URL="http://127.0.0.1:1")
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+        assert done.stderr.startswith(f"Error: The storage '{s3}' cannot be used (")
+        assert os.environ["AWS_SECRET_ACCESS_KEY"] not in done.stderr
     assert connection.dbsize() == 0, "nothing was enqueued"
     assert list(Path().iterdir()) in ([], [Path("videos")]), "no page, no video"

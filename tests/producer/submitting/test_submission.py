@@ -1,56 +1,17 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
 from PIL import Image
 
-from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.queue import SvdqQueue, fetch, read_job
+from svdq.pipeline.errors import InputError
+from svdq.producer.queue import SvdqQueue
 from svdq.producer.settings import Settings
-from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.job_view import view
-from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest
-from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit, submit_all
-
-
-def test_the_same_again_is_the_same_job(connection: redis.Redis, settings: Settings, photo: Path) -> None:
-    options = SubmitOptions(frames=8, formats=("mp4", "gif"))
-    (first,) = submit(settings, [photo], options)
-    (again,) = submit(settings, [photo], options, priority="high")
-    assert first.is_new
-    assert not again.is_new
-    assert (again.id, again.seed, again.status) == (first.id, first.seed, "queued")
-    (forced,) = submit(settings, [photo], options, force=True)
-    assert forced.id != first.id
-    assert forced.image == first.image
-    (seeded,) = submit(settings, [photo], SubmitOptions(frames=8, formats=("mp4", "gif"), seed=first.seed))
-    assert seeded.id != first.id
-    job = read_job(fetch(connection, first.id))
-    assert job is not None
-    assert (job.seed, job.frames, job.formats, job.name) == (first.seed, 8, ("mp4", "gif"), "a photo")
-    assert len(list(Path(settings.storage, "inputs").iterdir())) == 1
-
-
-def test_everything_is_checked_before_anything_is_stored(
-    home: Path, settings: Settings, photo: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError):
-        submit(settings, [photo, tmp_path / "none.jpg"], SubmitOptions())
-    with pytest.raises(InputError, match="frames 0"):
-        submit(settings, [photo], SubmitOptions(frames=0))
-    with pytest.raises(InputError, match="priority"):
-        submit(settings, [photo], SubmitOptions(), priority="highest")
-    assert not home.exists()
-
-
-def test_nothing_is_stored_when_redis_is_away(home: Path, photo: Path) -> None:
-    with pytest.raises(UnavailableError):
-        submit(load_settings(redis_url="redis://127.0.0.1:1"), [photo], SubmitOptions())
-    assert not home.exists()
+from svdq.producer.submitting.submission import BadPhotosError, Observer, submit, submit_all
 
 
 def test_like(settings: Settings) -> None:
@@ -118,13 +79,6 @@ def test_bad_photos_refuse_all(home: Path, settings: Settings, photos: list[Path
     assert not home.exists()
 
 
-def test_bad_photos_are_left_out(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
-    log = Log()
-    requests = [PhotoRequest(path=path, spec=JobSpec()) for path in photos]
-    assert [s.name for s in submit_all(settings, requests, skip_bad=True, observer=log)] == ["0", "2", "4"]
-    assert [str(path) in reason for path, reason in zip(photos[1::2], log.left_out, strict=True)] == [True, True]
-
-
 def test_a_photo_that_changes_meanwhile(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
     class Change(Observer):
         def begin(self, work: str, total: int) -> None:
@@ -137,43 +91,9 @@ def test_a_photo_that_changes_meanwhile(connection: redis.Redis, settings: Setti
     assert SvdqQueue("svdq-default", connection=connection).count == 0
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: bytes([data[0] ^ 1]) + data[1:]])
-def test_a_photo_that_was_damaged_in_the_storage_is_stored_again(
-    connection: redis.Redis, settings: Settings, photo: Path, damage: Callable[[bytes], bytes]
-) -> None:
-    (submission,) = submit(settings, [photo], SubmitOptions())
-    stored = Path(settings.storage, submission.image)
-    stored.write_bytes(damage(photo.read_bytes()))
-    (again,) = submit(settings, [photo], SubmitOptions())
-    assert again.id == submission.id
-    assert stored.read_bytes() == photo.read_bytes()
-
-
-def upload(settings: Settings, data: bytes, name: str = "a.jpg", **spec: object) -> list[Submission]:
-    request = PhotoRequest(path=Path(name), spec=JobSpec(**spec), data=data)  # type: ignore[arg-type]
-    return list(submit_all(settings, [request]))
-
-
-def test_an_upload_is_the_same_job_as_its_file(settings: Settings, photo: Path, connection: redis.Redis) -> None:
-    [sent] = upload(settings, photo.read_bytes(), "beach/ä.png")
-    assert sent.is_new
-    [from_file] = submit_all(settings, [PhotoRequest(path=photo, spec=JobSpec())], connection=connection)
-    assert (from_file.id, from_file.is_new, from_file.seed) == (sent.id, False, sent.seed)
-    found = view(connection, sent.id)
-    assert (found.name, found.photo) == ("ä", "beach/ä.png")  # no path of this machine
-    assert Storage(settings.storage).read_input(sent.image) == photo.read_bytes()
-
-
 def test_notes_are_recorded_and_do_not_change_the_id(settings: Settings, photo: Path, connection: redis.Redis) -> None:
-    [first] = upload(settings, photo.read_bytes(), notes=(("prompt", "a dog"),))
-    [second] = upload(settings, photo.read_bytes())
+    [first] = submit_all(settings, [PhotoRequest(path=photo, spec=JobSpec(notes=(("prompt", "a dog"),)))])
+    [second] = submit(settings, [photo])
     assert first.id == second.id
     assert view(connection, first.id).notes == {"prompt": "a dog"}
     assert "notes" not in view(connection, first.id).as_json()
-
-
-@pytest.mark.parametrize(("data", "reason"), [(b"", "0 bytes"), (b"hello", "is not a photo")])
-def test_a_bad_upload_leaves_nothing_behind(settings: Settings, data: bytes, reason: str) -> None:
-    with pytest.raises(InputError, match=reason):
-        upload(settings, data)
-    assert not Path(settings.storage).exists()

@@ -43,21 +43,11 @@ def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_moved_file_keeps_its_folder(root: Path) -> None:
-    move_after("move:done", root)
-    assert files(root) == {"done/day/a.jpg": "new"}
-
-
 def test_a_moved_file_gets_a_free_name(root: Path) -> None:
     (root / "done" / "day").mkdir(parents=True)
     (root / "done" / "day" / "a.jpg").write_text("old")
     move_after("move:done", root)
     assert files(root) == {"done/day/a.jpg": "old", "done/day/a-2.jpg": "new"}
-
-
-def test_delete(root: Path) -> None:
-    delete_file(root, "day/a.jpg", version(root, "day/a.jpg"))
-    assert files(root) == {}
 
 
 @pytest.mark.parametrize("text", ["", "move", "move:", "move: ", "move:.", "move:done/..", "copy:there", "Keep"])
