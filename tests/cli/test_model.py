@@ -108,26 +108,24 @@ def fetched(tmp_path: Path) -> set[str]:
     return {path.relative_to(place(tmp_path)).as_posix() for path in place(tmp_path).rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
-def test_a_model_is_fetched_and_used(svdq: Cli, hub: Hub, tmp_path: Path) -> None:
-    done = svdq("worker", "--model", NAME, "--ranks", "1")
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"Error: The model {NAME} is not on this machine; fetch it with `svdq model pull {NAME}`.\n",
-    )
+def test_a_model_is_fetched_and_used(
+    pull: Pull, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], home: Path
+) -> None:
+    assert run(["worker", "--model", NAME, "--ranks", "1"]) == 2
+    sentence = f"Error: The model {NAME} is not on this machine; fetch it with `svdq model pull {NAME}`.\n"
+    assert capfd.readouterr().err == sentence
     assert hub.given == [], "seven ranks must not begin to fetch"
 
-    done = svdq("model", "pull", NAME)
-    assert done.returncode == 0, done.stderr
+    done = pull(NAME)
+    assert done.exit_code == 0, done.stderr
     assert f"SVDQ_MODEL={NAME}" in done.stdout
     assert str(place(tmp_path)) in done.stdout
     files = fetched(tmp_path)
     assert {"model_index.json", "LICENSE.md", UNET, "unet/config.json", "scheduler/scheduler_config.json"} <= files
     assert not {name for name in files if ".fp16" in name or name.endswith(".bin") or name.startswith("all_in_one")}
 
-    # From now on nobody needs the hub.
-    done = svdq("doctor", "--model", NAME, HF_HUB_OFFLINE="1")
-    assert done.returncode == 0, done.stdout
+    know("http://127.0.0.1:1", monkeypatch)  # from now on nobody needs the hub
+    assert run(["doctor", "--model", NAME]) == 0, capfd.readouterr().out
 
 
 def test_the_other_weights_and_another_revision(pull: Pull, hub: Hub, tmp_path: Path) -> None:
