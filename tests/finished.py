@@ -3,8 +3,10 @@
 import hashlib
 import io
 import json
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,16 @@ def _photo() -> bytes:
 PHOTO = _photo()
 
 
+@cache
+def _encoded(kind: str, level: int) -> dict[str, bytes]:
+    """Two tiny gray frames: the file, or those of a folder by the rest of their keys."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "video")
+        write_video(np.full((2, 64, 64, 3), level, np.uint8), path, kind, 7, "{}")
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        return {f"/{file.name}" if path.is_dir() else "": file.read_bytes() for file in files}
+
+
 def add_video(
     storage: Storage,
     number: int,
@@ -42,8 +54,9 @@ def add_video(
     seconds: dict[str, float] | None = None,
     group: dict[str, Any] | None = None,
     job_id: str = "",
+    level: int = 0,
 ) -> str:
-    """Put a finished video of two tiny frames into a storage; return the id of its job."""
+    """Put a finished video of two tiny frames of a gray level into a storage; return the id of its job."""
     image = f"inputs/{hashlib.sha256(photo).hexdigest()}.{suffix}"
     storage.write_bytes(image, photo)
     job = SvdJob(
@@ -60,13 +73,10 @@ def add_video(
     )
     job_id = job_id or f"{number:020x}"
     stem = job.output_stem(job_id)
-    frames = np.full((2, 64, 64, 3), number % 256, np.uint8)
     keys = [stem if kind == "png" else f"{stem}.{kind}" for kind in formats]
-    with storage.staging() as staging:
-        for kind, key in zip(formats, keys, strict=True):
-            path = staging / Path(key).name
-            write_video(frames, path, kind, 7, "{}")
-            storage.publish(path, key)
+    for kind, key in zip(formats, keys, strict=True):
+        for end, data in _encoded(kind, level).items():
+            storage.write_bytes(f"{key}{end}", data)
     document = {
         "svdq": "0",
         "job_id": job_id,

@@ -1,9 +1,10 @@
 """Jobs that have ended without a worker: with real files, and with the records that RQ keeps of them."""
 
+import json
+
 import redis
 
 from svdq.producer.job import parse_job
-from svdq.producer.results.finished_videos import find_results
 from svdq.producer.storage.storage import Storage
 from tests import queued
 from tests.finished import add_video
@@ -19,10 +20,11 @@ def finish(
     formats: tuple[str, ...] = ("gif",),
     at: float = 1_700_000_000,
     priority: str = "default",
+    level: int = 0,
 ) -> str:
     """Put a finished job and its files where a worker leaves them; return its id."""
-    job_id = add_video(storage, number, name=name, formats=formats)
-    (result,) = find_results(storage, job_ids=[job_id])
-    job = enqueue(connection, parse_job(result.document.job), job_id, priority)
-    queued.finish(job, {"outputs": [storage.location(key) for key in result.outputs], "model": "preview"}, at)
+    job_id = add_video(storage, number, name=name, formats=formats, level=level)
+    document = json.loads(storage.read(f"outputs/{name}-{job_id}.json"))
+    job = enqueue(connection, parse_job(document["job"]), job_id, priority)
+    queued.finish(job, {"outputs": document["outputs"], "model": "preview"}, at)
     return job_id

@@ -63,7 +63,7 @@ def gray_of_thumbnail(server: Server, video_id: str) -> int:
 
 @pytest.mark.parametrize("formats", [("gif",), ("mp4",), ("webp",), ("png", "mp4")])
 def test_a_thumbnail(server: Server, connection: redis.Redis, storage: Storage, formats: tuple[str, ...]) -> None:
-    video_id = finish(connection, storage, 200, formats=formats)
+    video_id = finish(connection, storage, 1, formats=formats, level=200)
     for _ in range(2):
         assert gray_of_thumbnail(server, video_id) == pytest.approx(200, abs=8)
 
@@ -116,8 +116,9 @@ def test_a_remote_storage(
     wait_until(lambda: list(folder.iterdir()) == [])  # no copy is left
     assert server.get(f"{path}/content", **{"If-None-Match": etag}).status == 304
     assert server.get(f"{path}/content?format=png").body[:4] == b"PK\3\4"
-    assert gray_of_thumbnail(server, finish(connection, storage, 200, formats=("mp4",))) == pytest.approx(200, abs=8)
-    assert server.ask("DELETE", f"/v1/videos/{200:020x}").json["deleted"]
+    other = finish(connection, storage, 2, formats=("mp4",), level=200)
+    assert gray_of_thumbnail(server, other) == pytest.approx(200, abs=8)
+    assert server.ask("DELETE", f"/v1/videos/{other}").json["deleted"]
     created = server.create(photo_bytes).json["id"]
     assert len(list(storage.entries("inputs"))) == 2
     assert server.ask("DELETE", path).json["deleted"]

@@ -304,6 +304,7 @@ def test_verdicts_reach_a_second_tab_and_come_from_a_comparison(desk: Watched, s
     expect(page.locator("#compare-play")).to_be_in_viewport()
     page.get_by_role("button", name="Keep Video 12, seed 12").click()
     page.get_by_role("button", name="Reject Video 11, seed 11").click()
+    page.reload()  # ends the time to take it back
     expect(card(other, 12)).to_have_class(re.compile("is-keep"))
     expect(card(other, 11)).to_have_class(re.compile("is-reject"))
     expect(other.locator("#reviewed")).to_have_text("2 of 12 reviewed")
