@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gpu_checks.tiny import write_tiny_wan
 
+from svdq.pipeline.planning.rounds import FIRST_VIDEOS
 from svdq.producer.status.ranks import read_groups
 
 pytestmark = pytest.mark.slow
@@ -90,6 +91,20 @@ def test_a_canceled_job_does_not_wait_for_the_end_of_its_round(house, until) -> 
     assert house.view(second).status == "stopped"
     house.wait([first])
     assert house.view(first).status == "finished"
+
+
+@pytest.mark.long
+def test_no_video_enters_a_round_that_would_end_after_the_time_given(house) -> None:
+    """A round of 30 videos would take a minute, and none of them would be done in time."""
+    jobs = [house.submit(steps=20, seed=seed) for seed in range(60)]
+    group = house.start(1, "--experts", "rounds", "--until", "+40s", model=SLOW, wait=False)
+    assert group.end() == 0, group.text
+    states = house.states(jobs)
+    assert "queued" in states, "the time was too long for this test"
+    begun = {job_id for job_id in jobs if house.view(job_id).started_at is not None}
+    finished = [job_id for job_id, state in zip(jobs, states, strict=True) if state == "finished"]
+    assert len(finished) > FIRST_VIDEOS
+    assert len(begun - {*finished}) <= len(finished) / 4, group.text  # by estimates on a busy machine
 
 
 def test_sigterm_waits_for_no_load(house, until) -> None:
