@@ -66,9 +66,13 @@ def check_streaming(device: torch.device, options: ComputeOptions, *, can_stream
     """Raise an InputError if `--offload blocks` cannot be used; `can_stream`: whether the model has equal blocks."""
     if options.offload == "off":
         return
-    other = "--compile" if options.compiled != "off" else "--approximate int8" if options.approximate else ""
-    if other:
-        raise InputError(f"--offload blocks does not work with {other}; leave one of them out.")
+    if options.compiled != "off":
+        raise InputError("--offload blocks does not work with --compile; leave one of them out.")
+    if options.approximate:
+        raise InputError(
+            "--offload blocks does not work with --approximate int8, whose weights torchao cannot copy to a GPU while "
+            "it computes; leave one of them out."
+        )
     if not can_stream:
         raise InputError("--offload blocks is for models of Wan, whose transformers have equal blocks; leave it out.")
     if device.type != "cuda":
