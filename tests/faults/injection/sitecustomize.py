@@ -5,7 +5,7 @@ where, FAULTS_FOLDER names a folder through which the harness counts and control
 
 - windows (`after-pop`, …): the process kills itself there, every second time it comes by (every fourth or less often in
   `after-rename`, `during-…` and `frames-in-transit`), while files `kill*` are left; each kill uses one up;
-- `rounds`: the process kills itself in the phase that the name of the next `kill*` file ends with;
+- `rounds`: the process kills itself in the phase that the suffix of the next `kill*` file names;
 - `poison-PHASE`: the process kills itself in that phase of each job whose photo is `poison.jpg` in that folder; where
   the photo is not at hand, the video has POISON_FRAMES frames or its files are named after the photo;
 - `seeds`: FAULTS_SEEDS, such as `kill=13,nan=5`, names videos by their seeds: in the fourth step of one, or in the last
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 SLOW_S = 2.0  # seconds that a write takes on a slow storage
+HALF_A_LOAD_S = 0.1  # seconds of a load before a kill during it
 #: A kill in a phase of a job strikes at this visit. The suspects of the kill before come first, and a job that is
 #: struck twice would rightly be set aside.
 PHASE_VISITS = 4
@@ -183,6 +184,7 @@ def _killer(folder: Path, every: int = 2) -> Callable[[], None]:
 
 def _kill_in_rounds(folder: Path) -> None:
     """Kill in the phase that is next: in the middle of a load, or at the fourth video or 30th step that comes by."""
+    from svdq.pipeline.media import video
     from svdq.pipeline.models.simulated import SimulatedModel
 
     def kill_in(phase: str, every: int) -> Callable[[], None]:
@@ -190,7 +192,7 @@ def _kill_in_rounds(folder: Path) -> None:
 
         def pass_by() -> None:
             left = sorted(folder.glob("kill*"))
-            if left and left[0].name.endswith(f"-{phase}"):
+            if left and left[0].suffix == f".{phase}":
                 kill()
 
         return pass_by
@@ -203,7 +205,16 @@ def _kill_in_rounds(folder: Path) -> None:
         return step(model, state, index)
 
     SimulatedModel.step = step_or_die  # type: ignore[method-assign]
-    _wrap(SimulatedModel, "hold", before=None, after=kill_in("load", 2))
+    hold = SimulatedModel.hold
+    in_load = {components: kill_in(f"load-{components}", 1) for components in ("encoders", *in_step)}
+
+    def hold_or_die(model: Any, components: str) -> None:
+        time.sleep(HALF_A_LOAD_S)
+        in_load.get(components, time.time)()
+        hold(model, components)
+
+    SimulatedModel.hold = hold_or_die  # type: ignore[method-assign]
+    _wrap(video, "write_video", before=kill_in("write", _write_visits()), after=None)
     _wrap(SimulatedModel, "encode", before=kill_in("encode", PHASE_VISITS), after=None)
     _wrap(SimulatedModel, "decode", before=kill_in("decode", PHASE_VISITS), after=None)
 
