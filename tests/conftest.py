@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes is the machine's business.
 # The same examples in each run: an example that is found by chance stops nobody else's change.
-hypothesis.settings.register_profile("svdq", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("svdq", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=10_000)
 hypothesis.settings.load_profile("svdq")
 

@@ -32,7 +32,7 @@ def pattern(shown: str) -> str:
     return ".*".join(map(re.escape, shown.split("…")))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("own_server")
 def test_every_line_of_the_quickstart(home: Path) -> None:
     Path("docs").symlink_to(ROOT / "docs")

@@ -114,13 +114,16 @@ def test_2_wrong_usage(svdq: Cli) -> None:
         ["submit", "list.csv"],
         ["batch", "none.csv"],
         ["inspect", "photo.jpg"],
-        ["status", "f" * 20],
+        *([command, "f" * 20] for command in ("status", "wait", "logs")),
         ["worker", "--model", "/no/such/model"],
         ["worker", "--ranks", "99999"],
         ["worker", "--burst", "--until", ""],
         ["list", "--redis-url", "http://127.0.0.1/"],
         ["list", "--redis-url", ""],
         ["report", "--since", "yesterday-ish"],
+        ["report", "--since", "1h", "--until", "2h"],
+        ["report", "--since", "2999-01-01"],
+        *(["gallery", *words] for words in (["-o", "video.mp4"], ["-o", "no/all.html"], ["nowhere"], ["--limit", "0"])),
         ["watch", "", "--once", "--on-success", "delete"],
         ["fetch", "--all", "--output", ""],
         ["config", "--storage", ""],
@@ -130,7 +133,8 @@ def test_2_wrong_usage(svdq: Cli) -> None:
 def test_2_wrong_input(svdq: Cli, arguments: list[str]) -> None:
     done = svdq(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("Error: ")
+    assert (done.stderr[:7], done.stderr.count("\n")) == ("Error: ", 1)
+    assert {path.name for path in Path().iterdir()} == {"photo.jpg", "list.csv"}
 
 
 @pytest.mark.slow

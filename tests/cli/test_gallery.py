@@ -196,18 +196,6 @@ def test_limit_and_since_select_videos(svdq: Cli, connection: redis.Redis, stora
         assert files == [f"photo-{number:020x}" for number in numbers]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["-o", "video.mp4"], ["-o", "nowhere/all.html"], ["--since", "soon"], ["nowhere"], ["--limit", "0"]],
-    ids=" ".join,
-)
-def test_bad_input_is_one_sentence(svdq: Cli, home: Path, arguments: list[str]) -> None:
-    done = svdq("gallery", *arguments)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert list(Path().iterdir()) == []
-    assert not home.exists()
-
-
 # In a browser.
 
 

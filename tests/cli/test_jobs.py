@@ -40,11 +40,6 @@ def test_wait(svdq: Cli, connection: redis.Redis) -> None:
     assert seen[2]["outputs"] == ["/a b.mp4"]
 
 
-def test_wait_for_what_is_not_there(svdq: Cli, connection: redis.Redis) -> None:
-    done = svdq("wait", "f" * 20)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-
-
 def wait_and_read(job: rq.job.Job, num_lines: int, before_last: Callable[[], object] = lambda: None) -> list[str]:
     """Wait for a job in a process of its own, end it when so many lines have come on stderr, and return these."""
     with Piped("wait", job.id) as process:

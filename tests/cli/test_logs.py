@@ -40,11 +40,6 @@ def test_logs(svdq: Cli, connection: redis.Redis) -> None:
     assert entries[1]["text"] == "It broke:\nTraceback\n  File"
 
 
-def test_logs_of_a_job_that_is_not_there(svdq: Cli, connection: redis.Redis) -> None:
-    done = svdq("logs", "f" * 20)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-
-
 def test_logs_are_followed_until_the_job_has_ended(home, connection: redis.Redis) -> None:
     job = add(connection, 1)
     log(connection, job.id, "one")

@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 import redis
@@ -69,14 +68,3 @@ def test_a_report_counts_what_ended_in_a_period(svdq: Cli, connection: redis.Red
     assert done.stdout.startswith("1 finished, 0 failed, 0 stopped, 0 canceled, from ")
     done = svdq("report")
     assert "Failed, 1 x: The frames are black. black <b> (00000000000000000004)" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--since", "yesterday"], ["--since", "1h", "--until", "2h"], ["--since", "2999-01-01"]], ids=" ".join
-)
-def test_bad_input_is_one_sentence(svdq: Cli, home: Path, arguments: list[str]) -> None:
-    done = svdq("report", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("Error: ")
-    assert done.stderr.count("\n") == 1
-    assert not home.exists()

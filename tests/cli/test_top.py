@@ -107,11 +107,6 @@ def test_a_terminal_keeps_what_was_known_while_redis_is_away(home: Path, connect
         assert screen.end() == 0
 
 
-def test_a_server_that_never_answered(svdq: Cli, tmp_path: Path) -> None:
-    done = svdq("top", "--redis-url", f"unix://{tmp_path}/none.sock")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
-
-
 # What is drawn, of records in a real Redis.
 
 JOB = queued.JOB.model_copy(update={"name": "a photo", "steps": 8})

@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from svdq.producer.embedded_redis import stop_server
-from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.worker.launcher.launcher import STOP_S
 from svdq.worker.launcher.torchrun import KILL_S
 
@@ -55,21 +54,6 @@ def test_compose_reads_the_file() -> None:
         read(text.replace("stop_grace_period", "stop_grace"))
     with pytest.raises(ValueError, match=r"videos|volume"):
         read(text.replace("\n  videos:\n", "\n"))
-
-
-def test_what_the_services_are_given_is_there(compose: dict) -> None:
-    for name, service in compose["services"].items():
-        for volume in service.get("volumes", []):
-            source = volume.split(":")[0]
-            if source.startswith(".") and source != "./inbox":
-                assert (DOCKER / source).exists(), (name, source)
-        if "build" in service:
-            build = service["build"]
-            assert (DOCKER / build["context"]).resolve() == ROOT
-            stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / build["dockerfile"]).read_text(), re.MULTILINE)
-            assert build.get("target", stages[0]) in stages
-        settings = {variable for variable in service.get("environment", {}) if variable.startswith(ENV_PREFIX)}
-        assert settings <= {f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields}
 
 
 def test_commands_of_the_services_are_commands_of_ours(

@@ -244,6 +244,7 @@ def test_the_queue_and_the_watched_folder_run(
     server.stop()
 
 
+@pytest.mark.long
 def test_the_web_page_runs(install: Callable[..., Path], supervise: Callable[[Path], Any], tmp_path: Path) -> None:
     folder = install("--serve")
     (tmp_path / "config/svdq/environment").write_text('SERVE_OPTIONS="--port 0"\n')

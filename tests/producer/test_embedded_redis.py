@@ -90,14 +90,6 @@ def test_a_server_that_loads_its_data_is_waited_for(
     assert caplog.messages == ["The embedded Redis server loads its data; waiting for it."]
 
 
-def test_stopping_when_no_server_runs(home: Path) -> None:
-    assert not stop_server(home)
-    ensure_server(home)
-    assert stop_server(home)
-    assert not stop_server(home)
-    assert running_url(home) is None
-
-
 def test_concurrent_starts_start_one_server(home: Path) -> None:
     urls = []
     threads = [threading.Thread(target=lambda: urls.append(ensure_server(home))) for _ in range(6)]

@@ -155,19 +155,6 @@ def test_interpolation_adds_frames(interpolate: object) -> None:
         SvdJob(**PLAIN.model_dump() | {"interpolate": interpolate, "fps": 7})
 
 
-def test_names_and_variations_make_other_jobs() -> None:
-    asked = [
-        PLAIN.digest(seed_was_drawn=True),
-        PLAIN.digest(seed_was_drawn=True, given_name="a"),
-        PLAIN.digest(seed_was_drawn=True, given_name="b"),
-        PLAIN.digest(seed_was_drawn=True, variation=1),
-        PLAIN.digest(seed_was_drawn=True, variation=2),
-        PLAIN.model_copy(update={"folder": "a"}).digest(seed_was_drawn=True),
-        PLAIN.model_copy(update={"folder": "b"}).digest(seed_was_drawn=True),
-    ]
-    assert len(set(asked)) == len(asked)
-
-
 def test_files_are_in_the_folder() -> None:
     assert PLAIN.output_stem("1f") == "outputs/photo-1f"
     assert PLAIN.model_copy(update={"folder": "a/b c"}).output_stem("1f") == "outputs/a/b c/photo-1f"

@@ -13,7 +13,7 @@ from tests.cli.serve.servers import Serve
 PAGE = (Path(__file__).parents[3] / "docs/serve.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_the_curl_examples(serve: Serve, photo: Path, home: Path) -> None:
     server = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_SERVE_TOKEN="")
