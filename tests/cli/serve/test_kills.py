@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-NUM = 50
+NUM = 24
 PATIENCE_S = 7  # what a busy machine may need more than an idle one
 
 

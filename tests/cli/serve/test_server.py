@@ -1,12 +1,9 @@
 """Start and stop of `svdq serve`."""
 
 import os
-import pty
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +14,7 @@ from svdq.cli.serve.access import ServeOptions, lan_address
 from svdq.cli.serve.app import listen
 from tests.cli.serve.servers import Serve
 from tests.conftest import Cli
+from tests.terminal import terminal
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -25,16 +23,14 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_each_start_prints_a_link_with_the_token_to_a_terminal_and_its_code_for_a_phone(home: Path, host: str) -> None:
     for _ in range(2):
-        ours, theirs = pty.openpty()
-        command = [sys.executable, "-P", "-m", "svdq.cli", "serve", "--port", "0", "--host", host]
-        with os.fdopen(ours, encoding="utf-8") as terminal, subprocess.Popen(command, stdout=theirs) as server:
-            line = terminal.readline()
-            code = host != "127.0.0.1" and find_spec("segno") and lan_address(ServeOptions(host=host, token="…"))
-            following = [terminal.readline().rstrip() for _ in range(18)] if code else []
-            server.terminate()
-            os.close(theirs)
+        code = host != "127.0.0.1" and find_spec("segno") and lan_address(ServeOptions(host=host, token="…"))
+        with terminal("serve", "--port", 0, "--host", host, size=(24, 200)) as screen:
+            shown = b""
+            while shown.count(b"\n") < (19 if code else 1):
+                shown += os.read(screen.ours, 65536)
+        line, *following = (line.rstrip() for line in shown.decode().splitlines()[: 19 if code else 1])
         token = (home / "serve-token").read_text().strip()
-        assert line.endswith(f"/login?token={token}\n")
+        assert line.endswith(f"/login?token={token}")
         assert set("".join(following)) <= set(" ▄▀█")
         assert len({*map(len, following)}) <= 2
 
