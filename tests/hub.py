@@ -10,6 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -106,6 +109,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(data)
+
+
+def know(monkeypatch: pytest.MonkeyPatch, cache: Path, url: str = "http://127.0.0.1:1") -> None:
+    """Have the client of this process, which has read its environment, know a cache and the hub of a URL only."""
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    values = {"HF_HUB_CACHE": cache, "HF_TOKEN_PATH": cache / "token", "ENDPOINT": url}
+    for name, value in (values | {"HUGGINGFACE_CO_URL_TEMPLATE": template}).items():
+        monkeypatch.setattr(constants, name, str(value))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_names import resolve
 from svdq.worker.doctor import check_model
 from tests.conftest import Cli
+from tests.hub import know
 from tests.waiting import PATIENCE_S
 
 
@@ -64,7 +65,7 @@ def test_a_trained_model_says_what_the_default_video_needs_of_a_gpu(model: Path)
 def test_a_published_model_that_is_not_here_says_what_it_needs_of_the_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    know(monkeypatch, tmp_path / "hub")
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho '0, NVIDIA GeForce RTX 4090, 24564, 24000'\n")
     program.chmod(0o755)
@@ -213,7 +214,7 @@ def test_a_model_of_the_hub_that_is_not_complete_is_to_be_pulled(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], object], words: str
 ) -> None:
     """diffusers, when interrupted, leaves the index and some of the rest in the hub's cache."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    know(monkeypatch, tmp_path / "hub")
     place = tmp_path / "hub/models--someone--some-model"
     folder = shutil.copytree(model, place / "snapshots" / ("5" * 40))
     (place / "refs").mkdir()

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
-from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
 
 from svdq.cli.main import run
@@ -19,7 +18,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
 from tests.conftest import Cli
-from tests.hub import COMMIT, Hub, running
+from tests.hub import COMMIT, Hub, know, running
 
 NAME = "someone/some-model"
 UNET = "unet/diffusion_pytorch_model.safetensors"
@@ -52,19 +51,12 @@ def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_"))]:
         monkeypatch.delenv(name)
     with running(NAME, folder) as hub:
-        # For processes that are started, and for this one, where the client has read its environment already.
+        # For processes that are started.
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        know(hub.url, monkeypatch)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+        know(monkeypatch, tmp_path / "hf" / "hub", hub.url)
         yield hub
-
-
-def know(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the client of this process know the hub of a URL only."""
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
 
 
 @dataclass(frozen=True)
@@ -124,7 +116,7 @@ def test_a_model_is_fetched_and_used(
     assert {"model_index.json", "LICENSE.md", UNET, "unet/config.json", "scheduler/scheduler_config.json"} <= files
     assert not {name for name in files if ".fp16" in name or name.endswith(".bin") or name.startswith("all_in_one")}
 
-    know("http://127.0.0.1:1", monkeypatch)  # from now on nobody needs the hub
+    know(monkeypatch, tmp_path / "hf" / "hub")  # from now on nobody needs the hub
     assert run(["doctor", "--model", NAME]) == 0, capfd.readouterr().out
 
 
@@ -166,7 +158,6 @@ def test_a_licence_that_is_not_accepted(
     token: str,
     words: str,
 ) -> None:
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     hub.refuse, hub.token = refusal, "hf_right"
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
@@ -180,14 +171,14 @@ def test_a_licence_that_is_not_accepted(
     assert pull(NAME).exit_code == 0
 
 
-def test_no_such_model_and_no_hub(pull: Pull, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_such_model_and_no_hub(pull: Pull, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = pull("someone/else")
     assert (done.exit_code, "has no model someone/else, or lacks a file (404)" in done.sentence) == (2, True)
     done = pull("nonsense")
     assert (done.exit_code, "is not a hub id" in done.sentence) == (2, True)
     done = pull(f"{NAME}@v1@v2")
     assert (done.exit_code, "names two revisions; give one" in done.sentence) == (2, True)
-    know("http://127.0.0.1:1", monkeypatch)
+    know(monkeypatch, tmp_path / "hf" / "hub")
     done = pull(NAME)
     assert (done.exit_code, "The hub at http://127.0.0.1:1 cannot be reached" in done.sentence) == (3, True)
 
@@ -244,8 +235,7 @@ def test_a_model_of_wan_is_fetched_with_its_tokenizer(
     tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(NAME, tiny_wan) as hub:
-        know(hub.url, monkeypatch)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+        know(monkeypatch, tmp_path / "hf" / "hub", hub.url)
         assert run(["model", "pull", NAME]) == 0
     wanted = {"transformer_2/config.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"}
     assert wanted <= fetched(tmp_path)
@@ -259,7 +249,7 @@ def test_a_model_of_another_kind_is_refused_before_anything_is_fetched(
     shutil.copytree(hub.folder, other)
     index = json.loads((other / "model_index.json").read_text(encoding="utf-8"))
     (other / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxPipeline"}), encoding="utf-8")
-    monkeypatch.setattr(hub, "folder", other)
+    hub.folder = other
     done = pull(NAME)
     assert done.exit_code == 2
     assert "is a FluxPipeline; svdq needs a StableVideoDiffusionPipeline such as" in done.sentence

