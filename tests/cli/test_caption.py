@@ -295,7 +295,7 @@ def test_a_prompt_that_appears_meanwhile_stays(ask: Cli, server: VisionServer, t
     assert len(list(tmp_path.iterdir())) == 3  # with the home
 
 
-def test_where_nothing_listens_or_the_input_is_wrong(svdq: Cli, home: Path, tmp_path: Path) -> None:
+def test_an_unreachable_server_and_wrong_input_are_sentences(svdq: Cli, home: Path, tmp_path: Path) -> None:
     (photo,) = photos_in(tmp_path, 1)
     for url, code, reason in (
         ("http://127.0.0.1:1/v1", 3, "The server at http://127.0.0.1:1/v1 cannot be reached"),

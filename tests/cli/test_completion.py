@@ -27,7 +27,7 @@ def complete(svdq: Cli, words: str, **environment: str) -> list[str]:
         ("svdq submit pho", ["file,pho"]),
     ],
 )
-def test_what_is_offered(svdq: Cli, words: str, offered: list[str]) -> None:
+def test_commands_options_values_and_files_are_completed(svdq: Cli, words: str, offered: list[str]) -> None:
     assert complete(svdq, words) == offered
 
 

@@ -367,7 +367,9 @@ def test_prune_asks_on_a_terminal(home: Path, storage: Storage, root: Path) -> N
         )
 
 
-def test_what_came_into_use_since_it_was_found_is_kept(connection: redis.Redis, storage: Storage, root: Path) -> None:
+def test_files_that_came_into_use_since_they_were_found_are_kept(
+    connection: redis.Redis, storage: Storage, root: Path
+) -> None:
     """The user takes a while to answer, and the world goes on."""
     queued_again, rendered_again = add_video(storage, 1, photo=b"1"), add_video(storage, 2, photo=b"2")
     add_video(storage, 3, photo=b"3")

@@ -32,7 +32,7 @@ def test_prompts_are_shortened_in_lists() -> None:
         assert describe(JobView(id="1f0c", status="queued", parameters={"prompt": prompt})) == "1f0c  ?  queued"
 
 
-def test_what_is_expected_of_a_job() -> None:
+def test_estimates_and_conditions_of_a_job() -> None:
     condition = Condition(effect="Videos wait", reason="No space left.", since=datetime.now().timestamp(), attempts=1)
     assert condition_reason(condition).startswith("No space left. (since ")
     assert condition_reason(condition).endswith(", tried once)")

@@ -49,7 +49,7 @@ def test_submit_imports_no_torch(home: Path, photo: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["list", "--status", "failed"], ["pause"]])
-def test_what_talks_to_redis_only_is_quick_to_start(home: Path, arguments: list[str]) -> None:
+def test_commands_that_only_talk_to_redis_import_little(home: Path, arguments: list[str]) -> None:
     modules = modules_after(*arguments)
     assert modules & LATE == set()
     assert arguments == ["status"] or "rich" not in modules

@@ -79,7 +79,7 @@ def rows_about(*arguments: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", line.rstrip()) for line in result.stdout.splitlines()]
 
 
-def test_what_a_model_needs_is_known_before_it_is_fetched(home: Path) -> None:
+def test_memory_and_disk_of_a_model_are_known_before_it_is_fetched(home: Path) -> None:
     rows = rows_about(A14B, "--gpus", "1x24")
     assert ["126.2 GB to fetch; `svdq model convert` makes a copy of 69.0 GB."] in rows
     assert ["svdq worker --experts rounds", "33.3 GB", "-", "no"] in rows

@@ -92,7 +92,7 @@ def test_metadata_that_controls_the_terminal(svdq: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("json_lines", [False, True])
-def test_what_a_worker_logs_controls_no_terminal(json_lines: bool) -> None:
+def test_log_lines_of_a_worker_control_no_terminal(json_lines: bool) -> None:
     try:
         raise ValueError(EVIL)
     except ValueError:

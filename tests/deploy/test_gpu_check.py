@@ -59,7 +59,7 @@ def test_a_command_that_hangs_is_ended_with_its_section(
     assert "**This section failed**: RuntimeError: it was ended after 5 s" in text
 
 
-def test_what_a_command_prints_is_in_the_report_before_it_ends(
+def test_output_of_a_command_is_in_the_report_before_it_ends(
     gpu_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that is taken back in the middle of a command leaves all that was printed by then."""

@@ -116,7 +116,7 @@ def test_both_experts_of_wan_are_measured_alone(tiny_wan: Path, tmp_path: Path, 
     assert rows[4]["weight_bytes"] - text_encoder + rows[6]["weight_bytes"] == pytest.approx(vae, rel=0.1)
 
 
-def test_what_does_not_fit_is_said_and_the_next_is_tried(
+def test_parts_that_do_not_fit_are_said_and_the_next_is_tried(
     tiny_model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(svd, "SvdModel", SmallMemory)

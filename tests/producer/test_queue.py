@@ -75,7 +75,7 @@ def test_a_stock_worker_runs_nothing_of_ours(connection: redis.Redis) -> None:
         render()
 
 
-def test_what_is_not_ours_is_not_read(connection: redis.Redis) -> None:
+def test_jobs_of_other_programs_are_not_read(connection: redis.Redis) -> None:
     ours = SvdqQueue("svdq-default", connection=connection)
     assert read_job(ours.enqueue("os.system", "true")) is None
     assert read_job(ours.enqueue(RENDER, job={"image": "/etc/passwd"})) is None

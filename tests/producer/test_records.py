@@ -85,7 +85,7 @@ def test_the_work_of_a_video_is_the_sum_of_its_seconds() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"svdq": "1", "job": 3}', '{"svdq": "\\ud800", "job": {}}'])
-def test_what_is_no_sidecar_is_refused_with_a_reason(text: str) -> None:
+def test_text_that_is_no_sidecar_is_refused_with_a_reason(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w+"):
         Sidecar.parse(text)
 

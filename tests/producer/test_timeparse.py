@@ -111,7 +111,7 @@ def test_past_times_are_refused(text: str) -> None:
         ("2026-10-25T01:10Z", "06:00", "2026-10-25T06:00+01:00"),
     ],
 )
-def test_the_night_of_a_clock_change(monkeypatch: pytest.MonkeyPatch, now: str, text: str, expected: str) -> None:
+def test_times_across_a_clock_change(monkeypatch: pytest.MonkeyPatch, now: str, text: str, expected: str) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "Europe/Berlin")
         time.tzset()

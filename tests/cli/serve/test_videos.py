@@ -215,7 +215,7 @@ def test_when_to_poll_again(server: Server, data: bytes, connection: redis.Redis
     wait_until(lambda: "openai-poll-after-ms" not in server.get(f"/v1/videos/{made[0]}").headers)
 
 
-def test_whoever_waits_for_a_video_may_leave_and_learns_of_its_end(
+def test_a_waiting_client_may_leave_and_another_learns_of_the_end(
     server: Server, data: bytes, svdq: Cli, connection: redis.Redis
 ) -> None:
     kind = {**server.bearer, "Content-Type": TYPE}

@@ -148,7 +148,7 @@ def test_a_job_that_waits_comes_after_those_before_it_on_all_groups() -> None:
     assert eta(view, group(), group(), before=waiting(6)).eta_s == pytest.approx(3 * INTERVAL_S + ALONE_S)
 
 
-def test_what_is_in_flight_is_done_first() -> None:
+def test_jobs_in_flight_are_done_first() -> None:
     busy = group(in_flight=("a", "b"))
     alone_s = [5 * STEP_S + 2.0, 2.0]
     in_flight = [started("a", 3), started("b", 8)]
@@ -200,7 +200,7 @@ def test_parameters_that_are_none_end_no_estimate(parameters: dict[str, object])
     assert found.eta_s is not None
 
 
-def test_what_a_job_leaves_to_its_model_is_that_of_the_published_one() -> None:
+def test_parameters_left_to_the_model_are_those_of_the_published_one() -> None:
     """A waiting job of Wan has neither steps nor a size yet."""
     wan = {"family": "wan", "steps": None, "frames": None, "width": None, "height": None, "guidance_scale": None}
     open_, shaped = (

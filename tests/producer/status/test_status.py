@@ -137,7 +137,7 @@ def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> 
     assert not slow & set(connection.info("commandstats"))
 
 
-def test_what_is_to_be_expected_of_jobs(connection: redis.Redis) -> None:
+def test_jobs_ahead_and_conditions_are_estimated(connection: redis.Redis) -> None:
     urgent, *others = [add(connection, number, "high" if number == 0 else "default") for number in range(4)]
     started = add(connection, 9)
     start(started)

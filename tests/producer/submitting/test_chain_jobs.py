@@ -94,7 +94,7 @@ def test_seeds_and_variations_are_those_of_each_chain(connection: redis.Redis, s
         ({"family": "svd", "prompt": None}, "B", "--then 'B' does not apply to Stable Video Diffusion"),
     ],
 )
-def test_what_cannot_be_a_chain_is_refused(
+def test_impossible_chains_are_refused(
     home: Path, settings: Settings, photo: Path, options: dict[str, object], then: str, reason: str
 ) -> None:
     spec = JobSpec(options=(SubmitOptions(**{"prompt": "A", **options}),), then=(then,))

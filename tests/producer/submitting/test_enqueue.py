@@ -122,7 +122,7 @@ def test_an_unreadable_record_under_the_id(connection: redis.Redis) -> None:
     assert [enqueued.is_new for enqueued in enqueue_many(connection, entries)] == [False, True, False]
 
 
-def test_what_failed_or_was_canceled_is_queued_again_as_asked_for(connection: redis.Redis) -> None:
+def test_failed_and_canceled_jobs_are_queued_again_as_asked_for(connection: redis.Redis) -> None:
     at = datetime(2099, 1, 1, tzinfo=UTC)
     enqueue_many(connection, [entry(job_id) for job_id in "abcdef"])
     for job_id in "abcd":

@@ -82,7 +82,7 @@ def test_names_have_parameters() -> None:
         (JobSpec(name="{stem:d}"), "cannot be made"),
     ],
 )
-def test_what_is_not_allowed(spec: JobSpec, says: str) -> None:
+def test_specs_that_are_not_allowed(spec: JobSpec, says: str) -> None:
     with pytest.raises(InputError, match=says):
         spec.check()
 

@@ -94,7 +94,7 @@ def test_a_list_with_a_column_for_it(connection: redis.Redis, settings: Settings
         ({}, "text.jpg", r"^The file .*text\.jpg' is not a photo"),
     ],
 )
-def test_what_cannot_be_made_is_a_sentence(
+def test_impossible_last_frames_are_sentences(
     home: Path, settings: Settings, pairs: Path, options: dict[str, object], last: str | None, words: str
 ) -> None:
     (pairs / "text.jpg").write_text("no photo")

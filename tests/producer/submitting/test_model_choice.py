@@ -65,7 +65,9 @@ def test_parameters_and_the_model_decide_the_family(
         ({"family": "sora"}, None, "--family sora is not allowed: it must be one of svd, wan"),
     ],
 )
-def test_what_does_not_apply_is_refused(options: dict[str, object], model: ExpectedModel | None, says: str) -> None:
+def test_parameters_of_another_family_are_refused(
+    options: dict[str, object], model: ExpectedModel | None, says: str
+) -> None:
     with pytest.raises(InputError, match=says):
         job_of(model, **options)
 

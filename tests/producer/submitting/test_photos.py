@@ -142,7 +142,7 @@ def tiff_that_claims(tile: int) -> bytes:
         (tiff_that_claims(tile=10_000), True),
     ],
 )
-def test_what_takes_much_memory_to_decode_is_refused_before(data: bytes, is_refused: bool) -> None:
+def test_photos_that_take_much_memory_to_decode_are_refused(data: bytes, is_refused: bool) -> None:
     reason = ""
     try:
         check_data(data, Path("photo"), MAX_PIXELS)  # there are not enough data for the pixels, which libjpeg forgives

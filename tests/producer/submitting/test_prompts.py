@@ -52,7 +52,7 @@ def test_text_files(tmp_path: Path, data: bytes, prompt: str) -> None:
     assert read_prompt(path) == prompt
 
 
-def test_what_is_no_text_file(tmp_path: Path) -> None:
+def test_files_that_are_no_prompts(tmp_path: Path) -> None:
     (tmp_path / "folder.txt").mkdir()
     os.mkfifo(tmp_path / "fifo.txt")
     (tmp_path / "latin.txt").write_bytes("Käse".encode("latin-1"))

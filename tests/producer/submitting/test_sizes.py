@@ -104,7 +104,7 @@ def test_the_shape_of_a_photo_is_upright(tmp_path: Path, kind: str, orientation:
         (None, "crop", ""),
     ],
 )
-def test_what_a_crop_removes(photo: tuple[int, int] | None, fit: str, warning: str) -> None:
+def test_a_crop_that_removes_much_is_warned_of(photo: tuple[int, int] | None, fit: str, warning: str) -> None:
     ((job, _),) = JobSpec(options=(SubmitOptions(fit=fit),)).jobs(PHOTO, 1)
     assert crop_warning(photo, job) == warning
 

@@ -51,7 +51,7 @@ def test_a_moved_file_gets_a_free_name(root: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "move", "move:", "move: ", "move:.", "move:done/..", "copy:there", "Keep"])
-def test_what_is_not_allowed(root: Path, text: str) -> None:
+def test_actions_that_are_not_allowed(root: Path, text: str) -> None:
     with pytest.raises(InputError, match="--on-success"):
         PostSubmit.parse(text, root)
 

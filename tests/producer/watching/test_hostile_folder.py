@@ -171,7 +171,7 @@ def test_a_photo_that_was_not_rendered_is_queued_again_before_it_is_moved(
         assert names(connection) == {"a"}
 
 
-def test_what_was_moved_is_not_submitted_by_a_run_that_moves_nothing(
+def test_moved_photos_are_not_submitted_by_a_run_that_moves_nothing(
     once: Once, connection: redis.Redis, inbox: Path
 ) -> None:
     save_photo(inbox / "day" / "a.jpg")
