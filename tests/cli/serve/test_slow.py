@@ -2,12 +2,12 @@
 
 import contextlib
 import http.client
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,9 +31,11 @@ app.run(app.make_app(load_settings(), options, lambda: print(port, flush=True)),
 """
 
 
-@pytest.fixture
-def port(home: Path) -> Iterator[int]:
-    with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True) as process:
+@pytest.fixture(scope="module")
+def port(shared_redis: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    environment = {"SVDQ_HOME": str(tmp_path_factory.mktemp("slow")), "SVDQ_REDIS_URL": shared_redis}
+    command = [sys.executable, "-c", RUN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment) as process:
         assert process.stdout is not None
         yield int(process.stdout.readline())
         process.kill()
