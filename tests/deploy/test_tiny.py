@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from gpu_checks.tiny import SVD_SCHEDULER, VARIANTS, write_tiny_model, write_tin
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_folder import UNTRAINED, is_untrained
-from tests.conftest import TINY
 from tests.full_disk import files_of_at_most
 
 
@@ -48,6 +45,8 @@ def test_small_without_pickles_and_the_same_bytes_every_time(tmp_path, variant):
 
 
 def test_the_classes_and_settings_of_svd(tiny_model):
+    assert is_untrained(tiny_model)
+    assert "classes and settings of Stable Video Diffusion" in (tiny_model / UNTRAINED).read_text()
     assert classes(tiny_model) == {
         "feature_extractor": "CLIPImageProcessor",
         "image_encoder": "CLIPVisionModelWithProjection",
@@ -63,6 +62,8 @@ def test_the_classes_and_settings_of_svd(tiny_model):
 
 
 def test_the_classes_and_sizes_of_wan(tiny_wan, tmp_path):
+    assert is_untrained(tiny_wan)
+    assert "classes and settings of Wan" in (tiny_wan / UNTRAINED).read_text()
     assert classes(tiny_wan) == {
         "scheduler": "UniPCMultistepScheduler",
         "text_encoder": "UMT5EncoderModel",
@@ -106,12 +107,3 @@ def test_a_full_disk_is_one_sentence(tmp_path):
         write_tiny_model(tmp_path / "tiny")
     write_tiny_model(tmp_path / "tiny")  # over what is there
     assert is_untrained(tmp_path / "tiny")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "title"), [("svd", "Stable Video Diffusion"), ("wan", "Wan")])
-def test_program(tmp_path, family, title):
-    folder = tmp_path / "new" / "tiny"
-    subprocess.run([sys.executable, TINY, "--family", family, folder], check=True)
-    assert is_untrained(folder)
-    assert f"classes and settings of {title}" in (folder / UNTRAINED).read_text()
