@@ -126,7 +126,7 @@ def _started(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
     group = snapshot.finder.find(job.id, job.worker)
     state = progress_of(job, group)[1] if group and job.is_readable else "its worker does not answer"
     described = _row(job, "waits for the disk" if estimate.condition else state, estimate)
-    return described | {"photo": str(job.parameters.get("image", "")), "seed": job.parameters.get("seed")}
+    return described | {"seed": job.parameters.get("seed")}
 
 
 def _waiting(job: JobView, estimate: Estimate) -> dict[str, Any]:
@@ -146,6 +146,7 @@ def _row(job: JobView, state: str, estimate: Estimate) -> dict[str, Any]:
         "name": job.name,
         "status": job.status,
         "state": state,
+        "photo": str(job.parameters.get("image", ""))[7:19],  # the beginning of its hash
         "step": job.step,
         "steps": job.steps,
         "eta_s": None if estimate.eta_s is None else round(estimate.eta_s, 1),

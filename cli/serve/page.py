@@ -278,10 +278,13 @@ async def progress(request: Request) -> Response:
 
 
 async def verdicts(request: Request) -> Response:
-    """Return the verdicts about videos that a page shows, by id."""
-    asked = await _read(request, _Videos)
-    found = await request.app.state.backend.read(lambda connection: job_control.read(connection, asked.ids))
-    return Json({"verdicts": {job_id: mark or "" for job_id, mark in zip(asked.ids, found, strict=True)}})
+    """Return the verdicts about videos that a page shows, by id, without those that are gone."""
+    backend, ids = request.app.state.backend, (await _read(request, _Videos)).ids
+    marks = await backend.read(lambda connection: job_control.read(connection, ids))
+    known = await backend.read(lambda connection: statuses(connection, ids))
+    older = await backend.in_thread(request.app.state.older.ids) if None in known else set()
+    found = zip(ids, marks, known, strict=True)
+    return Json({"verdicts": {job_id: mark or "" for job_id, mark, status in found if status or job_id in older}})
 
 
 async def act(request: Request) -> Response:
@@ -306,8 +309,10 @@ async def _delete(request: Request, job_ids: list[str]) -> dict[str, str]:
         try:
             if status is None:  # Redis has forgotten it
                 await backend.in_thread(partial(request.app.state.older.remove, job_id))
+                await backend.write(lambda connection, job_id=job_id: job_control.give(connection, [job_id], None))
             else:
                 await backend.remove(job_id)
+                request.app.state.older.forget()
         except InputError as error:
             problems[job_id] = error
     return await backend.read(lambda connection: _named(connection, problems))

@@ -95,8 +95,16 @@ class StoredVideos:
             keys = video_files(self._storage, parse_job(result.document.job), job_id)
             for key in (result.sidecar.key, *keys):  # the sidecar first: it means that the files are complete
                 self._storage.remove(key)
+        self.forget()
+
+    def forget(self) -> None:
+        """List the storage anew at the next question."""
         with self._lock:
             self._listed_at = -FRESH_S
+
+    def ids(self) -> set[str]:
+        """Return the ids of all videos; raises as `before`."""
+        return {job_id for _, job_id in self._list()}
 
     def _view(self, result: Result) -> JobView | None:
         try:

@@ -243,7 +243,8 @@ function send(photo) {
       const fresh = jobs.filter((job) => job.is_new);
       set(photo, "done", {
         newIds: fresh.map((job) => job.id),
-        reason: fresh.length ? [photo.settings.at ? "scheduled" : "queued", jobs[0].warning].filter(Boolean).join("; ") :
+        // Its thumbnail has shown the crop, unless the browser cannot show such a photo.
+        reason: fresh.length ? [photo.settings.at ? "scheduled" : "queued", !photo.bitmap && jobs[0].warning].filter(Boolean).join("; ") :
           `exists already, ${jobs[0].status}`,
       });
     } else {

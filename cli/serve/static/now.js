@@ -183,10 +183,11 @@ function showRows(found) {
   showPicked();
 }
 
-/** The other videos in flight of the same photo. */
+/** The other videos of the photo of one in flight that are in flight or in the queue. */
 const siblings = (id) => {
   const photo = inFlight.find((job) => job.id === id)?.photo;
-  return photo ? inFlight.filter((job) => job.photo === photo && job.id !== id).map((job) => job.id) : [];
+  const isOther = (job) => job.photo === photo && job.id !== id && ["started", "queued"].includes(job.status);
+  return photo ? shown.rows.filter((job) => isOther(job) && !going.has(job.id)).map((job) => job.id) : [];
 };
 
 function newRow(job) {
@@ -225,7 +226,7 @@ function update(row, job) {
   const others = siblings(job.id).length;
   setText(row.parts.state, others ? `${job.state} · seed ${job.seed}` : job.state);
   row.parts.only.hidden = !others;
-  row.parts.only.setAttribute("aria-label", `Keep this ${job.name}, and cancel ${count(others, "other")} in progress`);
+  row.parts.only.setAttribute("aria-label", `Keep this ${job.name}, and cancel ${count(others, "other")}`);
   if (job.picture && row.picture !== job.picture) {
     row.picture = job.picture;
     row.parts.photo.src = soFarOf(job.id, job.picture);

@@ -22,6 +22,8 @@ let generation = 0;
 //: What the server has said last: the token of the newest results, and that of the verdicts.
 let latest = null;
 let verdicts = null;
+//: The videos that another page has deleted; their cards stay until the reader is done.
+let gone = [];
 //: Whether newer results wait behind the button until the reader is done.
 let isBehind = false;
 //: The videos that are deleted as soon as nobody wants to take it back.
@@ -210,13 +212,16 @@ export async function refresh(state) {
   latest = state.latest;
   verdicts = state.verdicts;
   if (isJudged) await showVerdicts();
+  if (gone.length && !isWorking()) gone.splice(0).forEach((id) => remove({ id }));
   if (isJudged || (!isFirst && !isSame)) showProgress();
   if (!isFirst && (!isSame || (isBehind && !isWorking()))) await update(false);
 }
 
 async function showVerdicts() {
   try {
-    const answer = await request("POST", "/page/verdicts", { ids: [...cards.keys()].slice(0, 10_000) });
+    const ids = [...cards.keys()].slice(0, 10_000);
+    const answer = await request("POST", "/page/verdicts", { ids });
+    gone = ids.filter((id) => !(id in answer.verdicts));
     for (const [id, mark] of Object.entries(answer.verdicts)) {
       const card = cards.get(id);
       if (!card || card.result.mark === mark) continue;

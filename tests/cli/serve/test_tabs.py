@@ -1,0 +1,89 @@
+"""What the page shows of changes that another page, or a person before, has made."""
+
+import io
+from typing import Any
+
+import pytest
+import redis
+from PIL import Image
+
+from svdq.producer.job import SvdJob
+from svdq.producer.queue import fetch, statuses
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+from tests.cli.serve.browser import watched_page
+from tests.cli.serve.ended import finish
+from tests.cli.serve.servers import Server
+from tests.queued import enqueue
+from tests.waiting import wait_until
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
+expect = sync_api.expect
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+DESK = {"viewport": {"width": 1280, "height": 900}}
+
+
+@pytest.fixture(autouse=True)
+def _patient() -> None:
+    expect.set_options(timeout=60_000)
+
+
+def test_videos_that_another_page_has_deleted_disappear(
+    browser: Any, server: Server, connection: redis.Redis, settings: Settings
+) -> None:
+    ids = [finish(connection, Storage(settings.storage), number, name=f"Video {number}") for number in range(4)]
+    connection.delete(f"rq:job:{ids[0]}")  # Redis has forgotten it
+    with watched_page(browser, server.url, **DESK) as watched:
+        page, other = watched.page, watched.page.context.new_page()
+        other.goto(server.url)
+        names = other.locator(".card h3")
+        expect(names).to_have_count(4)
+        expect(page.locator(".card")).to_have_count(4)
+        names.first.hover()  # the reader of the other page works there
+        for name in ("Video 0", "Video 2"):
+            page.get_by_label(f"Select {name}", exact=True).check()
+        page.click("#delete-results")
+        page.click("#pick-results")
+        page.click("#keep-results")  # the next action makes it final
+        expect(other.locator(".card.is-keep")).to_have_count(2)
+        expect(names).to_have_count(4)
+        other.mouse.move(5, 5)
+        expect(names).to_have_text(["Video 3", "Video 1"])
+
+
+def test_keep_this_one_cancels_also_the_variations_that_wait(
+    browser: Any, server: Server, connection: redis.Redis
+) -> None:
+    for number, photo in enumerate("aaab"):
+        job = SvdJob(image=f"inputs/{photo * 64}.jpg", name="Cup", seed=number, steps=4)
+        enqueue(connection, job, f"job-{number}")
+    connection.lrem("rq:queue:svdq-default", 1, "job-0")
+    connection.hset("rq:job:job-0", "status", "started")
+    connection.zadd("rq:wip:svdq-default", {"job-0:execution": "inf"})
+    with watched_page(browser, server.url, **DESK) as watched:
+        page = watched.page
+        expect(page.locator("#rows .row")).to_have_count(4)
+        page.get_by_role("button", name="Keep this Cup, and cancel 2 others").click()
+        expect(page.locator("#toast")).to_contain_text("2 videos canceled.")
+        expect(page.locator("#rows .row")).to_have_count(2)
+        page.reload()  # ends the time to take it back
+        watched.forgive("404")  # of photos that are not there
+    ids = [f"job-{number}" for number in range(4)]
+    wait_until(lambda: statuses(connection, ids) == ["started", "canceled", "canceled", "queued"])
+
+
+def test_the_crop_is_said_once(browser: Any, server: Server, connection: redis.Redis) -> None:
+    with watched_page(browser, server.url, **DESK) as watched:
+        page = watched.page
+        data = io.BytesIO()
+        Image.new("RGB", (300, 600)).save(data, "png")
+        page.set_input_files("#photos", {"name": "Tall.png", "mimeType": "image/png", "buffer": data.getvalue()})
+        page.select_option("#svd-shape", "1024x576")
+        photo = page.locator("#upload-list li")
+        expect(photo).to_contain_text("crop removes 72% of the height")
+        page.click("#make")
+        expect(photo.locator(".state")).to_have_text("queued")
+        [job_id] = connection.lrange("rq:queue:svdq-default", 0, -1)
+        assert fetch(connection, job_id.decode()).kwargs["job"]["width"] == 1024
