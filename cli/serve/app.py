@@ -6,6 +6,7 @@ import ctypes
 import resource
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import h11
@@ -26,12 +27,16 @@ from svdq.cli.serve.now import read_state
 from svdq.cli.serve.review import StoredVideos
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.settings import Settings
-from svdq.producer.status.snapshot import take
+from svdq.producer.status.estimates import Parameters
+from svdq.producer.status.job_view import JobView
+from svdq.producer.status.snapshot import Recent, take
 
 
 def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], None]) -> Starlette:
     """Create the application of a server; it calls `on_ready` when it is about to answer."""
     backend = Backend(settings)
+    sampled: Recent[Parameters] = Recent()
+    shown: Recent[JobView] = Recent()
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -42,7 +47,8 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
 
     async def read_page_state() -> dict[str, Any]:
         snapshot = await app.state.snapshots.get()
-        return await backend.read(lambda connection: read_state(connection, backend.storage, snapshot, settings.model))
+        state = (backend.storage, snapshot, settings.model, shown)
+        return await backend.read(lambda connection: read_state(connection, *state))
 
     app = Starlette(
         routes=[*api.routes(), *page.routes()],
@@ -52,7 +58,7 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
     )
     app.state.options = options
     app.state.backend = backend
-    app.state.snapshots = Shared(lambda: backend.read(take))
+    app.state.snapshots = Shared(lambda: backend.read(partial(take, recent=sampled)))
     app.state.content = Content(backend)
     app.state.reader = FormReader(settings.max_pixels)
     #: Places in the list of videos at which pages have ended, by the id of their last video.

@@ -29,7 +29,7 @@ from svdq.producer.status.estimates import Estimate, estimate_jobs
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.ranks import GroupStatus, RankStatus
 from svdq.producer.status.registries import ended_before, num_ahead, running_models
-from svdq.producer.status.snapshot import Snapshot
+from svdq.producer.status.snapshot import Recent, Snapshot
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import rfc3339
 
@@ -39,6 +39,7 @@ MAX_ROWS, MAX_GROUPS = 100, 50
 ENDINGS = ("finished", "failed", "canceled")
 #: Bytes free on the disk below which the page warns.
 LOW_DISK_BYTES = 2_000_000_000
+DISK_STEP_BYTES = 100_000_000  # smaller changes are not sent
 #: Seconds after which Redis counts as away; a page that hears nothing for six takes the server for lost.
 ANSWER_S = 3
 #: Seconds after which the send to a page that does not read any more is given up.
@@ -47,12 +48,16 @@ SEND_TIMEOUT_S = 30
 END_S = 1.0
 
 
-def read_state(connection: redis.Redis, storage: Storage, snapshot: Snapshot, model: str) -> dict[str, Any]:
+def read_state(
+    connection: redis.Redis, storage: Storage, snapshot: Snapshot, model: str, recent: Recent[JobView]
+) -> dict[str, Any]:
     """Read the jobs that wait, and return the whole state; `model` is the configured one."""
     pictures = _look(connection, snapshot.jobs[:MAX_ROWS])
     running = running_models(connection)
     counts = counts_of(snapshot)
-    waiting = view_many(connection, _first_waiting(connection))
+    queued, others = _first_waiting(connection)
+    waiting = recent.read(queued, lambda ids: ((view.id, view) for view in view_many(connection, ids)))
+    waiting += view_many(connection, others)
     estimates = estimate_views(connection, waiting, snapshot)
     rows = [_started(snapshot, job) | {"picture": pictures.get(job.id)} for job in snapshot.jobs[:MAX_ROWS]]
     rows += [
@@ -100,18 +105,23 @@ def _look(connection: redis.Redis, jobs: Sequence[JobView]) -> dict[str, int]:
     return {job.id: int(step) for job, step in zip(jobs, steps, strict=True) if step is not None}
 
 
-def _first_waiting(connection: redis.Redis) -> list[str]:
-    """Return the ids of the first jobs that wait: queued, scheduled, deferred."""
+def _first_waiting(connection: redis.Redis) -> tuple[list[str], list[str]]:
+    """Return the ids of the first jobs that wait: those that are queued, and those that are scheduled or deferred."""
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             pipeline.lrange(queue.key, 0, MAX_ROWS - 1)
             for registry in (queue.scheduled_job_registry, queue.deferred_job_registry):
                 pipeline.zrange(registry.key, 0, MAX_ROWS - 1, withscores=True)
         answers = pipeline.execute()
-    members = [member for answer in answers[::3] for member in answer]
-    for kind in (1, 2):
-        members += [member for _, member in sorted((at, each) for answer in answers[kind::3] for each, at in answer)]
-    return [member.decode(errors="backslashreplace") for member in dict.fromkeys(members)][:MAX_ROWS]
+    queued = [member for answer in answers[::3] for member in answer]
+    others = [
+        member
+        for kind in (1, 2)
+        for _, member in sorted((at, each) for answer in answers[kind::3] for each, at in answer)
+    ]
+    members = [member.decode(errors="backslashreplace") for member in dict.fromkeys([*queued, *others])][:MAX_ROWS]
+    num_queued = min(len(set(queued)), MAX_ROWS)
+    return members[:num_queued], members[num_queued:]
 
 
 def estimate_views(connection: redis.Redis, views: Sequence[JobView], snapshot: Snapshot) -> dict[str, Estimate]:
@@ -226,7 +236,7 @@ def _disk(storage: Storage) -> tuple[dict[str, int] | None, str]:
             continue
         except OSError as error:  # such as a folder of a file server that is away
             return {}, f"The storage of photos and videos cannot be used ({error.strerror})."
-        return {"free": usage.free, "total": usage.total}, ""
+        return {"free": usage.free // DISK_STEP_BYTES * DISK_STEP_BYTES, "total": usage.total}, ""
     raise AssertionError("there is a root folder")
 
 

@@ -309,7 +309,7 @@ async def _delete(request: Request, job_ids: list[str]) -> dict[str, str]:
         try:
             if status is None:  # Redis has forgotten it
                 await backend.in_thread(partial(request.app.state.older.remove, job_id))
-                await backend.write(lambda connection, job_id=job_id: job_control.give(connection, [job_id], None))
+                await backend.write(partial(job_control.give, job_ids=[job_id], verdict=None))
             else:
                 await backend.remove(job_id)
                 request.app.state.older.forget()

@@ -161,8 +161,8 @@ def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str)
         return [], STORAGE
     if not whole:
         return [], _missing(groups[0]) if groups else no_group
-    if not open_:
-        return [], DRAINING
+    if not open_:  # the first record of a rank says nothing about jobs
+        return [], DRAINING if any(group.intake for group in whole) else STARTING
     return measured, UNMEASURED
 
 

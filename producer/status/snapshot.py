@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import redis
 from rq.job import JobStatus
@@ -18,6 +18,7 @@ from svdq.producer.status.estimates import (
     STARTING,
     Backlog,
     Estimate,
+    Parameters,
     estimate_all,
     estimate_jobs,
     videos_per_s,
@@ -28,10 +29,25 @@ from svdq.producer.status.registries import WorkerState, WorkerView
 from svdq.producer.text import iso_of
 from svdq.producer.untrusted_job import UntrustedJob, read_many
 
+V = TypeVar("V")
+
 MAX_IN_FLIGHT = 200  # per queue; groups have fewer
 #: Largest number of queued jobs read for an estimate, taken evenly from each queue in this many slices.
 SAMPLED = 200
 SLICES = 10
+
+
+class Recent(Generic[V]):
+    """What was read about queued jobs, which do not change, for a reader that looks each second."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, V] = {}
+
+    def read(self, job_ids: Sequence[str], read: Callable[[list[str]], Iterable[tuple[str, V]]]) -> list[V]:
+        """Return what `read` finds about jobs, in their order; jobs of the last call are not read again."""
+        known = self._known | dict(read([job_id for job_id in job_ids if job_id not in self._known]))
+        self._known = {job_id: known[job_id] for job_id in job_ids if job_id in known}
+        return list(self._known.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +115,8 @@ class Snapshot:
         }
 
 
-def take(connection: redis.Redis) -> Snapshot:
-    """Take a snapshot."""
+def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> Snapshot:
+    """Take a snapshot; `recent` has what is known of the sampled jobs."""
     now = time.time()
     of_queues, groups, reasons = registries.counts(connection), read_groups(connection), pauses(connection)
     in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
@@ -110,7 +126,8 @@ def take(connection: redis.Redis) -> Snapshot:
     # Some jobs in records of ranks have ended meanwhile.
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
     num_deferred = sum(by_status["deferred"] for by_status in of_queues.values())
-    waiting = _with_deferred(connection, read_waiting(connection, of_queues), num_deferred, groups)
+    waiting = read_waiting(connection, of_queues, recent=recent)
+    waiting = _with_deferred(connection, waiting, num_deferred, groups)
     rate = videos_per_s(groups)
     workers = registries.view_workers(connection)
     state = registries.worker_state(connection, workers)
@@ -167,7 +184,10 @@ def estimate(
 
 
 def read_waiting(
-    connection: redis.Redis, of_queues: Mapping[str, Mapping[str, int]], places: Mapping[str, str] | None = None
+    connection: redis.Redis,
+    of_queues: Mapping[str, Mapping[str, int]],
+    places: Mapping[str, str] | None = None,
+    recent: Recent[Parameters] | None = None,
 ) -> Backlog:
     """Sample the queued jobs evenly, and find the positions of those in `places`, queues by job id."""
     num_jobs = {name: by_status["queued"] for name, by_status in of_queues.items()}
@@ -177,11 +197,16 @@ def read_waiting(
             length = math.ceil(number * min(1, SAMPLED / max(1, sum(num_jobs.values()))) / SLICES)
             for first in range(0, number, max(1, length, math.ceil(number / SLICES))):
                 pipeline.lrange(queue.key, first, first + length - 1)
-        ids = [job_id for answer in pipeline.execute() for job_id in answer]
-    jobs = [read_job(record) for record in read_many(connection, ids) if isinstance(record, UntrustedJob)]
+        ids = [job_id.decode(errors="backslashreplace") for answer in pipeline.execute() for job_id in answer]
+
+    def read(job_ids: list[str]) -> Iterator[tuple[str, Parameters]]:
+        for job_id, record in zip(job_ids, read_many(connection, job_ids), strict=True):
+            if isinstance(record, UntrustedJob) and (job := read_job(record)) is not None:
+                yield job_id, job.model_dump()
+
     return Backlog(
         num_jobs=sum(num_jobs.values()),
-        sample=[job.model_dump() for job in jobs if job is not None],
+        sample=(recent or Recent()).read(ids, read),
         num_ahead=registries.num_ahead(connection, places) if places else {},
     )
 

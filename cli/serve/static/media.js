@@ -13,22 +13,32 @@ export const photoOf = (id) => `/page/photo/${id}`;
 /** Whether the reader prefers less motion. */
 export const isCalm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
+const MAX_LOADED = 4;
+//: What is loaded of videos, the one that was played last at the end.
+let loaded = [];
+
 /** An element for a result that loads nothing yet; `load`, `play`, `toggle` and `stop` do. */
 export function mediaOf(result) {
   if (result.kind === "mp4") {
     const video = document.createElement("video");
     Object.assign(video, { muted: true, loop: true, playsInline: true, preload: "none" });
-    return {
+    const media = {
       element: video,
       load: () => { if (!video.poster) video.poster = pictureOf(result.id); },
-      unload: () => { if (video.hasAttribute("src")) { video.removeAttribute("src"); video.load(); } },
+      unload: () => {
+        loaded = loaded.filter((each) => each !== media);
+        if (video.hasAttribute("src")) { video.removeAttribute("src"); video.load(); }
+      },
       play: () => {
         if (!video.hasAttribute("src")) video.src = contentOf(result);
+        loaded = [...loaded.filter((each) => each !== media), media];
+        if (loaded.length > MAX_LOADED) loaded[0].unload();
         video.play().catch(() => {}); // interrupted by a pause
       },
       toggle() { if (video.paused) this.play(); else video.pause(); },
       stop: () => { video.pause(); if (video.readyState) video.currentTime = 0; },
     };
+    return media;
   }
   const image = document.createElement("img");
   image.alt = "";

@@ -2,7 +2,9 @@
 
 import contextlib
 import itertools
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 
@@ -362,3 +364,32 @@ def test_pictures_change_with_the_steps_up_to_the_latents(opened, photo, kind):
     rest = slice(0 if denoiser.first_frame_mask is None else 1, None)  # that of the photo is not denoised
     made = rgb_of_latents(state["latents"][0].transpose(0, 1))
     assert (pictures[-1].int() - made.int()).abs()[rest].max() <= 1
+
+
+@pytest.mark.parametrize("kind", [*VARIANTS, "distilled"])
+def test_pictures_change_no_bit_of_a_video(opened, photo, kind):
+    """They are drawn by another thread, at any moment of a step."""
+    model = opened(kind)
+    values = model.complete(of_kind(kind))
+    ends = []
+    for is_drawn in (False, True):
+        state = model.encode(photo, values)
+        denoiser = model.denoiser(state, values)
+        is_over = threading.Event()
+
+        def draw(denoiser=denoiser, is_over=is_over):
+            while not is_over.is_set():
+                model.picture(denoiser)
+
+        with ThreadPoolExecutor() as threads:
+            drawing = threads.submit(draw) if is_drawn else None
+            try:
+                for index in range(values.steps):
+                    state |= denoiser.step(state, index)
+            finally:
+                is_over.set()
+            assert drawing is None or drawing.result() is None
+        ends.append(state)
+    plain, drawn = ends
+    assert plain.keys() == drawn.keys()
+    assert all(torch.equal(plain[name], drawn[name]) for name in plain)
