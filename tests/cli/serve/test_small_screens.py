@@ -23,7 +23,7 @@ CUT_OFF = """() => [...document.querySelectorAll('main *, header *, dialog[open]
 }).map((each) => each.outerHTML)"""
 #: Whether an element is at its middle, not below another one.
 IS_ON_TOP = """(element) => {
-  element.scrollIntoView({ block: 'center' });
+  element.scrollIntoView({ block: 'center', behavior: 'instant' });
   const box = element.getBoundingClientRect();
   const found = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
   return element.contains(found);

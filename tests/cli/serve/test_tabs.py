@@ -87,3 +87,18 @@ def test_the_crop_is_said_once(browser: Any, server: Server, connection: redis.R
         expect(photo.locator(".state")).to_have_text("queued")
         [job_id] = connection.lrange("rq:queue:svdq-default", 0, -1)
         assert fetch(connection, job_id.decode()).kwargs["job"]["width"] == 1024
+
+
+def test_at_most_four_videos_are_loaded(
+    browser: Any, server: Server, connection: redis.Redis, settings: Settings
+) -> None:
+    for number in range(6):
+        finish(connection, Storage(settings.storage), number, name=f"Video {number}", formats=("mp4",))
+    with watched_page(browser, server.url, **DESK) as watched:
+        page = watched.page
+        page.locator(".card .frame").first.focus()
+        for number in range(5, -1, -1):
+            playing = page.locator(".card.is-current").filter(has_text=f"Video {number}").locator("video")
+            expect(playing).to_have_attribute("src", f"/page/content/{number:020x}?format=mp4")
+            page.keyboard.press("ArrowRight")
+        expect(page.locator(".card video[src]")).to_have_count(4)
