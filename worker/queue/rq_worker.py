@@ -125,6 +125,12 @@ class RqWorker(BaseWorker):
         error = redis.ConnectionError(str(exc)) if isinstance(exc, redis.TimeoutError) else exc
         super()._pubsub_exception_handler(error, pubsub, pubsub_thread)
 
+    def unsubscribe(self) -> None:
+        """Stop listening; RQ asks its thread to end when that waits already, and waits for it for a second."""
+        if self.pubsub_thread is not None:
+            self.pubsub_thread.stop()
+        super().unsubscribe()
+
     def start(self) -> None:
         """Register in RQ and listen for commands; may be called again after an error of Redis."""
         if self.birth_date is None:
