@@ -1,12 +1,15 @@
-"""Fixtures of the pipeline's tests: one torch thread, the demo photo."""
+"""Fixtures of the pipeline's tests: one torch thread, the demo photo, every kind of untrained model."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
+from gpu_checks.tiny import write_tiny_wan
 from PIL.Image import Image
 
 from svdq.pipeline.media.image import load_photo, prepare_photo
+from tests.pipeline.rendering import one_thread
 
 DEMO_PHOTO = Path(__file__).parents[2] / "docs" / "demo" / "photo.jpg"
 
@@ -20,12 +23,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """A rank computes with one thread, and float32 bits depend on the number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def single_thread():
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +38,19 @@ def photo_bytes() -> bytes:
 def image(photo_bytes: bytes) -> Image:
     """That photograph as a model of 64 x 64 pixels gets it."""
     return prepare_photo(load_photo(photo_bytes, 10**8), 64, 64, "crop")
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory, tiny_model: Path, tiny_wan: Path) -> Callable[[str], Path]:
+    """Give the folder of the untrained SVD, of a variant of Wan, or of Wan with the scheduler of distilled models."""
+
+    @cache
+    def write(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp(kind)
+        if kind == "distilled":
+            write_tiny_wan(folder, scheduler="FlowMatchEulerDiscreteScheduler")
+        else:
+            write_tiny_wan(folder, kind)
+        return folder
+
+    return lambda kind: {"svd": tiny_model, "i2v-a14b": tiny_wan}.get(kind) or write(kind)

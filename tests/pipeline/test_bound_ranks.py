@@ -1,15 +1,13 @@
 """Ranks that hold one of two experts: each does only its steps, whatever the boundary of a video, and none is lost."""
 
 import threading
-from dataclasses import replace
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from svdq.pipeline.planning.binding import Components, Segment, bind
 from svdq.pipeline.planning.planner import Planner
-from tests.pipeline.fakes import Alone, Chain, CountingDenoiser, CountingModel, request
+from tests.pipeline.fakes import Chain, CountingDenoiser, CountingModel, request
 
 HIGH, LOW = frozenset({"high"}), frozenset({"low"})
 
@@ -68,17 +66,6 @@ def test_ranks_do_the_steps_of_their_experts_only(room, typical, videos) -> None
     components = bind(segments(typical, 9), room, CountingModel.info.prior)
     requests = [request(number * 10 + boundary, steps=steps) for number, (boundary, steps) in enumerate(videos)]
     check(run(components, requests), requests)
-
-
-@pytest.mark.parametrize("step", range(10))
-def test_a_sample_is_resumed_from_any_step(step: int) -> None:
-    asked = request(4, steps=9)
-    before = Alone(CountingModel(), [asked], keep_every_s=0.0)
-    before.stage.run()
-    sample = next(each for each in before.checkpointer.samples if each.step == step)
-    again = [replace(asked, resume=sample), request(13, steps=9)]
-    chain = run([HIGH, HIGH, LOW], again)
-    check(chain, again)
 
 
 class FullPlanner(Planner):

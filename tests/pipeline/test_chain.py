@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from gpu_checks import compare
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.planner import Planner
 from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request
+from tests.pipeline.rendering import diffusers_frames
 
 WAIT_S = 60  # seconds after which a test gives up
 
@@ -151,7 +151,7 @@ VIDEOS = [
 
 @pytest.fixture(scope="module")
 def reference(tiny_model, image):
-    return [compare.render_with_diffusers(str(tiny_model), image, parameters) for parameters in VIDEOS]
+    return [diffusers_frames(tiny_model, image, parameters) for parameters in VIDEOS]
 
 
 @pytest.fixture(scope="module")

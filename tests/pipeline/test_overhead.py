@@ -14,11 +14,11 @@ from gpu_checks.references import call_diffusers
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
 from tests.pipeline.fakes import Alone, request
+from tests.pipeline.rendering import pipeline_of
 
 pytestmark = pytest.mark.slow
 
@@ -68,21 +68,16 @@ def calls() -> Iterator[Meter]:
 def test_a_step_takes_no_more_than_one_of_diffusers(
     tiny_model: Path, counting: Callable[[], AbstractContextManager[Meter]]
 ) -> None:
-    be_quiet()
-    from diffusers import StableVideoDiffusionPipeline
-
     photo = Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 90).convert("RGB")
     asked = replace(request(1, steps=8, frames=2), photo=photo)
     ours = SvdModel(resolve(str(tiny_model)), Role.of_rank(0), torch.device("cpu"), torch.float32)
-    theirs = StableVideoDiffusionPipeline.from_pretrained(str(tiny_model), local_files_only=True)
-    theirs.set_progress_bar_config(disable=True)
     for _ in range(2):  # what is done once only is not counted
         with counting() as meter:
             marks_theirs, marks_ours = [], []
             # In our mode, too: operations are counted, and computed, in other parts outside of it.
             with torch.inference_mode():
                 frames = call_diffusers(
-                    theirs,
+                    pipeline_of(tiny_model),
                     photo,
                     asked.parameters,
                     callback_on_step_end=lambda *_, marks=marks_theirs, meter=meter: marks.append(meter()) or {},

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from gpu_checks.references import call_diffusers, open_diffusers
+from gpu_checks.references import call_diffusers
 from PIL import Image
 
 from svdq.pipeline.models.loader import open_model
@@ -13,6 +13,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
+from tests.pipeline.rendering import pipeline_of, render
 
 SHAPE = {"seed": 3, "frames": 5, "steps": 1, "width": 64, "height": 64}
 
@@ -28,11 +29,5 @@ def test_a_folder_of_fp16_files_is_compared(tiny_model, tiny_wan, tmp_path, fami
         resolve(str(folder)), Role(embed=True, encode=True, decode=True), torch.device("cpu"), torch.float16
     )
     values = ours.complete(SvdParameters(**SHAPE) if family == "svd" else WanParameters(prompt="A dog.", **SHAPE))
-    state = dict(ours.encode(photo, values))
-    denoiser = ours.denoiser(state, values)
-    for index in range(values.steps):
-        state |= denoiser.step(state, index)
-    theirs = open_diffusers(family, str(folder), torch.float16)
-    theirs.set_progress_bar_config(disable=True)
-    expected = np.stack([np.asarray(frame) for frame in call_diffusers(theirs, photo, values)[0]])
-    np.testing.assert_array_equal(ours.decode(state, values, values.num_frames).numpy(), expected)
+    frames = call_diffusers(pipeline_of(folder, torch.float16), photo, values)[0]
+    np.testing.assert_array_equal(render(ours, photo, values), np.stack([np.asarray(frame) for frame in frames]))

@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from gpu_checks.references import call_diffusers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from svdq.pipeline.planning.binding import Components, bounds_of
 from svdq.pipeline.planning.planner import Planner
 from svdq.worker.checkpoint.store import Codec
 from tests.pipeline.fakes import Alone, Chain
+from tests.pipeline.rendering import diffusers_frames
 
 pytestmark = pytest.mark.slow
 
@@ -71,18 +71,7 @@ def requests(videos, photo_bytes) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def reference(tiny_wan, requests):
-    from diffusers import WanImageToVideoPipeline
-
-    pipeline = WanImageToVideoPipeline.from_pretrained(tiny_wan)
-    pipeline.set_progress_bar_config(disable=True)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    frames = [
-        np.stack([np.asarray(frame) for frame in call_diffusers(pipeline, each.photo, each.parameters)[0]])
-        for each in requests
-    ]
-    torch.set_num_threads(threads)
-    return frames
+    return [diffusers_frames(tiny_wan, each.photo, each.parameters) for each in requests]
 
 
 @st.composite

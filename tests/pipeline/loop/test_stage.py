@@ -66,11 +66,6 @@ def test_a_decode_in_smaller_chunks_than_planned_tells_of_these_alone() -> None:
     assert group.source.reports["job-1"].body["memory"] == {"step": 30, "decode": 200}
 
 
-def test_the_most_that_any_rank_took_counts() -> None:
-    sample = Sample(job_id="id", parameters=request(1).parameters, boundaries=(0, 7), step=2, memory={"step": 40})
-    assert sample.taking({"encode": 5, "step": 30}).memory == {"encode": 5, "step": 40}
-
-
 @pytest.mark.parametrize("where", ["fail_encode", "fail_step", "fail_decode"])
 @pytest.mark.parametrize(
     ("error", "words"),
@@ -101,14 +96,6 @@ def test_nan_is_a_failure_of_one_sample(index: int) -> None:
     assert "NaN or infinite by step 5 of 5" in str(group.source.reports["job-2"].failure)
 
 
-def test_nan_from_the_encoder_is_a_failure() -> None:
-    model = CountingModel()
-    model.encode = lambda photo, parameters: {"latents": torch.full((1, 4, 4, 8, 8), torch.nan)}  # type: ignore[method-assign]
-    group = Alone(model, [request(1)])
-    group.stage.run()
-    assert "NaN or infinite by step 5 of 5" in str(group.source.reports["job-1"].failure)
-
-
 def test_large_but_finite_half_precision_latents_are_no_failure() -> None:
     class LargeModel(CountingModel):
         def encode(self, photo, parameters):
@@ -125,26 +112,11 @@ def test_large_but_finite_half_precision_latents_are_no_failure() -> None:
     assert group.source.reports["job-1"].failure is None
 
 
-def test_a_decode_that_runs_out_of_memory_lets_go_of_what_it_had_before_it_is_tried_again() -> None:
-    class HoldingModel(CountingModel):
-        held: weakref.ref[torch.Tensor] | None = None
-
-        def decode(self, tensors, parameters, decode_chunk_size):
-            if self.held is None:
-                half_made = torch.zeros(3)
-                self.held = weakref.ref(half_made)
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            assert self.held() is None
-            return super().decode(tensors, parameters, decode_chunk_size)
-
-    group = Alone(HoldingModel(), [request(1, frames=4)])
-    group.stage.run()
-    assert group.source.reports["job-1"].failure is None
-
-
-@pytest.mark.parametrize("where", ["encode", "step"])
-@pytest.mark.parametrize(("times", "succeeds"), [(1, True), (2, False)])
-def test_an_encode_or_step_that_runs_out_of_memory_is_tried_once_more(where, times, succeeds) -> None:
+@pytest.mark.parametrize(
+    ("where", "times", "succeeds"),
+    [("encode", 1, True), ("encode", 2, False), ("step", 1, True), ("step", 2, False), ("decode", 1, True)],
+)
+def test_work_that_runs_out_of_memory_lets_go_of_what_it_had_and_is_tried_once_more(where, times, succeeds) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
 
     def out_of_memory() -> None:
@@ -172,6 +144,11 @@ def test_an_encode_or_step_that_runs_out_of_memory_is_tried_once_more(where, tim
             found.step = sometimes  # type: ignore[method-assign]
             return found
 
+        def decode(self, tensors, parameters, decode_chunk_size):
+            if where == "decode" and parameters.seed == 2:
+                out_of_memory()
+            return super().decode(tensors, parameters, decode_chunk_size)
+
     group = Alone(SmallModel(), [request(1), request(2), request(3)])
     group.stage.run()
     assert set(group.sink.frames) == {"job-1", "job-3", *["job-2"] * succeeds}
@@ -196,10 +173,7 @@ def test_a_decode_without_memory_is_tried_with_smaller_chunks_and_says_so() -> N
     ("error", "words"),
     [
         (torch.OutOfMemoryError("CUDA out of memory."), "Out of GPU memory"),
-        (RuntimeError("CUDA error: out of memory"), "Out of GPU memory"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "Out of GPU"),
-        (RuntimeError("GET was unable to find an engine to execute this computation"), "Out of GPU memory"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "Out of memory"),
         (MemoryError(), "Out of memory"),
     ],
 )
@@ -258,13 +232,16 @@ def test_a_sample_canceled_in_mid_denoising_stops_at_the_next_step() -> None:
     assert set(group.sink.frames) == {"job-2"}
 
 
-def test_stop_leaves_after_the_step_that_is_being_done() -> None:
+def test_stop_leaves_after_the_step_that_is_being_done_and_keeps_its_sample() -> None:
     group = Alone(CountingModel(), [request(1, steps=10), request(2)])
     group.monitor.step = lambda sample, index: group.stage.stop() if index == 4 else None  # type: ignore[method-assign]
     group.stage.run()
     assert group.stage.stopped
+    assert group.sink.released
     assert group.sink.frames == {}
     assert group.source.reports == {}
+    kept = group.checkpointer.samples[-1]
+    assert (kept.job_id, kept.step, int(kept.tensors["latents"].max())) == ("job-1", 5, 5)
 
 
 def test_a_sample_is_kept_when_it_is_denoised_and_before_it_is_decoded() -> None:
@@ -288,15 +265,6 @@ def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
     # Each as it was, whatever the steps after it did to their latents.
     assert [int(sample.tensors["latents"].max()) for sample in group.checkpointer.samples[1:]] == [1, 2, 3, 4, 5]
     assert [sum(steps for _, steps, _ in sample.stages) for sample in group.checkpointer.samples] == [0, 1, 2, 3, 4, 5]
-
-
-def test_stop_keeps_the_sample_that_is_being_denoised() -> None:
-    group = Alone(CountingModel(), [request(1, steps=10)])
-    group.monitor.step = lambda sample, index: group.stage.stop() if index == 4 else None  # type: ignore[method-assign]
-    group.stage.run()
-    kept = group.checkpointer.samples[-1]
-    assert (kept.job_id, kept.step, int(kept.tensors["latents"].max())) == ("job-1", 5, 5)
-    assert group.sink.released
 
 
 @pytest.mark.parametrize("step", [1, 4, 5])

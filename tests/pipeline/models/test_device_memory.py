@@ -132,10 +132,3 @@ def test_what_ran_out_of_memory_was_not_measured(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(torch.OutOfMemoryError), meter.measuring("decode", (128, 64, 2, 1)):
         raise torch.OutOfMemoryError("CUDA out of memory.")
     assert meter.measured(SMALL) == {}
-
-
-def test_a_processor_is_not_measured() -> None:
-    meter = MemoryMeter(torch.device("cpu"))
-    with meter.measuring("encode", (128, 64)):
-        pass
-    assert meter.measured(SMALL) == {}

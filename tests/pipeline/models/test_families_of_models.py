@@ -8,6 +8,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
+from tests.pipeline.rendering import render
 
 
 @pytest.mark.parametrize("name", ["preview", "simulated:step_ms=0"])
@@ -16,11 +17,7 @@ def test_preview_and_simulated_make_videos_of_any_family(name, image) -> None:
     asked = WanParameters(seed=3, prompt="Ein Hund läuft.", width=64, height=64, frames=5)
     values = model.complete(asked)
     assert (values.prompt, values.steps, values.frames) == (asked.prompt, 40, 5)
-    state = dict(model.encode(image, values))
-    denoiser = model.denoiser(state, values)
-    for index in range(values.steps):
-        state |= denoiser.step(state, index)
-    assert model.decode(state, values, 5).shape == (5, 64, 64, 3)
+    assert render(model, image, values).shape == (5, 64, 64, 3)
 
 
 def test_a_model_of_one_family_refuses_videos_of_another_with_a_sentence(tiny_model) -> None:

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -16,6 +13,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
+from tests.pipeline.rendering import render
 
 ALL = Role.of_rank(0)
 CPU = torch.device("cpu")
@@ -33,14 +31,6 @@ def photo(photo_bytes):
 
 def parameters(**changes):
     return SvdParameters(**({"frames": 5, "steps": 6, "width": 192, "height": 128, "seed": 4} | changes))
-
-
-def render(model, photo, values, last_photo=None):
-    tensors = model.encode(photo, values, last_photo)
-    denoiser = model.denoiser(tensors, values)
-    for index in range(values.steps):
-        tensors |= denoiser.step(tensors, index)
-    return model.decode(tensors, values, values.num_frames).numpy()
 
 
 def test_says_what_it_is(model):
@@ -160,32 +150,9 @@ def test_bits_depend_neither_on_who_does_a_step_nor_on_threads(photo, model, see
     assert np.array_equal(model.decode(tensors, values, 1).numpy(), expected)
 
 
-def test_same_bits_at_every_step_with_two_threads(model, photo):
-    values = parameters()
-    tensors = model.encode(photo, values)
-    one = model.denoiser(tensors, values).step(tensors, 2)["latents"]
-    torch.set_num_threads(2)
-    assert torch.equal(model.encode(photo, values)["latents"], tensors["latents"])
-    assert torch.equal(model.denoiser(tensors, values).step(tensors, 2)["latents"], one)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_are_checked(model, bad):
     latents = torch.zeros(1, 5, 192, 16, 24)
     latents[0, 3, 7, 2, 2] = bad
     with pytest.raises(SampleError, match="not numbers"):
         model.decode({"latents": latents}, parameters(), 5)
-
-
-def test_blocks_are_those_of_torchs_pixel_unshuffle(model):
-    pixels = np.random.default_rng(0).integers(0, 256, (128, 192, 3), np.uint8)
-    values = parameters(frames=1)
-    latents = model.encode(preview.Image.fromarray(pixels), values)["image_latents"]
-    assert torch.equal(latents[0], in_blocks(pixels))
-    assert np.array_equal(model.decode({"latents": latents[None]}, values, 1)[0].numpy(), pixels)
-
-
-@pytest.mark.slow
-def test_needs_no_diffusers():
-    code = "import sys, svdq.pipeline.models.preview; sys.exit('diffusers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,22 +1,22 @@
+"""SVD's bits: wherever its steps are cut, with any parameters and after failed steps, against diffusers."""
+
 import json
 import shutil
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from gpu_checks.references import call_diffusers
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.diffusers_model import to_uint8
-from svdq.pipeline.models.latent_rgb import rgb_of_latents
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
+from tests.pipeline.rendering import diffusers_frames
 
 CPU = torch.device("cpu")
 GUIDANCE = {"on": (1.0, 3.0), "off": (1.0, 1.0), "high": (2.0, 4.5)}  # guidance on, off, and both scales high
@@ -29,30 +29,15 @@ def parameters(guidance="on", **changes):
 
 
 @pytest.fixture(scope="module")
-def open_parts(tiny_model):
-    """Open the tiny model with some parts; each call with the same parts gives the same instance."""
-    return cache(lambda parts: open_model(resolve(str(tiny_model)), parts, CPU, torch.float32))
-
-
-@pytest.fixture(scope="module")
-def ranks(open_parts):
-    """Three ranks' models, each with its parts only."""
-    return [open_parts(Role.of_rank(rank)) for rank in range(3)]
+def ranks(tiny_model):
+    """Three ranks' models, each an instance of its own."""
+    return [open_model(resolve(str(tiny_model)), Role.of_rank(rank), CPU, torch.float32) for rank in range(3)]
 
 
 @pytest.fixture(scope="module")
 def reference(tiny_model):
     """The frames that diffusers itself makes of a photo with the arguments that users give."""
-    from diffusers import StableVideoDiffusionPipeline
-
-    pipeline = StableVideoDiffusionPipeline.from_pretrained(tiny_model)
-    pipeline.set_progress_bar_config(disable=True)
-
-    def render(photo, values, decode_chunk_size):
-        frames = call_diffusers(pipeline, photo, values, decode_chunk_size=decode_chunk_size)[0]
-        return np.stack([np.asarray(frame) for frame in frames])
-
-    return render
+    return lambda photo, values, chunk: diffusers_frames(tiny_model, photo, values, decode_chunk_size=chunk)
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +59,9 @@ def render(ranks, photo, values, boundaries, decode_chunk_size):
     ("guidance", "steps", "boundaries"),
     [
         ("on", 1, (0, 1, 1, 1)),
-        ("off", 1, (0, 0, 0, 1)),
-        ("on", 4, (0, 1, 2, 4)),
-        ("high", 4, (0, 0, 4, 4)),
         ("off", 4, (0, 1, 2, 4)),
+        ("high", 4, (0, 0, 4, 4)),
         ("on", 7, (0, 2, 2, 7)),
-        ("high", 7, (0, 3, 4, 7)),
     ],
 )
 def test_same_bits_as_diffusers_wherever_the_steps_are_split(ranks, reference, photo, guidance, steps, boundaries):
@@ -106,21 +88,11 @@ def test_a_step_that_runs_out_of_memory_can_be_done_again_with_the_same_bits(ran
     assert np.array_equal(model.decode(tensors, values, 3).numpy(), reference(photo, values, 3))
 
 
-@pytest.mark.parametrize("decode_chunk_size", [1, 2, 14])
-def test_same_bits_as_diffusers_for_any_decode_chunk_size(ranks, reference, photo, decode_chunk_size):
-    values = parameters()
-    ours = render(ranks, photo, values, (0, 1, 2, 4), decode_chunk_size)
-    assert np.array_equal(ours, reference(photo, values, decode_chunk_size))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"frames": 1, "min_guidance_scale": 2.0},
-        {"fps": 1, "motion_bucket_id": 5},
-        {"noise_aug_strength": 0.0},
-        {"seed": 2**63 - 1},
-        {"width": 64},
+        {"fps": 1, "motion_bucket_id": 5, "noise_aug_strength": 0.0, "seed": 2**63 - 1, "width": 64},
     ],
     ids=str,
 )
@@ -135,43 +107,6 @@ def test_one_frame_with_the_default_guidance_works(ranks, photo):
     frames = render(ranks, photo, parameters(frames=1), (0, 1, 2, 4), 1)
     assert frames.shape == (1, 64, 128, 3)
     assert frames.std() > 20
-
-
-def test_interleaved_samples_do_not_disturb_each_other(ranks, reference, photo_bytes):
-    jobs = [parameters("on"), parameters("off", steps=7, frames=2, seed=12), parameters("high", width=64, fps=20)]
-    photos = [prepare_photo(photo_bytes, values.width, values.height) for values in jobs]
-    tensors = [ranks[0].encode(photo, values) for photo, values in zip(photos, jobs, strict=True)]
-    denoisers = [ranks[1].denoiser(*pair) for pair in zip(tensors, jobs, strict=True)]
-    for index in range(7):
-        for number, values in enumerate(jobs):
-            if index < values.steps:
-                tensors[number] = {**tensors[number], **denoisers[number].step(tensors[number], index)}
-    for number, values in enumerate(jobs):
-        ours = ranks[2].decode(tensors[number], values, 2).numpy()
-        assert np.array_equal(ours, reference(photos[number], values, 2))
-
-
-def test_shapes_and_memory_of_each_part(ranks, open_parts, photo):
-    encoder = open_parts(Role(encode=True, components=frozenset()))
-    tensors = encoder.encode(photo, parameters())
-    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
-        "image_embedding": (1, 1, 32),
-        "image_latents": (1, 4, 8, 16),
-        "latents": (1, 3, 4, 8, 16),
-    }
-    assert encoder.pipeline.unet is None
-    assert encoder.pipeline.vae.decoder is None
-    first, middle, last = (rank.pipeline for rank in ranks)
-    # Every rank can encode and decode.
-    assert all(rank.unet is not None and rank.vae.decoder is not None for rank in (first, middle, last))
-    assert all(rank.vae.encoder is not None and rank.image_encoder is not None for rank in (first, middle, last))
-
-
-def test_info(ranks, tiny_model):
-    for rank in ranks:
-        assert rank.info.name == str(tiny_model)
-        assert rank.info.notice == "tiny (untrained: shows noise)"
-        assert rank.complete(parameters(frames=None)).frames == 14
 
 
 def test_nan_is_a_failure_with_a_reason(ranks):
@@ -227,19 +162,3 @@ def test_frames_become_the_bytes_of_diffusers_own_conversion() -> None:
     frames = to_uint8(video)
     assert (frames.dtype, frames.is_contiguous()) == (torch.uint8, True)
     np.testing.assert_array_equal(frames.numpy(), expected)
-
-
-def test_pictures_change_with_the_steps_up_to_the_latents(ranks, reference, photo):
-    """After the last step the expected latents are those that are decoded."""
-    values, model = parameters(steps=4), ranks[0]
-    tensors = model.encode(photo, values)
-    denoiser = model.denoiser(tensors, values)
-    assert model.picture(denoiser) is None
-    pictures = []
-    for index in range(values.steps):
-        tensors |= denoiser.step(tensors, index)
-        pictures.append(model.picture(denoiser))
-    assert len({picture.numpy().tobytes() for picture in pictures}) == 4
-    assert torch.equal(pictures[-1], rgb_of_latents(tensors["latents"][0]))
-    assert (pictures[-1].shape, pictures[-1].dtype) == ((3, 8, 16, 3), torch.uint8)
-    assert np.array_equal(model.decode(tensors, values, 3).numpy(), reference(photo, values, 3))

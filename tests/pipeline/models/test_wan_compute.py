@@ -8,7 +8,7 @@ import threading
 import psutil
 import pytest
 import torch
-from gpu_checks.references import call_diffusers, open_diffusers
+from gpu_checks.references import call_diffusers
 from gpu_checks.tiny import write_tiny_wan
 
 from svdq.pipeline.media.image import prepare_photo
@@ -18,6 +18,7 @@ from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
+from tests.pipeline.rendering import denoise, pipeline_of
 
 CPU = torch.device("cpu")
 EVERYTHING = Role(embed=True, encode=True, decode=True)
@@ -32,18 +33,10 @@ def parameters(model):
     return model.complete(WanParameters(prompt="A dog.", seed=3, frames=5, steps=4, width=64, height=64))
 
 
-def denoise(model, photo, values):
-    state = dict(model.encode(photo, values))
-    for index in range(values.steps):
-        state |= model.denoiser(state, values).step(state, index)
-    return state
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler"])
-def test_bfloat16_keeps_what_must_be_float32_and_equals_diffusers(tmp_path, photo, kind):
-    write_tiny_wan(tmp_path, scheduler=kind)
-    model = open_model(resolve(str(tmp_path)), EVERYTHING, CPU, torch.bfloat16)
+@pytest.mark.parametrize("kind", ["i2v-a14b", "distilled"])
+def test_bfloat16_keeps_what_must_be_float32_and_equals_diffusers(folder_of, photo, kind):
+    model = open_model(resolve(str(folder_of(kind))), EVERYTHING, CPU, torch.bfloat16)
     for transformer in (model.pipeline.transformer, model.pipeline.transformer_2):
         dtypes = {name: weight.dtype for name, weight in transformer.named_parameters()}
         full = ("time_embedder", "scale_shift_table", "norm2")
@@ -51,12 +44,10 @@ def test_bfloat16_keeps_what_must_be_float32_and_equals_diffusers(tmp_path, phot
         assert {dtypes[name] for name in dtypes if "to_q" in name or "ffn" in name} == {torch.bfloat16}
     assert {each.dtype for each in model.pipeline.vae.parameters()} == {torch.float32}
     values = parameters(model)
-    state = denoise(model, photo, values)
+    state = denoise(model, model.encode(photo, values), values)
     assert state["prompt_embeds"].dtype == torch.bfloat16
     assert state["condition"].dtype == torch.float32
-    theirs = open_diffusers("wan", str(tmp_path), torch.bfloat16)
-    theirs.set_progress_bar_config(disable=True)
-    expected = call_diffusers(theirs, photo, values, output_type="latent")
+    expected = call_diffusers(pipeline_of(folder_of(kind), torch.bfloat16), photo, values, output_type="latent")
     assert torch.equal(state["latents"], expected.to(state["latents"].dtype))
     assert state["latents"].std() > 0.1
 
@@ -143,19 +134,20 @@ def test_compiled_transformers_give_the_same_bits(tiny_wan, photo, monkeypatch, 
     model = open_model(resolve(str(tiny_wan)), EVERYTHING, CPU, torch.float32, ComputeOptions(compiled=what))
     values = parameters(usual)
     model.warm_up(values)
-    assert torch.equal(denoise(model, photo, values)["latents"], denoise(usual, photo, values)["latents"])
+    found, expected = (denoise(each, each.encode(photo, values), values)["latents"] for each in (model, usual))
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("received", [False, True])
-def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(tmp_path, photo, monkeypatch, received):
+def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(folder_of, photo, monkeypatch, received):
     """Tensors that this rank has made in inference mode, and those that a thread has received, are of other kinds."""
     graphs = []
     monkeypatch.setattr(compute, "BACKEND", lambda graph, _inputs: graphs.append(graph) or graph.forward)
     monkeypatch.setattr("svdq.pipeline.models.wan.model.IMAGE_TOKENS", 50)  # of the tiny model
     torch.compiler.reset()
-    write_tiny_wan(tmp_path, "i2v-14b")
-    model = open_model(resolve(str(tmp_path)), EVERYTHING, CPU, torch.float32, ComputeOptions(compiled="whole"))
+    model = resolve(str(folder_of("i2v-14b")))
+    model = open_model(model, EVERYTHING, CPU, torch.float32, ComputeOptions(compiled="whole"))
     values = parameters(model)
     model.warm_up(values)
     assert len(graphs) == 1

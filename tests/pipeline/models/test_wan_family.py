@@ -1,7 +1,7 @@
 """The defaults of Wan's models are their authors', and what a model cannot do is one sentence."""
 
 import pytest
-from gpu_checks.tiny import VARIANTS, write_tiny_wan
+from gpu_checks.tiny import VARIANTS
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.wan.family import (
@@ -114,11 +114,9 @@ def test_720p_works_with_the_models_that_compress_8_times():
     assert complete({}, width=1280, height=720).height == 720
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_facts_of_a_folder(tmp_path, variant):
-    write_tiny_wan(tmp_path, variant)
-    facts = read_facts(tmp_path, "tiny")
+def test_the_facts_of_a_folder(folder_of, variant):
+    facts = read_facts(folder_of(variant), "tiny")
     assert facts.keys() == PUBLISHED.keys()
     assert facts["boundary_ratio"] == (0.9 if variant == "i2v-a14b" else None)
     assert facts["has_image_encoder"] == (variant in ("i2v-14b", "flf2v-14b"))

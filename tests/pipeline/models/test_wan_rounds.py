@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gpu_checks import compare
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.protocols import Request
@@ -19,6 +18,7 @@ from svdq.pipeline.models.wan.family import FAMILY
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER
 from tests.pipeline.fakes import Alone
 from tests.pipeline.models.test_wan_ranks import VIDEOS
+from tests.pipeline.rendering import diffusers_frames
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +44,10 @@ def requests(image, videos, *, resume=None) -> list[Request]:
     ]
 
 
+def loaded(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.args[0] for record in caplog.records if record.msg.startswith("Loaded the")]
+
+
 @pytest.fixture(scope="module")
 def videos(tiny_wan):
     facts = FAMILY.read_facts(tiny_wan, "tiny")
@@ -52,7 +56,7 @@ def videos(tiny_wan):
 
 @pytest.fixture(scope="module")
 def reference(tiny_wan, image, videos):
-    return [compare.render_with_diffusers(str(tiny_wan), image, video) for video in videos]
+    return [diffusers_frames(tiny_wan, image, video) for video in videos]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,7 @@ def test_frames_are_those_of_diffusers_and_experts_are_loaded_once_a_round(
     alone.stage.run()
     for number, expected in enumerate(reference):
         np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], expected)
-    loads = [record.args[0] for record in caplog.records if record.msg.startswith("Loaded the")]
+    loads = loaded(caplog)
     assert loads.count("transformer") == loads.count("transformer_2") == 2
     # All prompts are known in the second round.
     assert loads.count(TEXT_ENCODER) <= 2
@@ -91,36 +95,18 @@ def test_frames_are_those_of_diffusers_if_weights_move_between_host_and_device(t
         np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], expected)
 
 
-@pytest.mark.parametrize("leaves", ["text", "experts"])
-@pytest.mark.parametrize(("host_bytes", "moves"), [(0, False), (10**9, False), (10**9, True)])
-def test_a_text_encoder_that_comes_for_new_prompts_gives_the_bits_of_diffusers(
-    tiny_wan, image, videos, reference, leaves, host_bytes, moves, caplog
-):
+def test_a_model_with_one_transformer_takes_turns_with_its_text_encoder(folder_of, image, caplog):
     caplog.set_level(logging.INFO, "svdq")
-    role = replace(Role.of_rank(0), leaves=leaves, host_bytes=host_bytes)
-    model = open_model(resolve(str(tiny_wan)), role, CPU, torch.float32)
-    assert model.pipeline.text_encoder is None
-    if moves:
-        model._residency._copy = torch.clone  # as on a GPU, whose weights are copies of those in host memory
-    alone = Alone(model, requests(image, videos))
+    folder = folder_of("ti2v-5b")
+    facts = FAMILY.read_facts(folder, "tiny")
+    asked = [FAMILY.complete(VIDEOS[0].model_copy(update={"seed": n, "steps": 3}), facts) for n in range(3)]
+    alone = Alone(open_in_rounds(folder, 0), requests(image, asked))
     alone.stage.run()
-    for number, expected in enumerate(reference):
-        np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], expected)
-    loads = [record.args[0] for record in caplog.records if record.msg.startswith("Loaded the")]
-    assert set(loads) == {TEXT_ENCODER}
-    # Of two prompts and two negative ones; those that wait are encoded with the first.
-    assert 1 <= len(loads) <= 2
-    assert (model.pipeline.text_encoder is None) == (host_bytes == 0), "it is dropped if host memory has no room"
-
-
-def test_a_text_encoder_that_is_gone_ends_the_rank_and_no_video(tiny_wan, tmp_path, image, videos):
-    folder = shutil.copytree(tiny_wan, tmp_path / "wan")
-    role = replace(Role.of_rank(0), leaves="text")
-    alone = Alone(open_model(resolve(str(folder)), role, CPU, torch.float32), requests(image, videos[:2]))
-    shutil.rmtree(folder / "text_encoder")
-    with pytest.raises(InputError, match=r"The text_encoder of the model .*cannot be loaded"):
-        alone.stage.run()
-    assert alone.source.reports == {}
+    assert [record.args[0] for record in caplog.records if record.msg.startswith("Loaded the")].count(
+        "transformer"
+    ) <= 2
+    for number, video in enumerate(asked):
+        np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], diffusers_frames(folder, image, video))
 
 
 def test_a_set_that_is_gone_fails_with_a_sentence(tiny_wan, tmp_path):

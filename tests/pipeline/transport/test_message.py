@@ -49,14 +49,6 @@ def test_a_sample_survives_json(sample: Sample) -> None:
     assert sample_from(body, sample.tensors) == sample
 
 
-@pytest.mark.parametrize("missing", ["job_id", "boundaries", "parameters"])
-def test_what_is_not_a_sample_is_refused(missing: str) -> None:
-    body = sample_body(Sample(job_id="a", parameters=SvdParameters(seed=1), boundaries=(0, 25), step=0))
-    del body[missing]
-    with pytest.raises(ValueError, match=missing):
-        sample_from(body, {})
-
-
 @given(samples())
 @settings(max_examples=50)
 def test_a_sample_reaches_another_rank_bit_by_bit(sample: Sample) -> None:
