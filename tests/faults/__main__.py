@@ -9,7 +9,8 @@ import click
 
 from tests.faults.campaigns.bits import VIDEOS
 from tests.faults.catalogue import CAMPAIGNS, SETS, run_campaign
-from tests.faults.report import Outcome, as_table, write_report
+from tests.faults.plan import Tally
+from tests.faults.report import as_table, write_report
 
 
 @click.command()
@@ -48,18 +49,18 @@ def main(
     for name in [name for name in os.environ if name.startswith("SVDQ_")]:
         del os.environ[name]
     chosen = dict.fromkeys(campaign for name in names for campaign in SETS.get(name, (name,)))
-    outcomes: list[Outcome] = []
+    tallies: list[Tally] = []
     for name in chosen:
         click.echo(f"{name} …", err=True)
-        outcome = run_campaign(name, seed=seed, num_jobs=jobs, ranks=ranks, hold_s=hold_s, family=family)
-        outcomes.append(outcome)
-        for line in (*outcome.troubles(), *(f"{name}: {note}" for note in outcome.notes)):
+        tally = run_campaign(name, seed=seed, num_jobs=jobs, ranks=ranks, hold_s=hold_s, family=family)
+        tallies.append(tally)
+        for line in (*tally.troubles(), *(f"{name}: {note}" for note in tally.notes)):
             click.echo(line, err=True)
         if report is not None:
             asked = {"seed": seed, "jobs": jobs, "ranks": ranks, "hold_s": hold_s, "family": family}
-            write_report(report, asked, outcomes)
-    click.echo(as_table(outcomes))
-    sys.exit(0 if all(outcome.kept for outcome in outcomes) else 1)
+            write_report(report, asked, tallies)
+    click.echo(as_table(tallies))
+    sys.exit(0 if all(tally.kept for tally in tallies) else 1)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import redis
 from PIL import Image
@@ -97,6 +98,11 @@ class Arena:
         )
         self.jobs[submitted[0].id] = expected
         return submitted[0].id
+
+    def submit_all(self, **more: Any) -> None:
+        """Submit as many jobs as the campaign has."""
+        for _ in range(self.size.num_jobs):
+            self.submit(**more)
 
     def start(self, *, embedded: bool = False, host: str | None = None, **environment: str) -> Group:
         """Start a worker and wait until it takes jobs.

@@ -3,7 +3,8 @@
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from tests.faults.arena import Arena
 from tests.faults.campaigns import (
@@ -23,8 +24,7 @@ from tests.faults.campaigns import (
 )
 from tests.faults.group import READY
 from tests.faults.leftovers import leftovers
-from tests.faults.plan import Size
-from tests.faults.report import Outcome
+from tests.faults.plan import Size, Tally
 from tests.faults.verify import verify
 
 #: A step as long as a short one on a GPU, slept through.
@@ -55,20 +55,17 @@ CAMPAIGNS = {
     "redis-embedded": Campaign(run=redis_away.redis_embedded),
     "redis-pause": Campaign(run=redis_away.redis_pause),
     "redis-gone": Campaign(run=redis_away.redis_gone),
-    "mixed": Campaign(run=mixed.mixed, model="simulated:step_ms=50"),
+    "mixed": Campaign(run=mixed.mixed),
     "storage-full": Campaign(run=storage.storage_full, own_disk=True),
     "storage-slow": Campaign(run=storage.storage_slow, num_jobs=20, model=QUICK),
     "two-groups": Campaign(run=groups.two_groups, ranks=2),
     "two-hosts": Campaign(run=groups.two_hosts, ranks=2),
-    "after-pop": Campaign(run=windows.after_pop, num_jobs=40, ranks=2),
-    "after-admission": Campaign(run=windows.after_admission, num_jobs=40, ranks=2),
-    "after-rename": Campaign(run=windows.after_rename, num_jobs=40, ranks=2),
-    "before-acknowledgement": Campaign(run=windows.before_acknowledgement, num_jobs=40, ranks=2),
-    "during-prepare": Campaign(run=windows.during_prepare, num_jobs=40, ranks=2),
-    "during-encode": Campaign(run=windows.during_encode, num_jobs=40),
-    "during-decode": Campaign(run=windows.during_decode, num_jobs=40),
-    "frames-in-transit": Campaign(run=windows.frames_in_transit, num_jobs=40),
-    "during-write": Campaign(run=windows.during_write, num_jobs=40, ranks=2),
+    **{
+        where: Campaign(
+            run=partial(windows.window, where=where), num_jobs=40, ranks=3 if where in windows.THREE_RANKS else 2
+        )
+        for where in windows.WINDOWS
+    },
     "rounds": Campaign(
         run=rounds.rounds, num_jobs=40, ranks=1, model="simulated:step_ms=20,encode_ms=5,segments=8+12,load_ms=200"
     ),
@@ -90,7 +87,7 @@ def run_campaign(
     ranks: int | None = None,
     hold_s: float | None = None,
     family: str = "svd",
-) -> Outcome:
+) -> Tally:
     """Run one campaign in an arena of its own and judge it; the files of a failed one are kept.
 
     Args:
@@ -105,6 +102,7 @@ def run_campaign(
     size = Size(num_jobs=num_jobs or campaign.num_jobs, ranks=ranks or campaign.ranks, hold_s=hold_s, family=family)
     began_at = time.monotonic()
     arena = Arena(size=size, seed=seed, model=campaign.model, own_disk=campaign.own_disk)
+    arena.tally.campaign = name
     keep = True
     try:
         try:
@@ -112,32 +110,22 @@ def run_campaign(
         except Exception:  # noqa: BLE001 - what the harness could not do is a finding, too; its jobs are judged anyway
             arena.tally.broken.append(traceback.format_exc())
         arena.settle()
-        outcome = replace(judge(name, arena), took_s=time.monotonic() - began_at)
-        keep = not outcome.kept
-        return outcome
+        judge(arena)
+        arena.tally.took_s = time.monotonic() - began_at
+        keep = not arena.tally.kept
+        return arena.tally
     finally:
         arena.leave(keep=keep)
 
 
-def judge(name: str, arena: Arena) -> Outcome:
+def judge(arena: Arena) -> None:
     """Compare the ends of the jobs with those that are expected."""
-    verdict, tally = verify(arena), arena.tally
-    if tally.most_steps_again is not None and verdict.most_steps_again > tally.most_steps_again:
-        tally.broken.append(f"{verdict.most_steps_again} steps were done again, more than {tally.most_steps_again}")
-    if verdict.num_rendered_again > tally.num_faults:  # a writer has one video at a time in its hands
-        tally.broken.append(f"{verdict.num_rendered_again} videos were rendered again")
-    return Outcome(
-        campaign=name,
-        num_jobs=len(arena.jobs),
-        num_faults=tally.num_faults,
-        lost=tuple(verdict.lost),
-        duplicated=tuple(verdict.duplicated),
-        wrong=tuple(verdict.wrong),
-        leftovers=tuple(leftovers(arena)),
-        broken=tuple(tally.broken),
-        recoveries_s=tuple(tally.recoveries_s),
-        num_starts=sum(group.text.count(READY) for group in arena.groups),
-        num_rendered_again=verdict.num_rendered_again,
-        most_steps_again=verdict.most_steps_again,
-        notes=tuple(tally.notes),
-    )
+    tally = arena.tally
+    verify(arena)
+    if tally.may_do_again is not None and tally.most_steps_again > tally.may_do_again:
+        tally.broken.append(f"{tally.most_steps_again} steps were done again, more than {tally.may_do_again}")
+    if tally.num_rendered_again > tally.num_faults:  # a writer has one video at a time in its hands
+        tally.broken.append(f"{tally.num_rendered_again} videos were rendered again")
+    tally.num_jobs = len(arena.jobs)
+    tally.leftovers = leftovers(arena)
+    tally.num_starts = sum(group.text.count(READY) for group in arena.groups)

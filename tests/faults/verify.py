@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,74 +19,63 @@ from tests.faults.frames import read_frames
 PLACE_OF = {"finished": "finished", "failed": "failed", "stopped": "failed", "canceled": "canceled"}
 
 
-@dataclass
-class Verdict:
-    """The promises that were broken, in a sentence each."""
-
-    lost: list[str] = field(default_factory=list)
-    duplicated: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    num_rendered_again: int = 0  # videos that were rendered more than once: allowed when the first was not acknowledged
-    most_steps_again: int = 0  # the most steps of one video that were done again after one fault
-
-
-def verify(arena: Arena) -> Verdict:
-    """Look at every job of an arena, and at every file."""
-    verdict = Verdict()
+def verify(arena: Arena) -> None:
+    """Look at every job of an arena, and at every file; note what is wrong."""
+    tally = arena.tally
     published = arena.publications.counts()
     places = _places(arena)
     views = {view.id: view for view in view_many(arena.connection, arena.jobs)}
     for job_id, expected in arena.jobs.items():
         view = views.get(job_id)
         if view is None:
-            verdict.lost.append(f"{job_id} is gone")
+            tally.lost.append(f"{job_id} is gone")
             continue
         if view.status not in expected.states:
-            verdict.lost.append(f"{job_id} is {view.status}, not {' or '.join(expected.states)}: {view.error}")
+            tally.lost.append(f"{job_id} is {view.status}, not {' or '.join(expected.states)}: {view.error}")
         elif expected.reason not in (view.error or ""):
-            verdict.lost.append(f"{job_id} failed without saying {expected.reason!r}: {view.error}")
+            tally.lost.append(f"{job_id} failed without saying {expected.reason!r}: {view.error}")
         if places[job_id] != {PLACE_OF.get(view.status, "?"): 1}:
-            verdict.duplicated.append(f"{job_id} is {view.status} and is in {dict(places[job_id])}")
+            tally.duplicated.append(f"{job_id} is {view.status} and is in {dict(places[job_id])}")
         rq_job = fetch(arena.connection, job_id)
         if view.status == "finished" and rq_job.retries_left != keys.MAX_RETRIES:
-            verdict.lost.append(f"{job_id} finished, and has {rq_job.retries_left} of {keys.MAX_RETRIES} retries left")
+            tally.lost.append(f"{job_id} finished, and has {rq_job.retries_left} of {keys.MAX_RETRIES} retries left")
         results = Result.all(rq_job, serializer=JSONSerializer)
         if sum(result.type is Result.Type.SUCCESSFUL for result in results) != (view.status == "finished"):
-            verdict.duplicated.append(f"{job_id} is {view.status} with results {[str(item.type) for item in results]}")
+            tally.duplicated.append(f"{job_id} is {view.status} with results {[str(item.type) for item in results]}")
         if view.status == "finished":
-            _verify_files(arena, view, published, verdict)
-    return verdict
+            _verify_files(arena, view, published)
 
 
-def _verify_files(arena: Arena, view: JobView, published: Counter[str], verdict: Verdict) -> None:
+def _verify_files(arena: Arena, view: JobView, published: Counter[str]) -> None:
+    tally = arena.tally
     job = arena.job_of(view.id)
     stem = f"{job.name}-{view.id}"
     if published[f"{stem}.json"] > 1:
-        verdict.duplicated.append(f"{view.id} was published {published[f'{stem}.json']} times")
-    verdict.num_rendered_again += sum(
+        tally.duplicated.append(f"{view.id} was published {published[f'{stem}.json']} times")
+    tally.num_rendered_again += sum(
         count - 1 for name, count in published.items() if view.id in name and not name.endswith(".json")
     )
     try:
         sidecar = json.loads((arena.storage / "outputs" / f"{stem}.json").read_text())
     except (OSError, ValueError) as error:
-        verdict.lost.append(f"{view.id} is finished and has no sidecar: {error}")
+        tally.lost.append(f"{view.id} is finished and has no sidecar: {error}")
         return
     if (sidecar["job_id"], sidecar["job"]["seed"], tuple(sidecar["outputs"])) != (view.id, job.seed, view.outputs):
-        verdict.wrong.append(f"{view.id} has a sidecar of something else: {sidecar}")
+        tally.wrong.append(f"{view.id} has a sidecar of something else: {sidecar}")
     again = [resumption["steps_done_again"] for resumption in sidecar.get("resumed", ())]
-    verdict.most_steps_again = max(verdict.most_steps_again, *again, 0)
+    tally.most_steps_again = max(tally.most_steps_again, *again, 0)
     if len(view.outputs) != len(job.formats):
-        verdict.lost.append(f"{view.id} has {len(view.outputs)} files, not {len(job.formats)}")
+        tally.lost.append(f"{view.id} has {len(view.outputs)} files, not {len(job.formats)}")
     for kind, output in zip(job.formats, view.outputs, strict=False):
         wanted = arena.reference.frames(job, kind)
         # FFmpeg and Pillow have errors of their own for each way in which a file can be broken.
         try:
             found = read_frames(Path(output))
         except Exception as error:  # noqa: BLE001
-            verdict.wrong.append(f"{output} cannot be decoded: {error}")
+            tally.wrong.append(f"{output} cannot be decoded: {error}")
             continue
         if not np.array_equal(found, wanted):
-            verdict.wrong.append(f"{output} differs from an undisturbed run's: {found.shape}, {wanted.shape}")
+            tally.wrong.append(f"{output} differs from an undisturbed run's: {found.shape}, {wanted.shape}")
 
 
 def _places(arena: Arena) -> dict[str, Counter[str]]:

@@ -48,7 +48,7 @@ def bits(arena: Arena) -> None:
     model = arena.folder / "tiny"
     subprocess.run([sys.executable, "deploy/gpu_checks/tiny.py", "--family", arena.size.family, model], check=True)
     arena.model = str(model)
-    arena.tally.most_steps_again = videos.most_steps_again
+    arena.tally.may_do_again = videos.most_steps_again
     arena.options = videos.undisturbed
     seeds = [arena.rng.getrandbits(31) for _ in range(arena.size.num_jobs)]
     arena.reference = _lower_quartile(arena, seeds)

@@ -6,6 +6,7 @@ from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import submit_all
 from tests.faults.arena import PHOTO, Arena
 from tests.faults.campaigns.kills import PATIENT, STEPS, again_and_again
+from tests.faults.group import Group
 from tests.faults.plan import FINISHED
 
 LINKS = 3
@@ -19,14 +20,11 @@ def chains(arena: Arena) -> None:
         spec = JobSpec(options=(options,), then=("",) * (LINKS - 1), force=True)
         for submission in submit_all(arena.settings, [PhotoRequest(path=arena.folder / PHOTO, spec=spec)]):
             arena.jobs[submission.id] = FINISHED
-    group = arena.start(**PATIENT)
 
-    def strike() -> None:
-        nonlocal group
+    def kill(group: Group) -> None:
         if arena.rng.random() < 0.5:
             group.kill_rank(arena.rng)
         else:
             group.kill_all()
-            group = arena.start(**PATIENT)
 
-    again_and_again(arena, strike)
+    again_and_again(arena, kill, **PATIENT)

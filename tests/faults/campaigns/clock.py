@@ -14,8 +14,7 @@ OFFSETS_S = (JUMP_S, -JUMP_S)  # jumps of one group, each there and back
 
 def clock_steps(arena: Arena) -> None:
     """The clock of one of two groups jumps forward and back: both keep their jobs, and each is rendered once."""
-    for _ in range(arena.size.num_jobs):
-        arena.submit(steps=STEPS)
+    arena.submit_all(steps=STEPS)
     jumping, controls = arena.start_with("clock")
     other = arena.start()
     for offset_s in OFFSETS_S:

@@ -14,8 +14,7 @@ LOSS_S = 30.0  # seconds that the loss may cost, beyond what the other ranks nee
 
 def device(arena: Arena) -> None:
     """One of the GPUs fails for good: the others do its work, at their own pace, and people are told."""
-    for _ in range(arena.size.num_jobs):
-        arena.submit(steps=STEPS)
+    arena.submit_all(steps=STEPS)
     arena.options = ("--device", "cuda")
     names = [str(number) for number in range(arena.size.ranks)]
     group, folder = arena.start_with("device", CUDA_VISIBLE_DEVICES=",".join(names))

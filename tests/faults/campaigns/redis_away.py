@@ -1,6 +1,7 @@
 """A Redis that dies, is away or does not answer while jobs are in flight."""
 
 import time
+from collections.abc import Callable
 
 from svdq.producer.embedded_redis import running_url
 from tests.faults.arena import Arena
@@ -17,9 +18,6 @@ GONE_S = 600.0  # seconds for which it is gone
 
 def redis_kill(arena: Arena) -> None:
     """kill -9 of Redis and a start some seconds later, from its append-only file."""
-    for _ in range(arena.size.num_jobs):
-        arena.submit(steps=STEPS)
-    arena.start()
 
     def strike() -> float:
         arena.redis.kill()
@@ -27,45 +25,31 @@ def redis_kill(arena: Arena) -> None:
         arena.redis.start()
         return time.monotonic()
 
-    for _ in range(NUM_KILLS):
-        arena.breathe(LEAST_GAP_S, MOST_GAP_S)
-        arena.strike(strike, kills=False)
+    _strike(arena, strike, NUM_KILLS)
 
 
 def redis_embedded(arena: Arena) -> None:
     """kill -9 of the embedded Redis, which nobody but the workers themselves starts again."""
-    for _ in range(arena.size.num_jobs):
-        arena.submit(steps=STEPS)
-    arena.start(embedded=True)
 
     def strike() -> None:
         arena.redis.kill()
         wait_until(lambda: running_url(arena.settings.home), "the worker starts Redis again")
 
-    for _ in range(NUM_KILLS):
-        arena.breathe(LEAST_GAP_S, MOST_GAP_S)
-        arena.strike(strike, kills=False)
+    _strike(arena, strike, NUM_KILLS, embedded=True)
 
 
 def redis_pause(arena: Arena) -> None:
     """Redis answers nobody for longer than leases last, then goes on as if nothing had been."""
-    for _ in range(arena.size.num_jobs):
-        arena.submit(steps=STEPS)
-    arena.start()
 
     def strike() -> float:
         arena.redis.pause(arena.size.hold_s or PAUSE_S)
         return time.monotonic()
 
-    arena.breathe(LEAST_GAP_S, MOST_GAP_S)
-    arena.strike(strike, kills=False)
+    _strike(arena, strike)
 
 
 def redis_gone(arena: Arena) -> None:
     """Redis is stopped in order and stays away for far longer than leases last; then it is started again."""
-    for _ in range(arena.size.num_jobs):
-        arena.submit(steps=STEPS)
-    arena.start()
 
     def strike() -> float:
         arena.redis.stop()
@@ -73,5 +57,12 @@ def redis_gone(arena: Arena) -> None:
         arena.redis.start()
         return time.monotonic()
 
-    arena.breathe(LEAST_GAP_S, MOST_GAP_S)
-    arena.strike(strike, kills=False)
+    _strike(arena, strike)
+
+
+def _strike(arena: Arena, fault: Callable[[], float | None], times: int = 1, *, embedded: bool = False) -> None:
+    arena.submit_all(steps=STEPS)
+    arena.start(embedded=embedded)
+    for _ in range(times):
+        arena.breathe(LEAST_GAP_S, MOST_GAP_S)
+        arena.strike(fault, kills=False)

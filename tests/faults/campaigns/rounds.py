@@ -25,8 +25,7 @@ def rounds(arena: Arena) -> None:
     phases = [phase for _ in range(passes) for phase in arena.rng.sample(PHASES, len(PHASES))]
     for number, phase in enumerate(phases):
         (controls / f"kill{number:02}.{phase}").touch()
-    for _ in range(num_jobs):
-        arena.submit(steps=STEPS)
+    arena.submit_all(steps=STEPS)
     group, _ = arena.start_with("rounds", **PATIENT)
 
     def all_are_spent() -> bool:

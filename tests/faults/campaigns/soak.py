@@ -1,8 +1,11 @@
 """Thousands of jobs under kills of every kind, one after another."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from tests.faults.arena import Arena
+from tests.faults.group import Group
 
 STEPS = 4
 #: Seconds between faults.
@@ -11,29 +14,23 @@ LEAST_GAP_S, MOST_GAP_S = 2.0, 6.0
 
 def soak(arena: Arena) -> None:
     """Ranks, launcher, everything and Redis die in random order until all jobs have ended."""
-    for _ in range(arena.size.num_jobs):
-        arena.submit(steps=STEPS, formats=("gif",))
+    arena.submit_all(steps=STEPS, formats=("gif",))
     group = arena.start()
 
-    def one_rank() -> None:
-        group.kill_rank(arena.rng)
-
-    def launcher() -> None:
+    def kill(act: Callable[[Group], None]) -> None:
         nonlocal group
-        group.kill_launcher()
-        group = arena.start()
-
-    def everything() -> None:
-        nonlocal group
-        group.kill_all()
-        group = arena.start()
+        act(group)
+        group = group if group.runs else arena.start()
 
     def server() -> float:
         arena.redis.kill()
         arena.redis.start()
         return time.monotonic()
 
+    kills = [
+        partial(kill, act) for act in (lambda group: group.kill_rank(arena.rng), Group.kill_launcher, Group.kill_all)
+    ]
     while not arena.all_ended():
         arena.breathe(LEAST_GAP_S, MOST_GAP_S)
-        fault = arena.rng.choice((one_rank, launcher, everything, server))
+        fault = arena.rng.choice([*kills, server])
         arena.strike(fault, kills=fault is not server)

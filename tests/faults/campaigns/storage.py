@@ -22,8 +22,7 @@ JOBS_A_RANK, JOBS_BESIDES = 3, 5
 
 def storage_full(arena: Arena) -> None:
     """ENOSPC for a while: from a small disk of its own where we may mount one, else put into the ranks' writes."""
-    for _ in range(arena.size.num_jobs):
-        arena.submit(steps=STEPS)
+    arena.submit_all(steps=STEPS)
     hold_s = arena.size.hold_s or FULL_S
     if arena.disk is not None and arena.disk.mounted:
         disk = arena.disk
@@ -46,8 +45,7 @@ def storage_full(arena: Arena) -> None:
 
 def storage_slow(arena: Arena) -> None:
     """Every write takes two seconds: intake slows down with it, and memory does not grow."""
-    for _ in range(arena.size.num_jobs):
-        arena.submit(steps=STEPS, frames=SLOW_FRAMES, width=SLOW_SIDE, height=SLOW_SIDE)
+    arena.submit_all(steps=STEPS, frames=SLOW_FRAMES, width=SLOW_SIDE, height=SLOW_SIDE)
     group, controls = arena.start_with("slow")
     wait_until(lambda: arena.num_ended() >= 2, "the first videos are there")
     (controls / "on").touch()

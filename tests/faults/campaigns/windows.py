@@ -1,7 +1,5 @@
 """A kill in each of the narrow places between two steps that belong together, and in phases beside the stage loop."""
 
-from functools import partial
-
 from tests.faults.arena import Arena
 from tests.waiting import wait_until
 
@@ -21,30 +19,23 @@ WINDOWS = (
     "frames-in-transit",
     "during-write",
 )
+THREE_RANKS = (
+    "during-encode",
+    "during-decode",
+    "frames-in-transit",
+)  # where a rank between the first and last one counts
 
 
-def _window(arena: Arena, where: str) -> None:
+def window(arena: Arena, where: str) -> None:
     """The rank that comes by kills itself there, now and then; at most one video is rendered again a kill."""
     num_kills = min(MOST_KILLS, arena.size.num_jobs // JOBS_A_KILL)
     controls = arena.folder / where
     controls.mkdir()
     for number in range(num_kills):
         (controls / f"kill{number:02}").touch()
-    for _ in range(arena.size.num_jobs):
-        arena.submit(steps=STEPS)
+    arena.submit_all(steps=STEPS)
     arena.start_with(where)
     wait_until(lambda: not list(controls.glob("kill*")) or arena.all_ended(), "all kills are spent", 60.0 * num_kills)
     arena.tally.num_faults += num_kills - len(list(controls.glob("kill*")))
     if arena.tally.num_faults < num_kills:
         arena.tally.notes.append(f"all jobs had ended after {arena.tally.num_faults} of {num_kills} kills")
-
-
-after_pop = partial(_window, where="after-pop")
-after_admission = partial(_window, where="after-admission")
-after_rename = partial(_window, where="after-rename")
-before_acknowledgement = partial(_window, where="before-acknowledgement")
-during_prepare = partial(_window, where="during-prepare")
-during_encode = partial(_window, where="during-encode")
-during_decode = partial(_window, where="during-decode")
-frames_in_transit = partial(_window, where="frames-in-transit")
-during_write = partial(_window, where="during-write")

@@ -38,13 +38,16 @@ PHASE_VISITS = 4
 POISON_FRAMES = 3  # frames of a poisoned video; all others have another number
 
 
-def _wrap(owner: object, name: str, *, before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:
+def _wrap(
+    owner: object, name: str, *, before: Callable[..., object] | None = None, after: Callable[[], object] | None = None
+) -> None:
+    """Have a function call another one with its arguments before, or one without after."""
     original: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(original)
     def wrapped(*arguments: Any, **named: Any) -> Any:
         if before is not None:
-            before()
+            before(*arguments, **named)
         answer = original(*arguments, **named)
         if after is not None:
             after()
@@ -53,17 +56,13 @@ def _wrap(owner: object, name: str, *, before: Callable[[], None] | None, after:
     setattr(owner, name, wrapped)
 
 
+def _die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _kill_if(owner: object, name: str, is_poison: Callable[..., bool]) -> None:
     """Have a function kill the process when its arguments say so."""
-    original: Callable[..., Any] = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*arguments: Any, **named: Any) -> Any:
-        if is_poison(*arguments, **named):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments, **named)
-
-    setattr(owner, name, wrapped)
+    _wrap(owner, name, before=lambda *given, **named: is_poison(*given, **named) and _die())
 
 
 def _poison(phase: str, folder: Path) -> None:
@@ -100,7 +99,7 @@ def _harm_seeds(seeds: dict[str, int]) -> None:
     def harmful_step(model: Any, state: Any, index: int) -> Any:
         seed, late = present
         if seed == seeds.get("kill") and index == late:
-            os.kill(os.getpid(), signal.SIGKILL)
+            _die()
         if seed == seeds.get("hang") and index == late:
             threading.Event().wait()
         if seed != seeds.get("nan"):
@@ -171,13 +170,13 @@ def _shift_clock(folder: Path) -> None:
 def _killer(folder: Path, every: int = 2) -> Callable[[], None]:
     visits = 0
 
-    def pass_by() -> None:
+    def pass_by(*_: object, **__: object) -> None:
         nonlocal visits
         visits += 1
         left = sorted(folder.glob("kill*"))
         if visits % every == 0 and left:
             left[0].rename(left[0].with_name(f"done-{left[0].name}"))
-            os.kill(os.getpid(), signal.SIGKILL)
+            _die()
 
     return pass_by
 
@@ -190,33 +189,25 @@ def _kill_in_rounds(folder: Path) -> None:
     def kill_in(phase: str, every: int) -> Callable[[], None]:
         kill = _killer(folder, every)
 
-        def pass_by() -> None:
+        def pass_by(*_: object, **__: object) -> None:
             left = sorted(folder.glob("kill*"))
             if left and left[0].suffix == f".{phase}":
                 kill()
 
         return pass_by
 
-    step = SimulatedModel.step
     in_step = {expert: kill_in(expert, 30) for expert in ("simulated", "simulated_2")}
-
-    def step_or_die(model: Any, state: Any, index: int) -> Any:
-        in_step[model._held]()
-        return step(model, state, index)
-
-    SimulatedModel.step = step_or_die  # type: ignore[method-assign]
-    hold = SimulatedModel.hold
     in_load = {components: kill_in(f"load-{components}", 1) for components in ("encoders", *in_step)}
 
-    def hold_or_die(model: Any, components: str) -> None:
+    def load_half(_: object, components: str) -> None:
         time.sleep(HALF_A_LOAD_S)
         in_load.get(components, time.time)()
-        hold(model, components)
 
-    SimulatedModel.hold = hold_or_die  # type: ignore[method-assign]
-    _wrap(video, "write_video", before=kill_in("write", _write_visits()), after=None)
-    _wrap(SimulatedModel, "encode", before=kill_in("encode", PHASE_VISITS), after=None)
-    _wrap(SimulatedModel, "decode", before=kill_in("decode", PHASE_VISITS), after=None)
+    _wrap(SimulatedModel, "step", before=lambda model, *_: in_step[model._held]())
+    _wrap(SimulatedModel, "hold", before=load_half)
+    _wrap(video, "write_video", before=kill_in("write", _write_visits()))
+    _wrap(SimulatedModel, "encode", before=kill_in("encode", PHASE_VISITS))
+    _wrap(SimulatedModel, "decode", before=kill_in("decode", PHASE_VISITS))
 
 
 def _write_visits() -> int:
@@ -252,12 +243,12 @@ def _kill_when_frames_arrive(kill: Callable[[], None]) -> None:
     Channel.receive = receive_or_die  # type: ignore[method-assign]
 
 
-def _refuse(folder: Path) -> None:
+def _refuse(folder: Path, *_: object, **__: object) -> None:
     if (folder / "on").exists():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _dawdle(folder: Path) -> None:
+def _dawdle(folder: Path, *_: object, **__: object) -> None:
     if (folder / "on").exists():
         time.sleep(SLOW_S)
 
@@ -270,31 +261,31 @@ def _install(where: str, folder: Path) -> None:
 
     match where:
         case "after-pop":  # taken off the queue, nothing else
-            _wrap(GroupWorker, "_admit", before=_killer(folder), after=None)
+            _wrap(GroupWorker, "_admit", before=_killer(folder))
         case "after-admission":  # its execution is registered, nobody works on it
-            _wrap(GroupWorker, "_admit", before=None, after=_killer(folder))
+            _wrap(GroupWorker, "_admit", after=_killer(folder))
         case "after-rename":  # the video has its final name, its sidecar is not written
-            _wrap(storage.Storage, "publish", before=None, after=_killer(folder, _write_visits()))
+            _wrap(storage.Storage, "publish", after=_killer(folder, _write_visits()))
         case "before-acknowledgement":  # all files are there, Redis does not know
-            _wrap(GroupWorker, "succeed", before=_killer(folder), after=None)
+            _wrap(GroupWorker, "succeed", before=_killer(folder))
         case "during-prepare":
-            _wrap(image, "load_photo", before=_killer(folder, PHASE_VISITS), after=None)
+            _wrap(image, "load_photo", before=_killer(folder, PHASE_VISITS))
         case "during-encode":
-            _wrap(SimulatedModel, "encode", before=_killer(folder, PHASE_VISITS), after=None)
+            _wrap(SimulatedModel, "encode", before=_killer(folder, PHASE_VISITS))
         case "during-decode":
             _decode_before_the_last_rank()
-            _wrap(SimulatedModel, "decode", before=_killer(folder, PHASE_VISITS), after=None)
+            _wrap(SimulatedModel, "decode", before=_killer(folder, PHASE_VISITS))
         case "frames-in-transit":  # their header has arrived on the last rank, they have not
             _decode_before_the_last_rank()
             _kill_when_frames_arrive(_killer(folder, PHASE_VISITS))
         case "during-write":
-            _wrap(video, "write_video", before=None, after=_killer(folder, _write_visits()))
+            _wrap(video, "write_video", after=_killer(folder, _write_visits()))
         case "rounds":
             _kill_in_rounds(folder)
         case "full":
-            _wrap(local, "publish", before=functools.partial(_refuse, folder), after=None)
+            _wrap(local, "publish", before=functools.partial(_refuse, folder))
         case "slow":
-            _wrap(local, "publish", before=functools.partial(_dawdle, folder), after=None)
+            _wrap(local, "publish", before=functools.partial(_dawdle, folder))
         case "device":
             _break_devices(folder)
         case "seeds":
