@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,20 +18,32 @@ import redis
 from PIL import Image
 from rq.worker import WorkerStatus
 
-from svdq.producer import processes
+from svdq.pipeline.models.video_model import ModelInfo
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.embedded_redis import stop_server
-from svdq.producer.queue import connect
+from svdq.producer.queue import connect, server_url
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view, view_many
+from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
+from svdq.worker import outages
+from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
+from svdq.worker.intake.prefetcher import IntakeOptions
+from svdq.worker.intake.source import Intake
 from svdq.worker.queue.group_worker import GroupWorker
 from tests import forks
+from tests.faults.frames import read_frames
 from tests.faults.group import Group
 from tests.waiting import PATIENCE_S, wait_until
 
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
 SCRIPTS = Path(sys.executable).parent
+
+
+def with_frames(parameters: VideoParameters) -> VideoParameters:
+    """Fill in nine frames."""
+    return parameters.model_copy(update={"frames": parameters.frames or 9})
 
 
 @dataclass
@@ -104,7 +117,7 @@ class House:
         """The frames of a finished job that was asked for as PNG: (F, H, W, 3), uint8."""
         found = self.view(job_id)
         assert found.status == "finished", found.error
-        return np.stack([np.asarray(Image.open(path)) for path in sorted(Path(found.outputs[0]).glob("*.png"))])
+        return read_frames(Path(found.outputs[0]))
 
     def sidecars(self, job_id: str = "") -> list[dict[str, Any]]:
         """The JSON files beside the videos of a job, or of all jobs."""
@@ -135,14 +148,12 @@ def worker(connection: redis.Redis) -> Iterator[GroupWorker]:
 
 
 @pytest.fixture
-def dead(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> GroupWorker:
+def dead(connection: redis.Redis) -> GroupWorker:
     """A worker whose name says that its process is gone."""
     with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
         process.wait()
-    parts = processes.worker_name().rsplit("-", 2)
-    monkeypatch.setattr(processes, "worker_name", lambda: f"{parts[0]}-{process.pid}-{parts[2]}")
     worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
-    monkeypatch.undo()
+    worker.name = worker.name.replace(f"-{os.getpid()}-", f"-{process.pid}-")
     worker.register_birth()
     return worker
 
@@ -154,6 +165,40 @@ def house(tmp_path: Path, settings: Settings) -> Iterator[House]:
     house = House(tmp_path, settings, connect(settings), photo)
     yield house
     house.leave()
+
+
+@pytest.fixture
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage that refuses is tried again at once."""
+    monkeypatch.setattr(outages, "FIRST_DELAY_S", 0.01)
+
+
+@pytest.fixture
+def open_intake(house: House) -> Iterator[Callable[..., Intake]]:
+    """Start the intake of a group of ranks with room for everything, which the test takes requests of."""
+    opened: list[tuple[Intake, redis.Redis]] = []
+
+    def start(
+        link: redis.Redis | None = None,
+        checkpoints: Any = None,
+        model: ModelInfo = ModelInfo(name="fake", notice=""),  # noqa: B008
+        **options: Any,
+    ) -> Intake:
+        link = link or outages.connect(server_url(house.settings))
+        unlimited = MemoryPlan([RankInfo(capacity=None, weights=0, device="cpu")], "float32")
+        asked = IntakeOptions(**{"memory": unlimited, "complete": with_frames, **options})
+        intake = Intake(link, Storage(house.settings.storage), model, asked, checkpoints)
+        opened.append((intake, link))
+        intake.start()
+        return intake
+
+    yield start
+    for intake, link in opened:
+        intake.close(return_to_queue=True)
+        for thread in threading.enumerate():
+            if thread.name == "sweep":  # redis-py fails in it if its connection is closed meanwhile
+                thread.join()
+        link.connection_pool.disconnect()
 
 
 @pytest.fixture

@@ -31,13 +31,14 @@ def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
         (tmp_path / f"{module}.py").write_text("raise RuntimeError('imported from the current folder')")
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "png", "trace")}
     command = [Path(sys.executable).with_name("svdq"), "bench", "--ranks", "3", *QUICK]
-    options = ["--json", paths["json"], "--plot", paths["png"], "--trace", paths["trace"]]
+    options = ["--segments", "2+4", "--json", paths["json"], "--plot", paths["png"], "--trace", paths["trace"]]
     result = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (result.returncode, result.stderr) == (0, "")
     assert "efficiency" in result.stdout
     [run] = json.loads(paths["json"].read_text())["runs"]
     assert (run["ranks"], run["samples"]) == (3, 40)
     assert 0 < run["efficiency"] < 1.2
+    check_bound(run["steps_per_rank"])
     assert len(run["busy_share"]) == len(run["rss_mb"]) == 3
     assert run["per_sample_p95_s"] >= run["per_sample_s"] > 0
     assert paths["png"].read_bytes().startswith(b"\x89PNG")
@@ -59,20 +60,22 @@ def test_a_rank_in_rounds_loads_each_expert_once_for_many_videos(svdq, tmp_path,
     assert 2 <= names.count("load simulated") == names.count("load simulated_2") <= 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
-def test_bound_ranks_do_only_the_steps_of_their_expert(svdq, tmp_path, through, monkeypatch) -> None:
+def check_bound(steps_per_rank: list[int]) -> None:
+    """One rank does the two steps of the first expert, and the others those of the second."""
+    assert (steps_per_rank[0], sum(steps_per_rank[1:])) == (2, 4)
+
+
+@pytest.mark.long
+def test_bound_ranks_do_only_the_steps_of_their_expert_in_the_daemon(svdq, tmp_path, monkeypatch) -> None:
     path = tmp_path / "out.json"
     # `svdq bench --through daemon` starts its own Redis server and must not use this one.
     (tmp_path / "svdq.toml").write_text('redis_url = "redis://127.0.0.1:1/0"\n')
     monkeypatch.chdir(tmp_path)
-    options = ["--segments", "2+4", "--decode-ms", "2", "--through", through, "--json", path]
+    options = ["--segments", "2+4", "--decode-ms", "2", "--through", "daemon", "--json", path]
     result = svdq("bench", "--ranks", "3", *QUICK, *options)
     assert result.returncode == 0, result.stderr
     [run] = json.loads(path.read_text())["runs"]
-    # One rank does two of the steps, and the two others the rest.
-    assert run["steps_per_rank"][0] == 2
-    assert sum(run["steps_per_rank"][1:]) == 4
+    check_bound(run["steps_per_rank"])
     assert 0 < run["efficiency"] < 1.2
 
 
@@ -159,22 +162,16 @@ def test_a_rank_that_is_killed_is_one_sentence(svdq) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
-def test_a_model_of_wan_is_measured_with_its_own_parameters(svdq, tiny_wan: Path, tmp_path: Path, through: str) -> None:
+def test_a_model_is_measured_with_the_parameters_of_its_family_and_loops_if_it_needs_a_last_photo(
+    svdq, tmp_path: Path, through: str
+) -> None:
+    write_tiny_wan(tmp_path / "flf2v", "flf2v-14b")
     path = tmp_path / "out.json"
-    options = ["--ranks", "2", "--steps", "2", "--size", "64x48", "--samples", "8", "--warmup-samples", "2"]
-    result = svdq("bench", "--model", tiny_wan, *options, "--through", through, "--json", path)
+    options = ["--ranks", "1", "--steps", "2", "--size", "64x48", "--frames", "5", "--samples", "7"]
+    result = svdq("bench", "--model", tmp_path / "flf2v", *options, "--through", through, "--json", path)
     assert result.returncode == 0, result.stderr
     [run] = json.loads(path.read_text())["runs"]
-    assert (run["samples"], sum(run["steps_per_rank"])) == (8, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
-def test_a_model_that_needs_a_last_photo_is_measured_with_loops(svdq, tmp_path: Path, through: str) -> None:
-    write_tiny_wan(tmp_path / "flf2v", "flf2v-14b")
-    options = ["--ranks", "1", "--steps", "2", "--size", "64x48", "--frames", "5", "--samples", "7"]
-    result = svdq("bench", "--model", tmp_path / "flf2v", *options, "--through", through)
-    assert result.returncode == 0, result.stderr
+    assert (run["samples"], run["steps_per_rank"]) == (7, [2])
 
 
 def test_frames_that_a_model_of_wan_does_not_make_are_wrong_input(capsys, tiny_wan: Path) -> None:
@@ -190,7 +187,9 @@ RUNNING: dict[str, Callable[[int, Path], bool]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("through", "number"), [("loop", signal.SIGINT), ("daemon", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("through", "number"), [("loop", signal.SIGINT), pytest.param("daemon", signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_signal_to_the_bench_alone_ends_all_of_it(tmp_path: Path, through: str, number: signal.Signals) -> None:
     options = ["--through", through, "--ranks", "2", "--step-ms", "500", "--frames", "2", "--size", "64x64"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}

@@ -8,7 +8,6 @@ from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import Span
 from svdq.worker.bench.figures import (
     RankMeasurements,
-    burst_times,
     busy_share,
     check_failures,
     make_bursts,
@@ -91,11 +90,6 @@ def test_a_step_costs_the_harmonic_mean_of_the_ranks() -> None:
 
 def encodes(*starts_s: float) -> list[tuple[str, str, float, float]]:
     return [("encode", "", start_s, start_s + 0.1) for start_s in starts_s]
-
-
-def test_a_burst_lasts_from_its_first_encode_to_its_last_end() -> None:
-    logs = [log(spans=encodes(1.0, 1.5, 7.0)), log(finished_s=[5.0, 6.0, 9.0])]
-    assert burst_times(logs, [2, 1]) == [(1.0, 6.0), (7.0, 9.0)]
 
 
 def test_bursts_are_compared_with_the_shortest_possible_time() -> None:

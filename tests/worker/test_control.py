@@ -4,24 +4,17 @@ from pathlib import Path
 
 import pytest
 import rq.command
-import rq.job
 from rq.registry import CanceledJobRegistry, FailedJobRegistry
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control, keys
-from svdq.producer.queue import SvdqQueue, fetch
-from svdq.producer.storage.storage import Storage
+from svdq.producer.queue import SvdqQueue, fetch, server_url
 from svdq.worker.queue import scripts
-from svdq.worker.queue.group_worker import GroupWorker
 from tests.conftest import Cli
 from tests.faults.arena import faults_by_seed
+from tests.worker.jobs import HookedRedis, SlowWorker
 
 SIMULATED = "simulated:step_ms=50"
-
-
-@pytest.fixture
-def worker(house) -> GroupWorker:
-    return GroupWorker(house.connection, on_stop=print, on_shutdown=print)
 
 
 def default(house) -> SvdqQueue:
@@ -48,19 +41,18 @@ def test_what_is_canceled_can_be_retried(house, svdq: Cli) -> None:
         job_control.retry(house.connection, first)
 
 
-def test_a_job_is_retried_although_its_group_still_writes_to_it(house, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_retried_although_its_group_still_writes_to_it(house) -> None:
     job_id = house.submit()
     job_control.cancel(house.connection, job_id)
     writes = iter(range(3))
 
-    def fetch_and_write(connection, job_id: str) -> rq.job.Job:
-        job = fetch(connection, job_id)
-        if (number := next(writes, None)) is not None:
-            connection.hset(job.key, "meta", f'{{"step": {number}}}')
-        return job
+    def write(commands: str) -> None:
+        if "HGETALL" in commands and (number := next(writes, None)) is not None:
+            house.connection.hset(f"rq:job:{job_id}", "meta", f'{{"step": {number}}}')
 
-    monkeypatch.setattr(job_control, "fetch", fetch_and_write)
-    job_control.retry(house.connection, job_id)
+    with HookedRedis.from_url(server_url(house.settings)) as connection:
+        connection.after = write
+        job_control.retry(connection, job_id)
     assert list(writes) == []
     assert house.queued() == [job_id]
 
@@ -134,34 +126,19 @@ def test_a_job_that_no_group_renders_is_canceled_wherever_it_is(house, svdq: Cli
     assert not house.connection.exists(keys.POPPED)
 
 
-def test_a_job_that_is_canceled_while_a_group_takes_it_is_not_begun(house, worker, monkeypatch) -> None:
-    job_id = house.submit()
-    fetch_job = worker.fetch
+@pytest.mark.parametrize("what", ["canceled", "gone"])
+def test_a_job_that_is_canceled_or_deleted_while_a_group_takes_it_is_not_begun(house, what: str) -> None:
+    job_id, connection = house.submit(), house.connection
 
-    def fetch_and_cancel(name: bytes):
-        job = fetch_job(name)
-        job_control.cancel(house.connection, job_id)
-        return job
+    def meanwhile() -> None:
+        if what == "canceled":
+            job_control.cancel(connection, job_id)
+        else:
+            connection.delete(f"rq:job:{job_id}")
 
-    monkeypatch.setattr(worker, "fetch", fetch_and_cancel)
-    assert worker.pop() is None
-    assert house.states([job_id]) == ["canceled"]
-    assert not house.connection.exists("rq:wip:svdq-default", keys.POPPED)
-
-
-def test_a_job_that_is_deleted_while_a_group_takes_it_leaves_no_record(house, worker, monkeypatch) -> None:
-    job_id = house.submit()
-    fetch_job = worker.fetch
-
-    def fetch_and_delete(name: bytes):
-        job = fetch_job(name)
-        house.connection.delete(f"rq:job:{job_id}")
-        return job
-
-    monkeypatch.setattr(worker, "fetch", fetch_and_delete)
-    assert worker.pop() is None
-    assert not house.connection.exists(f"rq:job:{job_id}", "rq:wip:svdq-default", keys.POPPED)
-    assert not house.connection.exists("rq:queue:svdq-default:intermediate")
+    assert SlowWorker(connection, meanwhile).pop() is None
+    assert connection.hget(f"rq:job:{job_id}", "status") == (b"canceled" if what == "canceled" else None)
+    assert not connection.exists("rq:wip:svdq-default", keys.POPPED, "rq:queue:svdq-default:intermediate")
 
 
 @pytest.mark.parametrize("spoil", ["data", "record"])
@@ -219,11 +196,12 @@ def test_jobs_in_flight_stop_at_their_next_step(house, until) -> None:
 
 
 @pytest.mark.long
-def test_pause_and_retry_of_a_finished_job_of_a_running_group(house, until) -> None:
+def test_a_group_pauses_and_a_finished_video_stays_until_another_one_replaces_it(house, until) -> None:
     group = house.start(1, model=SIMULATED)
-    done = house.submit(steps=4)
-    file = Path(house.wait([done])[0].outputs[0])
-    before = file.stat().st_mtime_ns
+    job_id = house.submit(steps=120)  # rendered for longer than `svdq cancel` takes to start
+    [file] = house.wait([job_id])[0].outputs
+    sidecar, before = Path(file).with_suffix(".json"), Path(file).stat().st_mtime_ns
+    first = sidecar.read_bytes()
 
     job_control.pause(house.connection)
     until(lambda: "Intake is paused" in group.text, lambda: group.text)
@@ -231,20 +209,8 @@ def test_pause_and_retry_of_a_finished_job_of_a_running_group(house, until) -> N
     # Which takes longer than the group takes between two looks at the queue.
     assert "Paused: no jobs are taken" in house.run("svdq", "status").stdout
     assert house.states([waiting]) == ["queued"]
-    job_control.retry(house.connection, done, storage=Storage(house.settings.storage))
     job_control.resume(house.connection)
-    assert [view.status for view in house.wait([waiting, done])] == ["finished", "finished"]
-    assert file.stat().st_mtime_ns > before  # really made again
-    assert house.connection.ttl(f"rq:job:{done}") > 0
-
-
-@pytest.mark.long
-def test_a_finished_video_stays_until_another_one_replaces_it(house, until) -> None:
-    group = house.start(1, model=SIMULATED)
-    job_id = house.submit(steps=120)  # rendered for longer than `svdq cancel` takes to start
-    [file] = house.wait([job_id])[0].outputs
-    sidecar, before = Path(file).with_suffix(".json"), Path(file).stat().st_mtime_ns
-    first = sidecar.read_bytes()
+    assert house.wait([waiting])[0].status == "finished"
 
     assert house.run("svdq", "retry", job_id, "--force").returncode == 0
     until(lambda: house.view(job_id).step > 3, lambda: group.text)
@@ -258,6 +224,7 @@ def test_a_finished_video_stays_until_another_one_replaces_it(house, until) -> N
     assert house.wait([job_id])[0].status == "finished"
     assert Path(file).stat().st_mtime_ns > before
     assert sidecar.read_bytes() != first
+    assert house.connection.ttl(f"rq:job:{job_id}") > 0
 
 
 @pytest.mark.long

@@ -8,14 +8,12 @@ import redis
 from rq.job import Dependency, JobStatus
 
 from svdq.producer import job_control
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import counts
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
-
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+from tests.worker.jobs import JOB, lossy
 
 
 def put(connection: redis.Redis, job_id: str, depends_on: object = None, priority: str = "default") -> None:
@@ -161,23 +159,15 @@ def test_a_kill_between_failure_and_dependents_is_made_good(connection: redis.Re
 
 
 def test_a_failure_that_redis_has_written_and_not_confirmed_queues_what_allows_it(
-    connection: redis.Redis, worker: GroupWorker, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, connection: redis.Redis
 ) -> None:
     put_family(connection)
+    worker = GroupWorker(
+        lossy(server_url(settings), "'failed'", error=redis.WatchError), on_stop=print, on_shutdown=print
+    )
     parent = worker.pop()
-    execute = redis.client.Pipeline.execute
-
-    def lose(pipeline: redis.client.Pipeline, *arguments: bool) -> list[object]:
-        is_end = "failed" in str(pipeline.command_stack)
-        answers = execute(pipeline, *arguments)
-        if is_end:
-            raise redis.WatchError("A ConnectionError occurred while watching one or more keys")
-        return answers
-
-    with monkeypatch.context() as patch:
-        patch.setattr(redis.client.Pipeline, "execute", lose)
-        with pytest.raises(redis.WatchError):
-            worker.fail(parent, "It broke.")
+    with pytest.raises(redis.WatchError):
+        worker.fail(parent, "It broke.")
     assert worker.confirm_end(parent) is JobStatus.FAILED
     assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
 

@@ -6,15 +6,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import redis
 import rq
-from rq.serializers import JSONSerializer
 
 from svdq.producer import job_control
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.worker.queue import group_worker, scripts
 from svdq.worker.queue.group_worker import GroupWorker
-
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+from tests.worker.jobs import JOB, waiting
 
 
 def schedule(connection: redis.Redis, *job_ids: str, in_s: float = -10.0, priority: str = "default", **more) -> None:
@@ -23,10 +20,6 @@ def schedule(connection: redis.Redis, *job_ids: str, in_s: float = -10.0, priori
     due_at = datetime.now(UTC) + timedelta(seconds=in_s)
     for job_id in job_ids:
         queue.enqueue_at(due_at, RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id=job_id, **more)
-
-
-def waiting(connection: redis.Redis, priority: str = "default") -> list[str]:
-    return SvdqQueue(f"svdq-{priority}", connection=connection).get_job_ids()
 
 
 def scheduled(connection: redis.Redis) -> list[bytes]:
@@ -63,14 +56,17 @@ def test_a_job_for_the_front_goes_there(connection: redis.Redis, worker: GroupWo
     assert waiting(connection) == ["front", "waits"]
 
 
-def test_many_jobs_are_queued_in_their_order(connection: redis.Redis, worker: GroupWorker, monkeypatch) -> None:
-    monkeypatch.setattr(group_worker, "PROMOTED_AT_ONCE", 4)
+def test_groups_that_promote_at_once_queue_each_job_once_and_in_order(
+    connection: redis.Redis, worker: GroupWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_worker, "PROMOTED_AT_ONCE", 2)
     job_ids = [f"job{9 - number}" for number in range(10)]
     schedule(connection, *job_ids)
     assert worker.promote_due()
-    assert len(waiting(connection)) == 4
-    assert worker.promote_due()
-    assert not worker.promote_due()  # nothing more at once
+    assert len(waiting(connection)) == 2
+    other = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    while worker.promote_due() | other.promote_due():
+        pass
     assert waiting(connection) == job_ids
 
 
@@ -109,18 +105,6 @@ def test_a_job_that_rq_has_not_written_yet_is_not_lost(connection: redis.Redis, 
         pipeline.execute()
     worker.promote_due()
     assert waiting(connection) == ["bulk"]
-
-
-def test_groups_that_promote_at_once_queue_each_job_once_and_in_order(
-    connection: redis.Redis, worker: GroupWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_worker, "PROMOTED_AT_ONCE", 2)
-    job_ids = [f"job{9 - number}" for number in range(10)]
-    schedule(connection, *job_ids)
-    other = GroupWorker(connection, on_stop=print, on_shutdown=print)
-    while worker.promote_due() | other.promote_due():
-        pass
-    assert waiting(connection) == job_ids
 
 
 def test_a_job_that_was_put_off_meanwhile_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -164,11 +148,3 @@ def test_a_burst_renders_due_jobs_and_counts_those_left(house) -> None:
     assert house.states(["later", "much-later"]) == ["scheduled"] * 2
     assert "The queue is empty; scheduled for later: 2." in group.text
     assert "Queued what was due: 1 job." in group.text
-
-
-def test_a_job_of_ours_is_json_when_it_comes_out(connection: redis.Redis, worker: GroupWorker) -> None:
-    schedule(connection, "a")
-    before = connection.hget("rq:job:a", "data")
-    worker.promote_due()
-    assert connection.hget("rq:job:a", "data") == before
-    assert rq.job.Job.fetch("a", connection=connection, serializer=JSONSerializer).kwargs["job"]["seed"] == 1

@@ -143,7 +143,7 @@ def test_gpus_that_torch_cannot_use_are_not_replaced_by_processors(
     assert "Ready" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_group_goes_on_without_a_gpu_that_has_failed(house, tmp_path: Path, until) -> None:
     """Also when torchrun would start it again and again for hours; without any GPU it ends."""
     faults = {"PYTHONPATH": str(INJECTION), "FAULTS_AT": "device", "FAULTS_FOLDER": str(tmp_path)}

@@ -28,37 +28,16 @@ from redis.retry import Retry
 from rq.job import JobStatus
 
 from svdq.producer import job_control
-from svdq.producer.job import SvdJob
-from svdq.producer.queue import RENDER, SvdqQueue, fetch
+from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
+from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import view_workers
 from svdq.worker.queue import group_worker, recovery, scripts
 from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import LEASE_S, ActiveJob
-from tests.queued import enqueue
+from tests.worker.jobs import JOB, leases, lossy, put, waiting
 from tests.worker.own_redis import OwnRedis
-
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
-
-
-@pytest.fixture
-def commands() -> list[str]:
-    """The commands of RQ that reached the worker."""
-    return []
-
-
-@pytest.fixture
-def worker(connection: redis.Redis, commands: list[str]) -> Iterator[GroupWorker]:
-    worker = GroupWorker(connection, on_stop=commands.append, on_shutdown=lambda: commands.append("shutdown"))
-    worker.start()
-    yield worker
-    worker.end()
-
-
-def put(connection: redis.Redis, *job_ids: str, priority: str = "default") -> None:
-    for job_id in job_ids:
-        enqueue(connection, JOB, job_id, priority)
 
 
 def take(worker: GroupWorker, count: int = 1) -> list[ActiveJob]:
@@ -71,15 +50,6 @@ def status_of(connection: redis.Redis, job_id: str) -> str:
     return str(fetch(connection, job_id).get_status().value)
 
 
-def waiting(connection: redis.Redis, name: str = "svdq-default") -> list[str]:
-    return SvdqQueue(name, connection=connection).get_job_ids()
-
-
-def wip(connection: redis.Redis, name: str = "svdq-default") -> dict[str, float]:
-    """The leases of a queue: `job:execution` to the time when it ends."""
-    return {key.decode(): score for key, score in connection.zrange(f"rq:wip:{name}", 0, -1, withscores=True)}
-
-
 # Several executions at once.
 
 
@@ -89,7 +59,7 @@ def test_several_executions_stand_in_rqs_registries(connection: redis.Redis, wor
 
     queue = SvdqQueue("svdq-default", connection=connection)
     assert sorted(rq.registry.StartedJobRegistry(queue=queue).get_job_ids()) == ["a", "b", "c"]
-    assert set(wip(connection)) == {active.execution.composite_key for active in active_jobs}
+    assert set(leases(connection)) == {active.execution.composite_key for active in active_jobs}
     assert connection.llen(queue.intermediate_queue_key) == 0
     for active in active_jobs:
         job = fetch(connection, active.rq_job.id)
@@ -200,7 +170,7 @@ def test_success_is_rqs_success(connection: redis.Redis, worker: GroupWorker) ->
     assert (result.type, result.worker_name) == (result.Type.SUCCESSFUL, worker.name)
     assert job in rq.registry.FinishedJobRegistry(queue=second.queue)
     assert connection.ttl(job.key) > 0
-    assert set(wip(connection)) == {first.execution.composite_key}
+    assert set(leases(connection)) == {first.execution.composite_key}
     assert worker.holds_lease(first)
     assert not worker.holds_lease(second)
     assert not connection.exists(second.execution.key)
@@ -257,7 +227,7 @@ def test_failure_is_final_with_our_sentence(connection: redis.Redis, worker: Gro
     assert view(connection, "a").error == "The photo cannot be decoded; give a whole image file."
     assert waiting(connection) == []
     assert (job.retries_left, job.number_of_retries) == (3, None)
-    assert set(wip(connection)) == {second.execution.composite_key}
+    assert set(leases(connection)) == {second.execution.composite_key}
 
     # The user may try it again, as any job of RQ's.
     rq.registry.FailedJobRegistry(queue=first.queue).requeue("a")
@@ -271,7 +241,7 @@ def test_a_job_that_stands_in_the_queue_twice_is_taken_once(connection: redis.Re
     worker.succeed(second, {"outputs": []})
     assert worker.pop() is None
     assert waiting(connection) == []
-    assert set(wip(connection)) == {first.execution.composite_key}
+    assert set(leases(connection)) == {first.execution.composite_key}
     assert [status_of(connection, job_id) for job_id in ("a", "b")] == ["started", "finished"]
     assert not connection.exists("svdq:popped")
 
@@ -297,8 +267,8 @@ def test_put_back_restores_the_order_and_spends_no_retry(connection: redis.Redis
     worker.return_to_queue(active_jobs)
 
     assert waiting(connection) == ["b", "c", "d", "e"]  # a has finished meanwhile
-    assert waiting(connection, "svdq-high") == ["urgent"]
-    assert wip(connection) == wip(connection, "svdq-high") == {}
+    assert waiting(connection, "high") == ["urgent"]
+    assert leases(connection) == leases(connection, "high") == {}
     for job_id in ("urgent", "b", "c"):
         job = fetch(connection, job_id)
         assert job.get_status() is JobStatus.QUEUED
@@ -328,11 +298,11 @@ def test_a_key_of_the_wrong_type_costs_its_job_alone(connection: redis.Redis, wo
     key = key.format(active_jobs[0].execution.composite_key)
     connection.delete(key)
     connection.set(key, "x")
-    before = wip(connection)[active_jobs[1].execution.composite_key]
+    before = leases(connection)[active_jobs[1].execution.composite_key]
     connection.zadd("rq:wip:svdq-default", {active_jobs[1].execution.composite_key: before - 9})
     assert worker.renew_leases(active_jobs) == active_jobs[:1]
-    assert list(wip(connection)) == [active_jobs[1].execution.composite_key]
-    assert wip(connection)[active_jobs[1].execution.composite_key] >= before
+    assert list(leases(connection)) == [active_jobs[1].execution.composite_key]
+    assert leases(connection)[active_jobs[1].execution.composite_key] >= before
 
 
 def test_a_key_of_the_wrong_type_costs_its_queued_job_alone(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -363,13 +333,13 @@ def test_a_beat_prolongs_every_lease(connection: redis.Redis, worker: GroupWorke
     put(connection, "a", "b")
     put(connection, "c", priority="low")
     active_jobs = take(worker, 3)
-    for name in ("svdq-default", "svdq-low"):
-        connection.zadd(f"rq:wip:{name}", dict.fromkeys(wip(connection, name), 1000.0))
+    for name in ("default", "low"):
+        connection.zadd(f"rq:wip:svdq-{name}", dict.fromkeys(leases(connection, name), 1000.0))
     connection.expire(worker.key, 5)
 
     worker.renew_leases(active_jobs)
 
-    scores = [*wip(connection).values(), *wip(connection, "svdq-low").values()]
+    scores = [*leases(connection).values(), *leases(connection, "low").values()]
     assert len(scores) == 3
     assert min(scores) > 1_000_000_000
     assert connection.ttl(worker.key) > 5
@@ -381,7 +351,7 @@ def test_a_beat_does_not_take_back_what_was_taken_away(connection: redis.Redis, 
     kept, lost = take(worker, 2)
     connection.zrem("rq:wip:svdq-default", lost.execution.composite_key)
     worker.renew_leases([kept, lost])
-    assert set(wip(connection)) == {kept.execution.composite_key}
+    assert set(leases(connection)) == {kept.execution.composite_key}
 
 
 def test_a_beat_after_a_long_outage_makes_whole_records(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -520,7 +490,7 @@ def test_a_foreign_job_fails_with_a_reason_and_runs_nothing(
     assert result.exc_string.startswith("Refused: ")
     assert reason in result.exc_string
     assert "bad" in rq.registry.FailedJobRegistry(queue=active_jobs[0].queue)
-    assert set(wip(connection)) == {active_jobs[0].execution.composite_key}
+    assert set(leases(connection)) == {active_jobs[0].execution.composite_key}
     assert connection.llen(active_jobs[0].queue.intermediate_queue_key) == 0
     worker.maintain()
     trap.check()
@@ -561,24 +531,15 @@ def test_many_refused_jobs_do_not_keep_leases_from_being_renewed(connection: red
 
 
 def test_a_refusal_that_is_not_written_loses_no_job(
-    connection: redis.Redis, worker: GroupWorker, trap: Trap, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, connection: redis.Redis, worker: GroupWorker, trap: Trap
 ) -> None:
     """RQ goes on when the connection is lost at its first write; the job was queued, and in no queue."""
     make, _ = FOREIGN["no parameters"]
     put_raw(connection, **make(trap))
-    execute = redis.client.Pipeline.execute
-
-    def lose(pipeline: redis.client.Pipeline, *arguments: bool, **options: bool) -> list[object]:
-        if "failed" in str(pipeline.command_stack):
-            monkeypatch.undo()
-            pipeline.reset()
-            raise redis.ConnectionError("Connection closed by server.")
-        return execute(pipeline, *arguments, **options)
-
-    monkeypatch.setattr(redis.client.Pipeline, "execute", lose)
+    cut_off = GroupWorker(lossy(server_url(settings), "failed", written=False), on_stop=print, on_shutdown=print)
     with pytest.raises(redis.ConnectionError):
-        worker.pop()
-    recovery.Recovery(worker, 2).unknown(set())
+        cut_off.pop()
+    recovery.Recovery(cut_off, 2).unknown(set())
     assert waiting(connection) == ["bad"]
     assert worker.pop() is None
     assert status_of(connection, "bad") == "failed"
@@ -658,7 +619,7 @@ def test_a_foreign_workers_jobs_are_taken_back_and_nothing_is_called(
             rq.executions.Execution.create(job, ttl=15, pipeline=pipeline)
             job.prepare_for_execution("somebody", pipeline)
             pipeline.execute()
-    connection.zadd("rq:wip:svdq-default", dict.fromkeys(wip(connection), 1) | {b"\xff:1": 1, "a:b:c": 1})
+    connection.zadd("rq:wip:svdq-default", dict.fromkeys(leases(connection), 1) | {b"\xff:1": 1, "a:b:c": 1})
     connection.delete("rq:queue:svdq-default")
     connection.hset("rq:job:broken", "timeout", "soon")
 
@@ -667,7 +628,7 @@ def test_a_foreign_workers_jobs_are_taken_back_and_nothing_is_called(
         taking_back.expired()
     worker.maintain()
 
-    assert wip(connection) == {}
+    assert leases(connection) == {}
     assert sorted(waiting(connection)) == ["bad", "broken", "good"]
     assert fetch(connection, "good").retries_left == 3
     assert worker.pop().rq_job.id == "good"
@@ -689,7 +650,10 @@ def test_a_registry_that_cannot_be_cleaned_keeps_no_other_from_it(
 # RQ's commands.
 
 
-def test_commands_reach_the_group(connection: redis.Redis, worker: GroupWorker, commands: list[str]) -> None:
+def test_commands_reach_the_group(connection: redis.Redis) -> None:
+    commands: list[str] = []
+    worker = GroupWorker(connection, on_stop=commands.append, on_shutdown=lambda: commands.append("shutdown"))
+    worker.start()
     put(connection, "a", "b")
     take(worker, 2)
     channel = rq.command.PUBSUB_CHANNEL_TEMPLATE % worker.name
@@ -700,6 +664,8 @@ def test_commands_reach_the_group(connection: redis.Redis, worker: GroupWorker, 
     worker.handle_payload({"data": json.dumps({"command": "shutdown"}).encode()})
     assert commands == ["b", "shutdown"]
     assert connection.pubsub_numsub(channel)[0][1] == 1
+    worker.end()
+    assert view_workers(connection) == []
 
 
 @pytest.mark.long
@@ -722,12 +688,3 @@ def test_commands_reach_the_group_after_redis_was_silent(
     worker.unsubscribe()
     link.close()
     server.stop()
-
-
-def test_the_worker_leaves_no_trace(connection: redis.Redis) -> None:
-    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
-    worker.start()
-    assert [seen.name for seen in view_workers(connection)] == [worker.name]
-    worker.end()
-    assert view_workers(connection) == []
-    assert connection.smembers("rq:workers") == set()

@@ -199,7 +199,7 @@ def test_a_senseless_number_of_ranks_is_refused(house, ranks: str) -> None:
     assert "--ranks" in refused(house.run("svdq", "worker", "--ranks", ranks))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_error_found_while_loading_is_printed_once(house, tiny_model: Path, tmp_path: Path) -> None:
     """A rank finds it out; the user reads one sentence, nothing is tried again, and no rank is left."""
     folder = shutil.copytree(tiny_model, tmp_path / "model")

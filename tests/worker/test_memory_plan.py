@@ -15,14 +15,11 @@ from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.producer.job import SvdJob
-from svdq.producer.queue import server_url
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher
-from svdq.worker.intake.source import Intake
-from svdq.worker.outages import connect
 
 MODEL = ModelInfo(name="fake", notice="tiny", family=FAMILY, facts=FAMILY.published, compute={"dtype": "float16"})
 GB = 1_000_000_000
@@ -174,27 +171,10 @@ def test_a_limit_without_effect_is_a_warning(
 # On rank 0.
 
 
-@pytest.fixture
-def open_intake(house):
-    opened = []
-
-    def start(memory: MemoryPlan) -> Intake:
-        link = connect(server_url(house.settings))
-        intake = Intake(link, Storage(house.settings.storage), MODEL, IntakeOptions(memory=memory))
-        opened.append((intake, link))
-        intake.start()
-        return intake
-
-    yield start
-    for intake, link in opened:
-        intake.close(return_to_queue=True)
-        link.connection_pool.disconnect()
-
-
 def test_a_job_that_does_not_fit_fails_at_once_and_the_others_go_on(house, open_intake) -> None:
     large = [house.submit(width=1024, height=576, frames=25, seed=seed) for seed in range(4)]
     small = house.submit()
-    intake = open_intake(plan(7, 40))
+    intake = open_intake(model=MODEL, memory=plan(7, 40))
     request = intake.take()  # four in a row have failed in the same way, and taking goes on
     assert request is not None
     assert request.job_id == small
@@ -206,7 +186,7 @@ def test_a_job_that_does_not_fit_fails_at_once_and_the_others_go_on(house, open_
 def test_the_stage_is_told_whether_the_worker_chose_the_chunk_size(house, open_intake) -> None:
     house.submit(width=1024, height=576, frames=25)
     house.submit(width=1024, height=576, frames=25, decode_chunk_size=12)
-    intake = open_intake(plan(24, 24))
+    intake = open_intake(model=MODEL, memory=plan(24, 24))
     chosen, named = intake.take(), intake.take()
     assert chosen is not None
     assert named is not None

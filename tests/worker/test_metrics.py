@@ -42,11 +42,11 @@ from tests.faults.group import Group
 from tests.queued import enqueue
 from tests.waiting import wait_until
 from tests.worker.conftest import House
+from tests.worker.jobs import JOB
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"
 DASHBOARD = ROOT / "deploy/grafana/svdq.json"
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
 #: A metric of ours in an expression or in prose; not the name of a file or a label.
 METRIC = re.compile(r"\bsvdq_[a-z0-9_]+\b")
 

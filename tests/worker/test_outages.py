@@ -20,6 +20,9 @@ from svdq.worker import outages
 from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared
 from svdq.worker.outages import NoLongerWantedError, RetryStoppedError, StorageRetry
+from tests.worker.conftest import with_frames
+
+pytestmark = pytest.mark.usefixtures("short_delays")
 
 MODEL = ModelInfo(name="fake", notice="")
 
@@ -36,11 +39,6 @@ class Refusing:
         if not self.opened.is_set():
             raise OSError(errno.ENOSPC, f"No space left ({self.num_attempts})")
         return "done"
-
-
-@pytest.fixture(autouse=True)
-def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outages, "FIRST_DELAY_S", 0.01)
 
 
 @pytest.fixture
@@ -137,12 +135,9 @@ class Mounted(Storage):
         return super().read(key)
 
 
-def complete(parameters: VideoParameters) -> VideoParameters:
-    """Fill in two frames."""
-    return parameters.model_copy(update={"frames": parameters.frames or 2})
-
-
-def open_prefetcher(storage: Storage, complete: Callable[[VideoParameters], VideoParameters] = complete) -> Prefetcher:
+def open_prefetcher(
+    storage: Storage, complete: Callable[[VideoParameters], VideoParameters] = with_frames
+) -> Prefetcher:
     memory = MemoryPlan([RankInfo(capacity=None, weights=0, device="cpu")], "float32")
     return Prefetcher(storage, MODEL, IntakeOptions(memory=memory, max_pixels=10**6, complete=complete), None)
 
@@ -186,12 +181,6 @@ def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(
     assert "svdq retry" in str(caught.value)
 
 
-def test_a_photo_that_is_gone_for_good_fails_its_job_at_once(folder: Path, job: Job) -> None:
-    (folder / job.image).unlink()
-    with pytest.raises(SvdqError, match="is not in the storage, or it was damaged and removed; submit it again"):
-        open_prefetcher(Storage(str(folder))).prepare("a-job", job)
-
-
 def test_the_last_photo_is_read_and_missed_like_the_first(folder: Path, job: Job) -> None:
     path = folder.with_name("last.png")
     Image.new("RGB", (90, 70), "red").save(path)
@@ -211,14 +200,6 @@ def test_a_color_profile_that_cannot_be_used_is_noted_in_the_log_of_the_job(fold
     key = Storage(str(folder)).put_input(path.read_bytes(), "png")
     assert open_prefetcher(Storage(str(folder))).prepare("a-job", job.model_copy(update={"image": key})).photos
     assert any("Job a-job: The photo's color profile is ignored" in message for message in caplog.messages)
-
-
-def test_a_photo_whose_content_is_another_is_never_decoded(folder: Path, job: Job) -> None:
-    other = folder.with_name("other.png")
-    Image.new("RGB", (80, 80), "red").save(other)
-    (folder / job.image).write_bytes(other.read_bytes())
-    with pytest.raises(SvdqError, match="damaged in the storage; submit it again, then `svdq retry` the job"):
-        open_prefetcher(Storage(str(folder))).prepare("a-job", job)
 
 
 def test_a_folder_in_the_place_of_a_sidecar_fails_its_job(folder: Path, job: Job) -> None:

@@ -26,6 +26,7 @@ from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, descri
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.queue.rq_worker import TakenJob
 from tests.queued import enqueue
+from tests.worker.jobs import JOB
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,6 @@ TAKEN = TakenJob(
     job=SvdJob(image=f"inputs/{'a' * 64}.png", name="photo", seed=1), execution=("registry", "execution")
 ).model_dump(mode="json")
 SAMPLE = Sample(job_id="0123456789abcdef0123", parameters=PARAMETERS, boundaries=(0, 4, 10), step=3, job=TAKEN)
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
 
 
 class Stuck:
@@ -134,7 +134,7 @@ def reporter() -> RankReporter:
 def monitor(
     connection: redis.Redis, log: JobLogHandler, reporter: RankReporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(progress, "IDLE_RECORD_S", 1.0)
+    monkeypatch.setattr(progress, "IDLE_RECORD_S", 0.3)
     monitor = ProgressMonitor(connection, reporter, log, CrashMarker(tmp_path, 0, 0), Pictures(connection, "group"))
     yield monitor
     monitor.close()

@@ -13,7 +13,6 @@ import redis
 from gpu_checks.tiny import write_tiny_model
 
 from svdq.producer import keys
-from svdq.producer.job import SvdJob
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.worker.queue import scripts
@@ -21,39 +20,14 @@ from svdq.worker.queue.crashes import CrashCount, CrashSuspect, Phase, must_run_
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import POPPED_S, SILENT_S, Recovery
 from tests.faults.arena import faults_by_seed
-from tests.queued import enqueue
+from tests.worker.jobs import Clock, SlowWorker, leases, put, waiting
 
-JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 SIMULATED = "simulated:step_ms=50"
-
-
-class Clock:
-    """A monotonic clock that the test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-def _once(pop):
-    """Pop one job, then find nothing."""
-    pops = iter([pop])
-    return lambda *arguments: next(pops, lambda *_: scripts.Pop())(*arguments)
-
-
-def put(connection: redis.Redis, *job_ids: str) -> None:
-    for job_id in job_ids:
-        enqueue(connection, JOB, job_id)
-
-
-def waiting(connection: redis.Redis) -> list[str]:
-    return SvdqQueue("svdq-default", connection=connection).get_job_ids()
 
 
 def leftovers(connection: redis.Redis) -> list[bytes]:
@@ -71,15 +45,6 @@ def test_a_popped_job_has_an_owner(connection: redis.Redis, worker: GroupWorker)
     assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
     assert worker.pop().rq_job.id == "b"  # begun: it is popped no more
     assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
-
-
-def test_two_recoverers_put_a_job_back_once(connection: redis.Redis, worker: GroupWorker) -> None:
-    put(connection, "a")
-    active = worker.pop()
-    assert scripts.return_to_queue(connection, active.queue, active.execution)
-    assert not scripts.return_to_queue(connection, active.queue, active.execution)
-    assert waiting(connection) == ["a"]
-    assert leftovers(connection) == []
 
 
 def test_a_lease_that_was_prolonged_meanwhile_is_left(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -224,27 +189,22 @@ def test_a_job_popped_by_another_program_comes_back_after_a_minute(
 
 
 def test_a_job_that_was_taken_back_before_it_was_begun_is_not_begun(
-    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, monkeypatch: pytest.MonkeyPatch
+    connection: redis.Redis, worker: GroupWorker
 ) -> None:
     """Its group slept between pop and admission for longer than it counts as alive."""
     put(connection, "a")
-    connection.delete(dead.key)
-    fetch_job = dead.fetch
+    taken = []
 
-    def sleep_and_fetch(job_id: bytes):
-        job = fetch_job(job_id)
+    def take_back() -> None:
+        connection.delete(asleep.key)
         Recovery(worker, 2).expired()
-        return job
+        assert waiting(connection) == ["a"]
+        taken.append(worker.pop())
 
-    monkeypatch.setattr(dead, "fetch", sleep_and_fetch)
-    monkeypatch.setattr(scripts, "pop", _once(scripts.pop))
-    assert dead.pop() is None
-    monkeypatch.undo()
-    assert waiting(connection) == ["a"]
-    taken = worker.pop()
-    assert taken is not None
+    asleep = SlowWorker(connection, take_back)
+    assert asleep.pop() is None
     assert worker.pop() is None
-    assert [key.decode() for key in connection.zrange("rq:wip:svdq-default", 0, -1)] == [taken.execution.composite_key]
+    assert list(leases(connection)) == [taken[0].execution.composite_key]
 
 
 @pytest.mark.parametrize(

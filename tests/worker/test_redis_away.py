@@ -1,6 +1,5 @@
 """Commands while Redis is away; `python -m tests.faults --campaign redis-gone` takes it from a running group."""
 
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,17 +20,10 @@ def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
     server.stop()
 
 
-def test_submit_waits_for_a_restart_of_redis_and_reports_that_it_is_away(house, own_redis: OwnRedis) -> None:
+def test_submit_waits_for_a_restart_of_redis(house, own_redis: OwnRedis) -> None:
     own_redis.stop()
     starter = threading.Timer(1.0, own_redis.start)
     starter.start()
     submitted = house.run("svdq", "submit", house.photo, SVDQ_REDIS_URL=own_redis.url())
     starter.join()
     assert submitted.returncode == 0, submitted.stderr
-
-    own_redis.stop(signal.SIGKILL)
-    refused = house.run("svdq", "submit", house.photo, "--force", SVDQ_REDIS_URL=own_redis.url())
-    assert refused.returncode == 3
-    assert refused.stderr.startswith(f"Error: The Redis server {own_redis.url()} cannot be used")
-    assert refused.stderr.count("\n") == 1
-    own_redis.start()

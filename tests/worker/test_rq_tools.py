@@ -1,12 +1,7 @@
-"""RQ's own tools at a live group: `rq info`, rq-dashboard and rq-exporter show what is, and break nothing.
-
-rq-exporter needs an environment of its own (it wants an older redis-py), so it is looked at where RQ_EXPORTER names its
-program: `python -m venv exporter && exporter/bin/pip install rq-exporter`, then RQ_EXPORTER=exporter/bin/rq-exporter.
-"""
+"""RQ's own tools at a live group: `rq info` and rq-dashboard show what is, and break nothing."""
 
 import contextlib
 import json
-import os
 import re
 import socket
 import subprocess
@@ -18,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import rq
 
 from svdq.producer import job_control
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
@@ -134,20 +128,3 @@ def test_rq_info_and_the_dashboard_show_a_live_group(house, until) -> None:
         assert json.loads(get(f"{site}/job/{ids['finished']}/delete", b""))["status"] == "OK"
         assert not house.connection.exists(f"rq:job:{ids['finished']}")
         assert " ERROR " not in log.read_text()
-
-
-@pytest.mark.skipif("RQ_EXPORTER" not in os.environ, reason="RQ_EXPORTER does not name an rq-exporter (see above)")
-def test_the_exporter_counts_a_live_group(house, until) -> None:
-    populate(house, until)
-    command = [os.environ["RQ_EXPORTER"], "--host", "127.0.0.1", "--redis-url", url_of(house)]
-    with serving(house.folder / "exporter.log", until, command, "--port") as site:
-        metrics = get(f"{site}/metrics")
-    jobs = re.findall(r'^rq_jobs\{queue="svdq-default",status="(\w+)"\} (\d+)\.0$', metrics, re.MULTILINE)
-    assert {state: int(count) for state, count in jobs} == {
-        state: count for state, count in COUNTS.items() if state != "canceled"
-    }
-    name = rq.Worker.all(connection=house.connection, serializer=rq.serializers.JSONSerializer)[0].name
-    labels = re.escape(f'{{name="{name}",queues="svdq-high,svdq-default,svdq-low"')
-    assert re.search(rf'^rq_workers{labels},state="busy"}} 1\.0$', metrics, re.MULTILINE)
-    assert re.search(rf"^rq_workers_success_total{labels}}} 1\.0$", metrics, re.MULTILINE)
-    assert re.search(rf"^rq_workers_failed_total{labels}}} 1\.0$", metrics, re.MULTILINE)

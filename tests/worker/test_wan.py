@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu_checks.references import call_diffusers
 
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.models.wan.family import WanParameters
+from svdq.pipeline.models.wan.family import FAMILY, WanParameters
+from tests.pipeline.rendering import diffusers_frames
 
 pytestmark = pytest.mark.slow
 
@@ -39,21 +38,10 @@ def submit(house, **options) -> str:
 @pytest.fixture(scope="module")
 def reference(tiny_wan: Path):
     """Render a submitted video with diffusers, with the defaults of the model."""
-    from diffusers import WanImageToVideoPipeline
-
-    pipeline = WanImageToVideoPipeline.from_pretrained(tiny_wan)
-    pipeline.set_progress_bar_config(disable=True)
 
     def render(photo: Path, **options) -> np.ndarray:
-        import torch
-
-        from svdq.pipeline.models.loader import open_model
-        from svdq.pipeline.models.model_names import resolve
-
-        model = open_model(resolve(str(tiny_wan)), Role(components=frozenset()), torch.device("cpu"), torch.float32)
-        values = model.complete(WanParameters.model_validate(VIDEO | options))
-        image = prepare_photo(photo.read_bytes(), values.width, values.height, "crop", 10**9)
-        return np.stack([np.asarray(frame) for frame in call_diffusers(pipeline, image, values)[0]])
+        values = FAMILY.complete(WanParameters.model_validate(VIDEO | options), FAMILY.read_facts(tiny_wan, "tiny"))
+        return diffusers_frames(tiny_wan, prepare_photo(photo.read_bytes(), values.width, values.height), values)
 
     return render
 
