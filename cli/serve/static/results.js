@@ -6,7 +6,7 @@ import { act, byId, ranges, request, run, setText, sumOf, tryOn } from "./dom.js
 import { count } from "./format.js";
 import { headingOf, keyOf } from "./groups.js";
 import * as reader from "./reader.js";
-import { toast } from "./toast.js";
+import { finish, toast } from "./toast.js";
 import { againWithNewSeed, open } from "./viewer.js";
 
 const MAX_COMPARED = 4;
@@ -312,7 +312,7 @@ async function mark(some, verdict) {
         return "";
       }),
     });
-  }
+  } else finish();
   return sentence;
 }
 

@@ -89,6 +89,21 @@ def test_the_crop_is_said_once(browser: Any, server: Server, connection: redis.R
         assert fetch(connection, job_id.decode()).kwargs["job"]["width"] == 1024
 
 
+def test_a_verdict_that_is_taken_back_offers_no_undo(
+    browser: Any, server: Server, connection: redis.Redis, settings: Settings
+) -> None:
+    finish(connection, Storage(settings.storage), 1, name="Video 1")
+    with watched_page(browser, server.url, **DESK) as watched:
+        page = watched.page
+        page.locator(".card .frame").focus()
+        page.keyboard.press("r")
+        expect(page.locator("#toast")).to_have_class("toast is-shown")
+        page.locator(".card .frame").focus()
+        page.keyboard.press("r")
+        expect(page.locator(".card.is-reject")).to_have_count(0)
+        expect(page.locator("#toast")).to_have_class("toast")
+
+
 def test_at_most_four_videos_are_loaded(
     browser: Any, server: Server, connection: redis.Redis, settings: Settings
 ) -> None:
