@@ -47,7 +47,7 @@ def with_frames(parameters: VideoParameters) -> VideoParameters:
 
 
 @dataclass
-class House:
+class Site:
     """A home of svdq's: settings, photos, jobs and worker groups."""
 
     folder: Path
@@ -159,12 +159,12 @@ def dead(connection: redis.Redis) -> GroupWorker:
 
 
 @pytest.fixture
-def house(tmp_path: Path, settings: Settings) -> Iterator[House]:
+def site(tmp_path: Path, settings: Settings) -> Iterator[Site]:
     photo = tmp_path / "photo.jpg"
     Image.effect_noise((160, 100), 60).convert("RGB").save(photo)
-    house = House(tmp_path, settings, connect(settings), photo)
-    yield house
-    house.leave()
+    site = Site(tmp_path, settings, connect(settings), photo)
+    yield site
+    site.leave()
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def open_intake(house: House) -> Iterator[Callable[..., Intake]]:
+def open_intake(site: Site) -> Iterator[Callable[..., Intake]]:
     """Start the intake of a group of ranks with room for everything, which the test takes requests of."""
     opened: list[tuple[Intake, redis.Redis]] = []
 
@@ -184,10 +184,10 @@ def open_intake(house: House) -> Iterator[Callable[..., Intake]]:
         model: ModelInfo = ModelInfo(name="fake", notice=""),  # noqa: B008
         **options: Any,
     ) -> Intake:
-        link = link or outages.connect(server_url(house.settings))
+        link = link or outages.connect(server_url(site.settings))
         unlimited = MemoryPlan([RankInfo(capacity=None, weights=0, device="cpu")], "float32")
         asked = IntakeOptions(**{"memory": unlimited, "complete": with_frames, **options})
-        intake = Intake(link, Storage(house.settings.storage), model, asked, checkpoints)
+        intake = Intake(link, Storage(site.settings.storage), model, asked, checkpoints)
         opened.append((intake, link))
         intake.start()
         return intake

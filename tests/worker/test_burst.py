@@ -63,44 +63,44 @@ def test_a_burst_that_found_the_queue_paused_ends_with_1() -> None:
 
 
 @pytest.mark.long
-def test_a_burst_reports_how_its_jobs_ended(house, until) -> None:
-    jobs = [house.submit(steps=4, seed=seed) for seed in range(3)]
+def test_a_burst_reports_how_its_jobs_ended(site, until) -> None:
+    jobs = [site.submit(steps=4, seed=seed) for seed in range(3)]
     # A photo that was damaged after it was submitted.
-    bad = house.folder / "bad.jpg"
-    bad.write_bytes(house.photo.read_bytes() + b"x")
-    jobs.append(house.submit(photo=bad))
-    stored = Path(house.settings.storage) / house.view(jobs[-1]).parameters["image"]
+    bad = site.folder / "bad.jpg"
+    bad.write_bytes(site.photo.read_bytes() + b"x")
+    jobs.append(site.submit(photo=bad))
+    stored = Path(site.settings.storage) / site.view(jobs[-1]).parameters["image"]
     stored.write_bytes(stored.read_bytes()[:300])
-    jobs += [house.submit(steps=1000), house.submit(steps=4)]
-    report, stopped = house.folder / "night.json", house.folder / "stopped.json"
+    jobs += [site.submit(steps=1000), site.submit(steps=4)]
+    report, stopped = site.folder / "night.json", site.folder / "stopped.json"
 
-    first = house.start(2, "--burst", "--report", str(report), model=SIMULATED)
-    until(lambda: house.states(jobs[:4]) == ["finished"] * 3 + ["failed"])
-    until(lambda: house.states(jobs[4:5]) == ["started"])
-    assert house.run("svdq", "cancel", jobs[4]).returncode == 0
+    first = site.start(2, "--burst", "--report", str(report), model=SIMULATED)
+    until(lambda: site.states(jobs[:4]) == ["finished"] * 3 + ["failed"])
+    until(lambda: site.states(jobs[4:5]) == ["started"])
+    assert site.run("svdq", "cancel", jobs[4]).returncode == 0
     assert first.end() == 0
 
-    assert house.states(jobs) == ["finished"] * 3 + ["failed", "stopped", "finished"]
+    assert site.states(jobs) == ["finished"] * 3 + ["failed", "stopped", "finished"]
     told = json.loads(report.read_text())
     assert (told["finished"], told["failed"], told["stopped"], sum(told["left"].values())) == (4, 1, 1, 0)
     assert told["ending"] == "It ended because the queue was empty."
-    assert {job["id"]: job["status"] for job in told["jobs"]} == dict(zip(jobs, house.states(jobs), strict=True))
+    assert {job["id"]: job["status"] for job in told["jobs"]} == dict(zip(jobs, site.states(jobs), strict=True))
     assert told["videos_per_hour"] > 0
     lines = first.text.splitlines()
     assert any(line.startswith("4 finished, 1 failed, 1 stopped, 0 canceled, from 20") for line in lines)
     assert any(line.startswith("Failed, 1 x: The photo inputs/") for line in lines)
 
     # Stopped in the middle: what is left is told, and the same numbers are found later.
-    jobs = [house.submit(steps=300) for _ in range(3)]
-    group = house.start(2, "--burst", "--report", str(stopped), model=SIMULATED)
-    until(lambda: "started" in house.states(jobs))
+    jobs = [site.submit(steps=300) for _ in range(3)]
+    group = site.start(2, "--burst", "--report", str(stopped), model=SIMULATED)
+    until(lambda: "started" in site.states(jobs))
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0
     assert "0 finished, 0 failed, 0 stopped, 0 canceled, from 20" in group.text
     assert "It was stopped by a signal." in group.text
     assert "Left: 3 queued, 0 started, 0 scheduled, 0 deferred." in group.text
     assert json.loads(stopped.read_text())["ending"] == "It was stopped by a signal."
-    later = json.loads(house.run("svdq", "report", "--since", "1h", "--json").stdout)
+    later = json.loads(site.run("svdq", "report", "--since", "1h", "--json").stdout)
     assert {**later["left"], "finished": later["finished"]} == {
         "queued": 3,
         "started": 0,
@@ -111,7 +111,7 @@ def test_a_burst_reports_how_its_jobs_ended(house, until) -> None:
     assert later["videos_per_hour"] > 0
 
 
-def test_a_report_that_cannot_be_written_is_refused_before_the_run(house) -> None:
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(site) -> None:
     for name in ("night.txt", "nowhere/night.json"):
-        done = house.run("svdq", "worker", "--ranks", 1, "--device", "cpu", "--burst", "--report", name)
+        done = site.run("svdq", "worker", "--ranks", 1, "--device", "cpu", "--burst", "--report", name)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

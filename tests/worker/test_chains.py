@@ -26,7 +26,7 @@ from svdq.worker.output.writer import ResultWriter
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import TakenJob
 from tests.waiting import wait_until
-from tests.worker.conftest import House
+from tests.worker.conftest import Site
 
 MODEL = ModelInfo(name="fake", notice="")
 SHAPE = {"seed": 1, "steps": 4, "frames": 5, "width": 64, "height": 64, "decode_chunk_size": 2}
@@ -91,8 +91,8 @@ def test_the_file_of_a_link_begins_with_the_chain_up_to_it(tmp_path: Path, fps: 
     assert find_result(storage, MODEL, job, ids[1]) is None
 
 
-def submit(house: House, *options: str) -> list[str]:
-    done = house.run("svdq", "submit", house.photo, *CHAIN, *options, "--json")
+def submit(site: Site, *options: str) -> list[str]:
+    done = site.run("svdq", "submit", site.photo, *CHAIN, *options, "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line)["id"] for line in done.stdout.splitlines()]
 
@@ -103,72 +103,72 @@ def told(done: "subprocess.CompletedProcess[str]") -> str:
 
 
 @pytest.mark.slow
-def test_a_failed_link_ends_the_rest_and_retrying_it_goes_on(house: House) -> None:
-    ids = submit(house)
-    assert "photo (link 2 of 3)  deferred until" in told(house.run("svdq", "status", ids[1]))
-    (stored,) = (house.settings.storage / Path("inputs")).iterdir()
+def test_a_failed_link_ends_the_rest_and_retrying_it_goes_on(site: Site) -> None:
+    ids = submit(site)
+    assert "photo (link 2 of 3)  deferred until" in told(site.run("svdq", "status", ids[1]))
+    (stored,) = (site.settings.storage / Path("inputs")).iterdir()
     photo = stored.read_bytes()
     stored.write_bytes(b"damaged")
-    group = house.start(1)
-    first, second, third = house.wait(ids)
+    group = site.start(1)
+    first, second, third = site.wait(ids)
     assert (first.status, second.status, third.status) == ("failed",) * 3
     assert second.error.startswith(f"It continues the video of job {ids[0]}, which failed,")
     assert third.error.startswith(f"It continues the video of job {ids[1]}, which failed,")
-    assert job_control.pauses(house.connection) == []
+    assert job_control.pauses(site.connection) == []
 
     stored.write_bytes(photo)
-    assert sorted(told(house.run("svdq", "retry", ids[1])).split()) == sorted([*ids, *["queued"] * 3])
-    assert [view.status for view in house.wait(ids)] == ["finished"] * 3, group.text
-    assert len(decoded(Path(house.view(ids[2]).outputs[0]))) == 13
-    assert "finished" in told(house.run("svdq", "list", "--name", "photo"))
+    assert sorted(told(site.run("svdq", "retry", ids[1])).split()) == sorted([*ids, *["queued"] * 3])
+    assert [view.status for view in site.wait(ids)] == ["finished"] * 3, group.text
+    assert len(decoded(Path(site.view(ids[2]).outputs[0]))) == 13
+    assert "finished" in told(site.run("svdq", "list", "--name", "photo"))
 
 
-def test_a_link_that_is_stopped_in_flight_ends_the_rest(house: House, worker: GroupWorker) -> None:
-    first, second, third = submit(house)
+def test_a_link_that_is_stopped_in_flight_ends_the_rest(site: Site, worker: GroupWorker) -> None:
+    first, second, third = submit(site)
     active = worker.pop()
-    assert job_control.cancel(house.connection, first) == "stopping"
-    assert house.states([first, second, third]) == ["started", "canceled", "canceled"]
-    assert f"Job {first}, an earlier link of its chain, was canceled;" in house.view(second).error
+    assert job_control.cancel(site.connection, first) == "stopping"
+    assert site.states([first, second, third]) == ["started", "canceled", "canceled"]
+    assert f"Job {first}, an earlier link of its chain, was canceled;" in site.view(second).error
     worker.stop(active)
-    job_control.retry(house.connection, third)
-    assert house.states([first, second, third]) == ["queued", "deferred", "deferred"]
+    job_control.retry(site.connection, third)
+    assert site.states([first, second, third]) == ["queued", "deferred", "deferred"]
 
     worker.stop(worker.pop())  # as RQ's own command does
-    assert house.states([first, second, third]) == ["stopped", "canceled", "canceled"]
+    assert site.states([first, second, third]) == ["stopped", "canceled", "canceled"]
 
 
-def test_a_link_that_another_tool_of_rq_cancels_ends_the_rest(house: House, worker: GroupWorker) -> None:
-    first, second, third = submit(house)
+def test_a_link_that_another_tool_of_rq_cancels_ends_the_rest(site: Site, worker: GroupWorker) -> None:
+    first, second, third = submit(site)
     worker.maintain()
-    fetch(house.connection, second).cancel()
+    fetch(site.connection, second).cancel()
     worker.maintain()
-    assert house.states([first, second, third]) == ["queued", "canceled", "canceled"]
-    assert f"Job {second}, an earlier link of its chain, was canceled;" in house.view(third).error
+    assert site.states([first, second, third]) == ["queued", "canceled", "canceled"]
+    assert f"Job {second}, an earlier link of its chain, was canceled;" in site.view(third).error
 
 
 @pytest.mark.slow
-def test_a_chain_outlives_a_kill_in_the_middle(house: House) -> None:
-    ids = submit(house)
-    group = house.start(1, model="simulated:step_ms=300")
-    wait_until(lambda: house.view(ids[1]).status == "started")
+def test_a_chain_outlives_a_kill_in_the_middle(site: Site) -> None:
+    ids = submit(site)
+    group = site.start(1, model="simulated:step_ms=300")
+    wait_until(lambda: site.view(ids[1]).status == "started")
     group.kill_all()
-    house.start(1, model="simulated:step_ms=1")
-    assert [view.status for view in house.wait(ids)] == ["finished"] * 3
-    assert [len(decoded(Path(house.view(job_id).outputs[0]))) for job_id in ids] == [5, 9, 13]
-    assert len(house.sidecars()) == 3
+    site.start(1, model="simulated:step_ms=1")
+    assert [view.status for view in site.wait(ids)] == ["finished"] * 3
+    assert [len(decoded(Path(site.view(job_id).outputs[0]))) for job_id in ids] == [5, 9, 13]
+    assert len(site.sidecars()) == 3
 
 
 @pytest.mark.slow
-def test_a_link_is_the_video_of_the_last_frame_of_the_one_before(house: House) -> None:
+def test_a_link_is_the_video_of_the_last_frame_of_the_one_before(site: Site) -> None:
     shape = ["--family", "svd", "--frames", "5", "--steps", "3", "--size", "64x64", "--json"]
-    done = house.run("svdq", "submit", house.photo, *shape, "--then", "")
+    done = site.run("svdq", "submit", site.photo, *shape, "--then", "")
     first, second = (json.loads(line) for line in told(done).splitlines())
-    house.start(1, model="preview")
-    assert [view.status for view in house.wait([first["id"], second["id"]])] == ["finished"] * 2
-    frames = [Path(house.settings.storage, last_frame_key(made["id"])) for made in (first, second)]
+    site.start(1, model="preview")
+    assert [view.status for view in site.wait([first["id"], second["id"]])] == ["finished"] * 2
+    frames = [Path(site.settings.storage, last_frame_key(made["id"])) for made in (first, second)]
 
     options = ["--seed", second["seed"], "--format", "png"]
-    alone = json.loads(told(house.run("svdq", "submit", frames[0], *shape, *options)))
-    house.wait([alone["id"]])
+    alone = json.loads(told(site.run("svdq", "submit", frames[0], *shape, *options)))
+    site.wait([alone["id"]])
     with Image.open(frames[1]) as image:
-        assert np.array_equal(np.asarray(image), house.frames(alone["id"])[-1])
+        assert np.array_equal(np.asarray(image), site.frames(alone["id"])[-1])

@@ -139,8 +139,8 @@ def test_compiled_code_is_kept_in_a_private_folder_of_the_home(tmp_path: Path, m
 
 
 @pytest.mark.long
-def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(house) -> None:
-    group = house.start(2, "--compile", "blocks", wait=False, CXX="/no/compiler")
+def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(site) -> None:
+    group = site.start(2, "--compile", "blocks", wait=False, CXX="/no/compiler")
     assert group.end() == 2
     [_, sentence] = group.text.splitlines()
     assert sentence.startswith("Error: --compile blocks does not work on this processor (")
@@ -148,17 +148,17 @@ def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(house) -> 
 
 
 @pytest.mark.long
-def test_a_video_says_how_it_was_computed(house) -> None:
+def test_a_video_says_how_it_was_computed(site) -> None:
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
     from gpu_checks.tiny import write_tiny_model
 
-    model = house.folder / "tiny"
+    model = site.folder / "tiny"
     write_tiny_model(model)
-    job_id = house.submit(formats=("mp4",))
+    job_id = site.submit(formats=("mp4",))
     options = ["--dtype", "bf16", "--approximate", "int8"]
-    group = house.start(1, "--burst", *options, model=str(model), wait=False)
+    group = site.start(1, "--burst", *options, model=str(model), wait=False)
     assert group.end() == 0, group.text
-    view = house.view(job_id)
+    view = site.view(job_id)
     notice = "tiny (untrained: shows noise), approximate (int8)"
     assert (view.status, view.notice) == ("finished", notice)
     compute = {"dtype": "bfloat16", "approximate": ["int8"]}
@@ -166,7 +166,7 @@ def test_a_video_says_how_it_was_computed(house) -> None:
         found = read_provenance(file).as_json()["model"]
         assert len(found["compute"].pop("weights")) == 16
         assert found == {"name": str(model), "notice": notice, "compute": compute}
-    shown = house.run("svdq", "inspect", view.outputs[0]).stdout
+    shown = site.run("svdq", "inspect", view.outputs[0]).stdout
     assert "bfloat16" in shown
     assert notice in shown
     assert notice in group.text

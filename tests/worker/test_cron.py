@@ -67,13 +67,13 @@ def cron(tmp_path: Path) -> Iterator[Callable[[str], None]]:
         daemon.wait()
 
 
-def test_bursts_from_cron_render_all_photos(house, cron: Callable[[str], None], until: Callable[..., object]) -> None:
+def test_bursts_from_cron_render_all_photos(site, cron: Callable[[str], None], until: Callable[..., object]) -> None:
     jobs = []
     for number in range(NUM_PHOTOS):
-        photo = house.folder / f"{number}.png"
+        photo = site.folder / f"{number}.png"
         Image.new("RGB", (80, 60), (number, 0, 0)).save(photo)
-        jobs.append(house.submit(photo=photo, steps=20))
-    reports = house.folder / "reports"
+        jobs.append(site.submit(photo=photo, steps=20))
+    reports = site.folder / "reports"
     reports.mkdir()
 
     # The line that is shipped, with other times, and on the processor.
@@ -86,7 +86,7 @@ def test_bursts_from_cron_render_all_photos(house, cron: Callable[[str], None], 
     line = line.replace("$HOME/svdq-reports", str(reports)).replace("\\%F", "\\%s")
     variables = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "SVDQ_HOME": str(house.settings.home),
+        "SVDQ_HOME": str(site.settings.home),
         "SVDQ_MODEL": f"simulated:step_ms={1000 * VIDEO_S / 10:.0f}",
     }
     cron("".join(f"{name}={value}\n" for name, value in variables.items()) + line + "\n")
@@ -109,5 +109,5 @@ def test_bursts_from_cron_render_all_photos(house, cron: Callable[[str], None], 
     assert len(told()) >= 2
     assert "--until" not in told()[0]["ending"]
     assert "could be done by" in told()[0]["ending"] or "at the time given" in told()[0]["ending"]
-    assert house.states(jobs) == ["finished"] * NUM_PHOTOS
-    assert len(list((Path(house.settings.storage) / "outputs").glob("*.json"))) == NUM_PHOTOS
+    assert site.states(jobs) == ["finished"] * NUM_PHOTOS
+    assert len(list((Path(site.settings.storage) / "outputs").glob("*.json"))) == NUM_PHOTOS

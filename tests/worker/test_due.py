@@ -133,18 +133,18 @@ def test_rqs_retry_is_not_used(connection: redis.Redis, worker: GroupWorker, int
 
 
 @pytest.mark.long
-def test_a_burst_renders_due_jobs_and_counts_those_left(house) -> None:
-    job = fetch(house.connection, house.submit()).kwargs
-    queue = SvdqQueue("svdq-default", connection=house.connection)
+def test_a_burst_renders_due_jobs_and_counts_those_left(site) -> None:
+    job = fetch(site.connection, site.submit()).kwargs
+    queue = SvdqQueue("svdq-default", connection=site.connection)
     now = datetime.now(UTC)
     queue.enqueue_at(now - timedelta(hours=1), RENDER, kwargs=job, job_id="due")
     for job_id in ("later", "much-later"):
         queue.enqueue_at(now + timedelta(hours=1), RENDER, kwargs=job, job_id=job_id)
 
-    group = house.start(1, "--burst")
+    group = site.start(1, "--burst")
     assert group.end() == 0
 
-    assert house.view("due").status == "finished"
-    assert house.states(["later", "much-later"]) == ["scheduled"] * 2
+    assert site.view("due").status == "finished"
+    assert site.states(["later", "much-later"]) == ["scheduled"] * 2
     assert "The queue is empty; scheduled for later: 2." in group.text
     assert "Queued what was due: 1 job." in group.text

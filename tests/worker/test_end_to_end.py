@@ -41,8 +41,8 @@ def check_quiet(text: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(7, marks=pytest.mark.long)])
-def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> None:
-    group = house.start(ranks)
+def test_a_group_renders_what_is_submitted_while_it_runs(site, ranks: int) -> None:
+    group = site.start(ranks)
     requests = {
         "plain": ["--frames", 5, "--steps", 9, "--size", "128x64"],
         # Fewer steps than ranks, and not a multiple of them.
@@ -56,9 +56,9 @@ def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> N
     answers: dict[str, subprocess.CompletedProcess[str]] = {}
 
     def submit(name: str, flags: list[object]) -> None:
-        path = house.folder / f"{name}.jpg"
+        path = site.folder / f"{name}.jpg"
         Image.effect_noise((90, 70), 60).convert("RGB").save(path)
-        answers[name] = house.run("svdq", "submit", path, *flags, "--wait", "--json")
+        answers[name] = site.run("svdq", "submit", path, *flags, "--wait", "--json")
 
     clients = [threading.Thread(target=submit, args=item) for item in requests.items()]
     for client in clients:
@@ -74,7 +74,7 @@ def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> N
         assert {*submitted} >= {"id", "image", "seed", "status"}
         assert (submitted["status"], submitted["error"]) == ("finished", None)
 
-        shown = house.run("svdq", "status", submitted["id"], "--json")
+        shown = site.run("svdq", "status", submitted["id"], "--json")
         status = json.loads(shown.stdout)
         frames, steps = int(flags[1]), int(flags[3])
         width, height = map(int, str(flags[5]).split("x"))
@@ -114,28 +114,28 @@ def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> N
     assert group.end() == 0
     check_quiet(group.text)
     assert "preview (no diffusion model)" in group.text
-    assert {path.name for path in Path(house.settings.storage).iterdir()} >= {"inputs", "outputs"}
+    assert {path.name for path in Path(site.settings.storage).iterdir()} >= {"inputs", "outputs"}
 
 
 # diffusers 0.42 hands torch tensors to np.array, of which numpy 2 warns.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-def test_frames_equal_those_of_diffusers_and_burst_ends(house, tiny_model: Path) -> None:
+def test_frames_equal_those_of_diffusers_and_burst_ends(site, tiny_model: Path) -> None:
     """Through submit, Redis, two ranks and png files, with two different jobs in flight at once."""
     settings = {
         "guided": {"frames": 4, "steps": 5, "width": 128, "height": 64, "seed": 11, "decode_chunk_size": 2},
         "unguided": {"frames": 3, "steps": 2, "width": 64, "height": 128, "seed": 12, "max_guidance_scale": 1.0},
     }
-    ids = {name: house.submit(formats=("png",), **values) for name, values in settings.items()}
-    group = house.start(2, "--burst", model=str(tiny_model), wait=False)
+    ids = {name: site.submit(formats=("png",), **values) for name, values in settings.items()}
+    group = site.start(2, "--burst", model=str(tiny_model), wait=False)
     expected = {}
     for name, values in settings.items():
-        photo = prepare_photo(house.photo.read_bytes(), values["width"], values["height"])
+        photo = prepare_photo(site.photo.read_bytes(), values["width"], values["height"])
         expected[name] = diffusers_frames(tiny_model, photo, SvdParameters.model_validate(values))
 
     assert group.end() == 0, group.text
-    assert house.queued() == []
+    assert site.queued() == []
     for name, job_id in ids.items():
-        frames = house.frames(job_id)
+        frames = site.frames(job_id)
         assert frames.shape == expected[name].shape
         assert np.array_equal(frames, expected[name]), f"{name}: {np.abs(frames.astype(int) - expected[name]).max()}"
         assert frames.std() > 1  # pictures, not nothing
@@ -148,14 +148,14 @@ def test_frames_equal_those_of_diffusers_and_burst_ends(house, tiny_model: Path)
 # What is seen while it runs, and what harms nobody else.
 
 
-def test_a_running_group_shows_itself_and_outlives_bad_jobs(house, until) -> None:
-    group = house.start(2, model=SIMULATED)
-    jobs = [house.submit(steps=40) for _ in range(3)]
-    in_flight = until(lambda: (found := house.states(jobs)).count("started") >= 2 and found)
+def test_a_running_group_shows_itself_and_outlives_bad_jobs(site, until) -> None:
+    group = site.start(2, model=SIMULATED)
+    jobs = [site.submit(steps=40) for _ in range(3)]
+    in_flight = until(lambda: (found := site.states(jobs)).count("started") >= 2 and found)
     assert in_flight[:2] == ["started"] * 2  # one on every rank
 
-    until(lambda: all(house.view(job_id).step > 0 for job_id in jobs[:2]))
-    info = json.loads(house.run("svdq", "status", "--json").stdout)
+    until(lambda: all(site.view(job_id).step > 0 for job_id in jobs[:2]))
+    info = json.loads(site.run("svdq", "status", "--json").stdout)
     assert len(info["workers"]) == 1
     worker = info["workers"][0]
     assert (worker["state"], worker["pid"]) == ("busy", group.ranks()[0].pid)
@@ -164,88 +164,88 @@ def test_a_running_group_shows_itself_and_outlives_bad_jobs(house, until) -> Non
     assert set(shown) <= set(jobs)
     assert any(job["rank"] is not None and 0 < job["step"] <= 40 for job in shown.values())
 
-    rq_info = house.run("rq", "info", "--queue-class", "svdq.producer.queue.SvdqQueue", "--url", redis_url(house))
+    rq_info = site.run("rq", "info", "--queue-class", "svdq.producer.queue.SvdqQueue", "--url", redis_url(site))
     assert rq_info.returncode == 0, rq_info
     assert worker["name"] in rq_info.stdout
     assert f"busy {', '.join(worker['queues'])}" in rq_info.stdout
     assert "executing" in rq_info.stdout
 
     # A photo that is damaged after it was submitted fails with a reason; its neighbours finish.
-    other = house.folder / "other.jpg"
+    other = site.folder / "other.jpg"
     Image.effect_noise((200, 100), 70).convert("RGB").save(other)
-    job_control.pause(house.connection)  # the group would prefetch the photo before it is damaged
-    bad = house.submit(photo=other)
-    stored = Path(house.settings.storage) / house.view(bad).parameters["image"]
+    job_control.pause(site.connection)  # the group would prefetch the photo before it is damaged
+    bad = site.submit(photo=other)
+    stored = Path(site.settings.storage) / site.view(bad).parameters["image"]
     stored.write_bytes(stored.read_bytes()[:300])
-    job_control.resume(house.connection)
-    after = house.submit()
-    views = house.wait([*jobs, bad, after])
+    job_control.resume(site.connection)
+    after = site.submit()
+    views = site.wait([*jobs, bad, after])
     assert [view.status for view in views] == ["finished"] * 3 + ["failed", "finished"]
     assert views[3].error is not None
     assert views[3].error.endswith("was damaged in the storage; submit it again, then `svdq retry` the job.")
     assert f"Job {bad} failed: The photo inputs/" in group.text
-    assert {stage["rank"] for sidecar in house.sidecars() for stage in sidecar["stages"]} == {0, 1}
-    assert not list((Path(house.settings.storage) / "outputs").glob(f"*{bad}*"))
+    assert {stage["rank"] for sidecar in site.sidecars() for stage in sidecar["stages"]} == {0, 1}
+    assert not list((Path(site.settings.storage) / "outputs").glob(f"*{bad}*"))
     check_quiet(group.text)
 
 
-def redis_url(house) -> str:
-    return f"unix://{house.connection.connection_pool.connection_kwargs['path']}"
+def redis_url(site) -> str:
+    return f"unix://{site.connection.connection_pool.connection_kwargs['path']}"
 
 
 # How it ends.
 
 
-def test_ctrl_c_finishes_what_is_in_flight(house, until, no_processes_left) -> None:
-    group = house.start(2, model=SIMULATED)
+def test_ctrl_c_finishes_what_is_in_flight(site, until, no_processes_left) -> None:
+    group = site.start(2, model=SIMULATED)
     ranks = group.ranks()
-    jobs = [house.submit(steps=30) for _ in range(6)]
-    until(lambda: house.states(jobs).count("started") >= 2)
+    jobs = [site.submit(steps=30) for _ in range(6)]
+    until(lambda: site.states(jobs).count("started") >= 2)
 
     group.send_signal(signal.SIGINT)
     assert group.end() == 0
 
-    states = house.states(jobs)
+    states = site.states(jobs)
     num_finished = states.count("finished")
     assert 2 <= num_finished <= 4  # one a rank, and at most one on its way between and one that was about to start
     assert states == ["finished"] * num_finished + ["queued"] * (6 - num_finished)
-    assert house.queued() == jobs[num_finished:]
-    assert all(Path(house.view(job_id).outputs[0]).exists() for job_id in jobs[:num_finished])
+    assert site.queued() == jobs[num_finished:]
+    assert all(Path(site.view(job_id).outputs[0]).exists() for job_id in jobs[:num_finished])
     no_processes_left(ranks)
     assert "Taking no more jobs" in group.text
     check_quiet(group.text)
 
 
 @pytest.mark.long
-def test_ctrl_c_twice_gives_jobs_back(house, until, no_processes_left) -> None:
+def test_ctrl_c_twice_gives_jobs_back(site, until, no_processes_left) -> None:
     """For a person in a hurry: it ends in the middle of videos, and nothing is lost. SIGTERM is in `test_resume`."""
-    group = house.start(2, model=SIMULATED)
+    group = site.start(2, model=SIMULATED)
     family = psutil.Process(group.process.pid).children(recursive=True)
-    done = house.submit()
-    house.wait([done])
-    jobs = [house.submit(steps=60) for _ in range(5)]
-    until(lambda: house.states(jobs).count("started") >= 2)
+    done = site.submit()
+    site.wait([done])
+    jobs = [site.submit(steps=60) for _ in range(5)]
+    until(lambda: site.states(jobs).count("started") >= 2)
 
     group.send_signal(signal.SIGINT)
     until(lambda: "Taking no more jobs" in group.text)
     group.send_signal(signal.SIGINT)
     assert group.end() == 0
 
-    left = [job_id for job_id, state in zip(jobs, house.states(jobs), strict=True) if state != "finished"]
+    left = [job_id for job_id, state in zip(jobs, site.states(jobs), strict=True) if state != "finished"]
     assert len(left) >= 4  # it did not wait for what was in flight
-    assert house.queued() == left  # at the front and in the old order
-    assert house.states(left) == ["queued"] * len(left)
-    assert {house.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in left} == {b"3"}
-    assert house.connection.zcard("rq:wip:svdq-default") == 0
-    assert house.view(done).status == "finished"
+    assert site.queued() == left  # at the front and in the old order
+    assert site.states(left) == ["queued"] * len(left)
+    assert {site.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in left} == {b"3"}
+    assert site.connection.zcard("rq:wip:svdq-default") == 0
+    assert site.view(done).status == "finished"
     no_processes_left(family)
     assert "went back to the queue" in group.text
     check_quiet(group.text)
 
 
 @pytest.mark.long
-def test_ctrl_c_three_times_and_before_it_is_up_leaves_no_processes(house, until, no_processes_left) -> None:
-    group = house.start(2, model=SIMULATED, wait=False)
+def test_ctrl_c_three_times_and_before_it_is_up_leaves_no_processes(site, until, no_processes_left) -> None:
+    group = site.start(2, model=SIMULATED, wait=False)
     family = until(lambda: len(group.ranks()) == 2 and psutil.Process(group.process.pid).children(recursive=True))
     for _ in range(3):
         group.send_signal(signal.SIGINT)
@@ -255,23 +255,23 @@ def test_ctrl_c_three_times_and_before_it_is_up_leaves_no_processes(house, until
     check_quiet(group.text)
 
 
-def test_a_killed_launcher_leaves_no_processes(house, until, no_processes_left) -> None:
+def test_a_killed_launcher_leaves_no_processes(site, until, no_processes_left) -> None:
     """As when a container's memory runs out: the kernel ends torchrun, and it its ranks, which give their jobs back."""
-    group = house.start(2, model=SIMULATED)
+    group = site.start(2, model=SIMULATED)
     family = psutil.Process(group.process.pid).children(recursive=True)
-    jobs = [house.submit(steps=600) for _ in range(3)]
-    until(lambda: house.states(jobs).count("started") >= 1)
+    jobs = [site.submit(steps=600) for _ in range(3)]
+    until(lambda: site.states(jobs).count("started") >= 1)
     group.process.kill()
     group.process.wait()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
-    assert house.queued() == jobs
+    assert site.queued() == jobs
     no_processes_left(family)
 
 
-def test_a_launcher_killed_while_ranks_are_started_leaves_no_processes(house, until) -> None:
+def test_a_launcher_killed_while_ranks_are_started_leaves_no_processes(site, until) -> None:
     """torchrun, which starts one rank after another, forgets those it has started when SIGTERM comes in between."""
-    group = house.start(7, model=SIMULATED, wait=False)
+    group = site.start(7, model=SIMULATED, wait=False)
     while len(family := psutil.Process(group.process.pid).children(recursive=True)) < 3:
         time.sleep(0.001)
     family[0].suspend()
@@ -279,13 +279,13 @@ def test_a_launcher_killed_while_ranks_are_started_leaves_no_processes(house, un
     group.process.wait()
     with contextlib.suppress(psutil.NoSuchProcess):
         family[0].resume()
-    run_dirs = str(house.settings.home / "run")
+    run_dirs = str(site.settings.home / "run")
     until(lambda: not any(run_dirs in str(each.info["cmdline"]) for each in psutil.process_iter(["cmdline"])))
 
 
 @pytest.mark.long
-def test_a_killed_torchrun_ends_the_worker_with_the_reason(house, no_processes_left) -> None:
-    group = house.start(2, model=SIMULATED)
+def test_a_killed_torchrun_ends_the_worker_with_the_reason(site, no_processes_left) -> None:
+    group = site.start(2, model=SIMULATED)
     family = psutil.Process(group.process.pid).children(recursive=True)
     psutil.Process(group.process.pid).children()[0].kill()
     assert group.end() == 128 + signal.SIGKILL

@@ -126,15 +126,15 @@ def test_doctor_does_not_call_a_broken_driver_no_gpus(put_nvidia_smi: PutNvidiaS
 @pytest.mark.slow
 @pytest.mark.parametrize("through", ["svdq worker", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_gpus_that_torch_cannot_use_are_not_replaced_by_processors(
-    house, put_nvidia_smi: PutNvidiaSmi, through: str
+    site, put_nvidia_smi: PutNvidiaSmi, through: str
 ) -> None:
     """As with a PyTorch without CUDA, or one with CUDA and no driver, as on the machines of these tests."""
     calls = put_nvidia_smi(TWO)
     if through == "svdq worker":
-        done = house.run("svdq", "worker", "--burst")
+        done = site.run("svdq", "worker", "--burst")
         assert len(calls.read_text().splitlines()) == 1, "each call may take seconds a GPU"
     else:
-        done = house.run("torchrun", "--nproc-per-node", 1, "--log-dir", house.folder / "log", "-m", "svdq.worker")
+        done = site.run("torchrun", "--nproc-per-node", 1, "--log-dir", site.folder / "log", "-m", "svdq.worker")
     said = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert len(said) == 1, done.stderr
     reason = "(Torch not compiled with CUDA enabled|Found no NVIDIA driver on your system.*)"
@@ -144,37 +144,37 @@ def test_gpus_that_torch_cannot_use_are_not_replaced_by_processors(
 
 
 @pytest.mark.long
-def test_a_group_goes_on_without_a_gpu_that_has_failed(house, tmp_path: Path, until) -> None:
+def test_a_group_goes_on_without_a_gpu_that_has_failed(site, tmp_path: Path, until) -> None:
     """Also when torchrun would start it again and again for hours; without any GPU it ends."""
     faults = {"PYTHONPATH": str(INJECTION), "FAULTS_AT": "device", "FAULTS_FOLDER": str(tmp_path)}
-    group = house.start(2, "--device", "cuda", model="simulated:step_ms=50", CUDA_VISIBLE_DEVICES="4,6", **faults)
-    jobs = [house.submit(seed=seed, steps=20) for seed in range(6)]
-    until(lambda: "finished" in house.states(jobs), lambda: group.text)
+    group = site.start(2, "--device", "cuda", model="simulated:step_ms=50", CUDA_VISIBLE_DEVICES="4,6", **faults)
+    jobs = [site.submit(seed=seed, steps=20) for seed in range(6)]
+    until(lambda: "finished" in site.states(jobs), lambda: group.text)
     (tmp_path / "6").touch()
-    assert [view.status for view in house.wait(jobs)] == ["finished"] * 6, group.text
+    assert [view.status for view in site.wait(jobs)] == ["finished"] * 6, group.text
     assert "GPU 6 has failed (it is broken). The group goes on with 1 rank;" in group.text
     assert "Ready with 1 rank" in group.text
-    assert house.connection.hlen(keys.CRASHES) == 0, "it was no job's fault"
+    assert site.connection.hlen(keys.CRASHES) == 0, "it was no job's fault"
     sentence = "has failed (it is broken); `svdq worker` tries it again at its next start."
-    until(lambda: sentence in house.run("svdq", "status").stdout)
+    until(lambda: sentence in site.run("svdq", "status").stdout)
 
     (tmp_path / "4").touch()
-    house.submit(steps=20)
+    site.submit(steps=20)
     assert group.end() == UnavailableError.exit_code
     ended = "Error: No GPU is left. GPU 6 has failed (it is broken). GPU 4 has failed (it is broken)."
     assert ended in group.text
 
 
 @pytest.mark.long
-def test_a_rank_whose_driver_hangs_is_left_behind(house, tmp_path: Path, until) -> None:
+def test_a_rank_whose_driver_hangs_is_left_behind(site, tmp_path: Path, until) -> None:
     """Such a process ends on no signal, and torchrun waits for it for ever."""
     faults = {"PYTHONPATH": str(INJECTION), "FAULTS_AT": "device", "FAULTS_FOLDER": str(tmp_path)}
-    group = house.start(2, "--device", "cuda", model="simulated:step_ms=50", CUDA_VISIBLE_DEVICES="4,6", **faults)
-    jobs = [house.submit(seed=seed, steps=20) for seed in range(6)]
-    until(lambda: "finished" in house.states(jobs), lambda: group.text)
+    group = site.start(2, "--device", "cuda", model="simulated:step_ms=50", CUDA_VISIBLE_DEVICES="4,6", **faults)
+    jobs = [site.submit(seed=seed, steps=20) for seed in range(6)]
+    until(lambda: "finished" in site.states(jobs), lambda: group.text)
     os.mkfifo(tmp_path / "6")
     until(lambda: any(rank.status() == psutil.STATUS_DISK_SLEEP for rank in group.ranks()))
-    assert [view.status for view in house.wait(jobs)] == ["finished"] * 6, group.text
+    assert [view.status for view in site.wait(jobs)] == ["finished"] * 6, group.text
     assert "The group goes on with 1 rank;" in group.text
 
 

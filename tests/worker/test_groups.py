@@ -11,24 +11,24 @@ pytestmark = pytest.mark.slow
 SIMULATED = "simulated:step_ms=50"
 
 
-def test_groups_share_a_queue_and_each_job_is_done_once(house) -> None:
-    job_ids = [house.submit(steps=10) for _ in range(16)]
-    group = house.start(1, "--groups", "2", "--burst", "--metrics-port", "0", model=SIMULATED, wait=False)
+def test_groups_share_a_queue_and_each_job_is_done_once(site) -> None:
+    job_ids = [site.submit(steps=10) for _ in range(16)]
+    group = site.start(1, "--groups", "2", "--burst", "--metrics-port", "0", model=SIMULATED, wait=False)
     assert group.end() == 0, group.text
     assert re.search(r"http://127\.0\.0\.1:[1-9]\d*/metrics", group.text), "the free port that was taken"
-    assert house.states(job_ids) == ["finished"] * 16
-    sidecars = house.sidecars()
+    assert site.states(job_ids) == ["finished"] * 16
+    sidecars = site.sidecars()
     assert sorted(sidecar["job_id"] for sidecar in sidecars) == sorted(job_ids)
     assert len({sidecar["group"]["pid"] for sidecar in sidecars}) == 2
 
 
 @pytest.mark.long
-def test_one_ctrl_c_drains_all_groups(house, until, no_processes_left) -> None:
-    group = house.start(1, "--groups", "2", model=SIMULATED).ready(times=2)
+def test_one_ctrl_c_drains_all_groups(site, until, no_processes_left) -> None:
+    group = site.start(1, "--groups", "2", model=SIMULATED).ready(times=2)
     processes = psutil.Process(group.process.pid).children(recursive=True)
-    job_ids = [house.submit(steps=20) for _ in range(12)]
-    until(lambda: house.states(job_ids).count("started") >= 2, lambda: group.text)
+    job_ids = [site.submit(steps=20) for _ in range(12)]
+    until(lambda: site.states(job_ids).count("started") >= 2, lambda: group.text)
     group.send_signal(signal.SIGINT)
     assert group.end() == 0, group.text
-    assert set(house.states(job_ids)) == {"finished", "queued"}
+    assert set(site.states(job_ids)) == {"finished", "queued"}
     no_processes_left(processes)

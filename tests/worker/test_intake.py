@@ -43,10 +43,10 @@ def finished(request: Request) -> Report:
     return Report(job_id=request.job_id, body={}, result={"outputs": ["a.gif"], "used": {}, "notice": ""})
 
 
-def test_a_request_is_what_was_submitted(house, open_intake: Open) -> None:
-    photo = house.folder / "wide.png"
+def test_a_request_is_what_was_submitted(site, open_intake: Open) -> None:
+    photo = site.folder / "wide.png"
     Image.new("RGB", (300, 100), (1, 2, 3)).save(photo)
-    job_id = house.submit(photo=photo, frames=None, steps=7, width=128, height=64, seed=5, formats=("mp4", "gif"))
+    job_id = site.submit(photo=photo, frames=None, steps=7, width=128, height=64, seed=5, formats=("mp4", "gif"))
     request = take(open_intake())
     assert request.job_id == job_id
     assert (request.parameters.steps, request.parameters.seed) == (7, 5)
@@ -56,23 +56,23 @@ def test_a_request_is_what_was_submitted(house, open_intake: Open) -> None:
     assert (request.photo.mode, request.photo.size) == ("RGB", (128, 64))
     assert request.job["job"]["name"] == "wide"
     assert request.job["job"]["formats"] == ["mp4", "gif"]
-    assert house.view(job_id).status == "started"
+    assert site.view(job_id).status == "started"
 
 
-def test_a_group_that_refuses_all_videos_alike_pauses(house, open_intake: Open, until) -> None:
+def test_a_group_that_refuses_all_videos_alike_pauses(site, open_intake: Open, until) -> None:
     """A night's photos that were submitted for another family wait for a person, rather than failing one by one."""
 
     def refuse(parameters: VideoParameters) -> VideoParameters:
         raise InputError("The model fake makes videos of Wan.")
 
-    job_ids = [house.submit() for _ in range(20)]
+    job_ids = [site.submit() for _ in range(20)]
     intake = open_intake(complete=refuse, burst=True)
     assert intake.take() is None, "the burst ends"
-    states = house.states(job_ids)
+    states = site.states(job_ids)
     assert states.count("failed") >= 3
     assert states.count("queued") >= 14
-    until(lambda: job_control.pauses(house.connection))
-    assert "The model fake makes videos of Wan." in job_control.pauses(house.connection)[0]
+    until(lambda: job_control.pauses(site.connection))
+    assert "The model fake makes videos of Wan." in job_control.pauses(site.connection)[0]
 
 
 def take_later(intake: Intake) -> "queue.SimpleQueue[Request]":
@@ -82,87 +82,87 @@ def take_later(intake: Intake) -> "queue.SimpleQueue[Request]":
     return taken
 
 
-def num_calls(house, *commands: str) -> int:
+def num_calls(site, *commands: str) -> int:
     """How often anyone has sent one of these commands."""
-    statistics = house.connection.info("commandstats")
+    statistics = site.connection.info("commandstats")
     return sum(statistics.get(f"cmdstat_{command}", {}).get("calls", 0) for command in commands)
 
 
-def let_it_go_round(house, until) -> None:
+def let_it_go_round(site, until) -> None:
     """Return after what is left of a round of the bookkeeping and another one; each looks at three queues."""
-    before = num_calls(house, "lmove", "lrange")
-    until(lambda: num_calls(house, "lmove", "lrange") >= before + 6)
+    before = num_calls(site, "lmove", "lrange")
+    until(lambda: num_calls(site, "lmove", "lrange") >= before + 6)
 
 
-def test_only_as_many_jobs_are_taken_as_the_stage_wants(house, open_intake: Open, until) -> None:
+def test_only_as_many_jobs_are_taken_as_the_stage_wants(site, open_intake: Open, until) -> None:
     """A job that is taken too early cannot be overtaken by an urgent one, nor rendered by another group."""
-    job_ids = [house.submit() for _ in range(4)]
+    job_ids = [site.submit() for _ in range(4)]
     intake = open_intake()
     assert [take(intake).job_id for _ in range(2)] == job_ids[:2]
-    let_it_go_round(house, until)
-    assert house.queued() == job_ids[2:]
+    let_it_go_round(site, until)
+    assert site.queued() == job_ids[2:]
 
 
-def test_an_end_that_cannot_be_written_holds_up_nothing_else(house, open_intake: Open, until) -> None:
+def test_an_end_that_cannot_be_written_holds_up_nothing_else(site, open_intake: Open, until) -> None:
     """Since another program has given a key of the job the wrong type."""
-    job_ids = [house.submit() for _ in range(3)]
+    job_ids = [site.submit() for _ in range(3)]
     intake = open_intake()
     bad, good = take(intake), take(intake)
-    house.connection.set(f"rq:job:{bad.job_id}:dependents", "x")
+    site.connection.set(f"rq:job:{bad.job_id}:dependents", "x")
     for request in (bad, good):
         intake.ended(finished(request))
     assert take(intake).job_id == job_ids[2]
-    until(lambda: house.view(good.job_id).status == "finished")
+    until(lambda: site.view(good.job_id).status == "finished")
     until(lambda: intake.status().in_flight == (job_ids[2],))
 
 
-def test_no_more_is_in_flight_than_the_group_can_hold(house, open_intake: Open, until) -> None:
+def test_no_more_is_in_flight_than_the_group_can_hold(site, open_intake: Open, until) -> None:
     """A slow last rank must not make one group take the whole queue."""
-    job_ids = [house.submit() for _ in range(4)]
+    job_ids = [site.submit() for _ in range(4)]
     intake = open_intake(max_in_flight=2)
     assert [take(intake).job_id for _ in range(2)] == job_ids[:2]
     take_later(intake)
-    let_it_go_round(house, until)
-    assert house.queued() == job_ids[2:]
+    let_it_go_round(site, until)
+    assert site.queued() == job_ids[2:]
 
 
-def test_a_suspect_of_a_crash_runs_alone(house, open_intake: Open, until) -> None:
+def test_a_suspect_of_a_crash_runs_alone(site, open_intake: Open, until) -> None:
     """Nothing else is in flight, and no other photo is prepared, until it has ended."""
     marked: list[str] = []
-    first, bad, after = (house.submit() for _ in range(3))
-    house.connection.hset(keys.CRASHES, bad, "{}")
+    first, bad, after = (site.submit() for _ in range(3))
+    site.connection.hset(keys.CRASHES, bad, "{}")
     intake = open_intake(mark_prepare=lambda job_id: nullcontext(marked.append(job_id)))
     request, following = take(intake), take_later(intake)
-    until(lambda: house.view(bad).status == "started")
-    let_it_go_round(house, until)
+    until(lambda: site.view(bad).status == "started")
+    let_it_go_round(site, until)
     assert (request.job_id, {*marked}) == (first, {first})
 
     intake.ended(finished(request))
     request, following = following.get(timeout=60), take_later(intake)
-    let_it_go_round(house, until)
+    let_it_go_round(site, until)
     assert (request.job_id, {*marked}) == (bad, {first, bad})
-    assert house.queued() == [after]
+    assert site.queued() == [after]
 
     intake.ended(finished(request))
     assert following.get(timeout=60).job_id == after
-    assert not house.connection.exists(keys.CRASHES)
+    assert not site.connection.exists(keys.CRASHES)
 
 
-def test_a_suspect_that_still_waits_is_rendered_before_a_drained_group_ends(house, open_intake: Open, until) -> None:
-    first, bad = house.submit(), house.submit()
-    house.connection.hset(keys.CRASHES, bad, "{}")
+def test_a_suspect_that_still_waits_is_rendered_before_a_drained_group_ends(site, open_intake: Open, until) -> None:
+    first, bad = site.submit(), site.submit()
+    site.connection.hset(keys.CRASHES, bad, "{}")
     intake = open_intake()
     request, following = take(intake), take_later(intake)
-    until(lambda: house.view(bad).status == "started")
+    until(lambda: site.view(bad).status == "started")
     intake.drain()
     intake.ended(finished(request))
     assert following.get(timeout=60).job_id == bad
     intake.ended(Report(job_id=bad, body={}, result={}, failure="It broke."))
     assert intake.take() is None
-    assert [view.status for view in house.wait([first, bad])] == ["finished", "failed"]
+    assert [view.status for view in site.wait([first, bad])] == ["finished", "failed"]
 
 
-def test_photos_of_jobs_that_others_take_do_not_pile_up(house, open_intake: Open, until) -> None:
+def test_photos_of_jobs_that_others_take_do_not_pile_up(site, open_intake: Open, until) -> None:
     """A job waited for all of them to be prepared where several groups share a queue and the storage is slow."""
     marked: list[str] = []
     may_prepare = threading.Event()
@@ -174,58 +174,58 @@ def test_photos_of_jobs_that_others_take_do_not_pile_up(house, open_intake: Open
             may_prepare.wait(60)
         yield
 
-    first, slow, *others, last = (house.submit() for _ in range(5))
+    first, slow, *others, last = (site.submit() for _ in range(5))
     intake = open_intake(mark_prepare=mark)
     assert take(intake).job_id == first
     until(lambda: slow in marked)
     for _ in (slow, *others):
-        house.connection.lpop("rq:queue:svdq-default")
-        before = num_calls(house, "lindex")
-        until(lambda before=before: num_calls(house, "lindex") >= before + 6)  # two looks at three queues
+        site.connection.lpop("rq:queue:svdq-default")
+        before = num_calls(site, "lindex")
+        until(lambda before=before: num_calls(site, "lindex") >= before + 6)  # two looks at three queues
     may_prepare.set()
     assert take(intake).job_id == last
     assert {*marked} == {first, slow, last}
 
 
-def test_an_urgent_job_overtakes_jobs_that_are_not_taken_yet(house, open_intake: Open) -> None:
-    first, second = house.submit(), house.submit()
+def test_an_urgent_job_overtakes_jobs_that_are_not_taken_yet(site, open_intake: Open) -> None:
+    first, second = site.submit(), site.submit()
     intake = open_intake()
     assert take(intake).job_id == first
-    urgent = house.submit(priority="high")
+    urgent = site.submit(priority="high")
     assert take(intake).job_id == urgent
     assert take(intake).job_id == second
 
 
-def test_burst_ends_when_queue_and_flights_are_empty(house, open_intake: Open) -> None:
-    job_id = house.submit()
+def test_burst_ends_when_queue_and_flights_are_empty(site, open_intake: Open) -> None:
+    job_id = site.submit()
     intake = open_intake(burst=True)
     request = take(intake)
-    later = house.submit()  # while the first is in flight
+    later = site.submit()  # while the first is in flight
     assert take(intake).job_id == later
     intake.ended(finished(request))
     intake.ended(Report(job_id=later, body={}, result={}, failure="It broke."))
     assert intake.take() is None
-    assert house.states([job_id, later]) == ["finished", "failed"]
+    assert site.states([job_id, later]) == ["finished", "failed"]
 
 
-def test_draining_leaves_the_queue_alone(house, open_intake: Open) -> None:
-    first, second = house.submit(), house.submit()
+def test_draining_leaves_the_queue_alone(site, open_intake: Open) -> None:
+    first, second = site.submit(), site.submit()
     intake = open_intake()
     assert take(intake).job_id == first
     intake.drain()
     assert intake.take() is None
-    assert house.queued() == [second]
+    assert site.queued() == [second]
 
 
-def test_taken_jobs_go_back_when_the_group_stops(house, open_intake: Open) -> None:
-    job_ids = [house.submit() for _ in range(4)]
+def test_taken_jobs_go_back_when_the_group_stops(site, open_intake: Open) -> None:
+    job_ids = [site.submit() for _ in range(4)]
     intake = open_intake()
     requests = [take(intake) for _ in range(3)]
     intake.ended(finished(requests[1]))
     intake.close(return_to_queue=True)
-    assert house.queued() == [job_ids[0], job_ids[2], job_ids[3]]
-    assert house.view(job_ids[1]).status == "finished"
-    assert view_workers(house.connection) == []
+    assert site.queued() == [job_ids[0], job_ids[2], job_ids[3]]
+    assert site.view(job_ids[1]).status == "finished"
+    assert view_workers(site.connection) == []
 
 
 BAD_PHOTOS = {
@@ -236,61 +236,59 @@ BAD_PHOTOS = {
 
 @pytest.mark.parametrize("what", BAD_PHOTOS)
 @pytest.mark.parametrize("is_seen_ahead", [True, False])
-def test_a_bad_photo_fails_its_job_and_no_other(
-    house, open_intake: Open, until, what: str, is_seen_ahead: bool
-) -> None:
-    other = house.folder / "other.jpg"
+def test_a_bad_photo_fails_its_job_and_no_other(site, open_intake: Open, until, what: str, is_seen_ahead: bool) -> None:
+    other = site.folder / "other.jpg"
     Image.effect_noise((200, 100), 70).convert("RGB").save(other)
-    before = house.submit()
-    bad = house.submit(photo=other)
-    after = house.submit()
+    before = site.submit()
+    bad = site.submit(photo=other)
+    after = site.submit()
     damage, sentence = BAD_PHOTOS[what]
-    damage(Path(house.settings.storage) / house.view(bad).parameters["image"])
+    damage(Path(site.settings.storage) / site.view(bad).parameters["image"])
     if not is_seen_ahead:
         before = None
-        house.connection.lpop("rq:queue:svdq-default")
+        site.connection.lpop("rq:queue:svdq-default")
     intake = open_intake()
     if before is not None:
         assert take(intake).job_id == before
     assert take(intake).job_id == after
-    view = until(lambda: (seen := house.view(bad)).ended and seen)
+    view = until(lambda: (seen := site.view(bad)).ended and seen)
     assert view.status == "failed"
     assert sentence in view.error
 
 
-def test_a_photo_with_too_many_pixels_is_not_decoded(house, open_intake: Open, until) -> None:
-    job_id = house.submit()
+def test_a_photo_with_too_many_pixels_is_not_decoded(site, open_intake: Open, until) -> None:
+    job_id = site.submit()
     intake = open_intake(max_pixels=100, burst=True)
     assert intake.take() is None
-    assert "more than the 100 that are allowed" in house.view(job_id).error
+    assert "more than the 100 that are allowed" in site.view(job_id).error
 
 
 @pytest.mark.usefixtures("own_server")
-def test_an_end_is_written_when_redis_is_back(house, open_intake: Open, until) -> None:
-    first, second = house.submit(), house.submit()
+def test_an_end_is_written_when_redis_is_back(site, open_intake: Open, until) -> None:
+    first, second = site.submit(), site.submit()
     intake = open_intake()
     done, broken = take(intake), take(intake)
-    stop_server(house.settings.home)
+    stop_server(site.settings.home)
     intake.ended(finished(done))
     intake.ended(Report(job_id=broken.job_id, body={}, result={}, failure="It broke."))
     with pytest.raises(redis.ConnectionError):
-        house.connection.ping()
+        site.connection.ping()
 
-    ensure_server(house.settings.home)
+    ensure_server(site.settings.home)
 
-    assert [view.status for view in house.wait([first, second])] == ["finished", "failed"]
-    assert house.view(second).error == "It broke."
-    third = house.submit()
+    assert [view.status for view in site.wait([first, second])] == ["finished", "failed"]
+    assert site.view(second).error == "It broke."
+    third = site.submit()
     assert take(intake).job_id == third
 
 
 @pytest.mark.parametrize(("lost", "number"), [("lmove", 1), ("lmove", 2), ("unpack(ARGV, i + 1", 1)])
 def test_a_job_whose_name_was_lost_on_its_way_is_taken_all_the_same(
-    house, open_intake: Open, lost: str, number: int
+    site, open_intake: Open, lost: str, number: int
 ) -> None:
     """It would wait for its lease, or a minute for RQ's maintenance, which spends a retry; a burst would end before."""
-    job_ids = [house.submit() for _ in range(number)]
-    link = lossy(server_url(house.settings), lost)
+    job_ids = [site.submit() for _ in range(number)]
+    link = lossy(server_url(site.settings), lost)
     intake = open_intake(link, burst=True)
     began = time.monotonic()
     requests = [take(intake) for _ in job_ids]
@@ -300,19 +298,19 @@ def test_a_job_whose_name_was_lost_on_its_way_is_taken_all_the_same(
     for request in requests:
         intake.ended(finished(request))
     assert intake.take() is None
-    assert {house.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in job_ids} == {b"3"}
-    assert not house.connection.exists(keys.POPPED)
+    assert {site.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in job_ids} == {b"3"}
+    assert not site.connection.exists(keys.POPPED)
 
 
 def test_checkpoints_that_are_written_after_their_jobs_end_are_removed(
-    house, open_intake: Open, until, monkeypatch: pytest.MonkeyPatch
+    site, open_intake: Open, until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake_module, "SWEEP_S", 0.2)
-    store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
-    ended, waiting = house.submit(), house.submit()
+    store = open_checkpoint_store("local", site.settings.home, Storage(site.settings.storage))
+    ended, waiting = site.submit(), site.submit()
     intake = open_intake(checkpoints=Checkpoints(store, Codec(model="fake", device=torch.device("cpu"))))
     intake.ended(finished(take(intake)))
-    until(lambda: house.view(ended).ended)
+    until(lambda: site.view(ended).ended)
     for job_id in (ended, waiting):
         store.open(job_id)
         store.write(job_id, 5, b"late")
@@ -323,55 +321,55 @@ def test_checkpoints_that_are_written_after_their_jobs_end_are_removed(
 CODEC = Codec(model="fake", device=torch.device("cpu"))
 
 
-def write_checkpoint(house, job_id: str) -> CheckpointStore:
+def write_checkpoint(site, job_id: str) -> CheckpointStore:
     """Write a checkpoint of a job, before its third step."""
-    parameters = read_job(fetch(house.connection, job_id)).parameters
+    parameters = read_job(fetch(site.connection, job_id)).parameters
     tensors = {"latents": torch.zeros(1, 2, 4, 8, 8)}
     sample = Sample(job_id=job_id, parameters=parameters, boundaries=(0, 6), step=2, tensors=tensors)
-    store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
+    store = open_checkpoint_store("local", site.settings.home, Storage(site.settings.storage))
     store.open(job_id)
     store.write(job_id, 2, CODEC.encode(sample))
     return store
 
 
-def test_a_job_without_progress_goes_on_from_its_checkpoint(house, open_intake: Open) -> None:
-    job_id = house.submit()
-    store = write_checkpoint(house, job_id)
-    house.connection.hset(f"rq:job:{job_id}", "meta", "{}")
+def test_a_job_without_progress_goes_on_from_its_checkpoint(site, open_intake: Open) -> None:
+    job_id = site.submit()
+    store = write_checkpoint(site, job_id)
+    site.connection.hset(f"rq:job:{job_id}", "meta", "{}")
     request = take(open_intake(checkpoints=Checkpoints(store, CODEC)))
     assert request.resume is not None
     assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)
 
 
-def test_a_job_that_another_group_had_in_between_goes_on_from_its_checkpoint(house, open_intake: Open, until) -> None:
+def test_a_job_that_another_group_had_in_between_goes_on_from_its_checkpoint(site, open_intake: Open, until) -> None:
     """The state that was read before the other group took the job was still used: the video began anew."""
-    first, second = house.submit(), house.submit()
+    first, second = site.submit(), site.submit()
 
     def let_it_look_ahead() -> None:
-        before = num_calls(house, "lindex")
-        until(lambda: num_calls(house, "lindex") >= before + 6)  # three queues a round
+        before = num_calls(site, "lindex")
+        until(lambda: num_calls(site, "lindex") >= before + 6)  # three queues a round
 
-    store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
+    store = open_checkpoint_store("local", site.settings.home, Storage(site.settings.storage))
     intake = open_intake(checkpoints=Checkpoints(store, CODEC))
     assert take(intake).job_id == first
     let_it_look_ahead()
-    house.connection.lrem("rq:queue:svdq-default", 1, second)  # as the other group does
+    site.connection.lrem("rq:queue:svdq-default", 1, second)  # as the other group does
     let_it_look_ahead()
-    write_checkpoint(house, second)
-    house.connection.lpush("rq:queue:svdq-default", second)
+    write_checkpoint(site, second)
+    site.connection.lpush("rq:queue:svdq-default", second)
     assert take(intake).resume is not None
 
 
-def test_a_job_that_the_user_stops_is_neither_finished_nor_failed(house, open_intake: Open, until) -> None:
-    job_id = house.submit()
+def test_a_job_that_the_user_stops_is_neither_finished_nor_failed(site, open_intake: Open, until) -> None:
+    job_id = site.submit()
     intake = open_intake()
     take(intake)
-    assert job_control.cancel(house.connection, job_id) == "stopping"
+    assert job_control.cancel(site.connection, job_id) == "stopping"
     intake.ended(Report(job_id=job_id, body={}, result={}, canceled=True))
-    until(lambda: house.states([job_id]) == ["stopped"])
+    until(lambda: site.states([job_id]) == ["stopped"])
     until(lambda: not intake.status().in_flight)
     assert (intake.status().finished, intake.status().failed) == (0, 0)
-    assert [(seen.finished, seen.failed) for seen in view_workers(house.connection)] == [(0, 0)]
+    assert [(seen.finished, seen.failed) for seen in view_workers(site.connection)] == [(0, 0)]
 
 
 class Forgetter:
@@ -392,80 +390,80 @@ class Forgetter:
 
 @pytest.mark.parametrize("failure", [None, "It broke."])
 def test_an_end_that_redis_has_written_and_could_not_say_so_counts(
-    house, open_intake: Open, until, failure: str | None, caplog: pytest.LogCaptureFixture
+    site, open_intake: Open, until, failure: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job_id = house.submit()
+    job_id = site.submit()
     forgetter = Forgetter()
-    link = lossy(server_url(house.settings), "'DEL', 'rq:execution:")
+    link = lossy(server_url(site.settings), "'DEL', 'rq:execution:")
     intake = open_intake(link, forgetter)
     request = take(intake)
     intake.ended(finished(request) if failure is None else Report(job_id=job_id, body={}, result={}, failure=failure))
     until(lambda: forgetter.forgotten)
     assert not link.lost
     assert forgetter.forgotten == [job_id]
-    assert house.states([job_id]) == ["finished" if failure is None else "failed"]
+    assert site.states([job_id]) == ["finished" if failure is None else "failed"]
     assert (intake.status().finished, intake.status().failed) == ((1, 0) if failure is None else (0, 1))
-    assert len(fetch(house.connection, job_id).results()) == 1
+    assert len(fetch(site.connection, job_id).results()) == 1
     assert "taken over" not in caplog.text
 
 
 @pytest.mark.parametrize("status", ["queued", "canceled"])
 def test_the_result_of_a_job_that_was_taken_away_is_dropped(
-    house, open_intake: Open, until, status: str, caplog: pytest.LogCaptureFixture
+    site, open_intake: Open, until, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job_id, other = house.submit(), house.submit()
+    job_id, other = site.submit(), site.submit()
     forgetter = Forgetter()
     intake = open_intake(checkpoints=forgetter)
     request = take(intake)
-    with house.connection.pipeline() as pipeline:
+    with site.connection.pipeline() as pipeline:
         pipeline.delete("rq:wip:svdq-default")
         pipeline.hset(f"rq:job:{job_id}", "status", status)
         pipeline.execute()
     intake.ended(finished(request))
     request = take(intake)
     intake.ended(finished(request))
-    until(lambda: house.view(other).ended)
+    until(lambda: site.view(other).ended)
     until(lambda: other in forgetter.forgotten)
-    assert house.view(job_id).status == status
+    assert site.view(job_id).status == status
     assert "its result here is dropped" in caplog.text
     # Whoever has it now goes on from its checkpoints.
     assert forgetter.forgotten == ([other] if status == "queued" else [job_id, other])
 
 
 def test_whether_another_video_can_be_done_is_judged_by_those_that_were(
-    house, open_intake: Open, monkeypatch: pytest.MonkeyPatch
+    site, open_intake: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three jobs that fail at once do not make videos look quick."""
     for _ in range(5):
-        house.submit()
+        site.submit()
     until_s = time.time() + 1000
     intake = open_intake(until_s=until_s)
     slow, *failing = [take(intake) for _ in range(4)]
     for request in failing:
         intake.ended(Report(job_id=request.job_id, body={}, result={}, failure="It broke."))
-    house.wait([request.job_id for request in failing])
+    site.wait([request.job_id for request in failing])
     time.sleep(0.5)
     monkeypatch.setattr(time, "time", lambda: until_s - 0.25)
     intake.ended(finished(slow))
-    house.wait([slow.job_id])
+    site.wait([slow.job_id])
     assert intake.take() is None  # one like it would not be done in a quarter of a second
-    assert len(house.queued()) == 1
+    assert len(site.queued()) == 1
 
 
-def test_the_status_counts_jobs_in_flight_finished_and_failed(house, open_intake: Open) -> None:
-    ids = [house.submit() for _ in range(3)]
+def test_the_status_counts_jobs_in_flight_finished_and_failed(site, open_intake: Open) -> None:
+    ids = [site.submit() for _ in range(3)]
     intake = open_intake()
     requests = [take(intake) for _ in range(3)]
     status = intake.status()
     assert (status.in_flight, status.finished, status.failed, status.pace_s) == (tuple(ids), 0, 0, None)
-    (worker,) = view_workers(house.connection)
+    (worker,) = view_workers(site.connection)
     assert status.worker == worker.name
     parameters = {"frames": 2, "width": 64, "height": 64, "steps": 4}
     for request, failure in zip(requests, (None, None, "It broke."), strict=True):
         body = {"job": request.job, "parameters": parameters}  # of a rank: not found finished already
         result = {} if failure else {"outputs": [], "used": {}, "notice": ""}
         intake.ended(Report(job_id=request.job_id, body=body, result=result, failure=failure))
-    house.wait(ids)
+    site.wait(ids)
     status = intake.status()
     assert (status.finished, status.failed) == (2, 1)
     assert status.pace_s is not None

@@ -16,7 +16,7 @@ import pytest
 from svdq.producer.queue import connect
 from svdq.producer.settings_loader import load_settings
 from tests.faults.group import Group
-from tests.worker.conftest import House
+from tests.worker.conftest import Site
 
 pytestmark = pytest.mark.slow
 
@@ -62,32 +62,32 @@ def listening(group: Group) -> list[tuple[str, str, int]]:
 
 
 @pytest.fixture
-def open_house(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    """A house at a place that everybody can enter, and in it a folder for temporary files."""
+def open_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A site in a folder that everybody can enter, and in it a folder for temporary files."""
     folder = Path(tempfile.mkdtemp(prefix="svdq-test-"))
     folder.chmod(0o755)
     (folder / "tmp").mkdir()
     (folder / "tmp").chmod(0o1777)
     monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
     settings = load_settings(home=folder / "home")
-    opened = House(folder, settings, connect(settings), house.photo)
+    opened = Site(folder, settings, connect(settings), site.photo)
     yield opened
     opened.leave()
     shutil.rmtree(folder)
 
 
 @pytest.mark.long
-def test_a_group_listens_nowhere_and_leaves_nothing_behind(open_house: House) -> None:
+def test_a_group_listens_nowhere_and_leaves_nothing_behind(open_site: Site) -> None:
     seen = []
-    group = open_house.start(3, "--groups", "2", model="simulated:step_ms=5", wait=False)
+    group = open_site.start(3, "--groups", "2", model="simulated:step_ms=5", wait=False)
     while group.text.count("Ready with") < 2 and group.process.poll() is None:
         seen += listening(group)
     group.ready(times=2)
     assert [who for who in seen if not ipaddress.ip_address(who[1]).is_loopback] == [], "while it starts"
     assert len(family(group)) >= 9, "launcher, two torchruns, six ranks"
     assert listening(group) == []
-    jobs = [open_house.submit(steps=9) for _ in range(4)]
-    assert [view.status for view in open_house.wait(jobs)] == ["finished"] * 4
+    jobs = [open_site.submit(steps=9) for _ in range(4)]
+    assert [view.status for view in open_site.wait(jobs)] == ["finished"] * 4
 
     # A rank that dies: the ranks connect again, and still nothing listens.
     group.ranks()[1].kill()
@@ -96,19 +96,19 @@ def test_a_group_listens_nowhere_and_leaves_nothing_behind(open_house: House) ->
 
     group.process.terminate()
     assert group.end() == 0, group.text
-    assert list((open_house.folder / "tmp").iterdir()) == [], "torchrun's folder for logs was left at each start"
+    assert list((open_site.folder / "tmp").iterdir()) == [], "torchrun's folder for logs was left at each start"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.usefixtures("own_server")
-def test_another_user_is_refused_and_modules_in_the_folder_of_the_user_are_not_imported(open_house: House) -> None:
-    planted = open_house.folder / "planted"
+def test_another_user_is_refused_and_modules_in_the_folder_of_the_user_are_not_imported(open_site: Site) -> None:
+    planted = open_site.folder / "planted"
     for name in ("redis", "torch", "rq", "secrets"):
-        (open_house.folder / f"{name}.py").write_text(f"open({str(planted)!r}, 'a').write('{name} ')")
-    group = open_house.start(2, model="simulated:step_ms=5")
-    assert open_house.wait([open_house.submit()])[0].status == "finished"
+        (open_site.folder / f"{name}.py").write_text(f"open({str(planted)!r}, 'a').write('{name} ')")
+    group = open_site.start(2, model="simulated:step_ms=5")
+    assert open_site.wait([open_site.submit()])[0].status == "finished"
     assert not planted.exists()
-    home = open_house.settings.home
+    home = open_site.settings.home
     run_dirs = list((home / "run").iterdir())
     paths = [str(path) for folder in (*run_dirs, home / "redis") for path in (folder, *folder.rglob("*"))]
     paths += [
@@ -119,7 +119,7 @@ def test_another_user_is_refused_and_modules_in_the_folder_of_the_user_are_not_i
     ]
     assert any(path.endswith("/store") for path in paths)
     assert any(path.endswith(".sock") for path in paths)
-    for_all = open_house.folder / "for all"
+    for_all = open_site.folder / "for all"
     for_all.touch()
     tried = subprocess.run(
         [sys.executable, "-c", INTRUDER],
@@ -134,9 +134,9 @@ def test_another_user_is_refused_and_modules_in_the_folder_of_the_user_are_not_i
     assert group.end() == 0, group.text
 
 
-def test_the_command_started_as_a_module_imports_nothing_planted_either(house: House) -> None:
-    (house.folder / "click.py").write_text("raise SystemExit('planted')")
-    environment = {name: value for name, value in house.environment().items() if name != "PYTHONSAFEPATH"}
+def test_the_command_started_as_a_module_imports_nothing_planted_either(site: Site) -> None:
+    (site.folder / "click.py").write_text("raise SystemExit('planted')")
+    environment = {name: value for name, value in site.environment().items() if name != "PYTHONSAFEPATH"}
     command = [sys.executable, "-m", "svdq.cli", "--version"]
-    done = subprocess.run(command, cwd=house.folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=site.folder, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

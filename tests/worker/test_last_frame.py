@@ -37,36 +37,36 @@ def reference(folder: Path, photo: Path, last_photo: Path, **options: int) -> np
 
 
 @pytest.mark.parametrize("ranks", [1, 7])
-def test_a_folder_of_pairs_and_a_loop(house, tiny_wan: Path, pairs: Path, ranks: int) -> None:
-    made = house.run("svdq", "submit", pairs, *FLAGS)
+def test_a_folder_of_pairs_and_a_loop(site, tiny_wan: Path, pairs: Path, ranks: int) -> None:
+    made = site.run("svdq", "submit", pairs, *FLAGS)
     assert (made.returncode, made.stdout.count("svdq wait")) == (0, 6), made.stderr
-    assert house.run("svdq", "submit", house.photo, "--loop", *FLAGS).returncode == 0
-    job_ids = house.queued()
-    group = house.start(ranks, "--burst", model=str(tiny_wan), wait=False)
+    assert site.run("svdq", "submit", site.photo, "--loop", *FLAGS).returncode == 0
+    job_ids = site.queued()
+    group = site.start(ranks, "--burst", model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
-    *of_pairs, loop = (house.view(job_id) for job_id in job_ids)
+    *of_pairs, loop = (site.view(job_id) for job_id in job_ids)
     for number, view in enumerate(of_pairs):
         expected = reference(tiny_wan, pairs / f"{number}.jpg", pairs / f"{number}.last.png")
-        np.testing.assert_array_equal(house.frames(view.id), expected)
-    expected = reference(tiny_wan, house.photo, house.photo)
-    np.testing.assert_array_equal(house.frames(loop.id), expected[:-1])
+        np.testing.assert_array_equal(site.frames(view.id), expected)
+    expected = reference(tiny_wan, site.photo, site.photo)
+    np.testing.assert_array_equal(site.frames(loop.id), expected[:-1])
     for view in (*of_pairs, loop):
         [mp4] = [path for path in view.outputs if path.endswith(".mp4")]
         assert len(read_frames(Path(mp4))) == (8 if view is loop else 9)
-    [sidecar] = house.sidecars(loop.id)
+    [sidecar] = site.sidecars(loop.id)
     assert (sidecar["job"]["loop"], sidecar["shown"]["frames"], "last_image" in sidecar["job"]) == (True, 8, False)
 
 
-def test_a_rank_that_is_killed_costs_no_bit(house, tiny_wan: Path, pairs: Path, until) -> None:
+def test_a_rank_that_is_killed_costs_no_bit(site, tiny_wan: Path, pairs: Path, until) -> None:
     flags = ("--last", pairs / "0.last.png", *FLAGS, "--steps=60")
-    house.run("svdq", "submit", pairs / "0.jpg", *flags)
-    house.run("svdq", "submit", pairs / "0.jpg", *flags, "--force")
-    job_ids = house.queued()
-    group = house.start(3, model=str(tiny_wan))
-    until(lambda: house.view(job_ids[0]).step >= 20, lambda: group.text)
+    site.run("svdq", "submit", pairs / "0.jpg", *flags)
+    site.run("svdq", "submit", pairs / "0.jpg", *flags, "--force")
+    job_ids = site.queued()
+    group = site.start(3, model=str(tiny_wan))
+    until(lambda: site.view(job_ids[0]).step >= 20, lambda: group.text)
     os.kill(group.ranks()[1].pid, signal.SIGKILL)
-    house.wait(job_ids)
+    site.wait(job_ids)
     expected = reference(tiny_wan, pairs / "0.jpg", pairs / "0.last.png", steps=60)
     for job_id in job_ids:
-        np.testing.assert_array_equal(house.frames(job_id), expected)
-    assert house.sidecars(job_ids[0])[0]["resumed"]
+        np.testing.assert_array_equal(site.frames(job_id), expected)
+    assert site.sidecars(job_ids[0])[0]["resumed"]

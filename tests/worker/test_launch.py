@@ -156,56 +156,56 @@ def refused(finished: "subprocess.CompletedProcess[str]", exit_code: int = 2) ->
     return finished.stderr
 
 
-def test_a_folder_that_is_no_such_model_is_refused(house, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_such_model_is_refused(site, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    assert "is a FluxPipeline; svdq needs" in refused(house.run("svdq", "worker", "--ranks", 2, "--model", folder))
+    assert "is a FluxPipeline; svdq needs" in refused(site.run("svdq", "worker", "--ranks", 2, "--model", folder))
 
 
-def test_an_unreachable_redis_is_refused(house) -> None:
-    message = refused(house.run("svdq", "worker", "--ranks", 2, "--redis-url", "redis://127.0.0.1:1/0"), exit_code=3)
+def test_an_unreachable_redis_is_refused(site) -> None:
+    message = refused(site.run("svdq", "worker", "--ranks", 2, "--redis-url", "redis://127.0.0.1:1/0"), exit_code=3)
     assert "redis://127.0.0.1:1/0" in message
 
 
 @pytest.mark.parametrize("options", [(), ("--burst",)])
-def test_a_home_that_cannot_be_written_is_refused(house, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_a_home_that_cannot_be_written_is_refused(site, tmp_path: Path, options: tuple[str, ...]) -> None:
     """As in a container with a read-only root, where Redis is elsewhere."""
     (tmp_path / "run").touch()  # a user without rights is hard to come by, as tests may run as root
-    url = server_url(house.settings)
+    url = server_url(site.settings)
     command = ("worker", "--ranks", 2, "--device", "cpu", "--storage", tmp_path / "videos", "--redis-url", url)
-    done = house.run("svdq", *command, *options, SVDQ_HOME=str(tmp_path))
+    done = site.run("svdq", *command, *options, SVDQ_HOME=str(tmp_path))
     assert f"The folder {str(tmp_path)!r} cannot be written (" in refused(done, exit_code=3)
 
 
-def test_a_home_on_a_full_disk_is_refused(house) -> None:
+def test_a_home_on_a_full_disk_is_refused(site) -> None:
     """The message was about the output, and came from the first file that did not fit."""
     done = subprocess.run(
         ["sh", "-c", 'ulimit -f 0; exec "$@"', "-", sys.executable, "-m", "svdq.cli", "worker", "--ranks", "1"],
         capture_output=True,
         text=True,
-        env=house.environment(SVDQ_REDIS_URL=server_url(house.settings)),
+        env=site.environment(SVDQ_REDIS_URL=server_url(site.settings)),
     )
-    assert f"The folder {str(house.settings.home)!r} cannot be written (" in refused(done, exit_code=3)
+    assert f"The folder {str(site.settings.home)!r} cannot be written (" in refused(done, exit_code=3)
 
 
-def test_cuda_without_a_gpu_is_refused(house) -> None:
-    message = refused(house.run("svdq", "worker", "--ranks", 2, "--device", "cuda", CUDA_VISIBLE_DEVICES=""))
+def test_cuda_without_a_gpu_is_refused(site) -> None:
+    message = refused(site.run("svdq", "worker", "--ranks", 2, "--device", "cuda", CUDA_VISIBLE_DEVICES=""))
     assert "no NVIDIA GPU is visible" in message
 
 
 @pytest.mark.parametrize("ranks", ["0", "-3", "many", "70000"])
-def test_a_senseless_number_of_ranks_is_refused(house, ranks: str) -> None:
-    assert "--ranks" in refused(house.run("svdq", "worker", "--ranks", ranks))
+def test_a_senseless_number_of_ranks_is_refused(site, ranks: str) -> None:
+    assert "--ranks" in refused(site.run("svdq", "worker", "--ranks", ranks))
 
 
 @pytest.mark.long
-def test_an_error_found_while_loading_is_printed_once(house, tiny_model: Path, tmp_path: Path) -> None:
+def test_an_error_found_while_loading_is_printed_once(site, tiny_model: Path, tmp_path: Path) -> None:
     """A rank finds it out; the user reads one sentence, nothing is tried again, and no rank is left."""
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     config = folder / "image_encoder" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": "two"}))
-    done = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", folder)
+    done = site.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", folder)
     assert (done.returncode, done.stdout) == (2, "")
     # The other rank may have loaded its own parts by then.
     starting, *before, message = done.stderr.splitlines()

@@ -171,21 +171,21 @@ def test_a_limit_without_effect_is_a_warning(
 # On rank 0.
 
 
-def test_a_job_that_does_not_fit_fails_at_once_and_the_others_go_on(house, open_intake) -> None:
-    large = [house.submit(width=1024, height=576, frames=25, seed=seed) for seed in range(4)]
-    small = house.submit()
+def test_a_job_that_does_not_fit_fails_at_once_and_the_others_go_on(site, open_intake) -> None:
+    large = [site.submit(width=1024, height=576, frames=25, seed=seed) for seed in range(4)]
+    small = site.submit()
     intake = open_intake(model=MODEL, memory=plan(7, 40))
     request = intake.take()  # four in a row have failed in the same way, and taking goes on
     assert request is not None
     assert request.job_id == small
-    for found in house.wait(large):
+    for found in site.wait(large):
         assert found.status == "failed"
         assert "needs about 12.7 GB on rank 0 of 2, which has 7.0 GB: " in found.error
 
 
-def test_the_stage_is_told_whether_the_worker_chose_the_chunk_size(house, open_intake) -> None:
-    house.submit(width=1024, height=576, frames=25)
-    house.submit(width=1024, height=576, frames=25, decode_chunk_size=12)
+def test_the_stage_is_told_whether_the_worker_chose_the_chunk_size(site, open_intake) -> None:
+    site.submit(width=1024, height=576, frames=25)
+    site.submit(width=1024, height=576, frames=25, decode_chunk_size=12)
     intake = open_intake(model=MODEL, memory=plan(24, 24))
     chosen, named = intake.take(), intake.take()
     assert chosen is not None
@@ -221,13 +221,13 @@ def test_a_half_done_video_goes_on_as_it_was_admitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_worker_with_little_memory(house, tiny_model: Path) -> None:
+def test_a_worker_with_little_memory(site, tiny_model: Path) -> None:
     """One job is refused, the others are decoded in the chunks that fit."""
-    too_large = house.submit(frames=2, width=512, height=512, steps=1)
-    chosen = house.submit(frames=8, steps=1, formats=("mp4",))
-    named = house.submit(frames=8, decode_chunk_size=1, steps=1, formats=("mp4",))
-    group = house.start(2, "--memory-limit", "100MB", "--burst", model=str(tiny_model), wait=False)
-    refused, made, as_asked = house.wait([too_large, chosen, named])
+    too_large = site.submit(frames=2, width=512, height=512, steps=1)
+    chosen = site.submit(frames=8, steps=1, formats=("mp4",))
+    named = site.submit(frames=8, decode_chunk_size=1, steps=1, formats=("mp4",))
+    group = site.start(2, "--memory-limit", "100MB", "--burst", model=str(tiny_model), wait=False)
+    refused, made, as_asked = site.wait([too_large, chosen, named])
     assert refused.status == "failed"
     assert re.match(
         r"512x512 with 2 frames, decoded 1 at a time, needs about \d+\.\d GB on rank 1 of 2, "
@@ -243,11 +243,11 @@ def test_a_worker_with_little_memory(house, tiny_model: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_worker_with_too_little_memory_for_its_weights_does_not_start(house, tiny_model: Path) -> None:
-    job = house.submit()
-    ended = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", tiny_model, "--memory-limit", 1)
+def test_a_worker_with_too_little_memory_for_its_weights_does_not_start(site, tiny_model: Path) -> None:
+    job = site.submit()
+    ended = site.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", tiny_model, "--memory-limit", 1)
     assert ended.returncode == 2, ended.stderr
     said = ended.stderr.splitlines()
     assert re.match(r"Error: The weights alone need \d+\.\d MB on rank . of 2, and --memory-limit ", said[-1])
     assert ended.stderr.count("Error: ") == 1
-    assert house.view(job).status == "queued"
+    assert site.view(job).status == "queued"

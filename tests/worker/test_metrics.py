@@ -41,7 +41,7 @@ from svdq.worker.queue.rq_worker import TakenJob
 from tests.faults.group import Group
 from tests.queued import enqueue
 from tests.waiting import wait_until
-from tests.worker.conftest import House
+from tests.worker.conftest import Site
 from tests.worker.jobs import JOB
 
 ROOT = Path(__file__).parents[2]
@@ -104,9 +104,9 @@ def url_of(group: Group) -> str:
 
 
 @pytest.mark.long
-def test_a_live_group_adds_up(house: House) -> None:
+def test_a_live_group_adds_up(site: Site) -> None:
     options = ("--metrics-port", "0", "--log-format", "json")
-    group = house.start(2, *options, model="simulated:step_ms=100", wait=False)
+    group = site.start(2, *options, model="simulated:step_ms=100", wait=False)
     url = url_of(group)
     # While torch is still being imported.
     before = wait_until(lambda: (found := scrape(url)) and ("svdq_group_ranks", GROUP) in found and found)
@@ -115,19 +115,19 @@ def test_a_live_group_adds_up(house: House) -> None:
     assert total(before, "svdq_jobs") == 0
     group.ready()
 
-    house.connection.set(keys.SUSPENDED, 1)
-    job_ids = [house.submit(steps=6) for _ in range(4)]
-    good = set(Path(house.settings.storage).glob("inputs/*"))
-    Image.new("RGB", (64, 64)).save(house.folder / "other.jpg")
-    job_ids.append(house.submit(steps=6, photo=house.folder / "other.jpg"))
-    (bad,) = set(Path(house.settings.storage).glob("inputs/*")) - good
+    site.connection.set(keys.SUSPENDED, 1)
+    job_ids = [site.submit(steps=6) for _ in range(4)]
+    good = set(Path(site.settings.storage).glob("inputs/*"))
+    Image.new("RGB", (64, 64)).save(site.folder / "other.jpg")
+    job_ids.append(site.submit(steps=6, photo=site.folder / "other.jpg"))
+    (bad,) = set(Path(site.settings.storage).glob("inputs/*")) - good
     bad.write_bytes(b"no photo")
     waiting = wait_until(lambda: (found := scrape(url)) and ("svdq_samples_in_flight", GROUP) in found and found)
     assert total(waiting, "svdq_jobs", state="queued") == 5
     assert total(waiting, "svdq_samples_in_flight") == 0
     assert total(waiting, "svdq_pauses") == 1
-    house.connection.delete(keys.SUSPENDED)
-    assert [view.status for view in house.wait(job_ids)] == ["finished"] * 4 + ["failed"]
+    site.connection.delete(keys.SUSPENDED)
+    assert [view.status for view in site.wait(job_ids)] == ["finished"] * 4 + ["failed"]
     after = wait_until(lambda: (found := scrape(url)) and _is_complete(found) and found, lambda: str(scrape(url)))
 
     assert total(after, "svdq_jobs", queue="svdq-default", state="finished") == 4
@@ -268,10 +268,10 @@ def test_a_scrape_asks_no_more_when_many_jobs_are_kept(connection: redis.Redis) 
     assert total(collected(connection), "svdq_jobs", state="finished") == 100_000
 
 
-def test_a_port_that_is_taken_is_said_before_any_rank_starts(house: House) -> None:
+def test_a_port_that_is_taken_is_said_before_any_rank_starts(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--metrics-port", port)
+        done = site.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--metrics-port", port)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"Error: Metrics cannot be served at port {port} of '127.0.0.1' (")
     assert done.stderr.count("\n") == 1

@@ -38,15 +38,15 @@ def test_a_group_takes_the_jobs_for_its_model_first_and_none_for_others(connecti
 
 
 @pytest.mark.slow
-def test_each_worker_makes_the_videos_that_name_its_model(house) -> None:
-    own = [house.submit(model="preview") for _ in range(3)]
-    other = [house.submit(model="simulated:step_ms=1") for _ in range(3)]
-    any_one = house.submit()
-    group = house.start(1, "--burst", wait=False)
+def test_each_worker_makes_the_videos_that_name_its_model(site) -> None:
+    own = [site.submit(model="preview") for _ in range(3)]
+    other = [site.submit(model="simulated:step_ms=1") for _ in range(3)]
+    any_one = site.submit()
+    group = site.start(1, "--burst", wait=False)
     assert group.end() == 0, group.text
-    assert house.states([*own, any_one]) == ["finished"] * 4
-    assert house.states(other) == ["queued"] * 3
-    group = house.start(1, "--burst", model="simulated:step_ms=1", wait=False)
+    assert site.states([*own, any_one]) == ["finished"] * 4
+    assert site.states(other) == ["queued"] * 3
+    group = site.start(1, "--burst", model="simulated:step_ms=1", wait=False)
     assert group.end() == 0, group.text
-    assert house.states(other) == ["finished"] * 3
-    assert {house.view(job_id).model for job_id in own} == {"preview"}
+    assert site.states(other) == ["finished"] * 3
+    assert {site.view(job_id).model for job_id in own} == {"preview"}

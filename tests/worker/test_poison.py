@@ -22,22 +22,22 @@ pytestmark = pytest.mark.long
         ("write", "while it wrote the files"),
     ],
 )
-def test_a_job_that_kills_its_rank_is_set_aside_and_no_other_is(house, tmp_path: Path, phase: str, where: str) -> None:
+def test_a_job_that_kills_its_rank_is_set_aside_and_no_other_is(site, tmp_path: Path, phase: str, where: str) -> None:
     poison = tmp_path / "poison.jpg"
     Image.effect_noise((90, 60), 60).convert("RGB").save(poison)
-    group = house.start(
+    group = site.start(
         3,
         model="simulated:step_ms=30,decode_ms=60",
         PYTHONPATH=str(INJECTION),
         FAULTS_AT=f"poison-{phase}",
         FAULTS_FOLDER=str(tmp_path),
     )
-    jobs = [house.submit(seed=seed, steps=9) for seed in (1, 2, 3)]
-    jobs.insert(2, house.submit(photo=poison, seed=4, steps=9, frames=POISON_FRAMES))
-    jobs += [house.submit(seed=seed, steps=9) for seed in (5, 6, 7)]
-    views = house.wait(jobs)
+    jobs = [site.submit(seed=seed, steps=9) for seed in (1, 2, 3)]
+    jobs.insert(2, site.submit(photo=poison, seed=4, steps=9, frames=POISON_FRAMES))
+    jobs += [site.submit(seed=seed, steps=9) for seed in (5, 6, 7)]
+    views = site.wait(jobs)
     assert [view.status for view in views] == ["finished"] * 2 + ["failed"] + ["finished"] * 4, group.text
     assert "died 2 times" in views[2].error
     assert where in views[2].error
     assert group.text.count("Ready with") <= 3, "two restarts and no more"
-    assert not house.connection.exists("svdq:crashes")
+    assert not site.connection.exists("svdq:crashes")

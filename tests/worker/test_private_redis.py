@@ -70,21 +70,21 @@ def url_of(server: OwnRedis, folder: Path, name: str, password: str) -> str:
 
 
 @pytest.mark.long
-def test_no_password_is_in_logs_files_or_process_lists(house, until, server: OwnRedis) -> None:
-    producer = url_of(server, house.folder, "svdq-producer", PRODUCER)
-    worker = url_of(server, house.folder, "svdq-worker", WORKER)
-    admin = server.client(url_of(server, house.folder, "admin", ADMIN))
+def test_no_password_is_in_logs_files_or_process_lists(site, until, server: OwnRedis) -> None:
+    producer = url_of(server, site.folder, "svdq-producer", PRODUCER)
+    worker = url_of(server, site.folder, "svdq-worker", WORKER)
+    admin = server.client(url_of(server, site.folder, "admin", ADMIN))
     said: list[str] = []
 
     def svdq(*arguments: object, code: int = 0, url: str = producer) -> str:
-        answer = house.run("svdq", *arguments, SVDQ_REDIS_URL=url)
+        answer = site.run("svdq", *arguments, SVDQ_REDIS_URL=url)
         said.append(answer.stdout + answer.stderr)
         assert answer.returncode == code, answer
         return str(answer.stdout)
 
     small = ("--frames", 2, "--steps", 8, "--size", "64x64", "--format", "gif", "--format", "mp4", "--force")
-    jobs = [svdq("submit", house.photo, *small).split()[0] for _ in range(2)]
-    svdq("submit", house.photo, *small, "--at", "23:59")
+    jobs = [svdq("submit", site.photo, *small).split()[0] for _ in range(2)]
+    svdq("submit", site.photo, *small, "--at", "23:59")
     with session(load_settings(redis_url=producer)) as connection:
         job_control.cancel(connection, jobs[0])
         job_control.retry(connection, jobs[0])
@@ -96,10 +96,10 @@ def test_no_password_is_in_logs_files_or_process_lists(house, until, server: Own
         svdq(*command)
 
     # The URL with the password is a line of svdq.toml, as for a service.
-    (house.folder / "svdq.toml").write_text(f'redis_url = "{worker}"')
-    trace = house.folder / "trace.json"
-    group = house.start(2, "--trace", str(trace), model="simulated:step_ms=100")
-    (house.folder / "svdq.toml").unlink()
+    (site.folder / "svdq.toml").write_text(f'redis_url = "{worker}"')
+    trace = site.folder / "trace.json"
+    group = site.start(2, "--trace", str(trace), model="simulated:step_ms=100")
+    (site.folder / "svdq.toml").unlink()
     family = [psutil.Process(group.process.pid), *psutil.Process(group.process.pid).children(recursive=True)]
     shown = [" ".join(process.cmdline()) for process in family]
     assert any("--run-dir" in line for line in shown)
@@ -114,14 +114,14 @@ def test_no_password_is_in_logs_files_or_process_lists(house, until, server: Own
     until(lambda: "Redis does not answer" in group.text)
     server.start()
     until(lambda: "Redis is back." in group.text)
-    admin = server.client(url_of(server, house.folder, "admin", ADMIN))
+    admin = server.client(url_of(server, site.folder, "admin", ADMIN))
     assert admin.acl_log() == []  # since it was started
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0, group.text
     assert trace.exists()
     assert "NOPERM" not in group.text
     assert [text for text in said if SECRET in text] == []
-    assert_secret_in_no_file(house.folder)
+    assert_secret_in_no_file(site.folder)
 
 
 def assert_secret_in_no_file(folder: Path) -> None:
@@ -160,11 +160,11 @@ def test_users_may_do_nothing_else(tmp_path: Path, server: OwnRedis) -> None:
     ],
 )
 def test_a_mistake_is_one_sentence_without_the_password(
-    house, server: OwnRedis, command: tuple[object, ...], mistake: dict[str, str], reason: str, exit_code: int
+    site, server: OwnRedis, command: tuple[object, ...], mistake: dict[str, str], reason: str, exit_code: int
 ) -> None:
-    given = {"password": quote(PRODUCER, safe=""), "query": f"?ssl_ca_certs={house.folder / 'redis.pem'}", **mistake}
+    given = {"password": quote(PRODUCER, safe=""), "query": f"?ssl_ca_certs={site.folder / 'redis.pem'}", **mistake}
     url = server.url("svdq-producer:{password}".format(**given), "rediss", given["query"])
-    answer = house.run("svdq", *command, SVDQ_REDIS_URL=url)
+    answer = site.run("svdq", *command, SVDQ_REDIS_URL=url)
     assert answer.returncode == exit_code, answer
     assert answer.stdout == ""
     assert answer.stderr.startswith("Error: ")

@@ -25,22 +25,22 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def documents(house, *arguments: object) -> dict[str, dict]:
+def documents(site, *arguments: object) -> dict[str, dict]:
     """Submit photos; return the ends of their jobs by name."""
-    done = house.run("svdq", *arguments, "--json", "--wait")
+    done = site.run("svdq", *arguments, "--json", "--wait")
     assert done.returncode == 0, done
     ends = [json.loads(line) for line in done.stdout.splitlines()]
     return {end["name"]: end for end in ends if end["status"] == "finished"}
 
 
-def test_prompts_reach_the_model_and_what_it_writes(house, photos: Path, tiny_wan: Path) -> None:
-    group = house.start(1, model=str(tiny_wan))
-    found = documents(house, "submit", photos, *SHAPE, "--flow-shift", 3, "--guidance-scale", 2)
+def test_prompts_reach_the_model_and_what_it_writes(site, photos: Path, tiny_wan: Path) -> None:
+    group = site.start(1, model=str(tiny_wan))
+    found = documents(site, "submit", photos, *SHAPE, "--flow-shift", 3, "--guidance-scale", 2)
     (photos / "list.csv").write_text(
         "photo,prompt,frames,size,steps,seed,flow_shift,guidance_scale\n"
         "c.jpg,A wave breaks.,5,64x32,3,1,3,2\nb.jpg,A tree.,5,64x32,3,1,3,2\n"
     )
-    listed = documents(house, "batch", photos / "list.csv")
+    listed = documents(site, "batch", photos / "list.csv")
     prompts = {}
     for end in (*found.values(), *listed.values()):
         (output,) = end["outputs"]
@@ -48,14 +48,14 @@ def test_prompts_reach_the_model_and_what_it_writes(house, photos: Path, tiny_wa
         assert document["job"]["family"] == "wan"
         assert document["job"]["negative_prompt"]  # the model's own
         prompts[end["id"]] = document["job"]["prompt"]
-        shown = house.run("svdq", "status", end["id"]).stdout
+        shown = site.run("svdq", "status", end["id"]).stdout
         assert (f'"{prompts[end["id"]]}"' in shown) == bool(prompts[end["id"]])
     assert sorted(prompts.values()) == ["", "", "A tree.", "A wave breaks.", "A wave breaks."]
     # The prompt decides the pixels.
     b, other_b = (Path(end["b"]["outputs"][0]).read_bytes() for end in (found, listed))
     assert b != other_b
 
-    refused = house.run("svdq", "submit", photos / "a.jpg", "--family", "svd", "--wait")
+    refused = site.run("svdq", "submit", photos / "a.jpg", "--family", "svd", "--wait")
     assert refused.returncode == 1
     sentence = refused.stdout + refused.stderr
     assert "makes videos of Wan, and this one is for Stable Video Diffusion: " in sentence

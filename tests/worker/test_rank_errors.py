@@ -35,24 +35,24 @@ if "RANK" in os.environ:
 
 
 @pytest.mark.long
-def test_a_rank_ends_though_a_thread_waits_for_the_storage(house, until) -> None:
+def test_a_rank_ends_though_a_thread_waits_for_the_storage(site, until) -> None:
     """It waited for that thread, kept its leases, and its neighbors did not notice."""
-    (house.folder / "sitecustomize.py").write_text(FAIL_WHILE_THE_STORAGE_IS_AWAY)
-    job = house.submit()
-    inputs = Path(house.settings.storage) / "inputs"
+    (site.folder / "sitecustomize.py").write_text(FAIL_WHILE_THE_STORAGE_IS_AWAY)
+    job = site.submit()
+    inputs = Path(site.settings.storage) / "inputs"
     inputs.rename(inputs.with_name("away"))
-    group = house.start(1, model="simulated:step_ms=1", PYTHONPATH=str(house.folder), wait=False)
+    group = site.start(1, model="simulated:step_ms=1", PYTHONPATH=str(site.folder), wait=False)
     group.ready(times=2)
     assert group.text.count("RuntimeError: a fault of the stage loop") == 1
     assert "An unexpected error ends this rank." in group.text
     inputs.with_name("away").rename(inputs)
-    assert house.wait([job])[0].status == "finished"
-    assert not house.connection.exists(keys.CRASHES)
+    assert site.wait([job])[0].status == "finished"
+    assert not site.connection.exists(keys.CRASHES)
 
 
 @pytest.mark.long
-def test_a_crash_in_native_code_leaves_its_stack_in_the_log(house) -> None:
-    group = house.start(1)
+def test_a_crash_in_native_code_leaves_its_stack_in_the_log(site) -> None:
+    group = site.start(1)
     group.ranks()[0].send_signal(signal.SIGSEGV)
     group.ready(times=2)
     assert "Fatal Python error: Segmentation fault" in group.text
@@ -60,7 +60,7 @@ def test_a_crash_in_native_code_leaves_its_stack_in_the_log(house) -> None:
 
 
 @pytest.mark.long
-def test_a_worker_runs_with_a_closed_stderr(house) -> None:
+def test_a_worker_runs_with_a_closed_stderr(site) -> None:
     """The shell's `2>&-` closes it."""
     command = [sys.executable, "-m", "svdq.cli", "worker", "--ranks", "1", "--device", "cpu", "--burst"]
     done = subprocess.run(
@@ -68,21 +68,21 @@ def test_a_worker_runs_with_a_closed_stderr(house) -> None:
         stdout=subprocess.PIPE,
         text=True,
         timeout=PATIENCE_S * 2,
-        env=house.environment(SVDQ_MODEL="simulated:step_ms=1"),
+        env=site.environment(SVDQ_MODEL="simulated:step_ms=1"),
     )
     assert done.returncode == 0
     assert "It ended because the queue was empty." in done.stdout
 
 
-def rank(house, **environment: str) -> "subprocess.CompletedProcess[str]":
+def rank(site, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run one rank, as torchrun does, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "svdq.worker", "--device", "cpu"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S * 2,
-        cwd=house.folder,
-        env=house.environment(**environment),
+        cwd=site.folder,
+        env=site.environment(**environment),
     )
 
 
@@ -96,11 +96,11 @@ def rank(house, **environment: str) -> "subprocess.CompletedProcess[str]":
     ],
 )
 def test_without_a_launcher_a_wrong_setting_is_one_sentence(
-    house, environment: dict[str, str], exit_code: int, sentence: str
+    site, environment: dict[str, str], exit_code: int, sentence: str
 ) -> None:
-    (house.folder / "elsewhere").mkdir()
-    (house.folder / "elsewhere" / "run").touch()  # so it is no folder
-    done = rank(house, **environment)
+    (site.folder / "elsewhere").mkdir()
+    (site.folder / "elsewhere" / "run").touch()  # so it is no folder
+    done = rank(site, **environment)
     assert done.returncode == exit_code, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith(sentence)
@@ -108,8 +108,8 @@ def test_without_a_launcher_a_wrong_setting_is_one_sentence(
 
 
 @pytest.mark.long
-def test_a_restarted_rank_tries_again_whatever_is_missing(house) -> None:
+def test_a_restarted_rank_tries_again_whatever_is_missing(site) -> None:
     """Its launcher would end the run for good; torchrun starts it again."""
-    done = rank(house, SVDQ_MAX_ATTEMPTS="none", TORCHELASTIC_RESTART_COUNT="1")
+    done = rank(site, SVDQ_MAX_ATTEMPTS="none", TORCHELASTIC_RESTART_COUNT="1")
     assert done.returncode == 2
     assert "The group worked before, so it tries again in 10 s." in done.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from svdq.worker.health.rank_log import JobLogHandler, JsonFormatter
 from tests.waiting import wait_until
-from tests.worker.conftest import House
+from tests.worker.conftest import Site
 from tests.worker.own_redis import OwnRedis
 
 JOB_ID, OTHER = "0123456789abcdef0123", "f" * 20
@@ -64,25 +64,25 @@ def test_passwords_are_masked(text: str) -> None:
 
 
 @pytest.mark.long
-def test_a_live_group_logs_json(house: House, tmp_path: Path) -> None:
+def test_a_live_group_logs_json(site: Site, tmp_path: Path) -> None:
     """Also when a rank is killed and Redis goes away; `test_metrics` has a group to which nothing happens."""
     folder = tmp_path / "redis"
     folder.mkdir()
     server = OwnRedis(folder, "--requirepass", SECRET)
     url = server.url(f":{SECRET}")
-    house.connection.close()
-    house.connection = server.client(url)
-    house.settings = type(house.settings).load(home=house.settings.home, redis_url=url)
+    site.connection.close()
+    site.connection = server.client(url)
+    site.settings = type(site.settings).load(home=site.settings.home, redis_url=url)
     try:
-        group = house.start(
+        group = site.start(
             2, "--log-format", "json", "--metrics-port", "0", model="simulated:step_ms=30", SVDQ_REDIS_URL=url
         )
-        first = house.submit(steps=6)
-        house.wait([first])
-        second = house.submit(steps=60)
-        wait_until(lambda: house.view(second).status == "started")
+        first = site.submit(steps=6)
+        site.wait([first])
+        second = site.submit(steps=60)
+        wait_until(lambda: site.view(second).status == "started")
         group.ranks()[1].kill()
-        assert [view.status for view in house.wait([second])] == ["finished"]
+        assert [view.status for view in site.wait([second])] == ["finished"]
         server.stop()
         wait_until(lambda: "does not answer" in group.text, lambda: group.text)
         server.start()
@@ -103,8 +103,8 @@ def test_a_live_group_logs_json(house: House, tmp_path: Path) -> None:
     assert SECRET not in group.text
 
 
-def test_an_error_of_the_launcher_is_a_line_as_well(house: House) -> None:
-    done = house.run("svdq", "worker", "--log-format", "json", "--redis-url", f"redis://:{SECRET}@127.0.0.1:1/0")
+def test_an_error_of_the_launcher_is_a_line_as_well(site: Site) -> None:
+    done = site.run("svdq", "worker", "--log-format", "json", "--redis-url", f"redis://:{SECRET}@127.0.0.1:1/0")
     (line,) = map(json.loads, done.stderr.splitlines())
     assert (done.returncode, line["level"], line["rank"], line["group"]) == (3, "CRITICAL", None, None)
     assert line["message"].startswith("The Redis server redis://:***@127.0.0.1:1/0 cannot be used")

@@ -317,112 +317,112 @@ def test_a_job_that_killed_its_rank_twice_is_set_aside(
 # Real groups.
 
 
-def outputs(house) -> list[str]:
-    return sorted(path.name for path in (Path(house.settings.storage) / "outputs").glob("*.json"))
+def outputs(site) -> list[str]:
+    return sorted(path.name for path in (Path(site.settings.storage) / "outputs").glob("*.json"))
 
 
-def check_all_finished(house, jobs: list[str]) -> None:
-    views = house.wait(jobs)
+def check_all_finished(site, jobs: list[str]) -> None:
+    views = site.wait(jobs)
     assert [view.status for view in views] == ["finished"] * len(jobs), [view.error for view in views]
-    assert outputs(house) == sorted(f"photo-{job_id}.json" for job_id in jobs)
-    assert {house.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in jobs} == {b"3"}
-    successes = sum(len(fetch(house.connection, job_id).results()) for job_id in jobs)
+    assert outputs(site) == sorted(f"photo-{job_id}.json" for job_id in jobs)
+    assert {site.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in jobs} == {b"3"}
+    successes = sum(len(fetch(site.connection, job_id).results()) for job_id in jobs)
     assert successes == len(jobs)
-    assert leftovers(house.connection) == []
+    assert leftovers(site.connection) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "rank"), [(2, 0), *(pytest.param(3, rank, marks=pytest.mark.long) for rank in (0, 1, 2))]
 )
-def test_a_killed_rank_loses_nothing(house, until, ranks: int, rank: int) -> None:
-    group = house.start(ranks, model=SIMULATED)
+def test_a_killed_rank_loses_nothing(site, until, ranks: int, rank: int) -> None:
+    group = site.start(ranks, model=SIMULATED)
     before = group.ranks()
-    jobs = [house.submit(steps=20) for _ in range(2 * ranks)]
-    until(lambda: house.states(jobs).count("started") >= ranks)
+    jobs = [site.submit(steps=20) for _ in range(2 * ranks)]
+    until(lambda: site.states(jobs).count("started") >= ranks)
     before[rank].kill()
     group.ready(times=2)
     again = group.ranks()
     assert len(again) == ranks
     assert {process.pid for process in again}.isdisjoint({process.pid for process in before})
-    check_all_finished(house, jobs)
-    ends = [fetch(house.connection, job_id).ended_at for job_id in jobs]
+    check_all_finished(site, jobs)
+    ends = [fetch(site.connection, job_id).ended_at for job_id in jobs]
     # In their old order, but files are written at the same time.
     assert all(later > earlier - timedelta(seconds=0.3) for earlier, later in itertools.pairwise(ends))
 
 
 @pytest.mark.slow
-def test_after_a_kill_of_everything_the_next_group_goes_on_at_once(house, until) -> None:
-    group = house.start(1, model=SIMULATED)
-    jobs = [house.submit(steps=20) for _ in range(3)]
-    until(lambda: house.states(jobs).count("started") >= 1)
+def test_after_a_kill_of_everything_the_next_group_goes_on_at_once(site, until) -> None:
+    group = site.start(1, model=SIMULATED)
+    jobs = [site.submit(steps=20) for _ in range(3)]
+    until(lambda: site.states(jobs).count("started") >= 1)
     group.kill_all()
-    newer = house.submit(steps=4)
-    again = house.start(1, model=SIMULATED)
+    newer = site.submit(steps=4)
+    again = site.start(1, model=SIMULATED)
     until(lambda: "Took back" in again.text, lambda: again.text)
-    check_all_finished(house, [*jobs, newer])
+    check_all_finished(site, [*jobs, newer])
     assert "set aside" not in again.text
 
 
 @pytest.mark.slow
-def test_a_job_whose_rank_died_twice_fails_and_others_finish(house, until) -> None:
-    group = house.start(2, model="simulated:step_ms=20", **faults_by_seed("kill=13"))
-    jobs = [house.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
-    views = house.wait(jobs)
+def test_a_job_whose_rank_died_twice_fails_and_others_finish(site, until) -> None:
+    group = site.start(2, model="simulated:step_ms=20", **faults_by_seed("kill=13"))
+    jobs = [site.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
+    views = site.wait(jobs)
     assert [view.status for view in views] == ["finished", "finished", "failed", "finished", "finished"]
     assert "died 2 times" in views[2].error
     assert group.text.count("Ready with") == 3
-    assert leftovers(house.connection) == []
+    assert leftovers(site.connection) == []
 
 
 @pytest.mark.long
-def test_a_job_whose_rank_hung_twice_fails_and_others_finish(house) -> None:
-    (house.folder / "svdq.toml").write_text("stall_s = 2.0\n")
-    group = house.start(3, model="simulated:step_ms=20", **faults_by_seed("hang=13"))
-    jobs = [house.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
-    views = house.wait(jobs)
+def test_a_job_whose_rank_hung_twice_fails_and_others_finish(site) -> None:
+    (site.folder / "svdq.toml").write_text("stall_s = 2.0\n")
+    group = site.start(3, model="simulated:step_ms=20", **faults_by_seed("hang=13"))
+    jobs = [site.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
+    views = site.wait(jobs)
     assert [view.status for view in views] == ["finished", "finished", "failed", "finished", "finished"]
     assert "made no progress and was ended 2 times" in views[2].error
     assert "in step 4, " in views[2].error
     assert group.text.count("Ready with") == 3, "two restarts and no more"
-    logged = house.run("svdq", "logs", jobs[2]).stdout
+    logged = site.run("svdq", "logs", jobs[2]).stdout
     assert logged.count("makes no progress: step 4 of 12") == 2
     assert "threading.Event().wait()" in logged, "where it hung"
-    assert leftovers(house.connection) == []
+    assert leftovers(site.connection) == []
 
 
 @pytest.mark.long
-def test_a_model_that_is_away_after_a_restart_is_waited_for(house, until, tmp_path) -> None:
+def test_a_model_that_is_away_after_a_restart_is_waited_for(site, until, tmp_path) -> None:
     write_tiny_model(tmp_path / "tiny")
-    group = house.start(2, model=str(tmp_path / "tiny"))
-    job = house.submit(steps=40)
-    until(lambda: house.view(job).step > 2)
+    group = site.start(2, model=str(tmp_path / "tiny"))
+    job = site.submit(steps=40)
+    until(lambda: site.view(job).step > 2)
     (tmp_path / "tiny").rename(tmp_path / "away")
     group.ranks()[1].kill()
     until(lambda: "tries again in" in group.text, lambda: group.text)
     (tmp_path / "away").rename(tmp_path / "tiny")
-    check_all_finished(house, [job])
+    check_all_finished(site, [job])
 
 
 @pytest.mark.long
-def test_a_group_that_slept_past_its_lease_publishes_nothing(house, until) -> None:
-    sleeper = house.start(2, model="simulated:step_ms=100")
-    job = house.submit(steps=40)
-    until(lambda: house.view(job).step > 2)
+def test_a_group_that_slept_past_its_lease_publishes_nothing(site, until) -> None:
+    sleeper = site.start(2, model="simulated:step_ms=100")
+    job = site.submit(steps=40)
+    until(lambda: site.view(job).step > 2)
     family = psutil.Process(sleeper.process.pid).children(recursive=True)
     for process in family:
         process.send_signal(signal.SIGSTOP)
-    house.start(2, model="simulated:step_ms=100")
-    view = house.wait([job])[0]
+    site.start(2, model="simulated:step_ms=100")
+    view = site.wait([job])[0]
     assert view.status == "finished"
-    published = {path: path.stat().st_mtime_ns for path in (Path(house.settings.storage) / "outputs").iterdir()}
+    published = {path: path.stat().st_mtime_ns for path in (Path(site.settings.storage) / "outputs").iterdir()}
     for process in family:
         process.send_signal(signal.SIGCONT)
     until(lambda: f"Job {job} was canceled or taken over; this group drops it" in sleeper.text, lambda: sleeper.text)
-    after = house.submit(steps=4)
-    house.wait([after])
+    after = site.submit(steps=4)
+    site.wait([after])
     until(lambda: "its result here is dropped" in sleeper.text, lambda: sleeper.text)
-    assert len(fetch(house.connection, job).results()) == 1
+    assert len(fetch(site.connection, job).results()) == 1
     assert {path: path.stat().st_mtime_ns for path in published} == published
 
 
@@ -436,16 +436,16 @@ def answers(connection: redis.Redis) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_server")
-def test_redis_that_is_killed_comes_back_and_nothing_is_lost(house, until) -> None:
-    group = house.start(1, model=SIMULATED)
-    jobs = [house.submit(steps=10) for _ in range(5)]
+def test_redis_that_is_killed_comes_back_and_nothing_is_lost(site, until) -> None:
+    group = site.start(1, model=SIMULATED)
+    jobs = [site.submit(steps=10) for _ in range(5)]
     for number in (1, 2):
-        until(lambda number=number: house.states(jobs).count("finished") >= number)
+        until(lambda number=number: site.states(jobs).count("finished") >= number)
         before = group.text.count("Redis is back.")
-        os.kill(house.connection.info("server")["process_id"], signal.SIGKILL)
+        os.kill(site.connection.info("server")["process_id"], signal.SIGKILL)
         until(lambda before=before: group.text.count("Redis is back.") > before, lambda: group.text)
-        until(lambda: answers(house.connection), lambda: group.text)
-    check_all_finished(house, jobs)
+        until(lambda: answers(site.connection), lambda: group.text)
+    check_all_finished(site, jobs)
     assert "Traceback" not in group.text
     assert group.text.count("Ready with") == 1
-    assert json.loads(house.run("svdq", "status", "--json").stdout)["workers"]
+    assert json.loads(site.run("svdq", "status", "--json").stdout)["workers"]

@@ -20,10 +20,10 @@ def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
     server.stop()
 
 
-def test_submit_waits_for_a_restart_of_redis(house, own_redis: OwnRedis) -> None:
+def test_submit_waits_for_a_restart_of_redis(site, own_redis: OwnRedis) -> None:
     own_redis.stop()
     starter = threading.Timer(1.0, own_redis.start)
     starter.start()
-    submitted = house.run("svdq", "submit", house.photo, SVDQ_REDIS_URL=own_redis.url())
+    submitted = site.run("svdq", "submit", site.photo, SVDQ_REDIS_URL=own_redis.url())
     starter.join()
     assert submitted.returncode == 0, submitted.stderr

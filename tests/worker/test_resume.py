@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 pytestmark = pytest.mark.slow
 
 
-def nothing_is_left(house) -> None:
-    assert list((house.settings.home / "checkpoints").iterdir()) == []
-    assert list((Path(house.settings.storage) / "tmp").iterdir()) == []
+def nothing_is_left(site) -> None:
+    assert list((site.settings.home / "checkpoints").iterdir()) == []
+    assert list((Path(site.settings.storage) / "tmp").iterdir()) == []
 
 
-def submit_twice(house, **options) -> tuple[str, str]:
+def submit_twice(site, **options) -> tuple[str, str]:
     """Submit the same video twice: one to be disturbed, one to compare it with."""
-    return house.submit(formats=("png",), seed=5, **options), house.submit(formats=("png",), seed=5, **options)
+    return site.submit(formats=("png",), seed=5, **options), site.submit(formats=("png",), seed=5, **options)
 
 
 @pytest.mark.parametrize(
@@ -27,138 +27,138 @@ def submit_twice(house, **options) -> tuple[str, str]:
     [("preview", 2, 1), pytest.param("tiny", 3, 2, marks=pytest.mark.long)],
 )
 def test_a_group_that_was_stopped_goes_on_where_it_was(
-    request: pytest.FixtureRequest, house, until, kind: str, ranks: int, ranks_then: int
+    request: pytest.FixtureRequest, site, until, kind: str, ranks: int, ranks_then: int
 ) -> None:
     if kind == "tiny":
         model, steps, size = str(request.getfixturevalue("tiny_model")), 20, (128, 64)
     else:
         model, steps, size = "preview", 500, (256, 256)
-    job_id, same = submit_twice(house, frames=2, steps=steps, width=size[0], height=size[1])
-    group = house.start(ranks, model=model)
-    until(lambda: house.view(job_id).step >= 3, lambda: group.text)
+    job_id, same = submit_twice(site, frames=2, steps=steps, width=size[0], height=size[1])
+    group = site.start(ranks, model=model)
+    until(lambda: site.view(job_id).step >= 3, lambda: group.text)
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0
-    queued = [job_id] if house.view(same).status == "finished" else [job_id, same]  # another rank may have been faster
-    assert house.queued() == queued
-    kept = [int(path.stem) for path in (house.settings.home / "checkpoints" / job_id).glob("*.safetensors")]
+    queued = [job_id] if site.view(same).status == "finished" else [job_id, same]  # another rank may have been faster
+    assert site.queued() == queued
+    kept = [int(path.stem) for path in (site.settings.home / "checkpoints" / job_id).glob("*.safetensors")]
     assert max(kept) >= 1
 
     # With another number of ranks: what is left is spread over those that are there.
-    assert house.start(ranks_then, "--burst", model=model, wait=False).end() == 0
-    np.testing.assert_array_equal(house.frames(job_id), house.frames(same))
-    (sidecar,) = house.sidecars(job_id)
+    assert site.start(ranks_then, "--burst", model=model, wait=False).end() == 0
+    np.testing.assert_array_equal(site.frames(job_id), site.frames(same))
+    (sidecar,) = site.sidecars(job_id)
     (resumption,) = sidecar["resumed"]
     assert resumption["from_step"] == max(kept)
     assert resumption["steps_done_again"] == 0
     assert sum(stage["steps"] for stage in sidecar["stages"]) == steps
-    nothing_is_left(house)
+    nothing_is_left(site)
 
 
 @pytest.mark.long
-def test_a_video_is_not_continued_with_other_weights_of_the_same_name(house, until, tiny_model: Path) -> None:
-    model = house.folder / "model"
+def test_a_video_is_not_continued_with_other_weights_of_the_same_name(site, until, tiny_model: Path) -> None:
+    model = site.folder / "model"
     shutil.copytree(tiny_model, model)
-    job_id, same = submit_twice(house, frames=2, steps=20, width=128, height=64)
-    group = house.start(2, model=str(model))
-    until(lambda: house.view(job_id).step >= 3, lambda: group.text)
+    job_id, same = submit_twice(site, frames=2, steps=20, width=128, height=64)
+    group = site.start(2, model=str(model))
+    until(lambda: site.view(job_id).step >= 3, lambda: group.text)
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0
-    assert house.queued() == [job_id, same]
+    assert site.queued() == [job_id, same]
 
     weights = model / "unet" / "diffusion_pytorch_model.safetensors"
     other = {name: 1.1 * tensor for name, tensor in load_file(weights).items()}
     save_file(other, weights, metadata={"format": "pt"})
-    group = house.start(2, "--burst", model=str(model), wait=False)
+    group = site.start(2, "--burst", model=str(model), wait=False)
     assert group.end() == 0
     assert "cannot be used: it was made with format " in group.text
-    np.testing.assert_array_equal(house.frames(job_id), house.frames(same))
-    nothing_is_left(house)
+    np.testing.assert_array_equal(site.frames(job_id), site.frames(same))
+    nothing_is_left(site)
 
 
 @pytest.mark.long
-def test_all_ranks_killed_cost_no_more_than_the_steps_since_the_last_hand_over(house, until) -> None:
+def test_all_ranks_killed_cost_no_more_than_the_steps_since_the_last_hand_over(site, until) -> None:
     model = "simulated:step_ms=100"
     # More than ranks, so that the plan divides videos between them.
-    jobs = [house.submit(steps=30, frames=2) for _ in range(6)]
-    group = house.start(3, model=model)
+    jobs = [site.submit(steps=30, frames=2) for _ in range(6)]
+    group = site.start(3, model=model)
 
     def handed_over() -> dict[str, int]:
         """Return the furthest checkpoint of each video that was handed over and is not yet denoised."""
         kept: dict[str, int] = {}
-        for path in (house.settings.home / "checkpoints").glob("*/*.safetensors"):
+        for path in (site.settings.home / "checkpoints").glob("*/*.safetensors"):
             kept[path.parent.name] = max(int(path.stem), kept.get(path.parent.name, 0))
         return {job_id: step for job_id, step in kept.items() if step < 30}
 
-    until(lambda: any(house.view(job_id).step > step + 1 for job_id, step in handed_over().items()), lambda: group.text)
+    until(lambda: any(site.view(job_id).step > step + 1 for job_id, step in handed_over().items()), lambda: group.text)
     group.kill_all()
     kept = handed_over()
 
-    second = house.start(3, "--burst", model=model, wait=False)
+    second = site.start(3, "--burst", model=model, wait=False)
     assert second.end() == 0, second.text
     # The simulated model fails a video of which a step was done twice in a row, or left out.
-    assert {house.view(job_id).status for job_id in jobs} == {"finished"}
+    assert {site.view(job_id).status for job_id in jobs} == {"finished"}
     for job_id, step in kept.items():
-        (sidecar,) = house.sidecars(job_id)
+        (sidecar,) = site.sidecars(job_id)
         (resumption,) = sidecar["resumed"]
         assert resumption["from_step"] == step
         assert resumption["steps_done_again"] < 30 - step
-    nothing_is_left(house)
+    nothing_is_left(site)
 
 
 @pytest.mark.long
-def test_a_video_that_was_denoised_and_not_decoded_is_only_decoded(house, until) -> None:
+def test_a_video_that_was_denoised_and_not_decoded_is_only_decoded(site, until) -> None:
     model = "simulated:step_ms=20,decode_ms=3000"
-    job_id = house.submit(steps=8, frames=2)
-    group = house.start(2, model=model)
-    until(lambda: house.view(job_id).step == 8, lambda: group.text)
-    until(lambda: (house.settings.home / "checkpoints" / job_id / "8.safetensors").exists())
+    job_id = site.submit(steps=8, frames=2)
+    group = site.start(2, model=model)
+    until(lambda: site.view(job_id).step == 8, lambda: group.text)
+    until(lambda: (site.settings.home / "checkpoints" / job_id / "8.safetensors").exists())
     group.kill_all()
-    assert house.start(2, "--burst", model=model, wait=False).end() == 0
-    (sidecar,) = house.sidecars(job_id)
+    assert site.start(2, "--burst", model=model, wait=False).end() == 0
+    (sidecar,) = site.sidecars(job_id)
     assert sidecar["resumed"] == [{"from_step": 8, "steps_done_again": 0}]
-    nothing_is_left(house)
+    nothing_is_left(site)
 
 
 @pytest.mark.long
-def test_a_video_whose_end_was_not_acknowledged_is_not_rendered_again(house) -> None:
-    job_id = house.submit(seed=9)
-    assert house.start(1, "--burst", wait=False).end() == 0
-    before = {path: path.stat().st_mtime_ns for path in (Path(house.settings.storage) / "outputs").iterdir()}
-    result = house.view(job_id).outputs
+def test_a_video_whose_end_was_not_acknowledged_is_not_rendered_again(site) -> None:
+    job_id = site.submit(seed=9)
+    assert site.start(1, "--burst", wait=False).end() == 0
+    before = {path: path.stat().st_mtime_ns for path in (Path(site.settings.storage) / "outputs").iterdir()}
+    result = site.view(job_id).outputs
 
     # As a kill between the rename and the acknowledgement leaves it.
-    house.connection.hset(f"rq:job:{job_id}", "status", "queued")
-    house.connection.zrem("rq:finished:svdq-default", job_id)
-    house.connection.delete(f"rq:results:{job_id}")
-    house.connection.lpush("rq:queue:svdq-default", job_id)
+    site.connection.hset(f"rq:job:{job_id}", "status", "queued")
+    site.connection.zrem("rq:finished:svdq-default", job_id)
+    site.connection.delete(f"rq:results:{job_id}")
+    site.connection.lpush("rq:queue:svdq-default", job_id)
 
-    group = house.start(1, "--burst", wait=False)
+    group = site.start(1, "--burst", wait=False)
     assert group.end() == 0
-    assert house.view(job_id).status == "finished"
-    assert house.view(job_id).outputs == result
+    assert site.view(job_id).status == "finished"
+    assert site.view(job_id).outputs == result
     assert f"The files of job {job_id} exist already" in group.text
-    assert {path: path.stat().st_mtime_ns for path in (Path(house.settings.storage) / "outputs").iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in (Path(site.settings.storage) / "outputs").iterdir()} == before
 
 
 @pytest.mark.long
-def test_until_ends_the_group_and_keeps_checkpoints(house, until) -> None:
-    job_id = house.submit(steps=1000)
+def test_until_ends_the_group_and_keeps_checkpoints(site, until) -> None:
+    job_id = site.submit(steps=1000)
     moment = datetime.now() + timedelta(seconds=20)  # rank 0 is up by then
-    group = house.start(1, "--until", moment.isoformat(timespec="seconds"), model="simulated:step_ms=50", wait=False)
+    group = site.start(1, "--until", moment.isoformat(timespec="seconds"), model="simulated:step_ms=50", wait=False)
     assert group.end() == 0
-    assert house.queued() == [job_id]
+    assert site.queued() == [job_id]
     assert "went back to the queue" in group.text
-    assert list((house.settings.home / "checkpoints" / job_id).glob("*.safetensors"))
+    assert list((site.settings.home / "checkpoints" / job_id).glob("*.safetensors"))
 
 
 @pytest.mark.long
-def test_the_time_ends_a_group_with_nothing_to_do(house) -> None:
-    group = house.start(1, "--until", "+12s", "--report", str(house.folder / "night.json"), wait=False)
+def test_the_time_ends_a_group_with_nothing_to_do(site) -> None:
+    group = site.start(1, "--until", "+12s", "--report", str(site.folder / "night.json"), wait=False)
     assert group.end() == 0
     assert "It ended at the time given, " in group.text
 
 
-def test_a_time_that_is_none_is_refused_before_anything_starts(house) -> None:
-    answer = house.run("svdq", "worker", "--ranks", 2, "--until", "late")
+def test_a_time_that_is_none_is_refused_before_anything_starts(site) -> None:
+    answer = site.run("svdq", "worker", "--ranks", 2, "--until", "late")
     assert answer.returncode == 2
     assert "--until 'late' is not a time" in answer.stderr

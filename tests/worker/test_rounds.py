@@ -26,78 +26,78 @@ def loads(text: str) -> list[str]:
 
 
 def test_a_rank_without_room_for_both_experts_loads_each_a_few_times_and_makes_the_frames_of_diffusers(
-    house, tiny_wan: Path
+    site, tiny_wan: Path
 ) -> None:
     videos = [VIDEO | {"seed": seed, "steps": 4 + seed % 2, "prompt": f"Photo {seed % 3}."} for seed in range(6)]
-    jobs = [house.submit(formats=("png",), **video) for video in videos]
-    group = house.start(1, "--burst", "--memory-limit", "300MB", model=str(tiny_wan), wait=False)
+    jobs = [site.submit(formats=("png",), **video) for video in videos]
+    group = site.start(1, "--burst", "--memory-limit", "300MB", model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
     assert "this rank holds one expert at a time, in rounds over many videos" in group.text
     assert loads(group.text)[:5] == ["text encoder", "encoders", "transformer", "transformer_2", "decoder"]
     assert loads(group.text).count("transformer") == loads(group.text).count("transformer_2") <= 2, group.text
-    facts, photo = FAMILY.read_facts(tiny_wan, "tiny"), prepare_photo(house.photo.read_bytes(), 64, 64)
+    facts, photo = FAMILY.read_facts(tiny_wan, "tiny"), prepare_photo(site.photo.read_bytes(), 64, 64)
     for job_id, video in list(zip(jobs, videos, strict=True))[::3]:
         values = FAMILY.complete(WanParameters.model_validate(video), facts)
-        np.testing.assert_array_equal(house.frames(job_id), diffusers_frames(tiny_wan, photo, values))
+        np.testing.assert_array_equal(site.frames(job_id), diffusers_frames(tiny_wan, photo, values))
 
 
-def test_several_ranks_are_told_to_be_groups(house) -> None:
-    group = house.start(2, "--experts", "rounds", model=SLOW, wait=False)
+def test_several_ranks_are_told_to_be_groups(site) -> None:
+    group = site.start(2, "--experts", "rounds", model=SLOW, wait=False)
     assert group.end() == 2
     assert "svdq worker --experts rounds --groups 2 --ranks 1" in group.text
 
 
-def test_ctrl_c_finishes_the_steps_of_one_video_and_hands_back_all(house, until) -> None:
-    jobs = [house.submit(steps=20, seed=seed) for seed in range(3)]
-    group = house.start(1, "--experts", "rounds", model=SLOW)
-    until(lambda: any(house.view(job_id).step >= 2 for job_id in jobs), lambda: group.text)
+def test_ctrl_c_finishes_the_steps_of_one_video_and_hands_back_all(site, until) -> None:
+    jobs = [site.submit(steps=20, seed=seed) for seed in range(3)]
+    group = site.start(1, "--experts", "rounds", model=SLOW)
+    until(lambda: any(site.view(job_id).step >= 2 for job_id in jobs), lambda: group.text)
     group.send_signal(signal.SIGINT)
     assert group.end() == 0, group.text
     assert "all others continue from there later" in group.text
-    assert {house.view(job_id).status for job_id in jobs} == {"queued"}
+    assert {site.view(job_id).status for job_id in jobs} == {"queued"}
 
 
 @pytest.mark.long
-def test_no_video_enters_a_round_that_would_end_after_the_time_given(house) -> None:
+def test_no_video_enters_a_round_that_would_end_after_the_time_given(site) -> None:
     """A round of 30 videos would take a minute, and none of them would be done in time."""
-    jobs = [house.submit(steps=20, seed=seed) for seed in range(60)]
-    group = house.start(1, "--experts", "rounds", "--until", "+40s", model=SLOW, wait=False)
+    jobs = [site.submit(steps=20, seed=seed) for seed in range(60)]
+    group = site.start(1, "--experts", "rounds", "--until", "+40s", model=SLOW, wait=False)
     assert group.end() == 0, group.text
-    states = house.states(jobs)
+    states = site.states(jobs)
     assert "queued" in states, "the time was too long for this test"
-    begun = {job_id for job_id in jobs if house.view(job_id).started_at is not None}
+    begun = {job_id for job_id in jobs if site.view(job_id).started_at is not None}
     finished = [job_id for job_id, state in zip(jobs, states, strict=True) if state == "finished"]
     assert len(finished) > FIRST_VIDEOS
     assert len(begun - {*finished}) <= len(finished) / 4, group.text  # by estimates on a busy machine
 
 
-def test_sigterm_waits_for_no_load(house, until) -> None:
-    job_id = house.submit(steps=2)
-    group = house.start(1, "--experts", "rounds", model="simulated:step_ms=1,segments=1+1,load_ms=600000")
-    until(lambda: any(rank.activity == "loading" for each in read_groups(house.connection) for rank in each.ranks))
+def test_sigterm_waits_for_no_load(site, until) -> None:
+    job_id = site.submit(steps=2)
+    group = site.start(1, "--experts", "rounds", model="simulated:step_ms=1,segments=1+1,load_ms=600000")
+    until(lambda: any(rank.activity == "loading" for each in read_groups(site.connection) for rank in each.ranks))
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0, group.text
-    assert house.view(job_id).status == "queued"
+    assert site.view(job_id).status == "queued"
 
 
-def test_a_canceled_job_waits_for_no_round_and_after_a_kill_another_continues_from_its_checkpoint(house, until) -> None:
-    canceled, *jobs = (house.submit(steps=20, seed=seed) for seed in range(3))
-    group = house.start(1, "--experts", "rounds", model=SLOW)
-    until(lambda: house.view(canceled).step >= 1, lambda: group.text)
-    assert house.run("svdq", "cancel", canceled).returncode == 0
-    assert house.wait([canceled])[0].status == "stopped"
-    until(lambda: house.view(jobs[-1]).step >= 10, lambda: group.text)
+def test_a_canceled_job_waits_for_no_round_and_after_a_kill_another_continues_from_its_checkpoint(site, until) -> None:
+    canceled, *jobs = (site.submit(steps=20, seed=seed) for seed in range(3))
+    group = site.start(1, "--experts", "rounds", model=SLOW)
+    until(lambda: site.view(canceled).step >= 1, lambda: group.text)
+    assert site.run("svdq", "cancel", canceled).returncode == 0
+    assert site.wait([canceled])[0].status == "stopped"
+    until(lambda: site.view(jobs[-1]).step >= 10, lambda: group.text)
     os.kill(group.ranks()[0].pid, signal.SIGKILL)
-    assert [view.status for view in house.wait(jobs)] == ["finished"] * 2
-    assert house.sidecars(jobs[-1])[0]["resumed"][0]["from_step"] >= 10
+    assert [view.status for view in site.wait(jobs)] == ["finished"] * 2
+    assert site.sidecars(jobs[-1])[0]["resumed"][0]["from_step"] >= 10
 
 
-def test_a_component_that_is_gone_ends_the_worker_and_no_job(house, tiny_wan: Path, tmp_path: Path) -> None:
+def test_a_component_that_is_gone_ends_the_worker_and_no_job(site, tiny_wan: Path, tmp_path: Path) -> None:
     folder = tmp_path / "wan"
     shutil.copytree(tiny_wan, folder)
-    group = house.start(1, "--experts", "rounds", model=str(folder))
+    group = site.start(1, "--experts", "rounds", model=str(folder))
     shutil.rmtree(folder / "transformer_2")
-    job_id = house.submit(steps=4, **VIDEO)
+    job_id = site.submit(steps=4, **VIDEO)
     assert group.end() == 2
     assert "The transformer_2 of the model" in group.text
-    assert house.view(job_id).status == "queued"
+    assert site.view(job_id).status == "queued"

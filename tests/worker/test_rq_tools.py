@@ -24,29 +24,29 @@ SIMULATED = "simulated:step_ms=100"
 COUNTS = {"queued": 2, "started": 1, "finished": 1, "failed": 1, "scheduled": 1, "deferred": 1, "canceled": 1}
 
 
-def populate(house, until: Callable[..., object]) -> dict[str, str]:
+def populate(site, until: Callable[..., object]) -> dict[str, str]:
     """Start a group and bring a job into each state; return their ids by state, the second queued one left out."""
-    finished, failed = house.submit(), house.submit()
-    house.connection.hset(f"rq:job:{failed}", "success_callback_name", "os.system")
-    house.start(1, model=SIMULATED)
-    house.wait([finished, failed])
-    started = house.submit(steps=1000)
-    until(lambda: house.view(started).step > 0)
+    finished, failed = site.submit(), site.submit()
+    site.connection.hset(f"rq:job:{failed}", "success_callback_name", "os.system")
+    site.start(1, model=SIMULATED)
+    site.wait([finished, failed])
+    started = site.submit(steps=1000)
+    until(lambda: site.view(started).step > 0)
     ids = {"finished": finished, "failed": failed, "started": started}
-    parameters = fetch(house.connection, finished).kwargs
-    ids["canceled"] = house.submit()
-    job_control.cancel(house.connection, ids["canceled"])
-    ids["queued"] = house.submit()
-    house.submit()
-    queue = SvdqQueue("svdq-default", connection=house.connection)
+    parameters = fetch(site.connection, finished).kwargs
+    ids["canceled"] = site.submit()
+    job_control.cancel(site.connection, ids["canceled"])
+    ids["queued"] = site.submit()
+    site.submit()
+    queue = SvdqQueue("svdq-default", connection=site.connection)
     later = datetime.now(UTC) + timedelta(hours=1)
     ids["scheduled"] = queue.enqueue_at(later, RENDER, kwargs=parameters).id
     ids["deferred"] = queue.enqueue(RENDER, kwargs=parameters, depends_on=started).id
     return ids
 
 
-def url_of(house) -> str:
-    return f"unix://{house.connection.connection_pool.connection_kwargs['path']}"
+def url_of(site) -> str:
+    return f"unix://{site.connection.connection_pool.connection_kwargs['path']}"
 
 
 def get(url: str, data: bytes | None = None) -> str:
@@ -76,41 +76,41 @@ def listens(port: int) -> bool:
     return False
 
 
-def test_rq_info_and_the_dashboard_show_a_live_group(house, until) -> None:
-    ids = populate(house, until)
+def test_rq_info_and_the_dashboard_show_a_live_group(site, until) -> None:
+    ids = populate(site, until)
 
-    shown = house.run("rq", "info", "--queue-class", "svdq.producer.queue.SvdqQueue", "--url", url_of(house))
+    shown = site.run("rq", "info", "--queue-class", "svdq.producer.queue.SvdqQueue", "--url", url_of(site))
     assert (shown.returncode, shown.stderr) == (0, "")
     assert re.search(r"svdq-default \|.* 2, 1 executing, 1 finished, 1 failed", shown.stdout), shown.stdout
     assert "busy svdq-high, svdq-default, svdq-low. jobs: 1 finished, 1 failed" in shown.stdout
 
-    log = house.folder / "dashboard.log"
+    log = site.folder / "dashboard.log"
     program = Path(sys.executable).parent / "rq-dashboard"
-    command = [str(program), "--json", "--bind", "127.0.0.1", "--redis-url", url_of(house)]
-    with serving(log, until, command, "--port") as site:
-        (queue,) = json.loads(get(f"{site}/0/data/queues.json"))["queues"]
+    command = [str(program), "--json", "--bind", "127.0.0.1", "--redis-url", url_of(site)]
+    with serving(log, until, command, "--port") as web:
+        (queue,) = json.loads(get(f"{web}/0/data/queues.json"))["queues"]
         assert queue["name"] == "svdq-default"
         seen = {state: queue[f"{state}_job_registry_count"] for state in COUNTS if state != "queued"}
         assert {"queued": queue["count"], **seen} == COUNTS
 
-        (worker,) = json.loads(get(f"{site}/0/data/workers.json"))["workers"]
+        (worker,) = json.loads(get(f"{web}/0/data/workers.json"))["workers"]
         assert (worker["state"], worker["current_job"]) == ("busy", "idle")  # it has several, and RQ a place for one
         assert worker["queues"] == ["svdq-high", "svdq-default", "svdq-low"]
         assert (worker["successful_job_count"], worker["failed_job_count"]) == (1, 1)
 
         for view in ("queues", "workers", "jobs"):
-            assert "RQ-dashboard" in get(f"{site}/0/view/{view}")
+            assert "RQ-dashboard" in get(f"{web}/0/view/{view}")
         for state, job_id in ids.items():
-            listed = json.loads(get(f"{site}/0/data/jobs/svdq-default/{state}/8/asc/1.json"))["jobs"]
+            listed = json.loads(get(f"{web}/0/data/jobs/svdq-default/{state}/8/asc/1.json"))["jobs"]
             assert listed[0]["id"] == job_id
             assert len(listed) == COUNTS[state]
-            assert job_id in get(f"{site}/0/view/job/{job_id}")
+            assert job_id in get(f"{web}/0/view/job/{job_id}")
             if state == "deferred":
                 continue  # rq-dashboard 0.9 fails on any job of rq 2.12 that depends on others
-            job = json.loads(get(f"{site}/0/data/job/{job_id}.json"))
+            job = json.loads(get(f"{web}/0/data/job/{job_id}.json"))
             assert job["status"] == state
             if state == "finished":
-                assert job["result"]["outputs"] == list(house.view(job_id).outputs)
+                assert job["result"]["outputs"] == list(site.view(job_id).outputs)
             elif state == "failed":
                 assert job["exc_info"].startswith("Refused: Its callback 'os.system'")
             elif state == "started":
@@ -118,13 +118,13 @@ def test_rq_info_and_the_dashboard_show_a_live_group(house, until) -> None:
         assert " ERROR " not in log.read_text()
 
         # Its buttons. It writes what it requeues as pickle, which is dropped here and never loaded.
-        job_control.cancel(house.connection, ids["started"])
-        until(lambda: house.view(ids["started"]).status == "stopped")
-        fetch(house.connection, ids["queued"]).delete()
-        assert json.loads(get(f"{site}/job/{ids['started']}/requeue", b""))["status"] == "OK"
-        assert house.connection.hget(f"rq:job:{ids['started']}", "meta").startswith(b"\x80")
-        until(lambda: house.view(ids["started"]).step > 0)
-        assert house.view(ids["started"]).status == "started"
-        assert json.loads(get(f"{site}/job/{ids['finished']}/delete", b""))["status"] == "OK"
-        assert not house.connection.exists(f"rq:job:{ids['finished']}")
+        job_control.cancel(site.connection, ids["started"])
+        until(lambda: site.view(ids["started"]).status == "stopped")
+        fetch(site.connection, ids["queued"]).delete()
+        assert json.loads(get(f"{web}/job/{ids['started']}/requeue", b""))["status"] == "OK"
+        assert site.connection.hget(f"rq:job:{ids['started']}", "meta").startswith(b"\x80")
+        until(lambda: site.view(ids["started"]).step > 0)
+        assert site.view(ids["started"]).status == "started"
+        assert json.loads(get(f"{web}/job/{ids['finished']}/delete", b""))["status"] == "OK"
+        assert not site.connection.exists(f"rq:job:{ids['finished']}")
         assert " ERROR " not in log.read_text()

@@ -38,7 +38,7 @@ def all_of(connection: redis.Redis) -> bytes:
 
 
 def test_submit_render_and_fetch_through_redis_and_a_bucket(
-    house, redis_url: str, s3: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    site, redis_url: str, s3: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = {"SVDQ_REDIS_URL": redis_url, "SVDQ_STORAGE": s3}
     laptop = {**shared, "SVDQ_HOME": str(tmp_path / "laptop")}
@@ -46,7 +46,7 @@ def test_submit_render_and_fetch_through_redis_and_a_bucket(
     said = []
 
     def run(program: str, *arguments: object, **environment: str) -> str:
-        done = house.run(program, *arguments, **environment)
+        done = site.run(program, *arguments, **environment)
         said.append(done.stdout + done.stderr)
         assert done.returncode == 0, done
         return done.stdout
@@ -100,8 +100,8 @@ def test_submit_render_and_fetch_through_redis_and_a_bucket(
     assert S3_SECRET.encode() not in everything
 
 
-def test_a_page_cannot_link_into_a_bucket(house, s3: str, tmp_path: Path) -> None:
-    done = house.run("svdq", "gallery", "--output", tmp_path / "all.html", SVDQ_STORAGE=s3)
+def test_a_page_cannot_link_into_a_bucket(site, s3: str, tmp_path: Path) -> None:
+    done = site.run("svdq", "gallery", "--output", tmp_path / "all.html", SVDQ_STORAGE=s3)
     assert done.returncode == 2
     assert "svdq fetch --all" in done.stderr
     assert not (tmp_path / "all.html").exists()

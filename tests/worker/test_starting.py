@@ -10,41 +10,41 @@ from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.worker.launcher.launcher import starting_record
 
 
-def test_a_record_lasts_until_the_groups_are_ready(house, until) -> None:
+def test_a_record_lasts_until_the_groups_are_ready(site, until) -> None:
     ready = []
-    with starting_record(house.settings, ResolvedModel(name="preview"), lambda: bool(ready)):
-        until(lambda: worker_state(house.connection) == "starting")
-        assert 0 < house.connection.ttl(keys.STARTING) <= keys.STARTING_TTL_S
+    with starting_record(site.settings, ResolvedModel(name="preview"), lambda: bool(ready)):
+        until(lambda: worker_state(site.connection) == "starting")
+        assert 0 < site.connection.ttl(keys.STARTING) <= keys.STARTING_TTL_S
         ready.append(True)
-        until(lambda: worker_state(house.connection) == "none")
-    with starting_record(house.settings, ResolvedModel(name="preview"), lambda: False):
-        until(lambda: worker_state(house.connection) == "starting")
-    assert worker_state(house.connection) == "none"
+        until(lambda: worker_state(site.connection) == "none")
+    with starting_record(site.settings, ResolvedModel(name="preview"), lambda: False):
+        until(lambda: worker_state(site.connection) == "starting")
+    assert worker_state(site.connection) == "none"
 
 
-def test_the_record_of_a_killed_launcher_expires(house) -> None:
-    now, _ = house.connection.time()
-    house.connection.zadd(keys.STARTING, {"host:1": now - 1})
-    assert worker_state(house.connection) == "none"
+def test_the_record_of_a_killed_launcher_expires(site) -> None:
+    now, _ = site.connection.time()
+    site.connection.zadd(keys.STARTING, {"host:1": now - 1})
+    assert worker_state(site.connection) == "none"
 
 
-def test_the_model_that_a_worker_loads_decides_what_photos_are_for(house, until) -> None:
+def test_the_model_that_a_worker_loads_decides_what_photos_are_for(site, until) -> None:
     loading = ResolvedModel(name="Wan-AI/Wan2.2-I2V-A14B-Diffusers", family="wan")
-    with starting_record(house.settings, loading, lambda: False):
+    with starting_record(site.settings, loading, lambda: False):
         model = ExpectedModel(name=loading.name, family="wan", is_configured=False)
-        until(lambda: expected_model(house.settings) == model)
-    assert expected_model(house.settings) is None
+        until(lambda: expected_model(site.settings) == model)
+    assert expected_model(site.settings) is None
 
 
 @pytest.mark.long
-def test_wait_knows_that_a_worker_is_starting(house, until) -> None:
-    job = house.submit()
-    group = house.start(2, "--burst", wait=False)
+def test_wait_knows_that_a_worker_is_starting(site, until) -> None:
+    job = site.submit()
+    group = site.start(2, "--burst", wait=False)
     until(lambda: "Starting 2 ranks on the processors with the model preview" in group.text, lambda: group.text)
     assert "Ready" not in group.text
-    until(lambda: worker_state(house.connection) == "starting", lambda: group.text)
-    done = house.run("svdq", "wait", job)
+    until(lambda: worker_state(site.connection) == "starting", lambda: group.text)
+    done = site.run("svdq", "wait", job)
     assert done.returncode == 0
     assert "No worker is running" not in done.stdout + done.stderr
     assert group.end() == 0
-    assert not house.connection.exists(keys.STARTING)
+    assert not site.connection.exists(keys.STARTING)

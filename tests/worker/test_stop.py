@@ -42,29 +42,29 @@ class Proxy(socketserver.ThreadingTCPServer):
 
 
 @pytest.mark.slow
-def test_a_group_stops_although_a_photo_never_comes(house, s3: str, s3_server: str, until) -> None:
+def test_a_group_stops_although_a_photo_never_comes(site, s3: str, s3_server: str, until) -> None:
     with Proxy(s3_server) as proxy:
-        group = house.start(1, SVDQ_STORAGE=s3, AWS_ENDPOINT_URL=proxy.url)
+        group = site.start(1, SVDQ_STORAGE=s3, AWS_ENDPOINT_URL=proxy.url)
         proxy.silent.set()
-        house.settings = house.settings.model_copy(update={"storage": s3})
-        job = house.submit()
-        until(lambda: house.view(job).status == "started", lambda: group.text)
+        site.settings = site.settings.model_copy(update={"storage": s3})
+        job = site.submit()
+        until(lambda: site.view(job).status == "started", lambda: group.text)
         group.send_signal(signal.SIGTERM)
         assert group.end() == 0, group.text
         proxy.shutdown()
     assert "1 job went back to the queue" in group.text
-    assert house.queued() == [job]
+    assert site.queued() == [job]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_while_draining_puts_jobs_back(house, until, number: signal.Signals) -> None:
+def test_a_stop_while_draining_puts_jobs_back(site, until, number: signal.Signals) -> None:
     """Rank 0 has nothing more to do and waits for the reports of jobs that later ranks still have."""
-    group = house.start(3, model="simulated:step_ms=50")
-    job = house.submit(steps=900)
+    group = site.start(3, model="simulated:step_ms=50")
+    job = site.submit(steps=900)
 
     def is_past_rank_0() -> bool:
-        ranks = [rank for found in read_groups(house.connection) for rank in found.ranks]
+        ranks = [rank for found in read_groups(site.connection) for rank in found.ranks]
         return any(rank.rank > 0 and rank.job_id == job for rank in ranks)
 
     until(is_past_rank_0, lambda: group.text)
@@ -74,19 +74,19 @@ def test_a_stop_while_draining_puts_jobs_back(house, until, number: signal.Signa
     started = time.monotonic()
     group.send_signal(number)
     assert group.end() == 0, group.text
-    assert house.view(job).status == "queued", group.text
-    assert house.queued() == [job]
+    assert site.view(job).status == "queued", group.text
+    assert site.queued() == [job]
     assert "1 job went back to the queue" in group.text
     if number == signal.SIGTERM:  # after a second Ctrl-C the launcher kills them so soon that a busy machine is late
         assert time.monotonic() - started < STOP_S, "the launcher would have killed the ranks"
 
 
 @pytest.mark.long
-def test_a_run_that_is_stopped_leaves_its_trace(house, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_leaves_its_trace(site, tmp_path: Path) -> None:
     """As --until does; the trace was empty."""
     trace = tmp_path / "trace.json"
-    group = house.start(1, "--trace", str(trace), model="simulated:step_ms=5")
-    house.wait([job := house.submit(steps=4)])
+    group = site.start(1, "--trace", str(trace), model="simulated:step_ms=5")
+    site.wait([job := site.submit(steps=4)])
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0
     named = {

@@ -20,8 +20,8 @@ TORCHRUN = Path(sys.executable).parent / "torchrun"
 class Torchrun:
     """A running torchrun with two ranks."""
 
-    def __init__(self, house) -> None:
-        self._log = house.folder / "torchrun.log"
+    def __init__(self, site) -> None:
+        self._log = site.folder / "torchrun.log"
         command = [TORCHRUN, "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
         command += ["--max-restarts", "3", "-m", "svdq.worker", "--device", "cpu"]
         with self._log.open("wb") as output:
@@ -29,8 +29,8 @@ class Torchrun:
                 command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=house.folder,
-                env=house.environment(SVDQ_MODEL="simulated:step_ms=50"),
+                cwd=site.folder,
+                env=site.environment(SVDQ_MODEL="simulated:step_ms=50"),
                 start_new_session=True,
             )
 
@@ -47,8 +47,8 @@ class Torchrun:
 
 
 @pytest.fixture
-def torchrun(house) -> Iterator[Torchrun]:
-    started = Torchrun(house)
+def torchrun(site) -> Iterator[Torchrun]:
+    started = Torchrun(site)
     yield started
     if started.process.poll() is None:
         for process in [*psutil.Process(started.process.pid).children(recursive=True), started.process]:
@@ -58,18 +58,18 @@ def torchrun(house) -> Iterator[Torchrun]:
 
 
 @pytest.mark.parametrize("who_is_told", ["ranks", "torchrun"])
-def test_a_group_without_a_launcher(house, torchrun: Torchrun, until, no_processes_left, who_is_told: str) -> None:
+def test_a_group_without_a_launcher(site, torchrun: Torchrun, until, no_processes_left, who_is_told: str) -> None:
     until(lambda: "Ready with 2 ranks" in torchrun.text, lambda: torchrun.text)
     if who_is_told == "ranks":
-        jobs = [house.submit(steps=40) for _ in range(3)]
-        until(lambda: house.states(jobs).count("started") >= 2)
+        jobs = [site.submit(steps=40) for _ in range(3)]
+        until(lambda: site.states(jobs).count("started") >= 2)
         torchrun.ranks()[1].kill()
-        assert [view.status for view in house.wait(jobs)] == ["finished"] * 3
+        assert [view.status for view in site.wait(jobs)] == ["finished"] * 3
         assert torchrun.text.count("Ready with 2 ranks") == 2
-        assert {house.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in jobs} == {b"3"}
+        assert {site.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in jobs} == {b"3"}
 
-    left = [house.submit(steps=600) for _ in range(3)]
-    until(lambda: house.states(left).count("started") >= 2)
+    left = [site.submit(steps=600) for _ in range(3)]
+    until(lambda: site.states(left).count("started") >= 2)
     ranks = torchrun.ranks()
     for process in ranks if who_is_told == "ranks" else [torchrun.process]:
         process.send_signal(signal.SIGTERM)
@@ -79,8 +79,8 @@ def test_a_group_without_a_launcher(house, torchrun: Torchrun, until, no_process
     assert "went back to the queue" in torchrun.text
     assert "exitcode" not in torchrun.text.rpartition("went back to the queue")[2], "each of them ended with 0"
     no_processes_left(ranks)
-    assert house.queued() == left
-    assert house.states(left) == ["queued"] * 3
+    assert site.queued() == left
+    assert site.states(left) == ["queued"] * 3
     # A turn to clean up expires in seconds; the id of the database stays.
-    until(lambda: {*house.connection.scan_iter(f"{keys.PREFIX}*")} <= {keys.DATABASE_ID.encode()})
-    assert house.connection.zcard("rq:wip:svdq-default") == 0
+    until(lambda: {*site.connection.scan_iter(f"{keys.PREFIX}*")} <= {keys.DATABASE_ID.encode()})
+    assert site.connection.zcard("rq:wip:svdq-default") == 0

@@ -31,8 +31,8 @@ sys.addaudithook(note)
 """
 
 
-def submit(house, **options) -> str:
-    return house.submit(formats=("png",), **(VIDEO | options))
+def submit(site, **options) -> str:
+    return site.submit(formats=("png",), **(VIDEO | options))
 
 
 @pytest.fixture(scope="module")
@@ -48,56 +48,54 @@ def reference(tiny_wan: Path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("ranks", "experts"), [(2, "resident"), (3, "bound")])
-def test_frames_are_those_of_diffusers(house, tiny_wan: Path, reference, ranks: int, experts: str) -> None:
-    jobs = [submit(house, **video) for video in VIDEOS]
-    group = house.start(ranks, "--burst", "--experts", experts, model=str(tiny_wan), wait=False)
+def test_frames_are_those_of_diffusers(site, tiny_wan: Path, reference, ranks: int, experts: str) -> None:
+    jobs = [submit(site, **video) for video in VIDEOS]
+    group = site.start(ranks, "--burst", "--experts", experts, model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
     for job_id, video in zip(jobs, VIDEOS, strict=True):
-        np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, **video))
+        np.testing.assert_array_equal(site.frames(job_id), reference(site.photo, **video))
     bound = "Each rank loads the experts of its steps"
     assert (bound in group.text) == (experts == "bound")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("limit", "host_memory"), [(749_600_000, "0"), ("300MB", "0"), ("300MB", "1GB")])
-def test_a_text_encoder_without_room_comes_for_new_prompts(
-    house, tiny_wan: Path, reference, limit, host_memory
-) -> None:
+def test_a_text_encoder_without_room_comes_for_new_prompts(site, tiny_wan: Path, reference, limit, host_memory) -> None:
     prompts = ("A dog runs.", "A cat sleeps.", "A dog runs.", "A dog runs.", "A cat sleeps.")
-    jobs = [submit(house, prompt=prompt, steps=3 + n % 2) for n, prompt in enumerate(prompts)]
+    jobs = [submit(site, prompt=prompt, steps=3 + n % 2) for n, prompt in enumerate(prompts)]
     options = ("--experts", "bound", "--memory-limit", str(limit), "--host-memory", host_memory)
-    group = house.start(3, "--burst", *options, model=str(tiny_wan), wait=False)
+    group = site.start(3, "--burst", *options, model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
     assert ("the transformer leaves for each encode" in group.text) == (limit == "300MB")
     assert 1 <= group.text.count("Loaded the text encoder in") <= 2, group.text
     for n, (job_id, prompt) in enumerate(zip(jobs, prompts, strict=True)):
-        np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, prompt=prompt, steps=3 + n % 2))
+        np.testing.assert_array_equal(site.frames(job_id), reference(site.photo, prompt=prompt, steps=3 + n % 2))
 
 
-def test_a_text_encoder_that_is_gone_ends_the_group_and_no_job(house, tiny_wan: Path, tmp_path: Path) -> None:
+def test_a_text_encoder_that_is_gone_ends_the_group_and_no_job(site, tiny_wan: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_wan, tmp_path / "wan")
     options = ("--memory-limit", "300MB", "--host-memory", "0")
-    group = house.start(2, *options, model=str(folder))
+    group = site.start(2, *options, model=str(folder))
     shutil.rmtree(folder / "text_encoder")
-    job_id = submit(house)
+    job_id = submit(site)
     assert group.end() == 2
     assert "The text_encoder of the model" in group.text
-    assert house.view(job_id).status == "queued"
+    assert site.view(job_id).status == "queued"
 
 
 def test_ranks_that_never_open_the_expert_of_the_other_make_the_frames_of_diffusers(
-    house, tiny_wan: Path, reference, tmp_path: Path
+    site, tiny_wan: Path, reference, tmp_path: Path
 ) -> None:
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "sitecustomize.py").write_text(AUDIT)
     opened = tmp_path / "opened"
     environment = {"PYTHONPATH": str(tmp_path / "audit"), "OPENED": str(opened)}
-    jobs = [submit(house, **video) for video in VIDEOS]
-    group = house.start(2, "--experts", "bound", model=str(tiny_wan), **environment)
-    house.wait(jobs)
+    jobs = [submit(site, **video) for video in VIDEOS]
+    group = site.start(2, "--experts", "bound", model=str(tiny_wan), **environment)
+    site.wait(jobs)
     assert "Each rank loads the experts of its steps" in group.text
     for job_id, video in zip(jobs, VIDEOS, strict=True):
-        np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, **video))
+        np.testing.assert_array_equal(site.frames(job_id), reference(site.photo, **video))
     high, low = (Path(f"/proc/{rank.pid}/maps").read_text() for rank in group.ranks())
     assert "/transformer/" in high
     assert "/transformer_2/" not in high
@@ -111,25 +109,25 @@ def test_ranks_that_never_open_the_expert_of_the_other_make_the_frames_of_diffus
 
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_that_is_killed_costs_no_bit(house, tiny_wan: Path, until, victim: int) -> None:
-    job_id, same = submit(house, steps=60), submit(house, steps=60)
-    group = house.start(3, "--experts", "bound", model=str(tiny_wan))
-    until(lambda: house.view(job_id).step >= 20, lambda: group.text)
+def test_a_rank_that_is_killed_costs_no_bit(site, tiny_wan: Path, until, victim: int) -> None:
+    job_id, same = submit(site, steps=60), submit(site, steps=60)
+    group = site.start(3, "--experts", "bound", model=str(tiny_wan))
+    until(lambda: site.view(job_id).step >= 20, lambda: group.text)
     os.kill(group.ranks()[victim].pid, signal.SIGKILL)
-    house.wait([job_id, same])
-    np.testing.assert_array_equal(house.frames(job_id), house.frames(same))
-    (sidecar,) = house.sidecars(job_id)
+    site.wait([job_id, same])
+    np.testing.assert_array_equal(site.frames(job_id), site.frames(same))
+    (sidecar,) = site.sidecars(job_id)
     assert sidecar["resumed"]
 
 
 @pytest.mark.long
-def test_a_video_of_bound_ranks_is_continued_by_a_rank_alone(house, tiny_wan: Path, until) -> None:
-    job_id, same = submit(house, steps=60), submit(house, steps=60)
-    group = house.start(3, "--experts", "bound", model=str(tiny_wan))
-    until(lambda: house.view(job_id).step >= 20, lambda: group.text)
+def test_a_video_of_bound_ranks_is_continued_by_a_rank_alone(site, tiny_wan: Path, until) -> None:
+    job_id, same = submit(site, steps=60), submit(site, steps=60)
+    group = site.start(3, "--experts", "bound", model=str(tiny_wan))
+    until(lambda: site.view(job_id).step >= 20, lambda: group.text)
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0
-    assert house.start(1, "--burst", model=str(tiny_wan), wait=False).end() == 0
-    np.testing.assert_array_equal(house.frames(job_id), house.frames(same))
-    (sidecar,) = house.sidecars(job_id)
+    assert site.start(1, "--burst", model=str(tiny_wan), wait=False).end() == 0
+    np.testing.assert_array_equal(site.frames(job_id), site.frames(same))
+    (sidecar,) = site.sidecars(job_id)
     assert sum(stage["steps"] for stage in sidecar["stages"]) == 60
