@@ -80,7 +80,7 @@ def draw(
 
 
 def _forecast(snapshot: Snapshot) -> str:
-    num_left = sum(counts["queued"] for counts in snapshot.queues.values()) + len(snapshot.jobs)
+    num_left = snapshot.waiting.num_jobs + len(snapshot.jobs)
     eta_s = snapshot.estimate.eta_s
     if num_left == 0:
         return "No job is waiting or in flight."
