@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ INSTRUCTION = (
 )
 SIDE = 768  # longest side of the pictures that are sent, in pixels
 MAX_REFUSED = 5  # photos in a row without a caption until the command gives up
+_QUOTED = re.compile("""^["'“]([^"“”]*)["'”]$""")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +97,7 @@ def caption(
                 text = await _caption(client, photo, model, max_pixels)
             except (_PhotoError, _RefusedError) as error:
                 num_refused += isinstance(error, _RefusedError)
-                if num_refused == MAX_REFUSED:
+                if num_refused >= MAX_REFUSED:
                     raise UnavailableError(
                         f"There is no caption for {MAX_REFUSED} photos in a row; the last reason: {error}"
                     ) from error
@@ -163,10 +165,9 @@ async def _ask(client: "AsyncOpenAI", photo: str, picture: bytes, model: VisionM
         text, is_cut = str(choice.message.content or ""), choice.finish_reason == "length"
     except (AttributeError, IndexError, TypeError) as error:
         raise _RefusedError(f"{photo}: the server's answer is not that of a chat completion; check --url.") from error
-    # Models that think may do so within their answer.
-    text = "".join(filter(str.isprintable, " ".join(text.rpartition("</think>")[2].split())))
-    if text[:1] == text[-1:] == '"':
-        text = text[1:-1].strip()
+    # Models that think may do so within their answer, and others add Markdown, a heading or quotation marks.
+    text = " ".join(re.sub("[*`#]", "", text.rpartition("</think>")[2]).split())
+    text = _QUOTED.sub(r"\1", re.sub("(?i)^prompt: *", "", "".join(filter(str.isprintable, text)))).strip()
     if is_cut or not text or len(text) > MAX_PROMPT:
         how = "empty" if not text else "cut short by its limit of tokens" if is_cut else "longer than a prompt may be"
         raise _RefusedError(f"{photo}: the model's answer is {how}.")

@@ -198,6 +198,24 @@ def test_a_caption_is_the_prompt_of_the_photo(
     assert '"Photo 0 moves. It rains."' in svdq("status", made["id"]).stdout
 
 
+@pytest.mark.parametrize(
+    ("answer", "caption"),
+    [
+        ('**Prompt:** "The wave breaks."', "The wave breaks."),
+        ("```\nThe *wave*\n breaks.\n```", "The wave breaks."),
+        ("“The wave's foam breaks.”", "The wave's foam breaks."),
+        ('"Stop" blinks, then "Go"', '"Stop" blinks, then "Go"'),
+    ],
+)
+def test_what_models_add_to_a_caption_is_left_out(
+    ask: Cli, server: VisionServer, tmp_path: Path, answer: str, caption: str
+) -> None:
+    (photo,) = photos_in(tmp_path, 1)
+    server.answer = lambda number: completion(answer)
+    assert ask(tmp_path).returncode == 0
+    assert photo.with_suffix(".txt").read_text() == f"{caption}\n"
+
+
 def test_a_large_photo_is_sent_small_and_upright(ask: Cli, server: VisionServer, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
