@@ -246,8 +246,8 @@ def takes_last_photo(connection: redis.Redis, stem: str = "") -> bool:
     """Return False if workers run, with models of this name, and none starts or takes a photo of the last frame."""
     ranks = [group.ranks[0] for group in read_groups(connection)]
     able = [rank.takes_last_photo for rank in ranks if stem in ("", model_stem(rank.model))]
-    now, _ = connection.time()
-    return not able or any(able) or connection.zcount(keys.STARTING, now, "+inf") > 0
+    starting = {*map(model_stem, running_models(connection))} - {model_stem(rank.model) for rank in ranks}
+    return not able or any(able) or bool(starting)
 
 
 def worker_state(connection: redis.Redis, workers: Sequence[WorkerView] | None = None) -> WorkerState:

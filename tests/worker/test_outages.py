@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
-from svdq.producer.job import Job, SvdJob, WanJob
+from svdq.producer.job import Job, SvdJob, WanJob, last_frame_key
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
 from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
-from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared
+from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared, RefusedError
 from svdq.worker.outages import NoLongerWantedError, RetryStoppedError, StorageRetry
 from tests.worker.conftest import with_frames
 
@@ -158,6 +158,22 @@ def test_a_photo_is_waited_for_while_the_storage_is_away(
     shutil.move(folder.with_name("away"), folder)
     assert done.result(60).photos[0].size == (64, 64)
     assert prefetcher.condition is None
+
+
+def test_a_link_waits_for_its_storage_and_else_fails_with_the_link_before(folder: Path, job: Job, pool, until) -> None:
+    def refuse(parameters: VideoParameters) -> VideoParameters:
+        raise InputError("No model makes this.")
+
+    link = job.model_copy(update={"image": last_frame_key("1" * 20)})
+    prefetcher = open_prefetcher(Storage(str(folder)))
+    shutil.move(folder, folder.with_name("away"))
+    done = prepare(pool, prefetcher, link)
+    until(lambda: prefetcher.condition)
+    shutil.move(folder.with_name("away"), folder)
+    for failing in (done.result, lambda _: open_prefetcher(Storage(str(folder)), refuse).prepare("a-job", link)):
+        with pytest.raises(SvdqError, match=f"It continues the video of job {'1' * 20}, which failed") as caught:
+            failing(60)
+        assert not isinstance(caught.value, RefusedError)  # three of those in a row pause the intake
 
 
 def test_a_photo_is_there_again_when_its_storage_is(folder: Path, job: Job) -> None:

@@ -123,6 +123,8 @@ class Prefetcher:
     def _find(self, job_id: str, job: Job, refusals: FileRefusals, replaced: str) -> tuple[Prepared, list[bytes]]:
         """Make one attempt to find files or checkpoint; return the bytes of the photos if there are none."""
         with self._options.mark_prepare(job_id):
+            if job.predecessor and not self._storage.exists(job.sidecar_key(job_id)):
+                self._check_before(job)  # first: links that are refused as the first one is would pause the intake
             try:
                 job = parse_job(job.model_dump() | self._options.complete(job.parameters).model_dump())
             except InputError as error:
@@ -148,18 +150,22 @@ class Prefetcher:
             job = self._options.memory.admit(job)
             return Prepared(job=job), [self._read(job, key, refusals) for key in job.photos]
 
+    def _check_before(self, job: Job) -> None:
+        before = job.predecessor
+        # Without the folder of all photos, a disk is not mounted.
+        if before and not self._storage.exists(job.sidecar_key(before)) and self._storage.exists("inputs"):
+            raise SvdqError(
+                f"It continues the video of job {before}, which failed, was stopped or was removed; `svdq retry` "
+                "that job, or submit the chain again."
+            )
+
     def _read(self, job: Job, key: str, refusals: FileRefusals) -> bytes:
         before = job.predecessor
         try:
-            if before and not self._storage.exists(job.sidecar_key(before)):
-                raise SvdqError(
-                    f"It continues the video of job {before}, which failed, was stopped or was removed; `svdq retry` "
-                    "that job, or submit the chain again."
-                )
+            self._check_before(job)
             return self._storage.read_input(key)
         except UnavailableError as error:
-            # This call fails, too, if the whole storage cannot be used. Without the folder of all photos, a disk is not
-            # mounted.
+            # This call fails, too, if the whole storage cannot be used.
             if not self._storage.exists("inputs"):
                 raise
             if isinstance(error.__cause__, FileNotFoundError) and self._storage.exists(key):

@@ -10,6 +10,7 @@ import redis
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
+from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
@@ -198,5 +199,12 @@ def test_a_last_frame_is_refused_where_no_worker_takes_one(
         with pytest.raises(InputError, match=f"loop .* the workers' model /models/{family}, which takes no"):
             submit(settings, photo, LOOP)
     submit(settings, photo, LOOP, at=datetime.now() + timedelta(hours=1))  # there may be others by then
+    now, _ = connection.time()
+    connection.zadd(keys.STARTING, {"h:1 wan /models/wan": now + 9})  # still there, though it runs by now
+    with pytest.raises(InputError, match="takes no last frame"):
+        submit(settings, photo, LOOP)
+    connection.zadd(keys.STARTING, {"h:2 wan /models/other": now + 9})
+    submit(settings, photo, replace(LOOP, seed=2))
+    connection.delete(keys.STARTING)
     running(connection, "/models/other", "wan", "h")
-    submit(settings, photo, LOOP)
+    submit(settings, photo, replace(LOOP, seed=3))
