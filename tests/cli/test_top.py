@@ -14,6 +14,8 @@ import redis
 from rich.cells import cell_len
 from rich.console import Console
 
+from svdq.cli.formatting import expected
+from svdq.cli.serve.now import read_state
 from svdq.cli.view import draw, progress_of
 from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
@@ -22,6 +24,7 @@ from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, RoundPlace, read_groups
 from svdq.producer.status.snapshot import Snapshot, take
+from svdq.producer.storage.storage import Storage
 from tests import queued
 from tests.cli.test_jobs import put
 from tests.conftest import Cli
@@ -237,7 +240,10 @@ def test_progress_of_a_sample_by_rank(connection: redis.Redis) -> None:
     }
 
 
-def test_a_rank_in_rounds_says_what_it_loads_and_its_jobs_what_they_wait_for(connection: redis.Redis) -> None:
+def test_a_rank_in_rounds_says_what_it_loads_and_its_jobs_what_they_wait_for(
+    connection: redis.Redis, tmp_path: Path
+) -> None:
+    """In `svdq top`, `svdq status` and on the page."""
     meta = {"waits": {"rank": 0, "step": 4, "boundaries": [0, 8], "decoder": 0}, "new": {}}
     ids = {name: start(connection, number, name, **of_job) for number, (name, of_job) in enumerate(meta.items())}
     places = {
@@ -250,7 +256,16 @@ def test_a_rank_in_rounds_says_what_it_loads_and_its_jobs_what_they_wait_for(con
     (group,) = read_groups(connection)
     assert progress_of(view(connection, ids["waits"]), group) == ([0.5], "waits for transformer_2, 12 before it")
     assert progress_of(view(connection, ids["new"]), group)[1] == "waits for encoders, next"
-    assert "loading transformer_2, about 6 s" in "\n".join(drawn(take(connection)))
+    snapshot = take(connection)
+    assert "loading transformer_2, about 6 s" in "\n".join(drawn(snapshot))
+    estimate = snapshot.estimates[ids["waits"]]
+    assert expected(estimate) == ", waits for transformer_2, 12 before it, done in about 9 s"
+    state = read_state(connection, Storage(str(tmp_path)), snapshot, "preview")
+    assert {row["state"] for row in state["rows"]} == {
+        "waits for transformer_2, 12 before it",
+        "waits for encoders, next",
+    }
+    assert state["groups"][0]["ranks"][0]["job"] == "loading transformer_2, about 6 s"
 
 
 def test_jobs_that_ended_are_counted_for_an_hour(connection: redis.Redis) -> None:
