@@ -106,7 +106,7 @@ class Admission:
         if self._inbox is not None and not sample.ended:
             segments = self._model.segments(sample.parameters)
             legs = legs_of(segments, max(sample.step + 1, 0), has_text=sample.step < -1)
-            self._inbox.expect(sample.index, legs, request.num_waiting)
+            self._inbox.expect(sample.index, legs, request)
         return sample
 
     @torch.inference_mode()

@@ -33,6 +33,7 @@ class Request:
     encoders: tuple[int, ...] | None = None
     decoders: tuple[int, ...] | None = None
     num_waiting: int = 0  # videos that waited behind it when it was taken
+    priority: int = 0  # among the videos of a round, the lowest first
 
 
 @dataclass(frozen=True, kw_only=True)

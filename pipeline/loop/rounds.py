@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from svdq.pipeline.loop.inbox import Inbox
-from svdq.pipeline.loop.protocols import Monitor
+from svdq.pipeline.loop.protocols import Monitor, Request
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.rounds import GATHER_S, Leg, Outlook, Rounds
@@ -33,10 +33,12 @@ class RoundsInbox(Inbox):
             self._changed.wait_for(lambda: self._released or self._rounds.wants_more())
             return not self._released
 
-    def expect(self, index: int, legs: Sequence[Leg], num_waiting: int) -> None:
-        """Add a sample that `put` follows for, behind which so many jobs wait."""
+    def expect(self, index: int, legs: Sequence[Leg], request: Request) -> None:
+        """Add a sample that `put` follows for."""
         with self._changed:
-            self._rounds.admit(index, legs, num_waiting=num_waiting, now=time.monotonic())
+            self._rounds.admit(
+                index, legs, num_waiting=request.num_waiting, now=time.monotonic(), priority=request.priority
+            )
 
     def put(self, work: Sample) -> None:
         """Add a sample that was admitted, or of which a leg is done."""

@@ -49,6 +49,7 @@ class _Member:
     round: int
     legs: list[Leg]  # what is left of it, the next leg first
     is_ahead: bool  # whether it continues from a checkpoint behind its first step
+    priority: int  # the lowest comes first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class Rounds:
         self.video_s: float | None = None
         #: The bytes of the largest state.
         self.state_bytes = 0
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _Member] = {}  # by priority, then by index
         #: The round that takes videos, whether it still does, and how many it has that did not resume.
         self._round, self._is_open, self._num_new = 0, True, 0
         #: Its share of the jobs that waited at its beginning, so that no group takes what others could begin.
@@ -108,7 +109,7 @@ class Rounds:
         has_room = num_videos < MOST_VIDEOS and len(self._members) * self.state_bytes < self._most_bytes
         return self._is_open and self._num_new < (min(self.size, self._share) if self._num_new else 1) and has_room
 
-    def admit(self, index: int, legs: Sequence[Leg], *, num_waiting: int, now: float) -> None:
+    def admit(self, index: int, legs: Sequence[Leg], *, num_waiting: int, now: float, priority: int = 0) -> None:
         """Add a video to the round that takes videos, or else to the next one; `num_waiting` wait after it."""
         if not self._is_open and not self._members:
             self._open_next()
@@ -116,7 +117,8 @@ class Rounds:
         if not self._num_new and self._num_groups > 1:
             self._share = math.ceil((num_waiting + 1) / self._num_groups)
         number = self._round if self._is_open else self._round + 1
-        self._members[index] = _Member(round=number, legs=[*legs], is_ahead=start > 1)
+        self._members[index] = _Member(round=number, legs=[*legs], is_ahead=start > 1, priority=priority)
+        self._members = dict(sorted(self._members.items(), key=lambda each: (each[1].priority, each[0])))
         self._num_new += start == 0
         self._more_wait, self._taken_at = num_waiting > 0, now
 
@@ -162,7 +164,7 @@ class Rounds:
         places = {index: self._order[member.legs[0].components] for index, member in waiting.items()}
         held = self._order.get(self.held or "", -1)
         if held in places.values():
-            return min(index for index, place in places.items() if place == held)
+            return next(index for index, place in places.items() if place == held)
         ahead = [places[index] for index, member in waiting.items() if member.is_ahead]
         place = max(ahead) if ahead else min(places.values())
         encoders = self._order[ENCODERS]
@@ -173,7 +175,7 @@ class Rounds:
             if place == self._order[DECODER]:
                 # Jobs are taken and photos prepared while this round is decoded.
                 self._open_next()
-        return min(index for index, its_place in places.items() if its_place == place)
+        return next(index for index, its_place in places.items() if its_place == place)
 
     def _open_next(self) -> None:
         self._round, self._is_open = self._round + 1, True
@@ -199,7 +201,7 @@ class Rounds:
             for components in self._order:
                 legs = {
                     index: leg
-                    for index, member in sorted(members.items())
+                    for index, member in members.items()
                     for leg in member.legs
                     if leg.components == components
                 }

@@ -55,6 +55,15 @@ def work_up_to(rounds: Rounds, components: str) -> list[tuple[str, int]]:
     return done
 
 
+def test_urgent_videos_come_first_in_each_leg_of_their_round() -> None:
+    rounds = Rounds(SETS)
+    for index, priority in enumerate((1, 2, 1, 0)):
+        rounds.admit(index, legs_of(SEGMENTS, 0, has_text=False), num_waiting=0, now=0.0, priority=priority)
+    places = {index: each.num_before for index, each in rounds.outlook(lambda *_: 1.0).items()}
+    assert places == {3: 0, 0: 1, 2: 2, 1: 3}
+    assert work(rounds) == [(components, index) for components in SETS[1:] for index in (3, 0, 2, 1)]
+
+
 def test_a_video_is_divided_by_the_sets_that_its_units_need() -> None:
     assert legs_of(SEGMENTS, 0, has_text=True) == [
         Leg(TEXT_ENCODER, 0, 0), Leg(ENCODERS, 0, 1), Leg(HIGH, 1, 16), Leg(LOW, 16, 41), Leg(DECODER, 41, 42),
