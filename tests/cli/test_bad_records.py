@@ -11,10 +11,9 @@ from rq.job import JobStatus
 
 from svdq.producer import keys
 from svdq.producer.status.ranks import IntakeStatus
-from tests.cli.test_jobs import put
 from tests.conftest import Cli
-from tests.producer.status.test_ranks import rank
 from tests.queued import JOB, add, enqueue, fail, finish, start
+from tests.ranks import rank, save
 
 DEEP = b"[" * 200_000 + b"]" * 200_000
 BAD = "b" * 20
@@ -121,8 +120,8 @@ def test_bad_records_in_flight_of_workers_and_of_ranks(svdq: Cli, connection: re
     connection.hset("rq:worker:even", mapping={"queues": "else,svdq-default", "pid": "7"})
     connection.hset(keys.PAUSES, mapping={b"\xff": b"\xfe"})
     connection.hset(b"rq:worker:\xff", "birth", "x")
-    put(connection, rank(0, intake=IntakeStatus(worker="w", in_flight=(good.id, bad.id))))
-    put(connection, rank(1))
+    save(connection, rank(0, intake=IntakeStatus(worker="w", in_flight=(good.id, bad.id))))
+    save(connection, rank(1))
     for number, text in enumerate(
         (DEEP, b"\xff", b"[]", b'{"rank":0}', rank(0, "x").model_dump_json().replace("2.0", "1e300").encode())
     ):

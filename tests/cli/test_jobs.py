@@ -14,11 +14,11 @@ import rq
 from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
 from svdq.producer.queue import SvdqQueue
-from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus
+from svdq.producer.status.ranks import Condition, IntakeStatus
 from tests.conftest import Cli
 from tests.forks import Piped
-from tests.producer.status.test_ranks import rank
 from tests.queued import NOTICE, add, fail, finish, start
+from tests.ranks import rank, save
 from tests.terminal import terminal
 from tests.waiting import wait_until
 
@@ -61,8 +61,8 @@ def test_wait_says_that_no_worker_runs(home: Path, connection: redis.Redis) -> N
 def test_progress_on_a_terminal(home: Path, connection: redis.Redis) -> None:
     job = add(connection, 1)
     start(job, step=2, notice=NOTICE)
-    put(connection, rank(0, intake=IntakeStatus(worker="w", in_flight=(job.id,), costs=(COSTS,))))
-    put(connection, rank(1))
+    save(connection, rank(0, intake=IntakeStatus(worker="w", in_flight=(job.id,), costs=(COSTS,))))
+    save(connection, rank(1))
     with terminal("wait", job.id, size=(24, 120), NO_COLOR="1") as screen:
         shown = screen.read_until("step 2 of 4")
         finish(job)
@@ -116,13 +116,6 @@ def test_a_worker_that_starts_is_not_called_missing(svdq: Cli, connection: redis
     assert json.loads(svdq("status", "--json").stdout)["eta_reason"] == "A worker is starting."
 
 
-def put(connection: redis.Redis, status: RankStatus) -> None:
-    with connection.pipeline() as pipeline:
-        status.save(pipeline)
-        pipeline.expire(status.key, 3600)  # on a busy machine the test takes longer than it lasts
-        pipeline.execute()
-
-
 #: Costs of a job of the shape of JOB: 10 s a step, 5 s for the decode.
 COSTS = ShapeCosts(frames=14, width=1024, height=576, guided=True, step_s=(10.0,), encode_s=1.0, decode_s=5.0)
 
@@ -135,8 +128,8 @@ def test_status_shows_estimates_and_conditions_of_a_worker(svdq: Cli, connection
         effect="Videos wait to be written", reason="No space left.", since=time.time(), attempts=7, job_ids=(stuck.id,)
     )
     intake = IntakeStatus(worker="w", in_flight=(stuck.id, first.id), pace_s=60.0, costs=(COSTS,))
-    put(connection, rank(0, intake=intake))
-    put(connection, rank(1))
+    save(connection, rank(0, intake=intake))
+    save(connection, rank(1))
     lines = svdq("status", first.id, queued.id).stdout.splitlines()
     assert lines[0] == f"{first.id}  photo  started, step 2 of 4, done in about 25 s"
     assert lines[1] == f"{queued.id}  photo  queued, next, done in about 46 s"
@@ -144,7 +137,7 @@ def test_status_shows_estimates_and_conditions_of_a_worker(svdq: Cli, connection
     assert re.search(r"3 to do, done in about 46 s, at \d\d:\d\d\.", svdq("status").stdout)
     assert json.loads(svdq("status", "--json").stdout)["eta_s"] == 46.0
 
-    put(connection, rank(1, conditions=(condition,)))
+    save(connection, rank(1, conditions=(condition,)))
     lines = svdq("status", first.id, stuck.id, queued.id).stdout.splitlines()
     assert lines[0] == f"{first.id}  photo  started, step 2 of 4, done in about 25 s"
     assert lines[1].startswith(f"{stuck.id}  photo  started, waiting for storage: No space left. (since ")
@@ -182,7 +175,7 @@ def test_list_has_a_limit(svdq: Cli, connection: redis.Redis) -> None:
 def test_waiting_says_once_what_keeps_jobs_waiting(svdq: Cli, connection: redis.Redis) -> None:
     svdq("pause")
     condition = Condition(effect="No video is begun", reason="Gone.", since=time.time(), attempts=2)
-    put(connection, rank(0, conditions=(condition,)))
+    save(connection, rank(0, conditions=(condition,)))
     lines = wait_and_read(add(connection, 1), 3, before_last=lambda: connection.delete(keys.RANKS))
     assert "Paused: no jobs are taken until `svdq resume`.\n" in lines
     assert [line for line in lines if line.startswith("On here, rank 0: No video is begun: Gone. (since ")]

@@ -13,8 +13,8 @@ from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from tests.conftest import Cli
-from tests.producer.status.test_ranks import rank, save
 from tests.queued import finish
+from tests.ranks import rank, save
 
 
 @pytest.fixture

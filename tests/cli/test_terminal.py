@@ -14,8 +14,8 @@ from PIL import Image
 from svdq.producer.records import LogEntry, append_log
 from svdq.worker.health.rank_log import JsonFormatter, TextFormatter
 from tests.conftest import Cli
-from tests.producer.status.test_ranks import rank
 from tests.queued import add, fail, finish, start
+from tests.ranks import rank
 
 #: Clears the screen, sets the title, C1's CSI, reorders text, ends the line, and is no Unicode.
 EVIL = "\x1b[2J\x1b]0;title\x07\x9b1m\u202e\rfake\nfake\udcff"

@@ -26,11 +26,10 @@ from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, Roun
 from svdq.producer.status.snapshot import Snapshot, take
 from svdq.producer.storage.storage import Storage
 from tests import queued
-from tests.cli.test_jobs import put
 from tests.conftest import Cli
-from tests.producer.status.test_ranks import rank, save
 from tests.producer.status.test_status import COPY, num_commands
 from tests.queued import enqueue, finish
+from tests.ranks import rank, save
 from tests.terminal import terminal
 
 ALTERNATE_SCREEN, LEFT_IT = "\x1b[?1049h", "\x1b[?1049l"
@@ -43,8 +42,8 @@ def at_work(connection: redis.Redis) -> None:
     job_id = start(connection, 1, "a [photo]", rank=0, step=3, boundaries=[0, 4, 8], decoder=1)
     enqueue(connection, JOB, "b" * 20)
     intake = IntakeStatus(worker="w", in_flight=(job_id,))
-    put(connection, rank(0, job_id=job_id, step=3, steps=8, step_range=(0, 4), intake=intake))
-    put(connection, rank(1, step_range=(4, 8)))
+    save(connection, rank(0, job_id=job_id, step=3, steps=8, step_range=(0, 4), intake=intake))
+    save(connection, rank(1, step_range=(4, 8)))
 
 
 @pytest.mark.usefixtures("at_work")

@@ -19,8 +19,8 @@ from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.registries import counts, newest_ids
 from svdq.producer.submitting.model_choice import expected_model
 from tests.conftest import Cli
-from tests.producer.status.test_ranks import rank, save
 from tests.queued import enqueue
+from tests.ranks import rank, save
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 FOUR_STEP = SvdJob.model_validate(JOB.model_dump() | {"model": "/models/4step.toml"})

@@ -13,7 +13,7 @@ from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import newest_ids
 from tests.cli.serve.browser import watched_page
 from tests.cli.serve.servers import Server
-from tests.producer.status.test_ranks import rank, save
+from tests.ranks import rank, save
 from tests.waiting import wait_until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")

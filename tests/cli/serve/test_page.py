@@ -23,8 +23,8 @@ from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import TYPE, Answer, Serve, Server, multipart
-from tests.producer.status.test_ranks import rank, save
 from tests.queued import JOB, enqueue, fail
+from tests.ranks import rank, save
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow

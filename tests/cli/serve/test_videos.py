@@ -22,7 +22,7 @@ from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.servers import BOUNDARY, TYPE, Server, jpeg, multipart
 from tests.conftest import Cli
-from tests.producer.status.test_ranks import COSTS, rank, save
+from tests.ranks import COSTS, rank, save
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from svdq.producer.status import estimates
 from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, estimate_jobs
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, IntakeStatus, RankStatus, RoundPlace
-from tests.producer.status.test_ranks import COSTS, rank
+from tests.ranks import COSTS, rank
 
 PARAMETERS = {"steps": 8, "frames": 2, "width": 64, "height": 64, "max_guidance_scale": 3.0}
 #: Of COSTS: the harmonic mean of a step on the two ranks, and the seconds between two videos.

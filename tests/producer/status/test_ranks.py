@@ -4,35 +4,9 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
-
-COSTS = ShapeCosts(frames=2, width=64, height=64, guided=True, step_s=(0.5, 0.25), encode_s=0.1, decode_s=2.0)
-
-
-def rank(number: int, group: str = "here-1", **values: object) -> RankStatus:
-    return RankStatus(
-        **{
-            "group": group,
-            "rank": number,
-            "num_ranks": 2,
-            "host": "here",
-            "pid": 7,
-            "device": "cpu",
-            "model": "preview",
-            "started_at": 1.0,
-            "at": 2.0,
-            **values,
-        }
-    )
-
-
-def save(connection: redis.Redis, *ranks: RankStatus) -> None:
-    with connection.pipeline() as pipeline:
-        for status in ranks:
-            status.save(pipeline)
-        pipeline.execute()
+from tests.ranks import COSTS, rank, save
 
 
 @given(
@@ -65,7 +39,8 @@ def test_ranks_are_read_by_group(connection: redis.Redis) -> None:
 
 
 def test_a_silent_rank_goes_away_by_itself_and_one_that_ends_at_once(connection: redis.Redis) -> None:
-    save(connection, rank(0), rank(1))
+    for number in range(2):
+        rank(number).save(connection)
     for key in (keys.RANKS, rank(0).key):
         assert 0 < connection.ttl(key) <= keys.RANK_TTL_S
     connection.delete(rank(1).key)  # as time does

@@ -13,8 +13,8 @@ from svdq.producer.status.ranks import Condition, GroupStatus, IntakeStatus
 from svdq.producer.status.registries import counts, view_workers
 from svdq.producer.status.selection import WINDOW, list_jobs
 from svdq.producer.status.snapshot import estimate
-from tests.producer.status.test_ranks import rank
 from tests.queued import add, fail, finish, start
+from tests.ranks import rank
 
 
 def test_one_job_through_its_life(connection: redis.Redis) -> None:

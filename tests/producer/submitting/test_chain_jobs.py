@@ -24,7 +24,7 @@ from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest, read_batch
 from svdq.producer.submitting.submission import Submission, submit_all
 from svdq.producer.submitting.submission import submit as submit_photos
-from tests.producer.status.test_ranks import COSTS, rank, save
+from tests.ranks import COSTS, rank, save
 
 SMALL = {"frames": 5, "steps": 2, "width": 64, "height": 64}
 

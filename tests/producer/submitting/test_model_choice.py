@@ -19,7 +19,7 @@ from svdq.producer.submitting.job_spec import JobSpec, make_job
 from svdq.producer.submitting.model_choice import configured_model, expected_model
 from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
 from svdq.producer.submitting.submission import submit
-from tests.producer.status.test_ranks import rank, save
+from tests.ranks import rank, save
 
 PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 SVD = ExpectedModel(name="/models/svd", family="svd")
