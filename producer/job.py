@@ -87,6 +87,8 @@ class Job(VideoParameters):
         fps: int | None = self.fps
         if self.interpolate is not None and fps is not None and self.interpolate <= fps:
             raise ValueError(f"interpolate {self.interpolate} is not more than fps {self.fps}")
+        if self.chained and self.interpolate is not None and fps is not None and self.interpolate % fps:
+            raise ValueError(f"interpolate {self.interpolate} is no multiple of fps {fps}, so links would not join")
         return self
 
     @property

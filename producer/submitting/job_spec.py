@@ -123,7 +123,7 @@ class JobSpec:
         if not self.then:
             return
         then = spell("then")
-        for name in ("interpolate", "boomerang", "loop"):
+        for name in ("boomerang", "loop"):
             if getattr(job, name, None):
                 raise InputError(f"{then} and {spell(name)} cannot be combined: the links of a chain must join.")
         if job.formats != ("mp4",):

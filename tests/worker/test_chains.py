@@ -41,8 +41,11 @@ def decoded(path: Path) -> np.ndarray:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in found])
 
 
-def write(writer: ResultWriter, job_id: str, image: str, frames: np.ndarray, fps: int) -> Report:
-    job = SvdJob(**SHAPE, fps=fps, image=image, name="cup", folder="a b's", chained=True)
+def write(
+    writer: ResultWriter, job_id: str, image: str, frames: np.ndarray, fps: int, interpolate: int | None = None
+) -> Report:
+    names = {"name": "cup", "folder": "a b's"}
+    job = SvdJob(**SHAPE, **names, fps=fps, image=image, chained=True, interpolate=interpolate)
     taken = TakenJob(job=job, execution=("registry", "execution")).model_dump(mode="json")
     sample = Sample(job_id=job_id, parameters=SvdParameters(**SHAPE), boundaries=(0, 6), step=4, job=taken)
     reports: list[Report] = []
@@ -89,6 +92,19 @@ def test_the_file_of_a_link_begins_with_the_chain_up_to_it(tmp_path: Path, fps: 
     assert find_result(storage, MODEL, job, ids[1]) is not None
     storage.remove(last_frame_key(ids[1]))  # its chain could not go on
     assert find_result(storage, MODEL, job, ids[1]) is None
+
+
+def test_links_are_interpolated_up_to_where_they_meet(tmp_path: Path) -> None:
+    writer = ResultWriter(Storage(str(tmp_path / "storage")), MODEL, Tracer())
+    levels = np.linspace(0, 240, 9).astype(np.uint8)  # a gray that grows evenly through both links
+    images = [f"inputs/{'a' * 64}.png", last_frame_key("1" * 20)]
+    for number, (job_id, image) in enumerate(zip(("1" * 20, "2" * 20), images, strict=True)):
+        frames = np.empty((5, 64, 64, 3), np.uint8)
+        frames[:] = levels[4 * number : 4 * number + 5, None, None, None]
+        path = Path(write(writer, job_id, image, frames, 8, interpolate=16).result["outputs"][0])
+    writer.close()
+    assert np.allclose(decoded(path).mean((1, 2, 3)), np.linspace(0, 240, 17), atol=9)
+    assert json.loads(path.with_suffix(".json").read_text())["shown"] == {"frames": 17, "fps": 16}
 
 
 def submit(site: Site, *options: str) -> list[str]:

@@ -185,13 +185,15 @@ class ResultWriter(Sink):
             shown = change_motion(
                 frames, job.fps, staging, boomerang=job.boomerang, loop=loop, interpolate=job.interpolate
             )
+            if job.chained:  # nothing is shown between its last frame and the first one of the next link
+                shown = shown[: (len(frames) - 1) * (fps // job.fps) + 1]
             num_frames = len(shown)
             if job.predecessor:
-                shown = frames[1:]  # the first one is the last one of the link before
+                shown = shown[1:]  # the first one is the last one of the link before
                 self._storage.copy_out(job.output_keys(job.predecessor)["mp4"], staging / "before.mp4")
                 num_before = Sidecar.parse(self._storage.read(job.sidecar_key(job.predecessor))).num_frames
                 num_frames = num_before + len(shown)
-            if shown is not frames:
+            if (num_frames, fps) != (len(frames), job.fps):
                 sidecar = sidecar.model_copy(update={"shown": {"frames": num_frames, "fps": fps}})
             for kind, key in keys.items():
                 video.write_video(shown, paths[key], kind, fps, sidecar.comment)

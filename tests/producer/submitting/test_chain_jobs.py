@@ -86,7 +86,7 @@ def test_seeds_and_variations_are_those_of_each_chain(connection: redis.Redis, s
     ("options", "then", "reason"),
     [
         ({"boomerang": True}, "B", "--then and --boomerang cannot be combined"),
-        ({"interpolate": 24}, "B", "--then and --interpolate cannot be combined"),
+        ({"interpolate": 24, "fps": 16}, "B", "--interpolate 24 is no multiple of --fps 16"),
         ({"formats": ("mp4", "gif")}, "B", "--then makes mp4 files only; leave out --format"),
         ({"loop": True}, "B", "--then and --loop cannot be combined"),
         ({"frames": 1}, "B", "--then needs at least 2 --frames"),
