@@ -42,7 +42,9 @@ STORAGE_THREADS = 8
 READ_TIMEOUT_S = 10.0  # seconds that a read may take, the start of the embedded server included
 #: Seconds for which Redis counts as away after it has failed, so that hundreds of requests do not wait for it in turn.
 AWAY_S = 1.0
-FRESH_S = 1.0  # seconds for which a `Shared` value is given to everybody who asks
+#: Seconds for which a `Shared` value is given to everybody who asks: those of one that costs little, and the most.
+FRESH_S, MAX_FRESH_S = 1.0, 5.0
+MAX_SHARE = 0.02  # of a core for reading one
 #: Seconds that a request waits for a job in flight to stop, between two looks, and until nobody waits any more.
 STOP_S = 1.5
 POLL_S = 0.25
@@ -196,23 +198,25 @@ def options_of(view: JobView) -> SubmitOptions:
 
 
 class Shared(Generic[T]):
-    """A value that is read once a second at most, however many ask for it."""
+    """A value that is read once a second at most, and with 2% of a core, however many ask for it."""
 
     def __init__(self, read: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._read = read
         self._lock = asyncio.Lock()
         self._value: T
-        self._read_at = -FRESH_S
+        self._fresh_until = 0.0
 
     async def get(self) -> T:
-        """Return the value, at most a second old; raises what the read raises."""
+        """Return the value, at most a second old unless it is costly; raises what the read raises."""
         async with self._lock:
-            if time.monotonic() - self._read_at >= FRESH_S:
+            if time.monotonic() >= self._fresh_until:
+                begun_s = time.process_time()
                 self._value = await self._read()
-                self._read_at = time.monotonic()
+                fresh_s = (time.process_time() - begun_s) / MAX_SHARE
+                self._fresh_until = time.monotonic() + min(max(FRESH_S, fresh_s), MAX_FRESH_S)
             return self._value
 
     async def forget(self) -> None:
         """Read the value anew at the next request, because this one has changed it."""
         async with self._lock:
-            self._read_at = -FRESH_S
+            self._fresh_until = 0.0
