@@ -15,7 +15,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from svdq.cli.formatting import condition_reason
+from svdq.cli.formatting import condition_reason, named
 from svdq.cli.serve.api_errors import ApiError, RedisAwayError
 from svdq.cli.serve.backend import FRESH_S, Shared
 from svdq.cli.serve.form import families
@@ -153,7 +153,7 @@ def _waiting(job: JobView, estimate: Estimate) -> dict[str, Any]:
 def _row(job: JobView, state: str, estimate: Estimate) -> dict[str, Any]:
     return {
         "id": job.id,
-        "name": job.name,
+        "name": named(job.name, job.link),
         "status": job.status,
         "state": state,
         "photo": str(job.parameters.get("image", ""))[7:19],  # the beginning of its hash

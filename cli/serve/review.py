@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 
+from svdq.cli.formatting import named
 from svdq.cli.serve.form import label_of
 from svdq.cli.serve.videos import files_of
 from svdq.pipeline.errors import InputError
@@ -257,7 +258,7 @@ def reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) -
     kind = next((kind for kind in _PLAYED if kind in files), "png")
     seed = parameters.get("seed")
     return _brief(job, mark, storage) | {
-        "name": job.name,
+        "name": named(job.name, job.link),
         "kind": kind,
         # A remote storage is not asked about each video.
         "is_there": kind in files and (storage.folder is None or storage.exists(files[kind])),

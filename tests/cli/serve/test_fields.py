@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.fields import EXTRAS, FIELDS, NO_OPS, PHOTOS, VideoRequest, decode_data_url, flatten, read_request
-from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.job_spec import ANY_PHOTO
+from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 NAMES = (*FIELDS, *NO_OPS, *PHOTOS, *EXTRAS, "extra_params[fps]", "formats[]", "input_reference[image_url]")
@@ -198,6 +199,17 @@ def test_an_error_names_what_was_sent(scale: str) -> None:
     error = read([("guidance_scale", scale)])
     assert isinstance(error, ApiError)
     assert (error.param, "max_guidance" in str(error), "min_guidance" in str(error)) == ("guidance_scale", False, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [(SubmitOptions(loop=True), "loop"), (SubmitOptions(last_image=ANY_PHOTO), "last_reference")],
+)
+def test_a_last_frame_that_no_worker_takes_is_refused(options: SubmitOptions, field: str) -> None:
+    model = ExpectedModel(name="ti2v", family="wan", is_configured=False, takes_last_photo=False)
+    with pytest.raises(ApiError, match=f"^{field} does not apply to the workers' model ti2v,") as caught:
+        read_request([], NOW, model, options)
+    assert (caught.value.status, caught.value.param) == (400, field)
 
 
 @pytest.mark.parametrize("family", ["svd", "wan"])

@@ -82,6 +82,23 @@ def test_the_page_makes_the_jobs_of_svdq_submit(server: Server, svdq, photo: Pat
     assert not any(each["is_new"] for each in upload(server, photo, **fields).json["jobs"])
 
 
+def test_the_page_makes_chains_and_names_their_links(server: Server, photo: Path, connection: redis.Redis) -> None:
+    fields = {"family": "wan", "prompt": "A", "then": "B\r\nC"}
+    jobs = [view(connection, each["id"]) for each in upload(server, photo, **fields).json["jobs"]]
+    assert [(job.prompt, job.link) for job in jobs] == [("A", "1 of 3"), ("B", "2 of 3"), ("C", "3 of 3")]
+    assert server.get(f"/page/results/{jobs[1].id}").json["name"] == "a photo (link 2 of 3)"
+
+
+def test_the_page_says_that_no_worker_takes_a_last_frame(server: Server, photo: Path, connection: redis.Redis) -> None:
+    save(connection, rank(0, num_ranks=1, model="ti2v", family="wan", takes_last_photo=False))
+    for answer in (
+        upload(server, photo, family="wan", loop="yes"),
+        server.get("/page/estimate?family=wan&loop=yes"),
+    ):
+        says = "Loop does not apply to the workers' model, which takes no last frame; "
+        assert (answer.status, answer.error["message"].startswith(says)) == (400, True)
+
+
 def test_a_video_and_its_repetition_know_the_folder_of_their_photo(
     server: Server, photo: Path, connection: redis.Redis
 ) -> None:
