@@ -177,7 +177,7 @@ def test_a_thumbnail_shows_the_crop_before_the_photo_is_sent(desk: Watched) -> N
 
 def test_a_hanging_redis_is_not_a_lost_connection(desk: Watched, connection: redis.Redis) -> None:
     notice = desk.page.locator("#connection")
-    connection.execute_command("CLIENT", "PAUSE", "5000")
+    connection.execute_command("CLIENT", "PAUSE", "8000")
     expect(notice).to_contain_text("Redis does not answer")
     expect(notice).to_be_hidden()
     desk.forgive("503|404")
