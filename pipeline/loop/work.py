@@ -84,6 +84,7 @@ class UnitLoop:
         """Load a set that is not there, outside of rounds; whatever fails ends the group, and not the sample."""
         if not self._model.lacks(components):
             return
+        self._monitor.idle()  # a load is not watched
         self._monitor.loading(components, None)
         self.is_loading, started = True, time.perf_counter()
         with self._tracer.span(f"load {components}"):
@@ -99,7 +100,8 @@ class UnitLoop:
     def _embed(self, sample: Sample) -> Sample:
         if self._monitor.canceled(sample.job_id):
             return replace(sample, canceled=True, tensors={})
-        self._bring(TEXT_ENCODER)
+        if self._model.lacks(TEXT_ENCODER) and self._model.embed(sample.parameters) is None:
+            self._bring(TEXT_ENCODER)
         self._monitor.step(sample, 0)
         try:
             with self._tracer.span("embed", sample.job_id):

@@ -109,6 +109,31 @@ def test_a_model_with_one_transformer_takes_turns_with_its_text_encoder(folder_o
         np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], diffusers_frames(folder, image, video))
 
 
+@pytest.mark.parametrize(("leaves", "host_bytes"), [("text", 0), ("experts", 10**9)])
+def test_a_text_encoder_that_comes_for_new_prompts_gives_the_bits_of_diffusers(
+    tiny_wan, image, videos, reference, leaves, host_bytes, caplog
+):
+    caplog.set_level(logging.INFO, "svdq")
+    role = replace(Role.of_rank(0), leaves=leaves, host_bytes=host_bytes)
+    model = open_model(resolve(str(tiny_wan)), role, CPU, torch.float32)
+    assert model.pipeline.text_encoder is None
+    if leaves == "experts":
+        model._residency._copy = torch.clone  # as on a GPU, whose weights are copies of those in host memory
+    asked = requests(image, videos)
+    alone = Alone(model, asked[4:])
+    # All of these wait before the loop begins.
+    early = [alone.stage._admission.admit(each) for each in asked[:4]]
+    assert [sample.step for sample in early] == [-2] * 4
+    for sample in early:
+        alone.stage._begin(sample)
+    alone.stage.run()
+    for number in range(len(videos)):
+        np.testing.assert_array_equal(alone.sink.frames[f"job-{number}"], reference[number])
+    loads = [record.args[0] for record in caplog.records if record.msg.startswith("Loaded the")]
+    assert loads == [TEXT_ENCODER], "for all prompts that were asked for meanwhile"
+    assert (model.pipeline.text_encoder is None) == (host_bytes == 0), "it is dropped if host memory has no room"
+
+
 def test_a_set_that_is_gone_fails_with_a_sentence(tiny_wan, tmp_path):
     folder = tmp_path / "wan"
     shutil.copytree(tiny_wan, folder)
