@@ -70,13 +70,17 @@ class JobSpec:
     @property
     def is_open(self) -> bool:
         """Whether nothing decides the family of one of its videos."""
-        return any(options.family_for(self.model) is None for options in self.options)
+        return any(self._family_of(options) is None for options in self.options)
+
+    def _family_of(self, options: SubmitOptions) -> str | None:
+        """Return the family of videos, None if it is open; the prompts of further links decide it, too."""
+        return options.family_for(self.model) or (min(WITH_PROMPTS) if any(self.then) else None)
 
     def with_prompt(self, prompt: str) -> "JobSpec":
         """Return it with a prompt for the videos that have none; itself if their families have no prompts."""
 
         def add(each: SubmitOptions) -> SubmitOptions:
-            takes_one = each.prompt is None and each.family_for(self.model) in WITH_PROMPTS
+            takes_one = each.prompt is None and self._family_of(each) in WITH_PROMPTS
             return replace(each, prompt=prompt) if takes_one else each
 
         options = tuple(map(add, self.options))
@@ -115,6 +119,8 @@ class JobSpec:
 
     def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
         photo |= {"folder": self.folder, "chained": bool(self.then)}
+        if options.family_for(self.model, spell) is None:
+            options = replace(options, family=self._family_of(options))
         job = make_job(options, model=self.model, spell=spell, variation=variation, **photo)
         # The last frame is that of the last link.
         return job.model_copy(update={"last_image": None}) if self.then and getattr(job, "last_image", None) else job
