@@ -137,11 +137,6 @@ def name_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"
 
 
-def num_gpus() -> int:
-    """Count the GPUs, or MIG instances; call it before `choose_device`, which hides some."""
-    return len(_mig_instances()) or torch.cuda.device_count()
-
-
 def _mig_instances() -> list[str]:
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return names if any(name.startswith("MIG-") for name in names) else []

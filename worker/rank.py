@@ -152,8 +152,7 @@ def run_rank(process: RankProcess) -> None:
     if intake is not None and plan is not None:
         _warm_up(stage, plan, process, loaded.model)
         intake.start()
-        if process.run_dir is not None:
-            run_folder.write_ready(process.run_dir)
+        run_folder.write_ready(process.run_dir)
     try:
         stage.run()
     except SvdqError:
@@ -236,6 +235,6 @@ def _remove_checkpoints(checkpoints: Checkpoints) -> None:
 
 
 def _write_trace(process: RankProcess, tracer: Tracer) -> None:
-    if tracer.on and process.run_dir is not None:
+    if tracer.on:
         rank = process.topology.rank
         run_folder.write_trace(process.run_dir, rank, [*span_events(rank, tracer.spans), usage_event(rank)])

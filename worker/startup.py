@@ -20,10 +20,9 @@ from svdq.pipeline.models.video_model import Role, VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.files import private_folder
-from svdq.worker.device import capacity, check_computes, check_streaming, choose_device, name_of, num_gpus
+from svdq.worker.device import capacity, check_computes, check_streaming, choose_device, name_of
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
-from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.roles import Experts, PhaseWeights
 from svdq.worker.run_folder import RunConfig, free_host_bytes
@@ -98,7 +97,7 @@ class RankProcess:
     signals: Signals
     marker: CrashMarker
     log: JobLogHandler
-    run_dir: Path | None  # the folder shared with the launcher; None under a plain torchrun
+    run_dir: Path  # the folder shared with the launcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +121,7 @@ def start(process: RankProcess) -> tuple[LoadedModel, Links, list[RankInfo]]:
 
 def _load_model(process: RankProcess) -> LoadedModel:
     config, settings, topology, resolved = process.run.rank, process.run.settings, process.topology, process.run.model
-    wanted = config.device
-    if wanted == "auto" and process.run_dir is None and visible_gpus():
-        wanted = "cuda"  # else ranks whose torch cannot use the GPUs would compute on the processors
-    num_visible = num_gpus()
-    device = choose_device(wanted, topology.rank)
+    device = choose_device(config.device, topology.rank)
     compute = config.compute
     dtype = dtype_for(resolved, device, compute)
     check_computes(device, dtype, compute)
@@ -137,8 +132,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         torch.set_num_threads(1)
     if config.compile != "off":
         prepare_compiling(settings.home, topology.num_ranks)
-    # svdq worker counts the ranks of all groups; torchrun has one group.
-    sharing = config.ranks_per_gpu or ranks_per_gpu(num_visible, topology.num_ranks)
+    sharing = config.ranks_per_gpu
     role, phase_weights = _choose_role(process, device, lambda: capacity(device, settings.memory_limit, sharing), dtype)
     num_threads = torch.get_num_threads()
     if device.type != "cpu":
