@@ -20,7 +20,7 @@ from rq.utils import now, utcformat
 from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import keys
+from svdq.producer import keys, lua
 from svdq.producer.chains import later_links, link_before, links_without_video
 from svdq.producer.queue import (
     SvdqQueue,
@@ -62,34 +62,6 @@ _REFUSALS: Mapping[Action, str] = {
 CANCELED_TOGETHER = 100
 SUSPENDED = "Paused: no jobs are taken until `svdq resume`."
 
-#: Marks a job in flight for cancellation. KEYS: job, marks, the job's executions. ARGV: job id.
-#: Returns 1 if it is marked, 0 if it is not started any more, -1 if it has no execution: no group has it.
-_MARK = """
-if redis.call('hget', KEYS[1], 'status') ~= 'started' then
-  return 0
-elseif redis.call('zcard', KEYS[3]) == 0 then
-  return -1
-end
-redis.call('sadd', KEYS[2], ARGV[1])
-return 1
-"""
-
-#: Moves a job within or between queues. KEYS: job, target, then all queues. ARGV: job id, target's name, the command
-#: that adds it to the target, and the arguments of that; of `linsert`, `before`, the id of another job, and its own.
-_MOVE = """
-if ARGV[3] == 'linsert' and (ARGV[1] == ARGV[5] or not redis.call('lpos', KEYS[2], ARGV[5])) then
-  return 0
-end
-for i = 3, #KEYS do
-  if redis.call('lrem', KEYS[i], 1, ARGV[1]) > 0 then
-    redis.call(ARGV[3], KEYS[2], unpack(ARGV, 4))
-    redis.call('hset', KEYS[1], 'origin', ARGV[2])
-    return 1
-  end
-end
-return 0
-"""
-
 
 def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> list[rq.job.Job]:
     """Return the jobs if an action applies to all of them; raises InputError."""
@@ -111,7 +83,7 @@ def cancel(connection: redis.Redis, job_id: str) -> str:
         cancel_rest(connection, [job_id])
         if job.get_status(refresh=False) is JobStatus.STARTED:
             names = (job.key, keys.CANCELED, ExecutionRegistry(job_id, connection).key)
-            marked = connection.eval(_MARK, len(names), *names, job_id)
+            marked = lua.run(connection, "mark_canceled", names, job_id)
             if marked == 1:
                 return "stopping"
             if marked == 0:
@@ -370,7 +342,7 @@ def _queue_for(job: rq.job.Job, priority: str | None = None) -> SvdqQueue:
 
 def _move(job: rq.job.Job, target: SvdqQueue, *command: str) -> None:
     names = (job.key, target.key, *(queue.key for queue in queues(job.connection)))
-    if not job.connection.eval(_MOVE, len(names), *names, job.id, target.name, *command):
+    if not lua.run(job.connection, "move", names, job.id, target.name, *command):
         raise InputError(f"Job {job.id!r} was taken by a group just now, so it cannot be moved.")
 
 

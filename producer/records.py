@@ -14,7 +14,7 @@ import redis
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError
 from rq.job import Job as RqJob
 
-from svdq.producer import keys
+from svdq.producer import keys, lua
 from svdq.producer.job import Job, parse_job
 
 #: A time that every time zone can represent.
@@ -174,20 +174,6 @@ def sidecar_digest(sidecar: bytes) -> str:
 
 MAX_TEXT = 4000  # largest number of characters in a log entry; a long traceback loses its middle
 
-#: Appends lines to the log of a job, unless it was removed, up to a size. KEYS: the job. ARGV: field, lines, bytes.
-_APPEND = """
-if redis.call('exists', KEYS[1]) == 0 then
-  return
-end
-local log = (redis.call('hget', KEYS[1], ARGV[1]) or '') .. ARGV[2]
-local limit = tonumber(ARGV[3])
-if #log > limit then
-  local cut = string.find(log, '\\n', #log - limit, true)
-  log = string.sub(log, (cut or 0) + 1)
-end
-redis.call('hset', KEYS[1], ARGV[1], log)
-"""
-
 
 class LogEntry(Record):
     """One log entry of a worker about a job."""
@@ -209,7 +195,7 @@ class LogEntry(Record):
 def append_log(pipeline: redis.Redis, job_id: str, entries: Sequence[LogEntry]) -> None:
     """Append entries to the log of a job, of limited size, which expires with the job; one command."""
     lines = "".join(f"{entry.model_dump_json()}\n" for entry in entries)
-    pipeline.eval(_APPEND, 1, RqJob.key_for(job_id), keys.LOG_FIELD, lines, keys.LOG_BYTES)
+    lua.run(pipeline, "append_log", [RqJob.key_for(job_id)], keys.LOG_FIELD, lines, keys.LOG_BYTES)
 
 
 def read_log(connection: redis.Redis, job_id: str) -> list[LogEntry]:

@@ -16,7 +16,7 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import job_control, keys
+from svdq.producer import job_control, keys, lua
 from svdq.producer.chains import link_before
 from svdq.producer.job import INPUT_KEY, Job
 from svdq.producer.job_control import cancel
@@ -194,25 +194,14 @@ def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[
     return unfinished, images
 
 
-#: Adds to the claims on a job. KEYS: job. ARGV: field, number. Returns the sum, or nil without a job or below zero.
-_CLAIM = """
-local claims = tonumber(redis.call('hget', KEYS[1], ARGV[1]) or 0) + ARGV[2]
-if redis.call('exists', KEYS[1]) == 0 or claims < 0 then
-  return nil
-end
-redis.call('hset', KEYS[1], ARGV[1], claims)
-return claims
-"""
-
-
 def claim(connection: redis.Redis, job_id: str) -> bool:
     """Record that somebody else relies on a job, so that it outlives one `release`; return False if there is no job."""
-    return connection.eval(_CLAIM, 1, key_of(job_id), keys.CLAIMS_FIELD, 1) is not None
+    return lua.run(connection, "add_claims", [key_of(job_id)], keys.CLAIMS_FIELD, 1) is not None
 
 
 def release(connection: redis.Redis, job_id: str) -> bool:
     """Take back a claim; return False if there was none, so that nobody relies on the job any more."""
-    return connection.eval(_CLAIM, 1, key_of(job_id), keys.CLAIMS_FIELD, -1) is not None
+    return lua.run(connection, "add_claims", [key_of(job_id)], keys.CLAIMS_FIELD, -1) is not None
 
 
 def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:

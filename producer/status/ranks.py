@@ -8,21 +8,11 @@ import redis
 from pydantic import Field, ValidationError
 
 from svdq.pipeline.planning.costs import Seconds, ShapeCosts
-from svdq.producer import keys
+from svdq.producer import keys, lua
 from svdq.producer.records import Record
 from svdq.producer.text import MAX_SECONDS, iso_of
 
 SILENT_S = 7.0  # of silence by the clock of Redis; an idle rank writes every five
-
-#: Writes the record of a rank, and forgets ranks whose records have expired, all by the clock of Redis.
-#: KEYS: record, svdq:ranks. ARGV: `<group>:<rank>`, the record, seconds that it lasts.
-_SAVE = """
-local now_s = tonumber(redis.call('time')[1])
-redis.call('set', KEYS[1], ARGV[2], 'EX', ARGV[3])
-redis.call('zadd', KEYS[2], now_s, ARGV[1])
-redis.call('zremrangebyscore', KEYS[2], '-inf', now_s - ARGV[3] - 1)
-redis.call('expire', KEYS[2], ARGV[3])
-"""
 
 MAX_RANKS = 4096
 Whole = Annotated[int, Field(ge=0, lt=2**63)]  # arithmetic with floats fails on larger ones
@@ -138,7 +128,7 @@ class RankStatus(Record):
 
     def save(self, pipeline: redis.Redis) -> None:
         """Write the record for as long as a rank may be silent; one command."""
-        pipeline.eval(_SAVE, 2, self.key, keys.RANKS, self._member, self.model_dump_json(), keys.RANK_TTL_S)
+        lua.run(pipeline, "save_rank", [self.key, keys.RANKS], self._member, self.model_dump_json(), keys.RANK_TTL_S)
 
     def remove(self, pipeline: redis.Redis) -> None:
         """Remove the record when the rank ends."""

@@ -16,26 +16,12 @@ from rq.registry import BaseRegistry
 from rq.worker import Worker
 
 from svdq.pipeline.models.families import PARAMETERS
-from svdq.producer import keys
+from svdq.producer import keys, lua
 from svdq.producer.job import model_stem
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import SvdqQueue, is_queue, queues
 from svdq.producer.records import Record
 from svdq.producer.status.ranks import read_groups
-
-#: RQ keeps stopped jobs in the registry of failed ones; this finds the ids of the stopped ones, the newest first.
-#: KEYS: the registry, svdq:stopped. ARGV: start of the keys of jobs, least score in the registry.
-_STOPPED = """
-local found = {}
-for _, id in ipairs(redis.call('zrevrange', KEYS[2], 0, -1)) do
-  local score = redis.call('zscore', KEYS[1], id)
-  local is_late = score and (ARGV[2] == '-inf' or tonumber(score) >= tonumber(ARGV[2]))
-  if is_late and redis.pcall('hget', ARGV[1] .. id, 'status') == 'stopped' then
-    found[#found + 1] = id
-  end
-end
-return found
-"""
 
 
 def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
@@ -161,7 +147,8 @@ def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, i
 
 
 def _find_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | str = "-inf") -> None:
-    pipeline.eval(_STOPPED, 2, queue.failed_job_registry.key, keys.STOPPED, Job.redis_job_namespace_prefix, since_score)
+    names = (queue.failed_job_registry.key, keys.STOPPED)
+    lua.run(pipeline, "find_stopped", names, Job.redis_job_namespace_prefix, since_score)
 
 
 def _registries(queue: SvdqQueue) -> dict[str, BaseRegistry]:

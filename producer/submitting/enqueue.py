@@ -13,7 +13,7 @@ from rq.job import Dependency, JobStatus
 from rq.utils import now
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import keys
+from svdq.producer import keys, lua
 from svdq.producer.chains import record_link
 from svdq.producer.job import Job
 from svdq.producer.job_control import in_seconds, retry, unfinished
@@ -22,22 +22,6 @@ from svdq.producer.records import JobArguments
 from svdq.producer.untrusted_job import key_of
 
 CHUNK = 500  # number of jobs sent to Redis in one round trip
-
-#: KEYS: job, rq:queues, queue or registry of scheduled jobs. ARGV: job id, queue, when it is due or "", then the fields
-#: of the job and their values. Returns 1, or 0 if the job exists, which RQ's own script for unique jobs does not tell.
-_ENQUEUE = """
-if redis.call('exists', KEYS[1]) == 1 then
-  return 0
-end
-redis.call('hset', KEYS[1], unpack(ARGV, 4))
-redis.call('sadd', KEYS[2], ARGV[2])
-if ARGV[3] == '' then
-  redis.call('rpush', KEYS[3], ARGV[1])
-else
-  redis.call('zadd', KEYS[3], ARGV[3], ARGV[1])
-end
-return 1
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +52,7 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
     A kill in between loses and duplicates nothing: each job is enqueued atomically, and the rest can be enqueued again.
     Raises InputError if an id is taken by a record that cannot be read; the other jobs are enqueued.
     """
-    script = connection.register_script(_ENQUEUE)
+    script = connection.register_script(lua.source("enqueue"))
     rq_jobs = []
     with connection.pipeline(transaction=False) as pipeline:
         for entry in entries:

@@ -1,0 +1,20 @@
+"""Runs the Lua scripts in redis_scripts/, each as one step of Redis; their heads say what they take and return."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import redis
+
+
+@cache
+def source(name: str) -> str:
+    """Return a script without the comments at its head."""
+    lines = Path(__file__).with_name("redis_scripts").joinpath(f"{name}.lua").read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("--"))
+
+
+def run(connection: redis.Redis, name: str, names: Sequence[bytes | str], *values: Any) -> Any:
+    """Run a script with the keys `names` and other arguments; in a pipeline, with its other commands."""
+    return connection.eval(source(name), len(names), *names, *values)
