@@ -154,7 +154,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
 
 def _with_deferred(connection: redis.Redis, waiting: Backlog, number: int, groups: Sequence[GroupStatus]) -> Backlog:
     """Add the jobs that wait for others, of which a sample is read; those that wait for canceled jobs do not count."""
-    views = view_many(connection, registries.newest_ids(connection, SAMPLED, (JobStatus.DEFERRED.value,)))
+    views = view_many(connection, registries.newest_ids(connection, SAMPLED // 4, (JobStatus.DEFERRED.value,)))
     found = estimate(connection, views, groups) if views else {}
     after = [view for view in views if view.id in found]
     return replace(
