@@ -92,7 +92,7 @@ def submit(
     at: datetime | None = None,
     output: str = "",
     last_image: str | Path | None = None,
-    then: Sequence[str] = (),
+    then: str | Sequence[str] = (),
 ) -> list[Submission]:
     """Submit photos, one job each; of existing jobs, queue the failed and canceled ones again.
 
@@ -111,7 +111,7 @@ def submit(
         priority=priority,
         folder=read_folder(output),
         at=None if at is None else at.astimezone(),
-        then=tuple(then),
+        then=(then,) if isinstance(then, str) else tuple(then),
         force=force,
     )
     found = find_photos(words, recursive=recursive, storage=Storage(settings.storage).folder, spell=str)

@@ -161,7 +161,7 @@ def test_a_list_names_a_chain_that_is_none(photo: Path) -> None:
 def test_the_prompt_of_a_further_link_decides_the_family(
     connection: redis.Redis, settings: Settings, photo: Path
 ) -> None:
-    made = submit_photos(settings, photo, then=["B"])
+    made = submit_photos(settings, photo, then="B")
     assert [read_job(fetch(connection, job_id)).prompt for job_id in ids_of(made)] == ["", "B"]
     photo.with_suffix(".txt").write_text("A")
     made = submit_photos(settings, photo, then=["B"])
