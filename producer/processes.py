@@ -21,23 +21,17 @@ PROC = Path("/proc")
 
 def worker_name() -> str:
     """Return a new name for a worker in this process: svdq-<host>-<pid>-<scope>.<start>.<random>."""
-    return process_name(os.getpid(), uuid.uuid4().hex[:4])
-
-
-def process_name(pid: int, label: str) -> str:
-    """Return a name of a process of this host that `is_gone` can check; the label has no dot and no hyphen."""
-    return f"{PREFIX}-{socket.gethostname()}-{pid}-{scope()}.{start_of(pid) or ''}.{label}"
+    pid = os.getpid()
+    return f"{PREFIX}-{socket.gethostname()}-{pid}-{scope()}.{start_of(pid) or ''}.{uuid.uuid4().hex[:4]}"
 
 
 def group_name() -> str:
     """Return the name of this rank's group: the same for all its ranks, and after every restart of the group."""
-    # A rank that was started without torchrun is a group by itself.
-    pid = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-    return f"{socket.gethostname()}-{pid}-{scope()}"
+    return f"{socket.gethostname()}-{os.getppid()}-{scope()}"  # that of torchrun
 
 
 def is_gone(name: str) -> bool:
-    """Return whether the process with a `process_name` has certainly ended; False if that cannot be checked here."""
+    """Return whether the process with a `worker_name` has certainly ended; False if that cannot be checked here."""
     try:
         before, pid, identity = name.rsplit("-", 2)
         its_scope, start, _ = identity.split(".")

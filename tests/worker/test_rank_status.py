@@ -1,7 +1,6 @@
 """The record of a rank: how busy it is, how fast its group is, and what it logs about a job."""
 
 import logging
-import socket
 import threading
 import time
 from pathlib import Path
@@ -97,19 +96,6 @@ def test_costs_are_told_by_shape_once_all_are_measured() -> None:
     (costs,) = cost_model.measured()
     assert (costs.frames, costs.width, costs.height, costs.guided) == (2, 64, 64, True)
     assert (costs.step_s, costs.encode_s, costs.decode_s) == ((0.5, 1.0), 0.375, 3.0)
-
-
-def test_ranks_of_one_group_find_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = set()
-    for rank in range(2):
-        topology = Topology(rank=rank, num_ranks=2)
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-        names.add(describe(topology, torch.device("cpu"), "fake").group)
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    alone = describe(topology, torch.device("cpu"), "fake")  # started by no torchrun
-    assert len(names) == 1
-    assert alone.group not in names
-    assert alone.host == socket.gethostname()
 
 
 # Through Redis.
