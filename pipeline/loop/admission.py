@@ -175,12 +175,14 @@ class Admission:
         return Row.of(self._costs.estimate(admitted.shape), admitted.steps)
 
     def outlook(self) -> dict[str, Outlook]:
-        """Forecast the videos of a rank that works in rounds, by job; nothing before their costs are measured."""
-        admitted = self._all_measured()
-        if self._inbox is None or admitted is None:
+        """Forecast the videos of a rank that works in rounds, by job, without times before these are measured."""
+        if self._inbox is None:
             return {}
         found = self._inbox.outlook(self._seconds)
-        return {admitted[index].job_id: outlook for index, outlook in found.items() if index in admitted}
+        if self._all_measured() is None:
+            found = {index: replace(outlook, eta_s=None) for index, outlook in found.items()}
+        with self._lock:
+            return {self._in_flight[index].job_id: each for index, each in found.items() if index in self._in_flight}
 
     def expected_s(self) -> float | None:
         """Forecast the seconds until a video that is taken now is decoded, in rounds; None: not known."""

@@ -7,7 +7,7 @@ that loading takes a small share of its time.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from svdq.pipeline.planning.binding import Segment
@@ -59,7 +59,7 @@ class Outlook:
     #: The set that it needs next, and the number of videos before it there.
     components: str
     num_before: int
-    eta_s: float  # estimated seconds until it is decoded
+    eta_s: float | None  # estimated seconds until it is decoded; None: not known
 
 
 class Rounds:
@@ -189,7 +189,7 @@ class Rounds:
         """Forecast the seconds until a video that is taken now is decoded; None before costs are measured."""
         if self.video_s is None:
             return None
-        rest_s = max((each.eta_s for each in self.outlook(seconds).values()), default=0.0)
+        rest_s = max((each.eta_s or 0.0 for each in self.outlook(seconds).values()), default=0.0)
         return rest_s + self.video_s + (0.0 if self._num_new else sum(self.load_s.values()))
 
     def outlook(self, seconds: Callable[[int, Leg], float]) -> dict[int, Outlook]:
@@ -209,6 +209,6 @@ class Rounds:
                     at_s, held = at_s + self.load_s.get(components, 0.0), components
                 for place, (index, leg) in enumerate(legs.items()):
                     at_s += seconds(index, leg)
-                    first = found.get(index) or Outlook(components=components, num_before=place, eta_s=0.0)
-                    found[index] = Outlook(components=first.components, num_before=first.num_before, eta_s=at_s)
+                    first = found.get(index) or Outlook(components=components, num_before=place, eta_s=None)
+                    found[index] = replace(first, eta_s=at_s)
         return found

@@ -176,7 +176,7 @@ def _no_model(parameters: Parameters, groups: Sequence[GroupStatus]) -> str:
 def _rest_s(group: GroupStatus) -> float:
     """Return the seconds until a group that works in rounds has finished what it has."""
     places = group.intake.places.values() if group.intake else ()
-    return max((place.eta_s for place in places), default=0.0)
+    return max((place.eta_s or 0.0 for place in places), default=0.0)
 
 
 def _missing(group: GroupStatus) -> str:
@@ -201,10 +201,11 @@ def _of_started(views: Sequence[JobView], groups: Sequence[GroupStatus], no_grou
 def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
     if group.intake and group.intake.round_size:
         place = group.intake.places.get(view.id)
-        if place is None:  # it is being written, it was taken just now, or its round is the first
+        if place is None:  # it is being written, or it was taken just now
             return Estimate(eta_s=0.0) if 0 < view.steps <= view.step else Estimate(reason=UNMEASURED)
         is_here = any(rank.job_id == view.id for rank in group.ranks)
-        return Estimate(eta_s=place.eta_s, waits_for="" if is_here else str(place))
+        reason = UNMEASURED if place.eta_s is None else ""
+        return Estimate(eta_s=place.eta_s, waits_for="" if is_here else str(place), reason=reason)
     shape = _shape_of(view.parameters)
     steps_left = max(0, shape.steps - view.step)
     video = _costs_of(shape, group)

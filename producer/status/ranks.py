@@ -40,7 +40,7 @@ class RoundPlace(Record):
 
     components: str  # the set that it needs next
     num_before: Whole  # jobs that need the same set before it
-    eta_s: Seconds  # until it is decoded
+    eta_s: Seconds | None  # until it is decoded; None before costs are measured
 
     def __str__(self) -> str:
         return f"{self.components}, " + (f"{self.num_before} before it" if self.num_before else "next")
@@ -56,7 +56,7 @@ class IntakeStatus(Record):
     pace_s: Seconds | None = None  # seconds between two finished videos while the group is busy; None until known
     costs: tuple[ShapeCosts, ...] = ()  # the latest last
     draining: bool = False
-    places: Mapping[str, RoundPlace] = {}  # in rounds, once costs are known, of each job in flight
+    places: Mapping[str, RoundPlace] = {}  # in rounds, of each job in flight
     round_size: Whole = 0
     failed_gpus: Mapping[str, str] = {}  # GPUs that have failed and were left out, each with the reason, a clause
 

@@ -23,7 +23,7 @@ from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, RoundPlace, read_groups
-from svdq.producer.status.snapshot import Snapshot, take
+from svdq.producer.status.snapshot import Recent, Snapshot, take
 from svdq.producer.storage.storage import Storage
 from tests import queued
 from tests.conftest import Cli
@@ -259,7 +259,7 @@ def test_a_rank_in_rounds_says_what_it_loads_and_its_jobs_what_they_wait_for(
     assert "loading transformer_2, about 6 s" in "\n".join(drawn(snapshot))
     estimate = snapshot.estimates[ids["waits"]]
     assert expected(estimate) == ", waits for transformer_2, 12 before it, done in about 9 s"
-    state = read_state(connection, Storage(str(tmp_path)), snapshot, "preview")
+    state = read_state(connection, Storage(str(tmp_path)), snapshot, "preview", Recent())
     assert {row["state"] for row in state["rows"]} == {
         "waits for transformer_2, 12 before it",
         "waits for encoders, next",

@@ -9,7 +9,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.planning.binding import Segment
-from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER
+from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER, Outlook
 from tests.pipeline.fakes import Alone, CountingModel, request
 
 
@@ -113,7 +113,7 @@ def test_a_video_is_saved_after_each_leg_and_continues_from_there() -> None:
         assert again.loads == {0: ["first", "second", DECODER], 2: ["second", DECODER], 5: [DECODER]}[sample.step]
 
 
-def test_the_outlook_is_there_once_costs_are_measured() -> None:
+def test_the_outlook_has_times_once_costs_are_measured() -> None:
     alone = Alone(RoundsModel(), [replace(each, num_waiting=5) for each in requests(6)])
     seen = []
 
@@ -122,7 +122,8 @@ def test_the_outlook_is_there_once_costs_are_measured() -> None:
 
     alone.monitor.step = step
     alone.stage.run()
-    assert all(outlook == {} and expected_s is None for *_, outlook, expected_s in seen[:4])
+    assert all(expected_s is None for *_, expected_s in seen[:4])
+    assert seen[0][2]["job-0"] == Outlook(components=TEXT_ENCODER, num_before=0, eta_s=None)
     [(outlook, expected_s)] = [found[2:] for found in seen if found[:2] == ("job-4", 2)]
     places = {job_id: (each.components, each.num_before) for job_id, each in sorted(outlook.items())}
     assert places == {"job-2": (DECODER, 0), "job-3": (DECODER, 1), "job-4": ("second", 0), "job-5": ("second", 1)}

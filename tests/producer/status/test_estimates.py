@@ -66,7 +66,7 @@ def test_the_end_of_all_counts_what_waits_for_other_jobs() -> None:
     assert estimate_all([], replace(parallel, end_s=999.0), [group()], ()).eta_s == 999.0
 
 
-def in_rounds(size: int, **places: tuple[str, int, float]) -> GroupStatus:
+def in_rounds(size: int, **places: tuple[str, int, float | None]) -> GroupStatus:
     found = {
         job_id: RoundPlace(components=components, num_before=number, eta_s=eta_s)
         for job_id, (components, number, eta_s) in places.items()
@@ -80,6 +80,8 @@ def test_jobs_of_a_round_are_done_when_their_rank_says_and_say_what_they_wait_fo
     assert eta(started("a", 3), group) == Estimate(eta_s=50.0)
     assert eta(started("b", 3), group) == Estimate(eta_s=60.0, waits_for="transformer, 12 before it")
     assert eta(started("c", 3), group) == Estimate(eta_s=70.0, waits_for="transformer_2, next")
+    new = in_rounds(8, a=("transformer", 0, None), b=("transformer", 1, None))
+    assert eta(started("b", 3), new) == Estimate(waits_for="transformer, 1 before it", reason=estimates.UNMEASURED)
     unknown = in_rounds(8)
     intake = unknown.intake.model_copy(update={"in_flight": ("d",)})
     unknown = replace(unknown, ranks=(unknown.ranks[0].model_copy(update={"intake": intake}),))
