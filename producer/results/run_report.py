@@ -33,7 +33,8 @@ class RunRecord:
     status: End  # stopped means that the user canceled the job in flight
     ended_at: datetime
     error: str = ""
-    begun_at: datetime | None = None  # of its encode, from its seconds of work, if recorded
+    #: When its group took it; of a sidecar alone, its end less its seconds of work, between which rounds do others.
+    begun_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,14 @@ def records_from_redis(
             status = next((end for end in ENDS if end == view.status), None)
             if status is not None and view.ended_at is not None and since <= view.ended_at <= until:
                 error = view.error if status == "failed" else None
-                yield RunRecord(id=view.id, name=view.name, status=status, ended_at=view.ended_at, error=error or "")
+                yield RunRecord(
+                    id=view.id,
+                    name=view.name,
+                    status=status,
+                    ended_at=view.ended_at,
+                    error=error or "",
+                    begun_at=view.started_at,
+                )
 
 
 def records_from_storage(storage: Storage, since: datetime, on_bad: Callable[[str], None]) -> Iterator[RunRecord]:

@@ -4,8 +4,11 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import redis
+from rq.utils import utcformat
 
-from svdq.producer.results.run_report import RunRecord, RunReport, summarize
+from svdq.producer.results.run_report import RunRecord, RunReport, records_from_redis, summarize
+from tests.queued import JOB, enqueue, finish
 
 TEN = datetime(2027, 1, 30, 22, tzinfo=UTC)
 SIX = TEN + timedelta(hours=8)
@@ -58,6 +61,16 @@ def test_the_pace_of_a_period_is_that_of_the_time_worked() -> None:
         record(3, 115),
     )
     assert found.videos_per_hour == pytest.approx(3 * 3)
+
+
+def test_a_job_in_redis_begins_when_a_group_takes_it(connection: redis.Redis) -> None:
+    """In rounds a video has others between its units, so its seconds of work do not say when it began."""
+    job = enqueue(connection, JOB, "a" * 20)
+    began, ended = after(0), after(10)
+    connection.hset(job.key, "started_at", utcformat(began))
+    finish(job, at=ended.timestamp())
+    (found,) = records_from_redis(connection, TEN, SIX, pytest.fail)
+    assert (found.begun_at, found.ended_at) == (began, ended)
 
 
 def test_a_run_without_jobs_has_no_pace() -> None:
