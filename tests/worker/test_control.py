@@ -11,7 +11,6 @@ from svdq.producer import job_control, keys
 from svdq.producer.queue import SvdqQueue, fetch, server_url
 from svdq.worker.queue import scripts
 from tests.conftest import Cli
-from tests.faults.arena import faults_by_seed
 from tests.worker.jobs import HookedRedis, SlowWorker
 
 SIMULATED = "simulated:step_ms=50"
@@ -225,17 +224,3 @@ def test_a_group_pauses_and_a_finished_video_stays_until_another_one_replaces_it
     assert Path(file).stat().st_mtime_ns > before
     assert sidecar.read_bytes() != first
     assert site.connection.ttl(f"rq:job:{job_id}") > 0
-
-
-@pytest.mark.long
-def test_three_jobs_that_fail_alike_pause_intake(site, until) -> None:
-    group = site.start(1, model="simulated:step_ms=20", **faults_by_seed("nan=5"))
-    jobs = [site.submit(steps=6, seed=5) for _ in range(3)]
-    site.wait(jobs)
-    until(lambda: "INTAKE IS PAUSED" in group.text, lambda: group.text)
-    rest = [site.submit(steps=6, seed=6) for _ in range(2)]
-    until(lambda: "Intake is paused" in group.text, lambda: group.text)
-    assert "3 different jobs in a row failed" in site.run("svdq", "status").stdout
-    assert site.states(rest) == ["queued", "queued"]
-    site.run("svdq", "resume")
-    assert [view.status for view in site.wait(rest)] == ["finished", "finished"]

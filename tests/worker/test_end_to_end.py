@@ -148,7 +148,9 @@ def test_frames_equal_those_of_diffusers_and_burst_ends(site, tiny_model: Path) 
 # What is seen while it runs, and what harms nobody else.
 
 
-def test_a_running_group_shows_itself_and_outlives_bad_jobs(site, until) -> None:
+def test_a_running_group_shows_itself_outlives_bad_jobs_and_finishes_what_is_in_flight_on_ctrl_c(
+    site, until, no_processes_left
+) -> None:
     group = site.start(2, model=SIMULATED)
     jobs = [site.submit(steps=40) for _ in range(3)]
     in_flight = until(lambda: (found := site.states(jobs)).count("started") >= 2 and found)
@@ -186,25 +188,13 @@ def test_a_running_group_shows_itself_and_outlives_bad_jobs(site, until) -> None
     assert f"Job {bad} failed: The photo inputs/" in group.text
     assert {stage["rank"] for sidecar in site.sidecars() for stage in sidecar["stages"]} == {0, 1}
     assert not list((Path(site.settings.storage) / "outputs").glob(f"*{bad}*"))
-    check_quiet(group.text)
 
-
-def redis_url(site) -> str:
-    return f"unix://{site.connection.connection_pool.connection_kwargs['path']}"
-
-
-# How it ends.
-
-
-def test_ctrl_c_finishes_what_is_in_flight(site, until, no_processes_left) -> None:
-    group = site.start(2, model=SIMULATED)
+    # Ctrl-C ends it when what is in flight is finished.
     ranks = group.ranks()
     jobs = [site.submit(steps=30) for _ in range(6)]
     until(lambda: site.states(jobs).count("started") >= 2)
-
     group.send_signal(signal.SIGINT)
     assert group.end() == 0
-
     states = site.states(jobs)
     num_finished = states.count("finished")
     assert 2 <= num_finished <= 4  # one a rank, and at most one on its way between and one that was about to start
@@ -214,6 +204,13 @@ def test_ctrl_c_finishes_what_is_in_flight(site, until, no_processes_left) -> No
     no_processes_left(ranks)
     assert "Taking no more jobs" in group.text
     check_quiet(group.text)
+
+
+def redis_url(site) -> str:
+    return f"unix://{site.connection.connection_pool.connection_kwargs['path']}"
+
+
+# How it ends.
 
 
 @pytest.mark.long

@@ -17,14 +17,6 @@ from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.launcher import default_ranks
 
 
-@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~/nowhere"])
-def test_a_missing_folder_is_refused(name: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(InputError, match=f"^There is no model folder '{name}'"):
-        resolve(name)
-
-
 @pytest.mark.parametrize(
     "file", ["vae/diffusion_pytorch_model.safetensors", "scheduler/scheduler_config.json", "model_index.json"]
 )
@@ -50,16 +42,6 @@ def test_weights_that_are_not_loaded_do_not_count(tiny_model: Path, tmp_path: Pa
     in_half = resolve(str(folder), on_gpus=True, dtype="auto").fingerprint
     assert in_half == resolve(str(folder), on_gpus=False, dtype="fp16").fingerprint
     assert in_half != resolve(str(folder), on_gpus=True, dtype="fp32").fingerprint
-
-
-def test_a_hub_id_that_is_not_here_and_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    name = "someone/no-model-of-ours"
-    with pytest.raises(InputError, match=f"^The model {name} is not on this machine; .*`svdq model pull {name}`"):
-        resolve(name)
-    (tmp_path / name).mkdir(parents=True)
-    with pytest.raises(InputError, match=rf"^The model {name} has no readable .*model_index\.json"):
-        resolve(name)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +136,6 @@ def refused(finished: "subprocess.CompletedProcess[str]", exit_code: int = 2) ->
     assert finished.stderr.startswith("Error: ")
     assert finished.stderr.count("\n") == 1
     return finished.stderr
-
-
-def test_a_folder_that_is_no_such_model_is_refused(site, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    assert "is a FluxPipeline; svdq needs" in refused(site.run("svdq", "worker", "--ranks", 2, "--model", folder))
 
 
 def test_an_unreachable_redis_is_refused(site) -> None:

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +20,9 @@ from svdq.producer import keys
 from svdq.producer.job_control import pause
 from svdq.producer.results.run_report import summarize
 from svdq.producer.settings import Settings
-from svdq.producer.status.ranks import Condition
+from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.worker.launcher.notifications import Notifications
+from tests.producer.status.test_ranks import rank
 
 
 class Server:
@@ -118,25 +121,15 @@ def test_each_gpu_that_fails_is_sent(settings: Settings, server: Server, until: 
 @pytest.fixture
 def publish(connection: redis.Redis) -> Any:
     """Write the record of a rank of this host with a condition."""
-    import os
-    import socket
-
-    from svdq.producer.status.ranks import IntakeStatus, RankStatus
 
     def publish(condition: Condition | None = None, **of_group: Any) -> None:
-        RankStatus(
-            group="g",
-            rank=0,
+        rank(
+            0,
             num_ranks=1,
             host=socket.gethostname(),
             pid=os.getpid(),
-            device="cpu",
-            device_name="",
-            model="preview",
-            started_at=time.time(),
             at=time.time(),
-            activity="idle",
-            conditions=(condition,) if condition is not None else (),
+            conditions=() if condition is None else (condition,),
             intake=IntakeStatus(worker="w", **of_group),
         ).save(connection)
 
@@ -158,7 +151,7 @@ def test_services_that_are_away_slow_or_refuse_neither_fail_nor_hold_up_a_run(
     with contextlib.closing(Server()) as slow:
         slow.delay_s = 60.0
         urls = ("json://user:s3cret@127.0.0.1:1/t0ken", server.url, slow.url)
-        with Notifications(wanting(settings, *urls), close_s=3.0) as notifications:
+        with Notifications(wanting(settings, *urls), close_s=1.0) as notifications:
             began = time.monotonic()
             notifications.send("title", "text")
         assert time.monotonic() - began < slow.delay_s

@@ -144,18 +144,13 @@ def test_a_video_whose_end_was_not_acknowledged_is_not_rendered_again(site) -> N
 def test_until_ends_the_group_and_keeps_checkpoints(site, until) -> None:
     job_id = site.submit(steps=1000)
     moment = datetime.now() + timedelta(seconds=20)  # rank 0 is up by then
-    group = site.start(1, "--until", moment.isoformat(timespec="seconds"), model="simulated:step_ms=50", wait=False)
+    options = ("--until", moment.isoformat(timespec="seconds"), "--report", str(site.folder / "night.json"))
+    group = site.start(1, *options, model="simulated:step_ms=50", wait=False)
     assert group.end() == 0
+    assert "It ended at the time given, " in group.text
     assert site.queued() == [job_id]
     assert "went back to the queue" in group.text
     assert list((site.settings.home / "checkpoints" / job_id).glob("*.safetensors"))
-
-
-@pytest.mark.long
-def test_the_time_ends_a_group_with_nothing_to_do(site) -> None:
-    group = site.start(1, "--until", "+12s", "--report", str(site.folder / "night.json"), wait=False)
-    assert group.end() == 0
-    assert "It ended at the time given, " in group.text
 
 
 def test_a_time_that_is_none_is_refused_before_anything_starts(site) -> None:

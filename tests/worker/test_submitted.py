@@ -9,7 +9,7 @@ from svdq.producer.queue import fetch
 from tests.conftest import Cli
 from tests.worker.conftest import Site
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SMALL = ("--frames", 2, "--steps", 4, "--size", "64x64", "--format", "gif", "--json")
 

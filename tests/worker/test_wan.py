@@ -47,15 +47,13 @@ def reference(tiny_wan: Path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("ranks", "experts"), [(2, "resident"), (3, "bound")])
-def test_frames_are_those_of_diffusers(site, tiny_wan: Path, reference, ranks: int, experts: str) -> None:
+def test_frames_are_those_of_diffusers(site, tiny_wan: Path, reference) -> None:
     jobs = [submit(site, **video) for video in VIDEOS]
-    group = site.start(ranks, "--burst", "--experts", experts, model=str(tiny_wan), wait=False)
+    group = site.start(2, "--burst", "--experts", "resident", model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
     for job_id, video in zip(jobs, VIDEOS, strict=True):
         np.testing.assert_array_equal(site.frames(job_id), reference(site.photo, **video))
-    bound = "Each rank loads the experts of its steps"
-    assert (bound in group.text) == (experts == "bound")
+    assert "Each rank loads the experts of its steps" not in group.text
 
 
 @pytest.mark.long
@@ -108,12 +106,11 @@ def test_ranks_that_never_open_the_expert_of_the_other_make_the_frames_of_diffus
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_that_is_killed_costs_no_bit(site, tiny_wan: Path, until, victim: int) -> None:
+def test_a_rank_that_is_killed_costs_no_bit(site, tiny_wan: Path, until) -> None:
     job_id, same = submit(site, steps=60), submit(site, steps=60)
     group = site.start(3, "--experts", "bound", model=str(tiny_wan))
     until(lambda: site.view(job_id).step >= 20, lambda: group.text)
-    os.kill(group.ranks()[victim].pid, signal.SIGKILL)
+    os.kill(group.ranks()[2].pid, signal.SIGKILL)
     site.wait([job_id, same])
     np.testing.assert_array_equal(site.frames(job_id), site.frames(same))
     (sidecar,) = site.sidecars(job_id)

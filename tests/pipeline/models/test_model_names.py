@@ -43,7 +43,9 @@ def test_it_has_what_a_rank_needs_to_load_it(tiny_wan: Path, monkeypatch: pytest
     assert (found.timings, len(found.fingerprint or "")) == (None, 16)
 
 
-@pytest.mark.parametrize("name", ["no/such/folder", "/no/such/folder", "previw", "", "http://example.org/model"])
+@pytest.mark.parametrize(
+    "name", ["no/such/folder", "/no/such/folder", "~/nowhere", "previw", "", "http://example.org/model"]
+)
 def test_a_name_that_is_no_model(name):
     with pytest.raises(InputError, match="There is no model folder"):
         open_model(resolve(name), Role(), CPU, torch.float32)
