@@ -30,11 +30,10 @@ class Group:
         folder: Path,
         environment: Mapping[str, str],
         under: Sequence[str] = (),
-        program: Sequence[str] = (SVDQ, "worker", "--device", "cpu"),
     ) -> None:
-        """Start it on the processor in a folder; `under` is a command that becomes it, `program` another launcher."""
+        """Start it on the processor in a folder; `under` is a command that becomes it."""
         self.log = log
-        command = [*under, *program, *map(str, options)]
+        command = [*under, SVDQ, "worker", "--device", "cpu", *map(str, options)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment
@@ -67,7 +66,7 @@ class Group:
         for process in self.family():
             with contextlib.suppress(psutil.Error):
                 environment = process.environ()
-                if "svdq.worker" in process.cmdline() and "RANK" in environment:
+                if "svdq.worker" in process.cmdline() and "--run-dir" in process.cmdline() and "RANK" in environment:
                     # Before it becomes ffmpeg, a child of a rank looks like the rank, which comes first.
                     found.setdefault(int(environment["RANK"]), process)
         return [process for _, process in sorted(found.items())]

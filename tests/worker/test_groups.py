@@ -1,7 +1,8 @@
-"""Several groups on one queue, as `svdq worker --groups` starts them: they share the work, and end together."""
+"""Groups on one queue, as `svdq worker --groups` starts them: they share the work, end together, and idle for free."""
 
 import re
 import signal
+import time
 
 import psutil
 import pytest
@@ -9,6 +10,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 SIMULATED = "simulated:step_ms=50"
+MEASURED_S = 30.0  # seconds over which the processor time of an idle group is measured
 
 
 def test_groups_share_a_queue_and_each_job_is_done_once(site) -> None:
@@ -32,3 +34,22 @@ def test_one_ctrl_c_drains_all_groups(site, until, no_processes_left) -> None:
     assert group.end() == 0, group.text
     assert set(site.states(job_ids)) == {"finished", "queued"}
     no_processes_left(processes)
+
+
+@pytest.mark.long
+def test_an_idle_group_takes_a_few_hundredths_of_a_core(site) -> None:
+    group = site.start(3, model="simulated:step_ms=1")
+    (video,) = site.wait([site.submit(steps=2)])
+    assert video.status == "finished"
+    time.sleep(3)  # until what follows the last video is done
+    launcher = psutil.Process(group.process.pid)
+    processes = [launcher, *launcher.children(recursive=True)]
+    before_s = sum(sum(process.cpu_times()[:2]) for process in processes)
+    num_commands, at = site.connection.info("stats")["total_commands_processed"], time.monotonic()
+    time.sleep(MEASURED_S)
+    used_s = sum(sum(process.cpu_times()[:2]) for process in processes) - before_s
+    num_commands = site.connection.info("stats")["total_commands_processed"] - num_commands
+    # Hundreds of groups share one Redis. Commands inside scripts are not counted here.
+    assert num_commands < 60 * (time.monotonic() - at)
+    assert all(process.is_running() for process in processes)
+    assert used_s < 0.05 * MEASURED_S

@@ -11,7 +11,6 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,20 +23,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer import keys
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import Condition, IntakeStatus
-from svdq.worker.health.pictures import Pictures
-from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.health.rank_log import JobLogHandler
-from svdq.worker.health.rank_status import RankReporter, describe
+from svdq.worker.health.rank_status import describe
 from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector, serve_metrics
-from svdq.worker.queue.crashes import CrashMarker
-from svdq.worker.queue.rq_worker import TakenJob
 from tests.faults.group import Group
 from tests.queued import enqueue
 from tests.waiting import wait_until
@@ -155,43 +146,6 @@ def _is_complete(samples: Samples) -> bool:
     """Whether both ranks have written a record since the last job ended."""
     ended = [total(samples, f"svdq_videos_{how}_total") for how in ("finished", "failed")]
     return (ended, total(samples, "svdq_step_seconds_count")) == ([4, 1], 4 * 6)
-
-
-def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> None:
-    rank_reporter = RankReporter(describe(TOPOLOGY, CPU, "fake"), CPU)
-    monitor = ProgressMonitor(
-        connection, rank_reporter, JobLogHandler(0), CrashMarker(tmp_path, 0, 0), Pictures(connection, "group")
-    )
-    parameters = SvdParameters(seed=1, steps=8, frames=2)
-    job = SvdJob(image=f"inputs/{'a' * 64}.png", name="photo", seed=1)
-    taken = TakenJob(job=job, execution=("registry", "execution")).model_dump(mode="json")
-    bare = Sample(job_id="f" * 20, parameters=parameters, boundaries=(0, 4, 10), step=-1, job=taken)
-    encoded = replace(bare, step=0, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
-
-    def counted() -> int:
-        before = rank_reporter.steps_done[0]
-        monitor.idle()
-        return rank_reporter.steps_done[0] - before
-
-    monitor.step(bare, 0)
-    assert counted() == 0, "its encode failed"
-    monitor.step(bare, 0)
-    for index in range(3):
-        monitor.step(encoded, index)
-    assert counted() == 3
-    assert counted() == 0, "nothing was begun since"
-    monitor.step(encoded, 0)
-    monitor.step(encoded, 1)
-    assert counted() == 2, "the third was canceled"
-    monitor.step(replace(encoded, boundaries=(0, 0, 10)), 0)
-    assert counted() == 0, "it goes on elsewhere"
-    alone = replace(encoded, boundaries=(0, 10, 10))
-    for index in range(8):
-        monitor.step(alone, index)
-    monitor.step(replace(alone, step=8), 8)
-    assert rank_reporter.steps_done[0] == 3 + 2 + 8
-    assert counted() == 0, "a decode is no step"
-    monitor.close()
 
 
 def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:

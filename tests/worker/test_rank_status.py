@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,35 @@ def test_rank_0_writes_its_record_each_second_while_others_work(connection, repo
     status = IntakeStatus(worker="w", finished=1)
     until(lambda: the_rank(connection).intake == status)
     assert the_rank(connection).at > before
+
+
+def test_only_steps_count_as_steps(monitor: ProgressMonitor, reporter: RankReporter) -> None:
+    bare = replace(SAMPLE, step=-1, boundaries=(0, 0, 4, 10))
+    encoded = replace(bare, step=0, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
+
+    def counted() -> int:
+        before = reporter.steps_done[0]
+        monitor.idle()
+        return reporter.steps_done[0] - before
+
+    monitor.step(bare, 0)
+    assert counted() == 0, "its encode failed"
+    monitor.step(bare, 0)
+    for index in range(3):
+        monitor.step(encoded, index)
+    assert counted() == 3
+    assert counted() == 0, "nothing was begun since"
+    monitor.step(encoded, 0)
+    monitor.step(encoded, 1)
+    assert counted() == 2, "the third was canceled"
+    monitor.step(replace(encoded, boundaries=(0, 0, 0, 10)), 0)
+    assert counted() == 0, "it goes on elsewhere"
+    alone = replace(encoded, boundaries=(0, 0, 10, 10))
+    for index in range(8):
+        monitor.step(alone, index)
+    monitor.step(replace(alone, step=8), 8)
+    assert reporter.steps_done[0] == 3 + 2 + 8
+    assert counted() == 0, "a decode is no step"
 
 
 def test_lines_about_a_job_are_in_its_log(connection, monitor: ProgressMonitor, until) -> None:

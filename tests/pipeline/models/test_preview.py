@@ -5,7 +5,7 @@ from gpu_checks.tiny import SVD_SCHEDULER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from svdq.pipeline.errors import SampleError
+from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import preview
 from svdq.pipeline.models.loader import open_model
@@ -156,3 +156,18 @@ def test_numbers_are_checked(model, bad):
     latents[0, 3, 7, 2, 2] = bad
     with pytest.raises(SampleError, match="not numbers"):
         model.decode({"latents": latents}, parameters(), 5)
+
+
+@pytest.mark.parametrize("name", ["preview", "simulated:step_ms=0"])
+def test_preview_and_simulated_make_videos_of_any_family(name, image):
+    model = open_model(resolve(name), ALL, CPU, torch.float32)
+    asked = WanParameters(seed=3, prompt="Ein Hund läuft.", width=64, height=64, frames=5)
+    values = model.complete(asked)
+    assert (values.prompt, values.steps, values.frames) == (asked.prompt, 40, 5)
+    assert render(model, image, values).shape == (5, 64, 64, 3)
+
+
+def test_a_model_of_one_family_refuses_videos_of_another_with_a_sentence(tiny_model):
+    model = open_model(resolve(str(tiny_model)), Role(), CPU, torch.float32)
+    with pytest.raises(InputError, match="makes videos of Stable Video Diffusion, and this one is for Wan: start a"):
+        model.complete(WanParameters(seed=3))
