@@ -11,6 +11,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.parameters import SubmitOptions
 from tests.producer.watching import bench as shared
+from tests.producer.watching.test_processor import LETHAL, Killed
 
 
 class Bench(shared.Bench):
@@ -61,6 +62,22 @@ def test_two_photos_are_one_video(bench: Bench, last: Path, on_success: str) -> 
     assert bench.kinds == ["submitted"]
     kept = bench.root / {"keep": "day", "move:done": "done/day", "delete": "day"}[on_success]
     assert sorted(path.name for path in kept.iterdir()) == ([] if on_success == "delete" else ["a.jpg", "a.last.PNG"])
+
+
+@pytest.mark.parametrize("on_success", ["keep", "move:done", "delete"])
+@pytest.mark.parametrize("place", LETHAL)
+def test_a_kill_between_two_steps_makes_one_video_of_a_pair(
+    bench: Bench, last: Path, on_success: str, place: str
+) -> None:
+    data, bench.on_success = last.read_bytes(), on_success
+    with pytest.raises(Killed):
+        bench.process("day/a.jpg", **LETHAL[place])
+    bench.waiting.files.clear()  # the watcher is started again
+    for path in sorted((bench.root / "day").iterdir()):
+        bench.process(f"day/{path.name}", times=1)
+    bench.drain()
+    assert bench.pairs == [("a", data)]
+    assert last.exists() == (on_success == "keep")
 
 
 def test_a_last_frame_that_comes_first_waits(bench: Bench, last: Path) -> None:

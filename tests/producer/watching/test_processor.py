@@ -43,6 +43,14 @@ class LethalState(State):
         raise Killed
 
 
+#: Where the watcher is killed, and how.
+LETHAL: dict[str, dict[str, Any]] = {
+    "before the queue": {"storage_class": LethalStorage},
+    "after the queue": {"report": kill_at_report},
+    "before it is remembered": {"state_class": LethalState},
+}
+
+
 class Bench(shared.Bench):
     """Each call is as after a restart."""
 
@@ -65,19 +73,14 @@ def queued(connection: redis.Redis) -> list[int | None]:
 
 
 @pytest.mark.parametrize("on_success", ["keep", "move:done", "delete"])
-@pytest.mark.parametrize("place", ["before the queue", "after the queue", "before it is remembered"])
+@pytest.mark.parametrize("place", LETHAL)
 def test_a_kill_between_two_steps_loses_and_duplicates_nothing(
     bench: Bench, connection: redis.Redis, on_success: str, place: str
 ) -> None:
     bench.on_success = on_success
     root = bench.root
-    lethal: dict[str, Any] = {
-        "before the queue": {"storage_class": LethalStorage},
-        "after the queue": {"report": kill_at_report},
-        "before it is remembered": {"state_class": LethalState},
-    }
     with pytest.raises(Killed):
-        bench.process("day/a.jpg", **lethal[place])
+        bench.process("day/a.jpg", **LETHAL[place])
     if (root / "day" / "a.jpg").exists():
         bench.process("day/a.jpg")
     assert queued(connection) == [2]
