@@ -6,6 +6,7 @@ import redis
 from svdq.producer.job import SvdJob
 from svdq.producer.status.job_view import view
 from svdq.worker.queue.group_worker import GroupWorker
+from svdq.worker.queue.recovery import Recovery
 from tests.queued import enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -35,6 +36,27 @@ def test_a_group_takes_the_jobs_for_its_model_first_and_none_for_others(connecti
     assert view(connection, "other").status == "finished"
     mine.end()
     yours.end()
+
+
+def test_a_group_of_another_model_returns_the_jobs_of_a_dead_one(connection: redis.Redis) -> None:
+    enqueue(connection, JOB.model_copy(update={"model": "yours"}), "own")
+    mine, yours = (
+        GroupWorker(connection, on_stop=print, on_shutdown=print, model=model) for model in ("mine", "yours")
+    )
+    mine.start()
+    yours.start()
+    active = yours.pop()
+    assert active is not None
+    connection.zadd(active.queue.started_job_registry.key, {active.execution.composite_key: 1})  # the lease has ended
+    yours.end()
+    now_s = 0.0
+    recovery = Recovery(mine, 2, lambda: now_s)
+    recovery.expired()
+    assert view(connection, "own").status == "started"  # it may be renewed
+    now_s = 60.0
+    recovery.expired()
+    assert connection.lrange("rq:queue:svdq-default:yours", 0, -1) == [b"own"]
+    mine.end()
 
 
 @pytest.mark.slow
