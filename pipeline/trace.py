@@ -93,12 +93,10 @@ def span_events(rank: int, spans: Sequence[Span]) -> list[dict[str, Any]]:
 
 
 def usage_event(rank: int) -> dict[str, Any]:
-    """Return this process's resource usage as a metadata event: CPU seconds and resident MiB."""
+    """Return this process's resident MiB as a metadata event."""
     import psutil  # on demand: a launcher that only merges traces does not need it
 
-    process = psutil.Process()
-    times = process.cpu_times()
-    usage = {"cpu_s": times.user + times.system, "rss_mb": process.memory_info().rss / 2**20}
+    usage = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
     return {"ph": "M", "name": "usage", "pid": rank, "tid": 0, "args": usage}
 
 

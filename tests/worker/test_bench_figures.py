@@ -20,7 +20,7 @@ def log(
     *, finished_s: list[float] | None = None, spans: list[tuple[str, str, float, float]] | None = None
 ) -> RankMeasurements:
     return RankMeasurements(
-        spans=[Span(*span) for span in spans or ()], finished_s=finished_s or [], failures=[], cpu_s=1.0, rss_mb=5.0
+        spans=[Span(*span) for span in spans or ()], finished_s=finished_s or [], failures=[], rss_mb=5.0
     )
 
 

@@ -74,7 +74,6 @@ def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankMeasu
             spans=_spans(events, rank),
             finished_s=sorted(finished_s) if rank == num_ranks - 1 else [],
             failures=failures if rank == 0 else [],
-            cpu_s=usage[rank]["cpu_s"],
             rss_mb=usage[rank]["rss_mb"],
         )
         for rank in range(num_ranks)

@@ -18,7 +18,6 @@ class RankMeasurements:
     spans: list[Span]
     finished_s: list[float]  # when each video was finished, in order; on the last rank only
     failures: list[str]  # why videos failed; on rank 0 only
-    cpu_s: float  # CPU time in seconds, in the loop from the first video on
     rss_mb: float  # resident memory at the end, MiB
     gpu_mb: float | None = None  # peak GPU memory of its tensors, including weights, in MiB; None on a CPU
 
@@ -47,7 +46,6 @@ class Run:
     steps_per_rank: list[float]  # average number of steps per video
     rss_mb: list[float]  # resident memory at the end, MiB
     gpu_mb: list[float]  # peak GPU memory of tensors in MiB; empty on CPUs and through the daemon
-    cpu_ms: list[float]  # CPU milliseconds per video
 
 
 def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples: int) -> Run:
@@ -79,7 +77,6 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
         steps_per_rank=[sum(span.num_steps for span in log.spans) / len(finished_s) for log in logs],
         rss_mb=[log.rss_mb for log in logs],
         gpu_mb=[log.gpu_mb for log in logs if log.gpu_mb is not None],
-        cpu_ms=[log.cpu_s * 1000 / len(finished_s) for log in logs],
     )
 
 

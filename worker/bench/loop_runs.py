@@ -21,7 +21,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from svdq.pipeline import errors
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.loop.protocols import Monitor, Report, Request, Sink, Source, Surroundings
+from svdq.pipeline.loop.protocols import Report, Request, Sink, Source, Surroundings
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.loader import dtype_for, open_model
@@ -68,9 +68,8 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     workload = replace(workload, parameters=model.complete(workload.parameters))
     source = _BurstSource(workload) if topology.first else None
     sink = _TimingSink() if topology.last else None
-    monitor = _UsageMonitor()
     tracer = Tracer(on=True)
-    surroundings = Surroundings(on_lost=exit_when_lost, source=source, sink=sink, monitor=monitor, tracer=tracer)
+    surroundings = Surroundings(on_lost=exit_when_lost, source=source, sink=sink, tracer=tracer)
     stage = Stage(topology, links, model, surroundings, device=device, components=workload.components)
     stage.warm_up(workload.parameters)
     stage.run()
@@ -78,7 +77,6 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         spans=tracer.spans,
         finished_s=sink.finished_s if sink else [],
         failures=source.failures if source else [],
-        cpu_s=monitor.cpu_s,
         rss_mb=psutil.Process().memory_info().rss / 2**20,
         gpu_mb=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
     )
@@ -129,21 +127,6 @@ class _TimingSink(Sink):
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         self.finished_s.append(time.time())
         report(Report.of(sample))
-
-
-class _UsageMonitor(Monitor):
-    """Measures processor time from the first sample on."""
-
-    def __init__(self) -> None:
-        self._cpu_before_s: float | None = None
-
-    def step(self, sample: Sample, index: int) -> None:
-        if self._cpu_before_s is None:
-            self._cpu_before_s = time.process_time()
-
-    @property
-    def cpu_s(self) -> float:
-        return 0.0 if self._cpu_before_s is None else time.process_time() - self._cpu_before_s
 
 
 def spawn_ranks(num_ranks: int, main: Callable[..., None], *args: Any, device: str = "cpu") -> None:
