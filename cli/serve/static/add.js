@@ -173,6 +173,9 @@ function add(found, { texts = [], numOthers: others = 0 } = {}) {
   numOthers += others + texts.length - texts.filter(isPrompt).length;
   prompts.forEach(readPrompt);
   show();
+  // Those of earlier uploads may fill the list.
+  const [first] = fresh.filter((photo) => photo.root.isConnected);
+  if (first) byId("upload-list").scrollTop = first.root.offsetTop - byId("upload-list").offsetTop;
 }
 
 async function readPrompt(given) {

@@ -89,6 +89,22 @@ def test_the_crop_is_said_once(browser: Any, server: Server, connection: redis.R
         assert fetch(connection, job_id.decode()).kwargs["job"]["width"] == 1024
 
 
+def test_photos_that_are_added_later_come_into_view(browser: Any, server: Server) -> None:
+    def photo(number: int) -> Any:
+        data = io.BytesIO()
+        Image.new("RGB", (96, 64), (number, 9, 9)).save(data, "png")
+        return {"name": f"Photo {number}.png", "mimeType": "image/png", "buffer": data.getvalue()}
+
+    with watched_page(browser, server.url, **DESK) as watched:
+        page = watched.page
+        page.set_input_files("#photos", [photo(number) for number in range(12)])
+        expect(page.get_by_text("Photo 0.png")).to_be_in_viewport()
+        page.click("#make")
+        expect(page.locator("#upload-list .is-done")).to_have_count(12)
+        page.set_input_files("#photos", photo(12))
+        expect(page.get_by_text("Photo 12.png")).to_be_in_viewport()
+
+
 def test_a_verdict_that_is_taken_back_offers_no_undo(
     browser: Any, server: Server, connection: redis.Redis, settings: Settings
 ) -> None:
