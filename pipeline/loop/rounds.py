@@ -84,7 +84,7 @@ class RoundsInbox(Inbox):
         with self._tracer.span(f"load {components}"):
             self._model.hold(components)
         seconds = time.perf_counter() - started
-        number = len(self._rounds)
+        number = self._rounds.num_for(components)
         logger.info("Loaded the %s in %.1f s, for %d video%s.", components, seconds, number, "s" * (number != 1))
         self.is_loading = False
         self._monitor.idle()

@@ -136,6 +136,10 @@ class Rounds:
         """Expect no more videos."""
         self._more_wait = False
 
+    def num_for(self, components: str) -> int:
+        """Return how many videos need a set next."""
+        return sum(member.legs[0].components == components for member in list(self._members.values()))
+
     def leg(self, index: int) -> Leg:
         """Return the next leg of a video."""
         return self._members[index].legs[0]
