@@ -158,6 +158,7 @@ def test_select_all_means_all_that_match(
         wait_until(lambda: marks(connection, ids) == dict.fromkeys({*range(1, 51)} - {49}, b"keep"))
         with page.expect_download() as found:
             page.click("#zip-results")
+        assert found.value.suggested_filename.startswith("videos-")
         assert len(zipfile.ZipFile(io.BytesIO(Path(found.value.path()).read_bytes())).namelist()) == 49
         page.locator("#results-end").scroll_into_view_if_needed()
         expect(page.locator(".card")).to_have_count(50)
