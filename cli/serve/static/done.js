@@ -1,7 +1,7 @@
 // Says when a batch is done: a message on the page and, for a page that is hidden, a notification of the browser.
 import { request } from "./dom.js";
 import { count } from "./format.js";
-import { toast } from "./toast.js";
+import { news } from "./toast.js";
 
 // Browsers slow the timers of hidden pages down to one a minute.
 const ASK_MS = 20_000;
@@ -34,5 +34,5 @@ export function watch({ counts }) {
   }
   const isAsked = localStorage.getItem("asked-to-notify") || !canNotify() || Notification.permission !== "default";
   localStorage.setItem("asked-to-notify", "yes");
-  toast(`${words}.`, isAsked ? {} : { undo: () => Notification.requestPermission(), label: "Notify me next time" });
+  news(`${words}.`, isAsked ? {} : { undo: () => Notification.requestPermission(), label: "Notify me next time" });
 }

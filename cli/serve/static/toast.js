@@ -2,6 +2,7 @@
 import { byId, setText } from "./dom.js";
 
 const SHOWN_MS = 10_000;
+const NEWS_MS = 500;
 
 let timer = 0;
 let last = {};
@@ -23,6 +24,12 @@ export function toast(words, { undo: takeBack = null, commit = null, label = "Un
   byId("toast-button").hidden = !takeBack;
   byId("toast").classList.add("is-shown");
   timer = setTimeout(finish, SHOWN_MS);
+}
+
+/** Show a sentence as soon as nothing is left to take back. */
+export function news(words, options) {
+  if (last.undo || last.commit) setTimeout(() => news(words, options), NEWS_MS);
+  else toast(words, options);
 }
 
 function undo() {

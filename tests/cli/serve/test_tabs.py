@@ -89,6 +89,28 @@ def test_the_crop_is_said_once(browser: Any, server: Server, connection: redis.R
         assert fetch(connection, job_id.decode()).kwargs["job"]["width"] == 1024
 
 
+def test_the_end_of_a_batch_leaves_the_time_to_take_a_verdict_back(
+    browser: Any, server: Server, connection: redis.Redis, settings: Settings
+) -> None:
+    storage = Storage(settings.storage)
+    finish(connection, storage, 1, name="Video 1")
+    enqueue(connection, SvdJob(image=f"inputs/{'a' * 64}.jpg", name="Cup", seed=0), "waits")
+    with watched_page(browser, server.url, **DESK) as watched:
+        page, toast = watched.page, watched.page.locator("#toast")
+        expect(page.locator("#num-left")).to_have_text("1")
+        page.locator(".card .frame").focus()
+        page.keyboard.press("r")
+        expect(toast).to_contain_text("rejected.")
+        connection.delete("rq:queue:svdq-default")
+        finish(connection, storage, 2, name="Video 2")
+        expect(page.locator("#new-results")).to_have_text("1 new")
+        expect(toast).to_contain_text("rejected.")
+        page.keyboard.press("u")
+        expect(page.locator(".card.is-reject")).to_have_count(0)
+        expect(toast).to_contain_text("All done: 1 video.")
+        watched.forgive("404")  # of photos that are not there
+
+
 def test_photos_that_are_added_later_come_into_view(browser: Any, server: Server) -> None:
     def photo(number: int) -> Any:
         data = io.BytesIO()
