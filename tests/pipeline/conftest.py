@@ -41,6 +41,11 @@ def image(photo_bytes: bytes) -> Image:
 
 
 @pytest.fixture(scope="session")
+def photo(image: Image) -> Image:
+    return image
+
+
+@pytest.fixture(scope="session")
 def folder_of(tmp_path_factory, tiny_model: Path, tiny_wan: Path) -> Callable[[str], Path]:
     """Give the folder of the untrained SVD, of a variant of Wan, or of Wan with the scheduler of distilled models."""
 

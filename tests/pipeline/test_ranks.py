@@ -14,17 +14,9 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.worker.bench.loop_runs import Workload, run_loop
 from tests.pipeline.rendering import diffusers_frames, render
+from tests.pipeline.test_chain import VIDEOS
 
 pytestmark = pytest.mark.slow
-
-GUIDED = SvdParameters(seed=11, steps=4, frames=3, width=64, height=64, fps=9, motion_bucket_id=60)
-#: Several different jobs in flight: steps divisible by the ranks and not, fewer than ranks, guidance on and off.
-VIDEOS = [
-    GUIDED,
-    SvdParameters(seed=12, steps=3, frames=2, width=64, height=64, max_guidance_scale=1.0, decode_chunk_size=1),
-    SvdParameters(seed=13, steps=7, frames=4, width=64, height=64, noise_aug_strength=0.1, decode_chunk_size=3),
-    GUIDED.model_copy(update={"seed": 14}),
-]
 
 
 @pytest.fixture(scope="module")
@@ -61,4 +53,4 @@ def test_the_simulated_model_checks_that_every_step_is_done_once_in_order() -> N
 
 def test_a_model_that_is_not_there_ends_every_rank_with_its_sentence(image) -> None:
     with pytest.raises(InputError, match="no model folder"):
-        compare.render("/nowhere/at/all", image, [GUIDED], num_ranks=2)
+        compare.render("/nowhere/at/all", image, VIDEOS[:1], num_ranks=2)

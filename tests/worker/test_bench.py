@@ -150,7 +150,7 @@ def test_a_truncated_model_is_wrong_input(capsys, tiny_model: Path, tmp_path: Pa
     assert str(weights) in error_of(capsys, "--model", tmp_path / "tiny")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_is_killed_is_one_sentence(svdq) -> None:
     """As by the kernel, when memory runs out."""
     faults = faults_by_seed("kill=1") | {"RANK": "0"}  # which says that a process is a rank

@@ -10,7 +10,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import compute_options as options
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
@@ -23,11 +22,6 @@ from tests.pipeline import rendering
 
 CPU = torch.device("cpu")
 PARAMETERS = SvdParameters(seed=3, steps=2, frames=2, width=64, height=64)
-
-
-@pytest.fixture(scope="module")
-def photo(photo_bytes):
-    return prepare_photo(photo_bytes, 64, 64)
 
 
 @pytest.fixture(scope="module")

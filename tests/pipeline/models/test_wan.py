@@ -49,11 +49,6 @@ def reference(folder_of):
     return lambda kind, *video, **more: diffusers_frames(folder_of(kind), *video, **more)
 
 
-@pytest.fixture(scope="module")
-def photo(photo_bytes):
-    return prepare_photo(photo_bytes, 64, 64)
-
-
 def parameters(**changes) -> WanParameters:
     defaults = {"prompt": "A dog runs.", "negative_prompt": "slow", "frames": 5, "steps": 5, "width": 64, "height": 64}
     return WanParameters(**(defaults | {"seed": 11} | changes))

@@ -11,7 +11,6 @@ import torch
 from gpu_checks.references import call_diffusers
 from gpu_checks.tiny import write_tiny_wan
 
-from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import compute_options as compute
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import dtype_for, open_model
@@ -22,11 +21,6 @@ from tests.pipeline.rendering import denoise, pipeline_of
 
 CPU = torch.device("cpu")
 EVERYTHING = Role(embed=True, encode=True, decode=True)
-
-
-@pytest.fixture
-def photo(photo_bytes):
-    return prepare_photo(photo_bytes, 64, 64)
 
 
 def parameters(model):
