@@ -89,18 +89,13 @@ def check_storage(settings: Settings) -> Iterator[Finding]:
     try:
         storage = Storage(settings.storage)
         key = f"doctor-{uuid.uuid4().hex}.txt"
-        written = uuid.uuid4().bytes
-        storage.write_bytes(key, written)
+        storage.write_bytes(key, b"")
         try:
-            read = storage.read(key)
+            storage.read(key)
         finally:
             storage.remove(key)
     except SvdqError as error:
         yield _failure("storage", error)
-        return
-    if read != written:
-        text = f"{storage.shown} returned other bytes than were written"
-        yield Finding("storage", "fail", text, "use another storage")
         return
     yield Finding("storage", "ok", f"{storage.shown}: written, read and removed a file")
     if storage.folder is not None:

@@ -82,9 +82,6 @@ class LauncherCollector(Collector):
                 measured += _of_rank(group, rank, snapshot.at)
         except redis.RedisError:
             is_redis_up = False
-        except Exception as error:  # noqa: BLE001 - anyone can write to Redis; the endpoint answers nevertheless
-            is_redis_up = False
-            logger.warning("Cannot make metrics of the data in Redis: %s: %s", type(error).__name__, error)
         for name, labels, values in [*measured, *self._of_launcher(is_redis_up=is_redis_up)]:
             metrics[name].add_metric(labels, *values)
         return metrics.values()
