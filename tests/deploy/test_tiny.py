@@ -28,20 +28,19 @@ def classes(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [None, *VARIANTS])
-def test_small_without_pickles_and_the_same_bytes_every_time(tmp_path, variant):
-    def write():
-        write_tiny_model(tmp_path) if variant is None else write_tiny_wan(tmp_path, variant)
+def test_small_without_pickles_and_the_same_bytes_every_time(tmp_path, tiny_model, variant):
+    def write(folder):
+        write_tiny_model(folder) if variant is None else write_tiny_wan(folder, variant)
+        return folder
 
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
-    write()
+    folder = write(tmp_path / "one")
     assert torch.equal(torch.random.get_rng_state(), state)
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    files = [path for path in folder.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < (15_000_000 if variant is None else 1_000_000)
     assert {path.suffix for path in files} == {".json", ".safetensors", ".md"}
-    first = digests(tmp_path)
-    write()
-    assert digests(tmp_path) == first
+    assert digests(folder) == digests(write(tmp_path / "other") if variant else tiny_model)
 
 
 def test_the_classes_and_settings_of_svd(tiny_model):
