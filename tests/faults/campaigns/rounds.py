@@ -18,7 +18,7 @@ LEAST_WAITING = 10  # jobs that have not ended: a kill in a phase strikes at its
 def rounds(arena: Arena) -> None:
     """kill -9 in all phases in random order, again and again, and then of everything at any time."""
     num_jobs = arena.size.num_jobs
-    arena.options = ("--experts", "rounds")
+    arena.options = ("--experts", "rounds", "--ranks", "1")  # whatever the size says
     controls = arena.folder / "rounds"
     controls.mkdir()
     passes = max(1, num_jobs // JOBS_A_PASS)
