@@ -1,5 +1,6 @@
 """`svdq caption`: write a prompt beside each photo."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ def caption(photos: tuple[str, ...], recursive: bool, prompt_file: Path | None, 
       svdq caption 'holiday/*.jpg' --vision-model gemma3 --prompt-file instruction.txt --parallel 1
     """
     from svdq.cli.submissions import Bar, print_reasons
+    from svdq.pipeline.errors import InputError
     from svdq.producer.captions import INSTRUCTION, VisionModel, read_instruction, without_prompt
     from svdq.producer.captions import caption as write_captions
     from svdq.producer.settings_loader import load_settings
@@ -76,6 +78,8 @@ def caption(photos: tuple[str, ...], recursive: bool, prompt_file: Path | None, 
     model = VisionModel(instruction=read_instruction(prompt_file) if prompt_file else INSTRUCTION, **asked)
     stdin, folder = sys.stdin.buffer if sys.stdin else None, Storage(settings.storage).folder
     found = [each.path for each in find_photos(photos, recursive=recursive, stdin=stdin, storage=folder).photos]
+    if gone := next((path for path in found if not os.path.lexists(path)), None):
+        raise InputError(f"There is no file {str(gone)!r}; check its path.")
     lacking = without_prompt(found)
     has_lines = verbose or len(lacking) < MANY
     num_written = 0

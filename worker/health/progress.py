@@ -184,7 +184,9 @@ class ProgressMonitor(Monitor):
             if time.monotonic() >= self._record_at + RECORD_S:
                 self._record_at = time.monotonic()
                 record = self._rank_reporter.gather(note, self._last, self._step_s)
-                self._is_recorded_idle = record.activity == "idle" and not (record.intake and record.intake.in_flight)
+                # A first rank without intake is about to take jobs.
+                is_busy = record.intake.in_flight if record.intake else record.rank == 0
+                self._is_recorded_idle = record.activity == "idle" and not is_busy
                 record.save(pipeline)
             answers = self._execute(pipeline)
         self._written = note
