@@ -1,4 +1,4 @@
-"""`svdq model`: fetch, check and convert models."""
+"""`svdq model`: fetch, convert and create models."""
 
 import shlex
 from pathlib import Path
@@ -10,6 +10,7 @@ from svdq.cli.formatting import echo
 from svdq.cli.option_types import GivenPath
 from svdq.pipeline.errors import InputError, require_torch
 from svdq.pipeline.models.families import family_named
+from svdq.pipeline.models.family import imported
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import is_model_file
 from svdq.pipeline.models.model_folder import DTYPES
@@ -21,7 +22,7 @@ from svdq.worker.launcher.gpus import visible_gpus
 
 @click.group()
 def model() -> None:
-    """Fetch, check and convert models."""
+    """Fetch models, or create a small untrained one for tests."""
 
 
 @model.command()
@@ -71,6 +72,25 @@ def check_command(name: str) -> None:
     for sentence in check_model_file(model, family_named(model.family).layouts[model.layout]):
         echo(sentence)
     echo(f"{model.name} can be used, with SVDQ_MODEL={name}")
+
+
+@model.command()
+@click.argument("folder", metavar="DIR", type=GivenPath())
+@click.option("--family", type=click.Choice(["svd", "wan"]), default="svd", show_default=True, help="Family of models.")
+def tiny(folder: Path, family: str) -> None:
+    """Write a small untrained model into DIR.
+
+    It has the real classes and the same bits every time. svd is Stable Video Diffusion, less than 15 MB; wan is Wan 2.2
+    I2V-A14B with both of its experts, less than 1 MB. Its videos show noise. It serves for tests and for comparisons
+    with diffusers.
+
+    \b
+    Examples:
+      svdq model tiny --family wan /tmp/tiny-wan
+    """
+    require_torch("the untrained model")
+    imported(family_named(family).tiny)(folder)
+    echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={shlex.quote(str(folder))}")
 
 
 @model.command("convert")

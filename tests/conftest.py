@@ -37,8 +37,6 @@ hypothesis.settings.register_profile("svdq", deadline=None, derandomize=True, ma
 hypothesis.settings.register_profile("long", deadline=None, max_examples=10_000)
 hypothesis.settings.load_profile("svdq")
 
-#: The program that writes untrained models.
-TINY = Path(__file__).parent.parent / "deploy" / "gpu_checks" / "tiny.py"
 S3_SECRET = "s3-secret-of-the-tests"  # the secret key of the S3 server; it must turn up nowhere
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]  # `svdq` as a user runs it
 #: Commands that start processes, catch signals or draw on terminals: each in a process of its own.
@@ -187,7 +185,9 @@ def _tiny_model(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             # In a process of its own, which needs torch: most tests of the command line do not.
-            subprocess.run([sys.executable, TINY, "--family", family, folder], check=True)
+            program = "import gc; gc.disable(); from svdq.cli.main import main; main()"
+            command = [sys.executable, "-c", program, "model", "tiny", "--family", family, str(folder)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return folder
 
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from gpu_checks import tiny
 from gpu_checks.references import call_diffusers, open_diffusers
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.loop.protocols import Report, Request, Sink, Source, Surroundings
@@ -30,7 +29,7 @@ from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, family_for, family_named
-from svdq.pipeline.models.family import Family
+from svdq.pipeline.models.family import Family, imported
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Frames, Role, VideoModel
@@ -170,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _compare(options)
     with tempfile.TemporaryDirectory(prefix="svdq-compare-") as folder:
         options.model = Path(folder)
-        tiny.WRITERS[options.family or DEFAULT_FAMILY](options.model)
+        imported(family_named(options.family or DEFAULT_FAMILY).tiny)(options.model)
         return _compare(options)
 
 

@@ -38,8 +38,6 @@ from svdq.worker.device import choose_device
 
 #: What a part computes, in float32 on the host.
 Results = tuple[Tensor, ...]
-#: The tensors that the encoders of each family compute.
-ENCODED = {"svd": ("image_latents",), "wan": ("prompt_embeds", "condition")}
 
 
 def measure(
@@ -204,7 +202,7 @@ class _Bench:
                 # Another prompt each time, as for most photos: the embeddings of known ones are cached.
                 new = {"prompt": f"{case.width}x{case.height}, {number}"} if hasattr(video, "prompt") else {}
                 state = model.encode(photo, video.model_copy(update=new))
-                self._keep(number, *(state[name] for name in ENCODED[family.name]))
+                self._keep(number, *(state[name] for name in family.encoded))
 
             return encode
         if case.part == "decode":

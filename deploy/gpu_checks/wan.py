@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gpu_checks.full_size import with_random_weights
-from gpu_checks.tiny import write_tiny_wan
+from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.wan.family import PUBLISHED
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 

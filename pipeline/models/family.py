@@ -75,7 +75,9 @@ class Family:
     parameters: type[VideoParameters]
     layouts: Mapping[str, FolderLayout]  # its kinds of folders, by the pipeline class in model_index.json
     model: str  # target: its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`
+    tiny: str  # target: the function that writes its untrained model into a folder
     find_segments: str  # target: the function that returns the segments of parameters, from these and facts
+    encoded: tuple[str, ...]  # tensors that encoders compute, to compare dtypes by
     half: str  # half precision that its weights suit, which is the default on GPUs: fp16 or bf16
     published_as: str  # how the names of its published models begin, in lower case
     published: Facts  # the facts of its published model, which count if no folder is known

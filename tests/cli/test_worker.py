@@ -32,7 +32,7 @@ def test_a_file_that_could_not_be_written(svdq: Cli, home: Path, option: str, pa
     assert not home.exists()
 
 
-@pytest.mark.parametrize("command", ["worker --burst", "bench", "model convert folder copy"])
+@pytest.mark.parametrize("command", ["worker --burst", "bench", "model tiny folder"])
 def test_without_pytorch_there_is_a_sentence(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

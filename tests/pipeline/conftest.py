@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from gpu_checks.tiny import write_tiny_wan
 from PIL.Image import Image
 
 from svdq.pipeline.media.image import load_photo, prepare_photo
+from svdq.pipeline.models.tiny import write_tiny_wan
 from tests.pipeline.rendering import one_thread
 
 DEMO_PHOTO = Path(__file__).parents[2] / "docs" / "demo" / "photo.jpg"

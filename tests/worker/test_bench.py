@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from gpu_checks.tiny import write_tiny_wan
 
 from svdq.cli import main
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.worker.bench.measure import BenchReport, write_results
 from tests.faults.arena import faults_by_seed
 from tests.waiting import PATIENCE_S, wait_until

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from gpu_checks.tiny import write_tiny_model
 
+from svdq.pipeline.models.tiny import write_tiny_model
 from svdq.producer import keys
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import SvdqQueue, fetch

@@ -1,12 +1,11 @@
 """Videos of real tensors, killed after their first checkpoint: the same bits as undisturbed, and little done again."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from svdq.pipeline.models.tiny import write_tiny_model, write_tiny_wan
 from tests.faults.arena import Arena
 from tests.faults.frames import RecordedReference
 from tests.waiting import wait_until
@@ -19,6 +18,7 @@ PATIENCE_S = 900.0  # seconds that a video may take on a busy machine
 class _Videos:
     """The videos of a family."""
 
+    write_model: Callable[[Path], None]  # writes the untrained model into a folder
     steps: int  # steps: so many that those after the first checkpoint take more than AFTER_S
     #: The most steps that a kill may cost: those of AFTER_S, with room for a machine that is suddenly less busy.
     most_steps_again: int
@@ -30,9 +30,10 @@ class _Videos:
 
 VIDEOS = {
     # More than the 30 s after which a rank saves a video, unless a step takes less than 60 ms.
-    "svd": _Videos(steps=500, most_steps_again=125, options={"frames": 3}),
+    "svd": _Videos(write_model=write_tiny_model, steps=500, most_steps_again=125, options={"frames": 3}),
     # The rank with the first expert saves a video when it passes it on.
     "wan": _Videos(
+        write_model=write_tiny_wan,
         steps=1000,
         most_steps_again=500,
         options={"family": "wan", "frames": 5, "prompt": "Ein Hund läuft."},
@@ -46,7 +47,7 @@ def bits(arena: Arena) -> None:
     """kill -9 of everything late in every video of an untrained model; png files hold its bits."""
     videos = VIDEOS[arena.size.family]
     model = arena.folder / "tiny"
-    subprocess.run([sys.executable, "deploy/gpu_checks/tiny.py", "--family", arena.size.family, model], check=True)
+    videos.write_model(model)
     arena.model = str(model)
     arena.tally.may_do_again = videos.most_steps_again
     arena.options = videos.undisturbed

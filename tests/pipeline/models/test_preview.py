@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from gpu_checks.tiny import SVD_SCHEDULER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from svdq.pipeline.models import preview
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.tiny import SVD_SCHEDULER
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
 from tests.pipeline.rendering import render

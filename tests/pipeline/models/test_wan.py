@@ -11,7 +11,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from gpu_checks.tiny import VARIANTS
 from PIL import Image
 from safetensors.torch import load, save
 
@@ -24,6 +23,7 @@ from svdq.pipeline.models.latent_rgb import rgb_of_latents
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.tiny import VARIANTS
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
 from tests.pipeline.rendering import denoise, diffusers_frames

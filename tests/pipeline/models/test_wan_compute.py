@@ -9,12 +9,12 @@ import psutil
 import pytest
 import torch
 from gpu_checks.references import call_diffusers
-from gpu_checks.tiny import write_tiny_wan
 
 from svdq.pipeline.models import compute_options as compute
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
 from tests.pipeline.rendering import denoise, pipeline_of

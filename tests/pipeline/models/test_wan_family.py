@@ -1,9 +1,9 @@
 """The defaults of Wan's models are their authors', and what a model cannot do is one sentence."""
 
 import pytest
-from gpu_checks.tiny import VARIANTS
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.tiny import VARIANTS
 from svdq.pipeline.models.wan.family import (
     FAMILY,
     NEGATIVE_PROMPT,

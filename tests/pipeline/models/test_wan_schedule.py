@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from gpu_checks.tiny import WAN_SCHEDULERS
 
+from svdq.pipeline.models.tiny import WAN_SCHEDULERS
 from svdq.pipeline.models.wan.denoiser import Schedule
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.planning.binding import Segment

@@ -5,10 +5,12 @@ import json
 
 import pytest
 import torch
-from gpu_checks.tiny import SVD_SCHEDULER, VARIANTS, write_tiny_model, write_tiny_wan
+from click.testing import CliRunner
 
+from svdq.cli.main import cli
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_folder import UNTRAINED, is_untrained
+from svdq.pipeline.models.tiny import SVD_SCHEDULER, VARIANTS, write_tiny_model, write_tiny_wan
 from tests.full_disk import files_of_at_most
 
 
@@ -28,24 +30,23 @@ def classes(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [None, *VARIANTS])
-def test_small_without_pickles_and_the_same_bytes_every_time(tmp_path, tiny_model, variant):
-    def write(folder):
-        write_tiny_model(folder) if variant is None else write_tiny_wan(folder, variant)
-        return folder
+def test_small_without_pickles_and_the_same_bytes_every_time(tmp_path, variant):
+    def write():
+        write_tiny_model(tmp_path) if variant is None else write_tiny_wan(tmp_path, variant)
 
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
-    folder = write(tmp_path / "one")
+    write()
     assert torch.equal(torch.random.get_rng_state(), state)
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < (15_000_000 if variant is None else 1_000_000)
     assert {path.suffix for path in files} == {".json", ".safetensors", ".md"}
-    assert digests(folder) == digests(write(tmp_path / "other") if variant else tiny_model)
+    first = digests(tmp_path)
+    write()
+    assert digests(tmp_path) == first
 
 
 def test_the_classes_and_settings_of_svd(tiny_model):
-    assert is_untrained(tiny_model)
-    assert "classes and settings of Stable Video Diffusion" in (tiny_model / UNTRAINED).read_text()
     assert classes(tiny_model) == {
         "feature_extractor": "CLIPImageProcessor",
         "image_encoder": "CLIPVisionModelWithProjection",
@@ -61,8 +62,6 @@ def test_the_classes_and_settings_of_svd(tiny_model):
 
 
 def test_the_classes_and_sizes_of_wan(tiny_wan, tmp_path):
-    assert is_untrained(tiny_wan)
-    assert "classes and settings of Wan" in (tiny_wan / UNTRAINED).read_text()
     assert classes(tiny_wan) == {
         "scheduler": "UniPCMultistepScheduler",
         "text_encoder": "UMT5EncoderModel",
@@ -106,3 +105,14 @@ def test_a_full_disk_is_one_sentence(tmp_path):
         write_tiny_model(tmp_path / "tiny")
     write_tiny_model(tmp_path / "tiny")  # over what is there
     assert is_untrained(tmp_path / "tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "title"), [("svd", "Stable Video Diffusion"), ("wan", "Wan")])
+def test_command(tmp_path, family, title):
+    folder = tmp_path / "new" / "tiny"
+    result = CliRunner().invoke(cli, ["model", "tiny", "--family", family, str(folder)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert f"{folder}: tiny (untrained: shows noise)" in result.output
+    assert is_untrained(folder)
+    assert f"classes and settings of {title}" in (folder / UNTRAINED).read_text()

@@ -1,14 +1,12 @@
 """Writes untrained models with the classes of diffusers, small enough for tests. Their videos show noise.
 
 Structure and settings are the published ones (compression of the VAEs, CLIP at 224 px, patches, schedulers, boundary);
-only the widths are small, and the weights are random: the same bytes every time. As a program:
-`python deploy/gpu_checks/tiny.py --family wan /tmp/tiny-wan`.
+only the widths are small, and the weights are random: the same bytes every time.
 """
 
-import argparse
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,8 +57,8 @@ WAN_SCHEDULERS: dict[str, dict[str, Any]] = {
 }
 _README = """# An untrained model
 
-deploy/gpu_checks/tiny.py of svdq made this folder. It has the classes and settings of {title}, but its weights are
-random: what it makes is noise. Use it to test a pipeline, and to compare one with diffusers.
+`svdq model tiny` made this folder. It has the classes and settings of {title}, but its weights are random: what it
+makes is noise. Use it to test a pipeline, and to compare one with diffusers.
 """
 
 
@@ -250,20 +248,3 @@ def _image_encoder() -> Any:
     from transformers import CLIPVisionConfig, CLIPVisionModel
 
     return CLIPVisionModel(CLIPVisionConfig(hidden_size=_IMAGE_DIM, **_CLIP))
-
-
-#: The function that writes the model of each family into a folder.
-WRITERS: Mapping[str, Callable[[Path], None]] = {"svd": write_tiny_model, "wan": write_tiny_wan}
-
-
-def main() -> None:
-    """Write the model that the command line names."""
-    parser = argparse.ArgumentParser(description="Write an untrained model, with the same bytes every time.")
-    parser.add_argument("--family", choices=[*WRITERS], default="svd")
-    parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
-    WRITERS[options.family](options.folder)
-
-
-if __name__ == "__main__":
-    main()
