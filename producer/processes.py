@@ -21,8 +21,12 @@ PROC = Path("/proc")
 
 def worker_name() -> str:
     """Return a new name for a worker in this process: svdq-<host>-<pid>-<scope>.<start>.<random>."""
-    pid = os.getpid()
-    return f"{PREFIX}-{socket.gethostname()}-{pid}-{scope()}.{start_of(pid) or ''}.{uuid.uuid4().hex[:4]}"
+    return process_name(os.getpid(), uuid.uuid4().hex[:4])
+
+
+def process_name(pid: int, label: str) -> str:
+    """Return a name of a process of this host that `is_gone` can check; the label has no dot and no hyphen."""
+    return f"{PREFIX}-{socket.gethostname()}-{pid}-{scope()}.{start_of(pid) or ''}.{label}"
 
 
 def group_name() -> str:
@@ -31,7 +35,7 @@ def group_name() -> str:
 
 
 def is_gone(name: str) -> bool:
-    """Return whether the process with a `worker_name` has certainly ended; False if that cannot be checked here."""
+    """Return whether the process with a `process_name` has certainly ended; False if that cannot be checked here."""
     try:
         before, pid, identity = name.rsplit("-", 2)
         its_scope, start, _ = identity.split(".")

@@ -1,4 +1,4 @@
-"""One rank of a group as a process, which `svdq worker` starts by torchrun."""
+"""One rank of a group as a process: `torchrun --nproc-per-node 7 -m svdq.worker`, as `svdq worker` starts it, too."""
 
 import gc
 
@@ -26,16 +26,19 @@ import logging
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.transport.topology import Topology
+from svdq.producer.text import printable
 from svdq.worker import run_folder
 from svdq.worker.health.rank_log import JobLogHandler, start_logging
-from svdq.worker.queue.crashes import CrashMarker
+from svdq.worker.launcher.gpus import visible_gpus
+from svdq.worker.queue.crashes import CrashMarker, folder_without_launcher
 from svdq.worker.rank import run_rank
-from svdq.worker.run_folder import RunConfig, check_home
+from svdq.worker.run_folder import RankConfig, RunConfig, check_home, rank_options
 from svdq.worker.startup import RankProcess, Signals
 
 gc.freeze()
@@ -48,12 +51,19 @@ KILLED_WITHIN_S = 5.0  # seconds in which the launcher kills a group that has re
 
 
 @click.command()
-@click.option("--run-dir", type=click.Path(path_type=Path), required=True)
-def main(run_dir: Path) -> None:
-    """Run one rank of a group; `svdq worker` has resolved everything, and left it in the run folder."""
-    run_config, topology = run_folder.read_config(run_dir), Topology.from_torchrun()
+@click.option("--run-dir", type=click.Path(path_type=Path), hidden=True)
+@rank_options
+def main(run_dir: Path | None, **options: Any) -> None:
+    """Run one rank of a group under torchrun; settings come from SVDQ_ variables and svdq.toml."""
+    # `svdq worker` has resolved everything, and left it in the run folder.
+    run_config = None if run_dir is None else run_folder.read_config(run_dir)
+    config = RankConfig(**options) if run_config is None else run_config.rank
+    try:
+        topology = Topology.from_torchrun()
+    except SvdqError as error:
+        raise click.UsageError(str(error)) from error
     restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    log = start_logging(run_config.rank.log_format, topology.rank, run_config.rank.group)
+    log = start_logging(config.log_format, topology.rank, config.group)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     if sys.stderr is not None:  # the shell's `2>&-` closes it
         # So that a crash in native code says where it was. The stacks of running threads may crash faulthandler itself,
@@ -61,17 +71,21 @@ def main(run_dir: Path) -> None:
         faulthandler.enable(all_threads=False)
     exit_code = 0
     try:
-        _run(run_config, topology, restart_count, log, run_dir)
+        _run(run_config or _resolve_here(config), topology, restart_count, log, run_dir)
     except SvdqError as error:
         exit_code = error.exit_code
         if restart_count > 0:
             # The cause may be temporary, such as memory that another program uses, or a server that is away.
             logger.warning("%s The group worked before, so it tries again in %.0f s.", error, RELOAD_S)
             time.sleep(RELOAD_S)
-        else:
+        elif run_dir is not None:
             # Every rank fails in the same way; the launcher prints the sentence once.
             run_folder.write_error(run_dir, error)
             time.sleep(KILLED_WITHIN_S)  # torchrun would print a line about a rank that ends by itself
+        elif config.log_format == "json":
+            logger.critical("%s", error)
+        else:
+            click.echo(printable(f"Error: {error}"), err=True)  # noqa: TID251 - escaped here
     except Exception:
         logger.critical("An unexpected error ends this rank.", exc_info=True)
         exit_code = 1
@@ -80,13 +94,28 @@ def main(run_dir: Path) -> None:
     os._exit(exit_code)
 
 
-def _run(run_config: RunConfig, topology: Topology, restart_count: int, log: JobLogHandler, run_dir: Path) -> None:
-    check_home(run_config.settings.home)
-    marker = CrashMarker(run_dir, restart_count, topology.rank)
+def _resolve_here(rank: RankConfig) -> RunConfig:
+    """Do what a launcher does, under a plain torchrun; every rank of a host finds the same."""
+    # Ranks of a launcher need neither.
+    from svdq.pipeline.models.model_names import resolve
+    from svdq.producer.settings_loader import load_settings
+
+    settings = load_settings()
+    model = resolve(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
+    return RunConfig(rank=rank, settings=settings, model=model)
+
+
+def _run(
+    run_config: RunConfig, topology: Topology, restart_count: int, log: JobLogHandler, run_dir: Path | None
+) -> None:
+    home = run_config.settings.home
+    check_home(home)
+    marker = CrashMarker(run_dir or folder_without_launcher(home), restart_count, topology.rank)
     signals = Signals(on_stop=marker.mark_clean_exit)
-    run_folder.write_pid(run_dir, topology.rank)
-    if restart_count > 0:
-        run_folder.await_permission(run_dir, restart_count)
+    if run_dir is not None:
+        run_folder.write_pid(run_dir, topology.rank)
+        if restart_count > 0:
+            run_folder.await_permission(run_dir, restart_count)
     run_rank(RankProcess(run=run_config, topology=topology, signals=signals, marker=marker, log=log, run_dir=run_dir))
 
 

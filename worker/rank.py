@@ -152,7 +152,8 @@ def run_rank(process: RankProcess) -> None:
     if intake is not None and plan is not None:
         _warm_up(stage, plan, process, loaded.model)
         intake.start()
-        run_folder.write_ready(process.run_dir)
+        if process.run_dir is not None:
+            run_folder.write_ready(process.run_dir)
     try:
         stage.run()
     except SvdqError:
@@ -235,6 +236,6 @@ def _remove_checkpoints(checkpoints: Checkpoints) -> None:
 
 
 def _write_trace(process: RankProcess, tracer: Tracer) -> None:
-    if tracer.on:
+    if tracer.on and process.run_dir is not None:
         rank = process.topology.rank
         run_folder.write_trace(process.run_dir, rank, [*span_events(rank, tracer.spans), usage_event(rank)])

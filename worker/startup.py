@@ -23,6 +23,7 @@ from svdq.producer.files import private_folder
 from svdq.worker.device import capacity, check_computes, check_streaming, choose_device, name_of
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
+from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.roles import Experts, PhaseWeights
 from svdq.worker.run_folder import RunConfig, free_host_bytes
@@ -97,7 +98,7 @@ class RankProcess:
     signals: Signals
     marker: CrashMarker
     log: JobLogHandler
-    run_dir: Path  # the folder shared with the launcher
+    run_dir: Path | None  # the folder shared with the launcher; None under a plain torchrun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,9 @@ def start(process: RankProcess) -> tuple[LoadedModel, Links, list[RankInfo]]:
 
 def _load_model(process: RankProcess) -> LoadedModel:
     config, settings, topology, resolved = process.run.rank, process.run.settings, process.topology, process.run.model
-    device = choose_device(config.device, topology.rank)
+    gpus = visible_gpus() if process.run_dir is None else []  # else the launcher has looked
+    # Ranks whose torch cannot use the GPUs would compute on the processors.
+    device = choose_device("cuda" if config.device == "auto" and gpus else config.device, topology.rank)
     compute = config.compute
     dtype = dtype_for(resolved, device, compute)
     check_computes(device, dtype, compute)
@@ -132,7 +135,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         torch.set_num_threads(1)
     if config.compile != "off":
         prepare_compiling(settings.home, topology.num_ranks)
-    sharing = config.ranks_per_gpu
+    sharing = config.ranks_per_gpu or ranks_per_gpu(len(gpus), topology.num_ranks)
     role, phase_weights = _choose_role(process, device, lambda: capacity(device, settings.memory_limit, sharing), dtype)
     num_threads = torch.get_num_threads()
     if device.type != "cpu":

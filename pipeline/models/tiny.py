@@ -155,19 +155,24 @@ def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: st
     _claim(folder, WanParameters.title)
     be_quiet()
     import diffusers
+    import transformers
 
+    text_sizes = {"d_model": _TEXT_DIM, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    image_sizes = {"hidden_size": _IMAGE_DIM, **_CLIP}
     has_experts, is_expanded, has_image = variant == "i2v-a14b", variant == "ti2v-5b", variant in _WITH_IMAGE_ENCODER
     shift = {"ti2v-5b": 5.0, "flf2v-14b": 16.0}.get(variant)
     settings = WAN_SCHEDULERS[scheduler] | ({"flow_shift": shift} if shift else {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         tokenizer = _tokenizer()
+        texts = transformers.UMT5Config(vocab_size=len(tokenizer), dropout_rate=0.0, **text_sizes)
+        images = transformers.CLIPVisionConfig(**image_sizes)
         parts: dict[str, Any] = {
             HIGH_NOISE: _transformer(variant),
             LOW_NOISE: _transformer(variant) if has_experts else None,
             "vae": _wan_vae(variant),
-            "text_encoder": _text_encoder(len(tokenizer)),
-            "image_encoder": _image_encoder() if has_image else None,
+            "text_encoder": transformers.UMT5EncoderModel(texts),
+            "image_encoder": transformers.CLIPVisionModel(images) if has_image else None,
         }
     pipeline: Any = diffusers.WanImageToVideoPipeline(
         **{name: part and part.eval() for name, part in parts.items()},
@@ -225,13 +230,6 @@ def _wan_vae(variant: Variant) -> Any:
     return vae
 
 
-def _text_encoder(vocabulary: int) -> Any:
-    from transformers import UMT5Config, UMT5EncoderModel
-
-    sizes = {"d_model": _TEXT_DIM, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    return UMT5EncoderModel(UMT5Config(vocab_size=vocabulary, dropout_rate=0.0, **sizes))
-
-
 def _tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import T5TokenizerFast
@@ -242,9 +240,3 @@ def _tokenizer() -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     return T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0, **names)
-
-
-def _image_encoder() -> Any:
-    from transformers import CLIPVisionConfig, CLIPVisionModel
-
-    return CLIPVisionModel(CLIPVisionConfig(hidden_size=_IMAGE_DIM, **_CLIP))

@@ -37,8 +37,11 @@ class Topology:
 
     @classmethod
     def from_torchrun(cls) -> Self:
-        """Read torchrun's environment; without it, a group of one."""
-        return cls(rank=int(os.environ.get("RANK", "0")), num_ranks=int(os.environ.get("WORLD_SIZE", "1")))
+        """Read torchrun's environment; without it, a group of one. Raises InputError if ranks are on several hosts."""
+        environment = os.environ
+        if environment.get("LOCAL_WORLD_SIZE") != environment.get("WORLD_SIZE"):
+            raise InputError("A group runs on one host; start one on each host, and they share the queue.")
+        return cls(rank=int(environment.get("RANK", "0")), num_ranks=int(environment.get("WORLD_SIZE", "1")))
 
     @property
     def first(self) -> bool:

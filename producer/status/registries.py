@@ -165,10 +165,6 @@ def _registries(queue: SvdqQueue) -> dict[str, BaseRegistry]:
 WorkerState = Literal["running", "starting", "none"]
 
 
-def _ours(names: str) -> list[str]:
-    return [name for name in names.split(",") if is_queue(name)]
-
-
 class WorkerView(Record):
     """One worker group as registered in RQ."""
 
@@ -178,7 +174,9 @@ class WorkerView(Record):
     hostname: str = "?"
     pid: int = 0
     #: Our queues that it takes jobs from.
-    queues: Annotated[list[str], BeforeValidator(_ours), Field(min_length=1)]
+    queues: Annotated[
+        list[str], BeforeValidator(lambda names: [*filter(is_queue, names.split(","))]), Field(min_length=1)
+    ]
     finished: int = Field(default=0, validation_alias="successful_job_count")  # number of jobs that it has ended
     failed: int = Field(default=0, validation_alias="failed_job_count")
 

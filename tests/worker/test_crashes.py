@@ -1,5 +1,6 @@
 """Which jobs are suspects after a rank has died, and which are not."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from svdq.worker.queue.crashes import (
     CrashMarker,
     CrashSuspect,
     Phase,
+    folder_without_launcher,
     read_suspects,
 )
 
@@ -116,6 +118,20 @@ def test_an_id_that_does_not_fit_and_a_damaged_file_name_no_job(tmp_path: Path) 
     (tmp_path / "restart0.rank1").write_bytes(b"step 1 a")
     (tmp_path / "restart0.rank2").write_bytes(b"\xff" * RECORD_BYTES)
     assert read_suspects(tmp_path, 1) == ()
+
+
+def test_without_a_launcher_the_folder_is_the_parents(tmp_path: Path) -> None:
+    folder = folder_without_launcher(tmp_path)
+    assert folder == folder_without_launcher(tmp_path)  # after a restart of the group, too
+    before, pid, identity = folder.name.rsplit("-", 2)
+    assert int(pid) == os.getppid()
+    place, start, label = identity.split(".")
+    gone = (f"{before}-{2**22 + 1}-{identity}", f"{before}-{pid}-{place}.1{start}.{label}")  # and a reused number
+    others = (f"{before}-{pid}-elsewhere.{start}.{label}", "notes")  # another container's, and no folder of ours
+    for name in (*gone, *others):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    folder_without_launcher(tmp_path)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == set(others)
 
 
 def test_a_disk_that_takes_no_record_ends_no_rank(tmp_path: Path) -> None:

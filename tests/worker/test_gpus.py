@@ -124,16 +124,22 @@ def test_doctor_does_not_call_a_broken_driver_no_gpus(put_nvidia_smi: PutNvidiaS
 
 
 @pytest.mark.slow
-def test_gpus_that_torch_cannot_use_are_not_replaced_by_processors(site, put_nvidia_smi: PutNvidiaSmi) -> None:
+@pytest.mark.parametrize("through", ["svdq worker", pytest.param("torchrun", marks=pytest.mark.long)])
+def test_gpus_that_torch_cannot_use_are_not_replaced_by_processors(
+    site, put_nvidia_smi: PutNvidiaSmi, through: str
+) -> None:
     """As with a PyTorch without CUDA, or one with CUDA and no driver, as on the machines of these tests."""
     calls = put_nvidia_smi(TWO)
-    done = site.run("svdq", "worker", "--burst")
-    assert len(calls.read_text().splitlines()) == 1, "each call may take seconds a GPU"
+    if through == "svdq worker":
+        done = site.run("svdq", "worker", "--burst")
+        assert len(calls.read_text().splitlines()) == 1, "each call may take seconds a GPU"
+    else:
+        done = site.run("torchrun", "--nproc-per-node", 1, "--log-dir", site.folder / "log", "-m", "svdq.worker")
     said = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert len(said) == 1, done.stderr
     reason = "(Torch not compiled with CUDA enabled|Found no NVIDIA driver on your system.*)"
     assert re.match(rf"Error: PyTorch cannot use a GPU here \({reason}\); install", said[0])
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == (2 if through == "svdq worker" else 1), done.stderr
     assert "Ready" not in done.stderr
 
 
@@ -176,6 +182,7 @@ def test_a_rank_whose_driver_hangs_is_left_behind(site, tmp_path: Path, until) -
 def test_ranks_get_one_mig_instance_each(monkeypatch: pytest.MonkeyPatch, rank: int, expected: str) -> None:
     """CUDA computes on the first one that a process is told of, and on no other."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1111, MIG-2222")
+    assert visible_gpus() == ["MIG-1111", "MIG-2222"]
     assert choose_device("cpu", rank).type == "cpu"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 

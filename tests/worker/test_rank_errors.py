@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer import keys
-from svdq.worker import run_folder
-from svdq.worker.run_folder import RankConfig, RunConfig
 from tests.waiting import PATIENCE_S
 
 #: A module that Python loads at its start. In ranks, the stage loop fails once while the next photo is waited for.
@@ -77,22 +74,42 @@ def test_a_worker_runs_with_a_closed_stderr(site) -> None:
     assert "It ended because the queue was empty." in done.stdout
 
 
-@pytest.mark.long
-def test_a_restarted_rank_tries_again_whatever_is_missing(site) -> None:
-    """Its launcher would end the run for good; torchrun starts it again."""
-    away = site.settings.model_copy(update={"home": site.folder / "elsewhere"})
-    (site.folder / "elsewhere").mkdir()
-    (site.folder / "elsewhere" / "run").touch()  # so it is no folder
-    run_folder.write_config(
-        site.folder, RunConfig(rank=RankConfig(), settings=away, model=ResolvedModel(name="preview"))
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "svdq.worker", "--run-dir", site.folder],
+def rank(site, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run one rank, as torchrun does, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "svdq.worker", "--device", "cpu"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S * 2,
         cwd=site.folder,
-        env=site.environment(TORCHELASTIC_RESTART_COUNT="1"),
+        env=site.environment(**environment),
     )
-    assert done.returncode == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "exit_code", "sentence"),
+    [
+        ({"SVDQ_MAX_ATTEMPTS": "none"}, 2, "Error: The setting SVDQ_MAX_ATTEMPTS "),
+        ({"SVDQ_HOME": "elsewhere"}, 3, "Error: The folder "),
+        ({"SVDQ_MODEL": "/nowhere"}, 2, "Error: There is no model folder '/nowhere'"),
+    ],
+)
+def test_without_a_launcher_a_wrong_setting_is_one_sentence(
+    site, environment: dict[str, str], exit_code: int, sentence: str
+) -> None:
+    (site.folder / "elsewhere").mkdir()
+    (site.folder / "elsewhere" / "run").touch()  # so it is no folder
+    done = rank(site, **environment)
+    assert done.returncode == exit_code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.long
+def test_a_restarted_rank_tries_again_whatever_is_missing(site) -> None:
+    """Its launcher would end the run for good; torchrun starts it again."""
+    done = rank(site, SVDQ_MAX_ATTEMPTS="none", TORCHELASTIC_RESTART_COUNT="1")
+    assert done.returncode == 2
     assert "The group worked before, so it tries again in 10 s." in done.stderr

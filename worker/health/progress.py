@@ -83,7 +83,7 @@ class ProgressMonitor(Monitor):
         self._is_recorded_idle = False
         self._news = threading.Event()
         self._closed = threading.Event()
-        log.current_job = self._current_job
+        log.current_job = lambda: note[0].job_id if (note := self._note) is not None else None
         log.on_line = self._news.set
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._thread.start()
@@ -140,10 +140,6 @@ class ProgressMonitor(Monitor):
         # Only the present sample: the same job, taken again, may come right after it.
         is_lost = note is not None and note[0].job_id == job_id and note[0].job is self._lost
         return is_lost or (job_id in self._canceled and time.monotonic() - self._canceled_at < FRESH_S)
-
-    def _current_job(self) -> str | None:
-        note = self._note
-        return note[0].job_id if note is not None else None
 
     # The thread that contacts Redis.
 

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import queue
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
+from svdq.producer.processes import is_gone, process_name
 from svdq.producer.untrusted_job import key_of
 
 logger = logging.getLogger(__name__)
@@ -154,6 +156,15 @@ def _suspects_in(record: bytes, rank: int) -> Iterator[CrashSuspect]:
         phase = next((phase for phase in PHASES if words[:1] == [phase]), None)
         if phase is not None and len(words) == 3:
             yield CrashSuspect(job_id=words[2], phase=phase, step=int(words[1]), rank=rank, stalled=mark == _STALLED)
+
+
+def folder_without_launcher(home: Path) -> Path:
+    """Return the folder of a group that plain torchrun, its parent, has started; remove those of ended torchruns."""
+    folder = home / "runs"
+    for old in folder.glob("*"):
+        if is_gone(old.name):
+            shutil.rmtree(old, ignore_errors=True)
+    return folder / process_name(os.getppid(), "torchrun")
 
 
 @dataclass(frozen=True, kw_only=True)
