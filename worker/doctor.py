@@ -16,7 +16,7 @@ import sys
 import uuid
 import warnings
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
@@ -25,11 +25,12 @@ from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import is_model_file
 from svdq.pipeline.models.model_folder import find_problems, is_untrained, variants
 from svdq.pipeline.models.model_names import find_folder, has_weights, resolve
-from svdq.pipeline.models.needs import published
+from svdq.pipeline.models.needs import Residency, published
 from svdq.producer.processes import die_with_parent
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.storage.storage import Storage
+from svdq.producer.text import duration
 from svdq.worker.fit import NUM_VIDEOS, Cards, know, ways
 from svdq.worker.launcher.gpus import memory_of_gpus
 
@@ -146,7 +147,7 @@ def _check_folder(name: str) -> Iterator[Finding]:
 
 
 def _check_fit(name: str) -> Iterator[Finding]:
-    """Say what a known model needs, of the GPUs of this machine if it has any; `svdq plan` compares all ways."""
+    """Say what a known model needs, of the GPUs of this machine if it has any."""
     try:
         known = know(name)
     except InputError:
@@ -156,14 +157,25 @@ def _check_fit(name: str) -> Iterator[Finding]:
     video, cards = known.video(), Cards.here()
     shape = f"{video.width}x{video.height} with {video.num_frames} frames"
     if cards is None:
-        need = size_text(max(known.size.phases(video, "resident").values()))
-        yield Finding("memory", "ok", f"{shape} needs at most about {need} of a GPU in {known.size.dtype}")
-    elif best := next((way for way in ways(known, video, cards, NUM_VIDEOS, None) if way.fits), None):
-        yield Finding(
-            "memory", "ok", f"{shape} fits {cards} with `{best.command}`; `svdq plan --model {name}` has more"
-        )
-    else:
+        needs = {each: max(known.size.phases(video, each).values()) for each in get_args(Residency)}
+        text = f"{shape} needs at most about {size_text(needs['resident'])} of a GPU in {known.size.dtype}"
+        if known.has_experts:
+            bound, rounds = size_text(needs["bound"]), size_text(needs["rounds"])
+            text += f", {bound} on a rank with one of the two experts, or {rounds} on a rank that works in rounds"
+        yield Finding("memory", "ok", text)
+        return
+    step = cards.step_of(known.published)
+    found = ways(known, video, cards, NUM_VIDEOS, step.step_s if step else None)
+    for way in found:
+        fits = f"fits the {size_text(cards.room_bytes)} of {cards}" if way.fits else f"too much for {cards}"
+        time = f", {NUM_VIDEOS} videos in {duration(way.time_s)}" if way.fits and way.time_s is not None else ""
+        host = f" and {size_text(way.host_bytes)} of host memory" if way.host_bytes else ""
+        need = f"{shape} needs {size_text(way.need_bytes)}{host}"
+        yield Finding("memory", "ok", f"`{way.command}`: {need}: {fits}{time}")
+    if not any(way.fits for way in found):
         yield Finding("memory", "warn", f"{shape} does not fit {cards}", "see docs/gpus.md for what does")
+    elif step is not None:
+        yield Finding("times", "ok", f"by steps of {step.step_s:g} s ({step.source}), not measured here")
 
 
 def check_machine() -> Iterator[Finding]:

@@ -107,7 +107,9 @@ def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
     """Read several jobs at once; missing ones are left out."""
     found = [record for record in read_many(connection, job_ids) if record is not None]
     rq_jobs = [record for record in found if isinstance(record, rq.job.Job)]
-    results, waits = _results(connection, rq_jobs), _waits(connection, rq_jobs)
+    ended = [job for job in rq_jobs if job.get_status(refresh=False).value in ENDED]  # others may have an older result
+    results = {job.id: result for job, result in zip(ended, read_results(connection, ended), strict=True)}
+    waits = _waits(connection, rq_jobs)
     views = []
     for record in found:
         if isinstance(record, rq.job.Job):
@@ -181,12 +183,6 @@ def _parameters(job: Job, used: dict[str, Any]) -> dict[str, Any]:
         return parse_job(submitted | used).model_dump(mode="json") if used else submitted
     except ValueError:
         return submitted
-
-
-def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, Result | UnreadableJobError | None]:
-    """Read the newest results by job id, only of jobs that have ended: others may have one of an earlier run."""
-    ended = [job for job in rq_jobs if job.get_status(refresh=False).value in ENDED]
-    return {job.id: result for job, result in zip(ended, read_results(connection, ended), strict=True)}
 
 
 def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, dict[str, Any]]:

@@ -62,6 +62,19 @@ def test_a_trained_model_says_what_the_default_video_needs_of_a_gpu(model: Path)
     assert float(said[1]) == pytest.approx(8.32 + 1 + weights / 1e9, abs=0.06)
 
 
+def test_a_trained_model_with_experts_says_what_a_rank_with_one_of_them_needs(tiny_wan: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_wan, tmp_path / "wan")
+    (folder / "UNTRAINED.md").unlink()
+    found = {finding.subject: finding for finding in check_model(str(folder))}
+    assert found["model"].level == found["memory"].level == "ok"
+    said = re.fullmatch(
+        r"832x480 with 81 frames needs at most about [\d.]+ GB of a GPU in bfloat16, [\d.]+ GB on a rank with "
+        r"one of the two experts, or [\d.]+ GB on a rank that works in rounds",
+        found["memory"].text,
+    )
+    assert said is not None, found["memory"].text
+
+
 def test_a_published_model_that_is_not_here_says_what_it_needs_of_the_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,10 +83,16 @@ def test_a_published_model_that_is_not_here_says_what_it_needs_of_the_gpus(
     program.write_text("#!/bin/sh\necho '0, NVIDIA GeForce RTX 4090, 24564, 24000'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    missing, fetch, memory = check_model("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
+    missing, fetch, *ways, times = check_model("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
     assert missing.level == "fail"
     assert fetch.text.startswith("126.2 GB to fetch")
-    assert "fits 1 GPU of 24 GB with `svdq worker --experts rounds --approximate int8`" in memory.text
+    fitting = [way.text for way in ways if "fits the 24.5 GB of 1 GPU of 24 GB, 300 videos in 108 h" in way.text]
+    assert [text.partition(":")[0] for text in fitting] == [
+        "`svdq worker --experts rounds --approximate int8`",
+        "`svdq worker --experts rounds --offload blocks`",
+    ]
+    assert "too much for 1 GPU of 24 GB" in ways[0].text
+    assert "30.5 s" in times.text
 
 
 def test_quick_looks_at_redis_and_storage_only(svdq: Cli) -> None:

@@ -106,7 +106,7 @@ class Reporter:
         while not self._reports.empty():
             report = self._reports.get()
             active = self.active.get(report.job_id)
-            if active is None or not _is_of(report, active):
+            if active is None or (report.body and report.body["job"]["execution"][1] != active.execution.composite_key):
                 continue  # of a lost execution; the same job may be active again
             try:
                 self._write_end(active, report)
@@ -189,8 +189,3 @@ class Reporter:
 def _is_dropped(report: Report) -> bool:
     """Whether a rank dropped a sample: it was canceled, or seemed to belong to another group."""
     return report.canceled or not (report.result or report.failure)
-
-
-def _is_of(report: Report, active: ActiveJob) -> bool:
-    """Whether a report belongs to this execution of its job; that of a job that did not reach the stage does."""
-    return not report.body or report.body["job"]["execution"][1] == active.execution.composite_key
