@@ -1,4 +1,4 @@
-"""A command on a terminal of its own."""
+"""A command on a separate terminal."""
 
 import contextlib
 import os

@@ -100,7 +100,7 @@ def submit(
     and videos keep the folders of their photos. `force` makes new jobs although the same ones exist, and `skip_bad`
     leaves out bad photos. `at` is when to queue the jobs, in local time if it has no time zone, `output` a folder below
     outputs/ of the storage, and `last_image` the last frame of photos without `NAME.last.jpg`. Each prompt of `then`,
-    which may be "", continues a video in a job of its own, which is returned, too. Raises as `submit_all`.
+    which may be "", continues a video in a separate job, which is returned, too. Raises as `submit_all`.
     """
     words = [str(photo) for photo in ([photos] if isinstance(photos, str | Path) else photos)]
     if not words:

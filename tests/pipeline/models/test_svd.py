@@ -30,7 +30,7 @@ def parameters(guidance="on", **changes):
 
 @pytest.fixture(scope="module")
 def ranks(tiny_model):
-    """Three ranks' models, each an instance of its own."""
+    """Three ranks' models, one instance for each."""
     return [open_model(resolve(str(tiny_model)), Role.of_rank(rank), CPU, torch.float32) for rank in range(3)]
 
 
