@@ -62,7 +62,7 @@ def queues(connection: redis.Redis) -> list[SvdqQueue]:
     found: Any = connection.smembers(SvdqQueue.redis_queues_keys)
     names = (key.decode(errors="replace").removeprefix(SvdqQueue.redis_queue_namespace_prefix) for key in found)
     known = {*keys.QUEUE_NAMES, *filter(is_queue, names)}
-    ordered = sorted(known, key=lambda name: (keys.QUEUE_NAMES.index(name.partition(":")[0]), ":" not in name, name))
+    ordered = sorted(known, key=lambda name: (keys.PRIORITIES.index(priority_of(name)), ":" not in name, name))
     return [SvdqQueue(name, connection=connection) for name in ordered]
 
 

@@ -11,7 +11,7 @@ from statistics import median
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Request
 from svdq.producer import keys
-from svdq.producer.queue import read_arguments
+from svdq.producer.queue import priority_of, read_arguments
 from svdq.producer.records import JobArguments, JobMeta
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared, RefusedError
@@ -212,7 +212,7 @@ class Dispatcher:
             last_photo=last_photo,
             resume=resume,
             num_waiting=self._num_waiting,
-            priority=keys.QUEUE_NAMES.index(active.rq_job.origin.partition(":")[0]),
+            priority=keys.PRIORITIES.index(priority_of(active.rq_job.origin)),
             encoders=self._options.memory.able("encode", parameters),
             decoders=self._options.memory.able("decode", parameters),
             chunk_chosen=active.job.decode_chunk_size is None,
