@@ -20,10 +20,12 @@ from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer.files import make_home, sweep, temporary_name
 from svdq.producer.processes import is_running, start_of
-from svdq.producer.settings import SECRETS, Settings
+from svdq.producer.settings import ENV_PREFIX, SECRETS, Settings
 
 RUN = "run"  # folder under SVDQ_HOME with a folder for each running launcher
 HOST_RESERVE_BYTES = 4_000_000_000  # of host memory: for photos, frames and states, and other processes
+#: Settings that may hold a password and that ranks need: they are told in their environment, and in no file.
+TOLD_IN_ENVIRONMENT = ("redis_url", "storage")
 PROBE_BYTES = 2**14  # bytes that a home must have room for; a full disk still takes empty files
 
 
@@ -163,13 +165,23 @@ def parent_folder(home: Path) -> Iterator[Path]:
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
-    """Write the configuration of the group's ranks."""
-    _write(folder / "config.json", config.model_dump_json(exclude={"settings": {*SECRETS}}))
+    """Write the configuration of the group's ranks, without what may hold a password: see `environment`."""
+    _write(folder / "config.json", config.model_dump_json(exclude={"settings": {*SECRETS, *TOLD_IN_ENVIRONMENT}}))
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Return the variables that `read_config` needs besides the file."""
+    told = {f"{ENV_PREFIX}{name.upper()}" for name in TOLD_IN_ENVIRONMENT}
+    return {name: text for name, text in settings.environment().items() if name in told}
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read the configuration of the group's ranks."""
-    return RunConfig.model_validate_json((folder / "config.json").read_bytes())
+    """Read the configuration of the group's ranks, in a process with the variables of `environment`."""
+    config = json.loads((folder / "config.json").read_bytes())
+    for name in TOLD_IN_ENVIRONMENT:
+        if text := os.environ.get(f"{ENV_PREFIX}{name.upper()}"):
+            config["settings"][name] = text
+    return RunConfig.model_validate_json(json.dumps(config))
 
 
 def write_pid(folder: Path, rank: int) -> None:

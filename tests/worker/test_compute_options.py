@@ -78,6 +78,18 @@ def test_ranks_are_told_no_secrets_that_they_do_not_need(tmp_path: Path, home: P
     assert "s3cret" not in (tmp_path / "config.json").read_text()
 
 
+def test_passwords_of_redis_and_storage_reach_ranks_by_their_environment_alone(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings(redis_url="redis://:s3cret@127.0.0.1:1/0", storage="memory://user:s3cret@host/videos")
+    run_config = RunConfig(rank=RankConfig(), settings=settings, model=resolve("preview"))
+    run_folder.write_config(tmp_path, run_config)
+    assert "s3cret" not in (tmp_path / "config.json").read_text()
+    for name, text in run_folder.environment(settings).items():
+        monkeypatch.setenv(name, text)
+    assert run_folder.read_config(tmp_path) == run_config
+
+
 def test_hosts_that_were_told_different_things_are_one_sentence() -> None:
     alike = [RankInfo(capacity=free, weights=0, device="cpu", compute={"dtype": "float16"}) for free in (5, 6)]
     check_alike([])

@@ -61,6 +61,7 @@ class GroupProcess:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             # Without it torchrun opens a TCP port at all addresses, which these ranks do not use.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **run_folder.environment(config.settings),
         }
         folder.mkdir()
         self._start()
