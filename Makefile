@@ -26,6 +26,9 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constrain
 
 # Without byte code seven ranks would compile torch's Python sources at every start.
 unexport PYTHONDONTWRITEBYTECODE
+# Processes of tests keep the memory that they free: see worker/launcher/torchrun.py.
+unit-tests tests test-long test-exclusive: export MALLOC_MMAP_THRESHOLD_ ?= 4000000000
+unit-tests tests test-long test-exclusive: export MALLOC_TRIM_THRESHOLD_ ?= 4000000000
 
 .PHONY: demo check unit-tests test tests test-long test-exclusive test-all docs gpu-check lint format constraints clean
 .DELETE_ON_ERROR:

@@ -30,6 +30,8 @@ from tests.waiting import PATIENCE_S, wait_until
 
 # Several test processes share the cores: torch's threads would spin while they wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# On AMD's processors the sums of MKL depend on the addresses of weights; copies of weights have others than the file.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # How long an example takes is the machine's business.
 # The same examples in each run: an example that is found by chance stops nobody else's change.

@@ -12,9 +12,12 @@ import pytest
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.models.model_names import resolve
 from svdq.producer.queue import server_url
+from svdq.producer.settings_loader import load_settings
 from svdq.worker import run_folder
 from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.launcher import default_ranks
+from svdq.worker.launcher.torchrun import KEEP_FREED_MEMORY, environment
+from svdq.worker.run_folder import RankConfig, RunConfig
 
 
 @pytest.mark.parametrize(
@@ -124,6 +127,16 @@ def test_ranks_and_launcher_know_each_other_through_the_run_folder(tmp_path: Pat
 def test_the_default_number_of_ranks(gpus: int, groups: int, cores: int, expected: int, monkeypatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert default_ranks(gpus, groups) == expected
+
+
+def test_ranks_on_processors_keep_the_memory_that_they_free(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KEEP_FREED_MEMORY:
+        monkeypatch.delenv(name, raising=False)
+    config = RunConfig(rank=RankConfig(), settings=load_settings(), model=resolve("preview"))
+    assert KEEP_FREED_MEMORY.items() <= environment(config, on_gpus=False).items()
+    assert not KEEP_FREED_MEMORY.keys() & environment(config, on_gpus=True).keys()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")  # the user's own
+    assert environment(config, on_gpus=False)["MALLOC_TRIM_THRESHOLD_"] == "1000"
 
 
 # `svdq worker` as a user types it.

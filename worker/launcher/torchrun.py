@@ -36,6 +36,27 @@ MAX_RESTARTS = 3000  # about twelve hours of waiting for a model or a disk
 STUCK_S, LOOK_S = 60.0, 5.0  # of a rank's wait in its kernel until GPUs are tested; between looks at that
 KILL_S = 5.0  # seconds that killed processes get to disappear
 
+#: glibc's variables with which processes keep the memory that they free, for the next step: on a virtual machine the
+#: first touch of a page takes up to 10 us, half the time of a convolution.
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
+
+
+def environment(config: RunConfig, *, on_gpus: bool) -> dict[str, str]:
+    """Return the environment of torchrun and its ranks; those on GPUs compute in no host memory, and free experts."""
+    return (
+        ({} if on_gpus else KEEP_FREED_MEMORY)
+        | os.environ
+        | {
+            # Without it `python -m` looks for modules in the current folder first, and runs a redis.py there.
+            "PYTHONSAFEPATH": "1",
+            # torchrun sets it with a warning; the ranks set their threads themselves.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            # Without it torchrun opens a TCP port at all addresses, which these ranks do not use.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **run_folder.environment(config.settings),
+        }
+    )
+
 
 class GroupProcess:
     """A running torchrun."""
@@ -54,15 +75,7 @@ class GroupProcess:
         self._look_at = 0.0
         self._sent: set[tuple[int, signal.Signals]] = set()
         self._last_signal: signal.Signals | None = None
-        self._environment = os.environ | {
-            # Without it `python -m` looks for modules in the current folder first, and runs a redis.py there.
-            "PYTHONSAFEPATH": "1",
-            # torchrun sets it with a warning; the ranks set their threads themselves.
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            # Without it torchrun opens a TCP port at all addresses, which these ranks do not use.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            **run_folder.environment(config.settings),
-        }
+        self._environment = environment(config, on_gpus=devices is not None)
         folder.mkdir()
         self._start()
 
