@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_checks.model_parts import differences, random_state
 from svdq.pipeline.models.compute_options import ComputeOptions, apply
@@ -79,30 +78,6 @@ class _OneToken:
         return value.repeat_interleave(repeats, dim=0)
 
 
-def attention_over_frames(backend: SDPBackend) -> Change:
-    """Return what computes attention over frames, tens of thousands of short sequences, with one of torch's kernels."""
-
-    def change(unet: nn.Module) -> None:
-        for layer in unet.modules():
-            if type(layer).__name__ == "TemporalBasicTransformerBlock":
-                layer.attn1.set_processor(_WithBackend(layer.attn1.processor, backend))
-
-    return change
-
-
-class _WithBackend:
-    """A diffusers attention processor that computes with one of torch's kernels."""
-
-    def __init__(self, processor: Any, backend: SDPBackend) -> None:
-        self._processor = processor
-        self._backend = backend
-
-    def __call__(self, attn: Any, hidden_states: Tensor, *given: Any, **options: Any) -> Tensor:
-        with sdpa_kernel(self._backend):
-            result: Tensor = self._processor(attn, hidden_states, *given, **options)
-            return result
-
-
 def encoder_in_float32(vae: Any) -> None:
     """Keep the encoder of the VAE in float32, so that the decoder is not converted for each encode and back."""
     vae.encoder.to(torch.float32)
@@ -125,7 +100,6 @@ def attention_backend(name: str) -> Change:
 
 
 _DECODES: Mapping[str, Sequence[Change]] = {
-    "channels last": [channels_last],
     "compiled decoder": [compiled_decoder],
     "compiled decoder, channels last": [channels_last, compiled_decoder],
 }
@@ -135,10 +109,6 @@ CANDIDATES: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Sequence[Change]
         "svd": {
             "step": {
                 "one token": [one_token],
-                "flash attention over frames": [attention_over_frames(SDPBackend.FLASH_ATTENTION)],
-                "memory-efficient attention over frames": [attention_over_frames(SDPBackend.EFFICIENT_ATTENTION)],
-                "cuDNN's attention over frames": [attention_over_frames(SDPBackend.CUDNN_ATTENTION)],
-                "attention over frames as products": [attention_over_frames(SDPBackend.MATH)],
             }
         },
         "wan": {

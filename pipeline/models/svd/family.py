@@ -120,8 +120,8 @@ def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
 
 
 def prior(facts: Facts) -> CostPrior:
-    """Return what was measured on an H100 at 576x1024x25."""
-    return CostPrior(encode_steps=0.18, decode_steps=4.4)
+    """Return what was measured on an H100 at 1024x576x25 in float16; see docs/internals/performance.md."""
+    return CostPrior(encode_steps=0.35, decode_steps=3.5)
 
 
 def memory(activity: Activity, shape: MemoryShape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
