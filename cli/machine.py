@@ -95,12 +95,13 @@ def config(as_json: bool, **flags: str | None) -> None:
       svdq config --json
       SVDQ_MODEL=/models/svd-xt svdq config
     """
-    values = load_settings(**flags).model_dump(mode="json")
-    for name in ("redis_url", "storage"):
-        if values[name] is not None:
-            values[name] = without_secrets(values[name])
-    values["notify"] = [f"{url.partition(':')[0]}://***" for url in values["notify"]]
-    values["serve_token"] = None if values["serve_token"] is None else "***"
+    settings = load_settings(**flags)
+    # In the order of the settings; those that may hold secrets are in no dump.
+    values = dict.fromkeys(type(settings).model_fields) | settings.model_dump(mode="json")
+    values["redis_url"] = None if settings.redis_url is None else without_secrets(settings.redis_url)
+    values["storage"] = without_secrets(settings.storage)
+    values["notify"] = [f"{url.partition(':')[0]}://***" for url in settings.notify]
+    values["serve_token"] = None if settings.serve_token is None else "***"
     sources = origins(**flags)
     for name in os.environ:
         if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in values:

@@ -42,20 +42,26 @@ def default_home() -> Path:
     return platformdirs.user_data_path("svdq")
 
 
+#: Settings that are secret as a whole, not in parts as a URL.
 SECRETS = ("serve_token", "notify")
 
 
 class Settings(BaseModel):
-    """The settings of a process and of what it starts; `settings_loader.load_settings` creates them."""
+    """The settings of a process and of what it starts; `settings_loader.load_settings` creates them.
+
+    Those that hold or may hold a secret are in no text (`repr`) and in no dump (`exclude`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     #: Folder of the embedded Redis server and, by default, of the storage.
     home: Annotated[Path, AfterValidator(absolute)] = Field(default_factory=default_home, validate_default=True)
-    #: Redis server, or None for the embedded one. Not in repr: it may hold a password.
-    redis_url: str | None = Field(None, min_length=1, repr=False)
-    #: An absolute folder or an fsspec URL. Not in repr: it may hold a password.
-    storage: str = Field(default_factory=lambda data: str(data["home"] / "storage"), min_length=1, repr=False)
+    #: Redis server, or None for the embedded one. It may hold a password.
+    redis_url: str | None = Field(None, min_length=1, repr=False, exclude=True)
+    #: An absolute folder or an fsspec URL. It may hold a password.
+    storage: str = Field(
+        default_factory=lambda data: str(data["home"] / "storage"), min_length=1, repr=False, exclude=True
+    )
     model: str = Field("preview", min_length=1)  # `preview`, or the folder or hub id of a model in diffusers' layout
     max_pixels: int = Field(100_000_000, ge=1)  # largest number of pixels of a photo
     max_attempts: int = Field(2, ge=1)  # crashes of a rank until its job is set aside as failed
@@ -63,11 +69,11 @@ class Settings(BaseModel):
     stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
     #: Memory limit for a rank's weights and activations, such as 24GB; None: its GPU's memory, or no limit on a CPU.
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
-    #: Token of `svdq serve`; None: the one in its file. Not in repr: it is a secret.
-    serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False)
+    #: Token of `svdq serve`; None: the one in its file.
+    serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False, exclude=True)
 
-    #: apprise URLs that `svdq worker` notifies; a variable separates them by spaces. Not in repr: they hold secrets.
-    notify: tuple[str, ...] = Field((), repr=False)
+    #: apprise URLs that `svdq worker` notifies; a variable separates them by spaces.
+    notify: tuple[str, ...] = Field((), repr=False, exclude=True)
 
     @field_validator("notify", mode="before")
     @classmethod

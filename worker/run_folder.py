@@ -20,7 +20,7 @@ from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer.files import make_home, sweep, temporary_name
 from svdq.producer.processes import is_running, start_of
-from svdq.producer.settings import ENV_PREFIX, SECRETS, Settings
+from svdq.producer.settings import ENV_PREFIX, Settings
 
 RUN = "run"  # folder under SVDQ_HOME with a folder for each running launcher
 HOST_RESERVE_BYTES = 4_000_000_000  # of host memory: for photos, frames and states, and other processes
@@ -165,8 +165,8 @@ def parent_folder(home: Path) -> Iterator[Path]:
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
-    """Write the configuration of the group's ranks, without what may hold a password: see `environment`."""
-    _write(folder / "config.json", config.model_dump_json(exclude={"settings": {*SECRETS, *TOLD_IN_ENVIRONMENT}}))
+    """Write the configuration of the group's ranks, without the private settings: see `environment`."""
+    _write(folder / "config.json", config.model_dump_json())
 
 
 def environment(settings: Settings) -> dict[str, str]:

@@ -124,6 +124,26 @@ def test_no_password_is_in_logs_files_or_process_lists(site, until, server: OwnR
     assert_secret_in_no_file(site.folder)
 
 
+def test_a_running_or_killed_worker_leaves_its_password_in_no_file(site, until, tmp_path: Path) -> None:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = OwnRedis(folder, "--requirepass", SECRET)
+    try:
+        group = site.start(2, SVDQ_REDIS_URL=server.url(f":{SECRET}"))
+        [config] = site.settings.home.rglob("config.json")
+        assert files_with_secret(site.folder) == []
+        group.send_signal(signal.SIGKILL)
+        until(lambda: not server.client(server.url(f":{SECRET}")).client_list()[1:])  # its ranks have ended
+        assert config.exists()
+        assert files_with_secret(site.folder) == []
+    finally:
+        server.stop()
+
+
+def files_with_secret(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+
+
 def assert_secret_in_no_file(folder: Path) -> None:
     """Logs, traces, videos, sidecars, checkpoints, and what Redis keeps on disk; the users' file is the server's."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != "users.acl"]
