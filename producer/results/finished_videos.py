@@ -11,12 +11,11 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.files import open_regular
 from svdq.producer.records import Sidecar
-from svdq.producer.storage.local import FileInfo
+from svdq.producer.storage.local import FRAME, FileInfo
 from svdq.producer.storage.storage import Storage
 
 OUTPUTS = "outputs"
 _EXTENSION = re.compile(r"(?:\.(?!json$)[a-z0-9]{1,5})?")  # of a video; "" is a folder of frames
-_FRAME = re.compile(r"frame_\d+\.png")
 EXIF_IMAGE_DESCRIPTION = 0x010E
 
 
@@ -72,7 +71,7 @@ def read_results(
     sidecars: dict[str, FileInfo] = {}
     for entry in entries:
         folder, _, name = entry.key.rpartition("/")
-        if _FRAME.fullmatch(name):
+        if FRAME.fullmatch(name):
             frames.setdefault(folder, []).append(entry)
         elif not name.endswith(".json"):
             files[entry.key] = entry

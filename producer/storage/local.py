@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import BinaryIO
 
 from svdq.producer.files import temporary_name
 
+FRAME = re.compile(r"frame_\d+\.png")  # names of svdq's own files in a folder of frames
 TEMPORARY = "tmp"  # folder for files being written, below the root so that a rename stays on one file system
 
 
@@ -112,7 +114,10 @@ def _unless_missing(error: OSError) -> None:
 
 
 def publish(source: Path, target: Path) -> None:
-    """Flush a file or folder to disk, and rename it to `target` on the same disk, replacing what exists."""
+    """Flush a file or a folder of frames to disk, and rename it to `target` on the same disk, replacing what exists.
+
+    What others have put into a folder of frames stays in it.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
         _flush(path)
@@ -122,6 +127,7 @@ def publish(source: Path, target: Path) -> None:
             # A folder cannot be replaced atomically, so the old one is moved aside just before.
             shutil.rmtree(aside, ignore_errors=True)
             with contextlib.suppress(FileNotFoundError):
+                _link_others(target, source)
                 target.rename(aside)
         try:
             source.replace(target)
@@ -132,6 +138,25 @@ def publish(source: Path, target: Path) -> None:
                 raise
     shutil.rmtree(aside, ignore_errors=True)
     _flush(target.parent)
+
+
+def _link_others(old: Path, new: Path) -> None:
+    """Link everything but svdq's frames from a folder into the one that replaces it, which a kill cannot undo."""
+    for path in old.iterdir():
+        target = new / path.name
+        if FRAME.fullmatch(path.name) or os.path.lexists(target):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, target, symlinks=True, copy_function=_link)
+        else:
+            _link(path, target)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # such as on exFAT, which has no links
+        shutil.copyfile(source, target, follow_symlinks=False)
 
 
 def _flush(path: Path) -> None:

@@ -4,13 +4,13 @@ import contextlib
 import errno
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from svdq.pipeline.errors import InputError, how_to_install
-from svdq.producer.storage.local import FileInfo
+from svdq.producer.storage.local import FRAME, FileInfo
 from svdq.producer.text import as_utc
 from svdq.producer.threads import ordered_map
 
@@ -81,7 +81,7 @@ class RemoteFiles:
     def publish(self, path: Path, key: str) -> None:
         sources, target = [path], self._path(key)
         if path.is_dir():
-            self.remove(key)
+            self._remove(found for found in self._find(key) if FRAME.fullmatch(found.removeprefix(f"{target}/")))
             sources = [file for file in path.rglob("*") if file.is_file()]
         # File by file, since fsspec's backends differ in how they upload a folder.
         targets = [f"{target}/{file.relative_to(path).as_posix()}" if file != path else target for file in sources]
@@ -91,15 +91,24 @@ class RemoteFiles:
         return False  # the time of an object changes only with its content
 
     def remove(self, key: str) -> None:
-        """Remove a file or a folder. fsspec's `rm` would treat `[`, `*` and `?` in a name as a pattern."""
-        fs = self._fresh()
+        """Remove a file or a folder."""
+        self._remove(self._find(key))
+
+    def _find(self, key: str) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            found: list[str] = self._fresh().find(self._path(key))
+            return found
+        return []
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        """Remove files. fsspec's `rm` would treat `[`, `*` and `?` in a name as a pattern."""
+        fs = self._fs
 
         def remove(path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 fs.rm_file(path)
 
-        with contextlib.suppress(FileNotFoundError):
-            deque(ordered_map(remove, fs.find(self._path(key)), num_threads=self.num_threads), maxlen=0)
+        deque(ordered_map(remove, paths, num_threads=self.num_threads), maxlen=0)
 
     @property
     def num_threads(self) -> int:

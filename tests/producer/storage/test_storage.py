@@ -38,19 +38,35 @@ def test_inputs_are_content_addressed(storage: Storage) -> None:
 
 
 def test_publish_replaces_files_and_folders(storage: Storage) -> None:
-    for content in (b"one", b"two"):
+    for content in (b"one", b"three"):
         with storage.staging() as folder:
             (folder / "a.mp4").write_bytes(content)
             (folder / "frames").mkdir()
-            (folder / "frames" / f"{content.decode()}.png").write_bytes(content)
+            (folder / "frames" / f"frame_{len(content)}.png").write_bytes(content)
             storage.publish(folder / "a.mp4", "outputs/1/a.mp4")
             storage.publish(folder / "frames", "outputs/1/frames")
         assert not folder.exists()
         assert storage.read("outputs/1/a.mp4") == content
-        assert storage.read(f"outputs/1/frames/{content.decode()}.png") == content
-    assert not storage.exists("outputs/1/frames/one.png")
+        assert storage.read(f"outputs/1/frames/frame_{len(content)}.png") == content
+    assert not storage.exists("outputs/1/frames/frame_3.png")
     storage.write_text("outputs/1/a.json", "é")
     assert storage.read("outputs/1/a.json").decode() == "é"
+
+
+def test_publish_keeps_the_files_of_others_in_a_folder_of_frames(storage: Storage) -> None:
+    for number in (2, 1):
+        with storage.staging() as folder:
+            (folder / "frames").mkdir()
+            for frame in range(number):
+                (folder / "frames" / f"frame_{frame:04}.png").write_bytes(bytes([number]))
+            storage.publish(folder / "frames", "outputs/v")
+        if number == 2:
+            storage.write_text("outputs/v/notes.txt", "a user's")
+            storage.write_text("outputs/v/graded/frame_0001.png", "a user's")
+    assert storage.read("outputs/v/notes.txt") == b"a user's"
+    assert storage.read("outputs/v/frame_0000.png") == b"\x01"
+    assert not storage.exists("outputs/v/frame_0001.png")
+    assert storage.read("outputs/v/graded/frame_0001.png") == b"a user's"
 
 
 def test_a_folder_that_is_published_by_several_at_once_is_whole(tmp_path: Path) -> None:
@@ -58,7 +74,7 @@ def test_a_folder_that_is_published_by_several_at_once_is_whole(tmp_path: Path) 
         for _ in range(50):
             source = tmp_path / temporary_name(".svdq-")
             source.mkdir()
-            for name in ("1.png", "2.png"):
+            for name in ("frame_1.png", "frame_2.png"):
                 (source / name).write_text(str(number))
             publish(source, tmp_path / "video")
 
