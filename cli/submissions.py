@@ -140,8 +140,8 @@ def _object(submission: Submission) -> dict[str, Any]:
 
 
 def _line(submission: Submission, *, do_wait: bool) -> str:
-    if submission.replaced_model:
-        note = f" (replaces the video that {submission.replaced_model} made)"
+    if submission.again:
+        note = f" ({submission.again})"
     elif submission.was:
         note = f" (queued again, {submission.was} before)"
     elif not submission.is_new:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import click
 import redis
@@ -55,10 +56,17 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
     if as_json:
         for view in views:
             echo_json(view.as_json())
+    for path in (gone := [path for view in views for path in view.outputs if _is_gone(Path(path))]):
+        echo(f"Error: The file {path!r} was removed; submit its photo again to render it again.", err=True)
     num_left = sum(not view.ended for view in views)
     if num_left:
         echo(f"Error: {num_left:,} of {len(views):,} jobs had not ended after {timeout}.", err=True)
-    return exit_code
+    return EXIT_FAILED if gone else exit_code
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether a file is missing in a folder that is there: others are on another machine or disk."""
+    return path.is_absolute() and path.parent.is_dir() and not path.exists()
 
 
 def wait_for(

@@ -11,7 +11,8 @@ from rq.utils import utcformat
 
 from svdq.producer import keys
 from svdq.producer.job import Job, SvdJob
-from svdq.producer.queue import SvdqQueue
+from svdq.producer.queue import SvdqQueue, read_job
+from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
@@ -41,8 +42,16 @@ def start(job: rq.job.Job, **meta: object) -> None:
 def finish(job: rq.job.Job, value: object = None, at: float | None = None) -> None:
     """End a job as a worker does, now or at another time."""
     _end(job, JobStatus.FINISHED, at)
-    value = value or {"outputs": ["/a b.mp4"], "notice": NOTICE}
+    value = value or {"outputs": ["/videos/a b.mp4"], "notice": NOTICE}
     Result.create(job, Result.Type.SUCCESSFUL, ttl=-1, return_value=value)
+
+
+def write_files(storage: Storage, rq_job: rq.job.Job) -> None:
+    """Write something as the files of a job."""
+    job = read_job(rq_job)
+    assert job is not None
+    for key in (job.sidecar_key(rq_job.id), *job.output_keys(rq_job.id).values()):
+        storage.write_bytes(key, b"{}")
 
 
 def fail(

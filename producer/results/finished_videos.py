@@ -10,6 +10,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.files import open_regular
+from svdq.producer.job import parse_job
 from svdq.producer.records import Sidecar
 from svdq.producer.storage.local import FRAME, FileInfo
 from svdq.producer.storage.storage import Storage
@@ -106,6 +107,15 @@ def _read(sidecar: FileInfo, data: bytes, files: dict[str, FileInfo], frames: di
         document=document,
         data=data,
     )
+
+
+def has_files(storage: Storage, job_id: str, document: object) -> bool:
+    """Return whether all files of a finished job are in a storage; also True if the job is of another version."""
+    try:
+        job = parse_job(document)
+    except ValueError:
+        return True
+    return all(map(storage.exists, (job.sidecar_key(job_id), *job.output_keys(job_id).values())))
 
 
 def read_provenance(path: Path) -> Sidecar:

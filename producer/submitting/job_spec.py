@@ -1,5 +1,6 @@
 """The videos to make of a photo: their parameters, number, time and names; makes jobs of them."""
 
+import hashlib
 import re
 import secrets
 import string
@@ -150,13 +151,13 @@ class JobSpec:
                     f"{spell('then')} {shorten(prompt)!r} does not apply to {job.title}, which takes no prompts; "
                     f"continue its videos with {spell('then')} ''."
                 )
-            if options.seed is None:
-                values["seed"] = secrets.randbits(SEED_BITS)
             try:
                 job = JOBS[job.family].model_validate(values)
             except ValidationError as error:
                 raise InputError(_sentence(error, JOBS[job.family], values, lambda _: spell("then"))) from error
             job_id = job.digest(seed_was_drawn=options.seed is None)
+            if options.seed is None:
+                job = job.model_copy(update={"seed": _seed_of(job_id)})
             yield job, job_id
 
     def _check_last_frame(self, job: Job, spell: Callable[[str], str]) -> None:
@@ -179,18 +180,26 @@ class JobSpec:
         drawn = options.seed is None
         given_name = ""
         if self.name is not None:
-            # A random seed and the position in the submission change each time, so they are not part of the id.
+            # The position in the submission changes each time, and a drawn seed follows from the id.
             same = job.model_copy(update={"seed": 0}) if drawn else job
             given_name = _render(self.name, same, photo.name, index=0, variation=variation)
-            name = _render(self.name, job, photo.name, index=index, variation=variation)
-            job = job.model_copy(update={"name": name})
         job_id = job.digest(
             seed_was_drawn=drawn,
             given_name=given_name,
             variation=variation if drawn else 0,
             nonce=secrets.token_hex(8) if self.force else self.request_key,
         )
+        if drawn:
+            job = job.model_copy(update={"seed": _seed_of(job_id)})
+        if self.name is not None:
+            name = _render(self.name, job, photo.name, index=index, variation=variation)
+            job = job.model_copy(update={"name": name})
         return job, job_id
+
+
+def _seed_of(job_id: str) -> int:
+    """Draw the seed of a job: the same for the same submission, also when Redis has forgotten the job."""
+    return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[: SEED_BITS // 8])
 
 
 def make_job(

@@ -1,6 +1,5 @@
 """The model that videos are for: the one that is expected, and finished videos of another one."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,17 +11,19 @@ from svdq.pipeline.models import model_names
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.model_file import is_model_file, read_model_file
 from svdq.pipeline.models.model_names import family_of_model, has_weights
+from svdq.producer import job_control
 from svdq.producer.embedded_redis import running_url
 from svdq.producer.job import JOBS, model_stem
-from svdq.producer.job_control import retry
 from svdq.producer.queue import session
+from svdq.producer.results.finished_videos import has_files
 from svdq.producer.settings import Settings
 from svdq.producer.status import registries
-from svdq.producer.status.job_view import view_many
+from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import running_defaults, running_models
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Enqueued
 from svdq.producer.submitting.parameters import ExpectedModel
+from svdq.producer.threads import ordered_map
 
 
 def configured_model(settings: Settings) -> ExpectedModel | None:
@@ -93,18 +94,33 @@ def current_models(connection: redis.Redis, settings: Settings) -> dict[str, str
     return {model_stem(name): family for name, family in models.items()}
 
 
-def replace_videos(
+def render_again(
     connection: redis.Redis, storage: Storage, models: Mapping[str, str | None], enqueued: Sequence[Enqueued]
 ) -> dict[str, str]:
-    """Requeue finished jobs whose video another model made; return these models by job id."""
+    """Requeue finished jobs whose files are gone, or whose video another model made; return the reasons by job id.
+
+    A video of another model that a person has marked to keep stays.
+    """
     existing = [each.rq_job for each in enqueued if not each.is_new]
     finished = [job.id for job in existing if job.get_status(refresh=False) is JobStatus.FINISHED]
-    replaced = {}
-    for view in view_many(connection, finished) if models and finished else ():
+    if not finished:
+        return {}
+    views = list(view_many(connection, finished))
+    are_there = ordered_map(
+        lambda view: has_files(storage, view.id, view.parameters), views, num_threads=storage.num_threads
+    )
+    reasons = {}
+    for view, verdict, is_there in zip(views, job_control.read(connection, finished), are_there, strict=True):
         wanted = view.parameters.get("family", DEFAULT_FAMILY)
         able = {name for name, family in models.items() if family in (None, wanted)}
-        if view.model and able and not {model_stem(view.model), view.parameters.get("model")} & able:
-            with contextlib.suppress(InputError):  # another process has just changed it
-                retry(connection, view.id, storage=storage)
-                replaced[view.id] = view.model
-    return replaced
+        is_of_another = view.model and able and not {model_stem(view.model), view.parameters.get("model")} & able
+        if not is_there:
+            reasons[view.id] = "its files are gone, so it is rendered again"
+        elif is_of_another and verdict != "keep":
+            reasons[view.id] = f"replaces the video that {view.model} made"
+    for job_id in list(reasons):
+        try:
+            job_control.retry(connection, job_id, storage=storage)
+        except InputError:  # another process has just changed it
+            del reasons[job_id]
+    return reasons

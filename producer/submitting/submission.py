@@ -22,7 +22,7 @@ from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec, read_folder
-from svdq.producer.submitting.model_choice import current_models, expected_model, replace_videos, why_default
+from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning, source_path
@@ -45,7 +45,7 @@ class Submission:
     is_new: bool  # whether it was enqueued now
     at: datetime | None = None  # when a new job will be queued, with a time zone; None: it is queued
     was: str = ""  # as in `Enqueued`
-    replaced_model: str = ""  # the model whose video the new job replaces; "" for none
+    again: str = ""  # why a finished job is rendered again, as a clause; "" if it is not
     warning: str = ""  # as of `crop_warning`
     link: str = ""  # which one of a chain it is, such as `2 of 3`
 
@@ -178,10 +178,10 @@ def submit_all(
                 results = enqueue_chain(connection, [entry for entry, _ in chunk], parents.get(spec.depends_on, ()))
             else:
                 results = enqueue_many(connection, [entry for entry, _ in chunk])
-            replaced = replace_videos(connection, storage, models, results)
+            again = render_again(connection, storage, models, results)
             for (entry, _), enqueued in zip(chunk, results, strict=True):
                 observer.advance()
-                yield _submission(entry, enqueued, replaced.get(entry.job_id, ""))
+                yield _submission(entry, enqueued, again.get(entry.job_id, ""))
 
 
 def _specs(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]:
@@ -283,7 +283,7 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
             index += 1
 
 
-def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submission:
+def _submission(entry: Entry, enqueued: Enqueued, again: str) -> Submission:
     is_new = enqueued.is_new or bool(enqueued.was)
     # The links of a chain have the name of the first one.
     recorded = entry.job if enqueued.is_new and not entry.job.predecessor else read_job(enqueued.rq_job)
@@ -293,13 +293,13 @@ def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submis
         id=entry.job_id,
         image=recorded.image,
         seed=recorded.seed,
-        status="queued" if replaced_model else enqueued.rq_job.get_status(refresh=False).value,
+        status="queued" if again else enqueued.rq_job.get_status(refresh=False).value,
         name=recorded.name,
         photo=entry.photo,
-        is_new=is_new or bool(replaced_model),
+        is_new=is_new or bool(again),
         at=entry.at if is_new else None,
         was=enqueued.was,
-        replaced_model=replaced_model,
+        again=again,
         warning=entry.warning if is_new else "",
         link=entry.notes.get(LINK_NOTE, ""),
     )

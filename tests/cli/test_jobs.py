@@ -27,7 +27,7 @@ def test_wait(svdq: Cli, connection: redis.Redis) -> None:
     good, bad, late = add(connection, 1), add(connection, 2), add(connection, 3)
     finish(good)
     done = svdq("wait", good.id)
-    assert (done.returncode, done.stdout) == (0, f"{good.id}  photo  finished, {NOTICE}: /a b.mp4\n")
+    assert (done.returncode, done.stdout) == (0, f"{good.id}  photo  finished, {NOTICE}: /videos/a b.mp4\n")
     fail(bad)
     timer = threading.Timer(0.7, finish, [late])
     timer.start()
@@ -37,7 +37,7 @@ def test_wait(svdq: Cli, connection: redis.Redis) -> None:
     seen = [json.loads(line) for line in done.stdout.splitlines()]
     assert [view["id"] for view in seen] == [late.id, bad.id, good.id]
     assert seen[1]["error"] == "The frames are black."
-    assert seen[2]["outputs"] == ["/a b.mp4"]
+    assert seen[2]["outputs"] == ["/videos/a b.mp4"]
 
 
 def wait_and_read(job: rq.job.Job, num_lines: int, before_last: Callable[[], object] = lambda: None) -> list[str]:
@@ -47,7 +47,7 @@ def wait_and_read(job: rq.job.Job, num_lines: int, before_last: Callable[[], obj
         before_last()
         lines.append(process.stderr.readline())
         finish(job)
-        assert process.stdout.read() == f"{job.id}  photo  finished, {NOTICE}: /a b.mp4\n"
+        assert process.stdout.read() == f"{job.id}  photo  finished, {NOTICE}: /videos/a b.mp4\n"
         assert process.stderr.read() == ""
         assert process.wait() == 0
     return lines
@@ -67,7 +67,7 @@ def test_progress_on_a_terminal(home: Path, connection: redis.Redis) -> None:
         shown = screen.read_until("step 2 of 4")
         finish(job)
         assert screen.end() == 0
-    assert screen.text.rstrip().endswith(": /a b.mp4")
+    assert screen.text.rstrip().endswith(": /videos/a b.mp4")
     assert f"photo  started, step 2 of 4, done in about 25 s, {NOTICE}" in shown
     assert not re.search(r"\x1b\[[0-9;]*[34][0-7]m", shown), "colours, although NO_COLOR is set"
 
@@ -82,7 +82,7 @@ def test_submit_and_wait(svdq: Cli, connection: redis.Redis, photo: Path) -> Non
     done = svdq("submit", photo, "--wait", "--json")
     thread.join()
     answer = json.loads(done.stdout)
-    assert (answer["status"], answer["outputs"]) == ("finished", ["/a b.mp4"])
+    assert (answer["status"], answer["outputs"]) == ("finished", ["/videos/a b.mp4"])
     assert done.returncode == 0
 
 
@@ -92,7 +92,7 @@ def test_status_list_info(svdq: Cli, connection: redis.Redis) -> None:
     start(job, step=2, rank=1, notice=NOTICE)
     listed = svdq("list").stdout.splitlines()
     assert listed[0] == f"{job.id}  photo  started, step 2 of 4, {NOTICE}"
-    assert listed[1].endswith(f"finished, {NOTICE}: /a b.mp4")
+    assert listed[1].endswith(f"finished, {NOTICE}: /videos/a b.mp4")
     (in_flight,) = json.loads(svdq("status", "--json").stdout)["jobs"]
     assert (in_flight["id"], in_flight["step"], in_flight["rank"]) == (job.id, 2, 1)
     info = svdq("status").stdout

@@ -9,11 +9,13 @@ import redis
 from PIL import Image
 from rq.job import JobStatus
 
+from svdq.producer import job_control
 from svdq.producer.queue import SvdqQueue, fetch, read_job, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
+from svdq.producer.storage.storage import Storage
 from tests.conftest import Cli
-from tests.queued import finish
+from tests.queued import finish, write_files
 from tests.ranks import rank, save
 
 
@@ -172,8 +174,50 @@ def test_a_canceled_or_failed_photo_is_queued_again(svdq: Cli, connection: redis
     assert set(statuses(connection, made)) == {"queued"}
 
 
-def test_a_preview_is_replaced_by_the_real_video(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+def test_a_finished_job_whose_files_are_gone_is_rendered_again(
+    svdq: Cli, connection: redis.Redis, photo: Path, storage: Storage
+) -> None:
     job_id = json.loads(svdq("submit", photo, "--json").stdout)["id"]
+    write_files(storage, fetch(connection, job_id))
+    (video,) = (storage.folder / "outputs").glob("*.mp4")
+    finish(fetch(connection, job_id), {"outputs": [str(video)]})
+    assert "exists already, finished" in svdq("submit", photo).stdout
+    assert svdq("wait", job_id).returncode == 0
+    video.unlink()  # a bad take
+    waited = svdq("wait", job_id)
+    assert (waited.returncode, waited.stderr.count(f"{str(video)!r} was removed")) == (1, 1)
+    assert "its files are gone, so it is rendered again" in svdq("submit", photo).stdout
+    assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == [job_id]
+
+
+def test_a_video_that_is_marked_to_keep_is_not_replaced(
+    svdq: Cli, connection: redis.Redis, photo: Path, storage: Storage
+) -> None:
+    job_id = json.loads(svdq("submit", photo, "--json").stdout)["id"]
+    finish(fetch(connection, job_id), {"outputs": ["x.mp4"], "model": "/models/old"})
+    write_files(storage, fetch(connection, job_id))
+    job_control.give(connection, [job_id], "keep")
+    assert "exists already, finished" in svdq("submit", photo, SVDQ_MODEL="stabilityai/xt").stdout
+
+
+def test_the_same_submission_draws_the_same_seed_when_redis_has_forgotten_it(
+    svdq: Cli, connection: redis.Redis, photo: Path
+) -> None:
+    def submitted(*options: object) -> list[dict[str, object]]:
+        return [json.loads(line) for line in svdq("submit", photo, "--json", *options).stdout.splitlines()]
+
+    first = submitted("--variations", 3)
+    assert len({each["seed"] for each in first}) == 3
+    connection.flushdb()
+    assert submitted("--variations", 3) == first
+    assert submitted("--force")[0]["seed"] not in {each["seed"] for each in first}
+
+
+def test_a_preview_is_replaced_by_the_real_video(
+    svdq: Cli, connection: redis.Redis, photo: Path, storage: Storage
+) -> None:
+    job_id = json.loads(svdq("submit", photo, "--json").stdout)["id"]
+    write_files(storage, fetch(connection, job_id))
     finish(fetch(connection, job_id), {"outputs": ["x.mp4"], "model": "preview"})
     # Nobody has said which model is wanted, and no worker runs.
     assert json.loads(svdq("submit", photo, "--json").stdout)["status"] == "finished"
@@ -190,9 +234,10 @@ def test_a_preview_is_replaced_by_the_real_video(svdq: Cli, connection: redis.Re
 
 
 def test_a_model_of_another_family_replaces_no_video(
-    svdq: Cli, connection: redis.Redis, photo: Path, tmp_path: Path
+    svdq: Cli, connection: redis.Redis, photo: Path, storage: Storage, tmp_path: Path
 ) -> None:
     job_id = json.loads(svdq("submit", photo, "--family", "wan", "--json").stdout)["id"]
+    write_files(storage, fetch(connection, job_id))
     finish(fetch(connection, job_id), {"outputs": ["x.mp4"], "model": "/models/wan"})
     for pipeline, status in (("StableVideoDiffusionPipeline", "finished"), ("WanImageToVideoPipeline", "queued")):
         folder = tmp_path / pipeline

@@ -182,10 +182,11 @@ class Prefetcher:
 
 
 def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, replaced: str = "") -> dict[str, Any] | None:
-    """Return the result of a job whose files exist, because a crash prevented its acknowledgement; else None.
+    """Return the result of a job that has a finished video: the record of it in Redis was lost, or never written.
 
-    `model` must have made them; their decode_chunk_size may differ. Those of the sidecar with the digest `replaced` are
-    to be rendered again. Raises UnavailableError if the storage cannot be reached.
+    Its id says what it shows; only a seed that was drawn by an earlier version may be another, and counts then. None if
+    it has no video, or that of the sidecar with the digest `replaced`, which is to be rendered again, or one of an
+    untrained model that is not `model`. Raises UnavailableError if the storage cannot be reached.
     """
     key = job.sidecar_key(job_id)
     if not storage.exists(key):
@@ -195,11 +196,11 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, repla
         if sidecar_digest(data) == replaced:
             return None
         sidecar = Sidecar.parse(data)
-        made = (sidecar.job_id, parse_job(sidecar.job), sidecar.model.name)
+        parse_job(sidecar.job)
     except ValueError:
         return None  # not a sidecar of svdq, or of another version
-    wanted = job.model_copy(update={"decode_chunk_size": made[1].decode_chunk_size})
     files = [*job.output_keys(job_id).values(), *([last_frame_key(job_id)] if job.chained else [])]
-    if made != (job_id, wanted, model.name) or not all(map(storage.exists, files)):
+    is_untrained = bool(sidecar.model.notice) and sidecar.model.name != model.name
+    if sidecar.job_id != job_id or is_untrained or not all(map(storage.exists, files)):
         return None
     return sidecar.result.model_dump(mode="json")
