@@ -113,7 +113,7 @@ def _unless_refused(error: Exception) -> None:
 
 def check_url(url: str) -> None:
     """Raise an InputError unless redis-py understands a URL; does not connect."""
-    shown = without_secrets(url) if "://" in url else f"{url.partition(':')[0]}:…"
+    shown = without_secrets(url)
     try:
         if urlsplit(url).scheme in ("redis", "rediss") and "@" in urlsplit(url).path:
             raise ValueError("a password is cut in two")  # its rest would become the name of a host

@@ -1,9 +1,9 @@
 """The settings: paths, Redis, storage, model and limits. `settings_loader` reads them."""
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, field_validator
@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, fie
 from svdq.pipeline.errors import InputError
 
 ENV_PREFIX = "SVDQ_"
+_OF_REDIS = ("redis://", "rediss://", "unix://")
 
 
 def absolute(path: Path) -> Path:
@@ -102,16 +103,25 @@ class Settings(BaseModel):
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL for messages: the password masked, and the query removed, which may contain tokens."""
-    try:
-        parts = urlsplit(url)
-        if not parts.scheme or not (parts.netloc or parts.query):
-            return url
-        if ":" in parts.netloc and "@" in url.partition(parts.netloc)[2]:  # a password with a `/`, `?` or `#` in it
-            return f"{parts.scheme}://***@{url.rpartition('@')[2].partition('?')[0]}"
-        user, at, host = parts.netloc.rpartition("@")
+    """Return a URL for messages: what is or may be a password masked, and the query removed, which may contain tokens.
+
+    URLs need not be well-formed: a password may lack its colon, or have the characters that would end it.
+    """
+    scheme, colon, rest = url.partition("://")
+    if not colon:  # a path, or a URL with a mistake
+        is_path = "@" not in url or url.startswith(("/", "~", "."))
+        return url if is_path else f"***@{url.rpartition('@')[2].partition('?')[0]}"
+    scheme, authority = f"{scheme}://", re.split("[/?#]", rest, maxsplit=1)[0]
+    user, _, tail = rest.rpartition("@")
+    tail = tail.partition("?")[0]
+    if "@" in authority or ("@" in rest and authority and (":" in authority or scheme in _OF_REDIS)):
         name, colon, _ = user.partition(":")
-        return parts._replace(netloc=f"{name}{colon and ':***'}{at}{host}", query="", fragment="").geturl()
-    except ValueError:  # such as an IPv6 address without its bracket
-        scheme, _, rest = url.partition("://")
-        return f"{scheme}://{rest.rpartition('@')[2]}"
+        # What is before the colon is no password only if nothing else looks like one.
+        is_name = colon and name and "@" not in user and user == authority.rpartition("@")[0]
+        return f"{scheme}{name}:***@{tail}" if is_name else f"{scheme}***@{tail}"
+    if scheme == "unix://" and authority:
+        return f"{scheme}***{rest.removeprefix(authority).partition('?')[0]}"
+    host, colon, port = authority.rpartition(":")
+    if colon and port and not port.isdigit() and not authority.startswith("["):
+        return f"{scheme}{host}:***{rest.removeprefix(authority).partition('?')[0]}"
+    return f"{scheme}{rest.partition('?')[0]}"

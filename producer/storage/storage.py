@@ -51,7 +51,7 @@ class Storage:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = without_secrets(url).rstrip("/")
+        self._url = (without_secrets(url) if "://" in url else url).rstrip("/")
         self._secrets: list[str] = []
         #: Whether the marker was there before the first write, or was written then; None until then.
         self._had_marker: bool | None = None

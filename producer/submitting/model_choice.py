@@ -18,7 +18,7 @@ from svdq.producer.queue import session
 from svdq.producer.results.finished_videos import has_files
 from svdq.producer.settings import Settings
 from svdq.producer.status import registries
-from svdq.producer.status.job_view import JobView, view_many
+from svdq.producer.status.job_view import view_many
 from svdq.producer.status.registries import running_defaults, running_models
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Enqueued
