@@ -41,6 +41,7 @@ MAX_PAGE = 100
 MAX_ENDS = 1000  # ends of pages that are remembered: their jobs may be deleted before the next page is asked for
 #: Headers of the answer of `/v1/videos/sync`.
 SYNC_HEADERS = ("X-Video-Id", "X-Model", "X-Inference-Time-S", "X-Stage-Durations", "X-Peak-Memory-MB")
+NOT_OFFERED = ("edits", "extensions", "characters")  # paths of OpenAI's API that are no ids of videos
 POLL_S = 0.5  # seconds between two looks at a video that somebody waits for
 POLL_MS = (2000, 5000)  # milliseconds after which clients are told to ask again: the shortest and the longest
 
@@ -57,11 +58,17 @@ def routes() -> list[BaseRoute]:
         Route("/v1/videos", create_video, methods=["POST"]),
         Route("/v1/videos/generations", create_video, methods=["POST"]),
         Route("/v1/videos/sync", create_and_wait, methods=["POST"]),
+        *(Route(f"/v1/videos/{name}", not_offered, methods=["POST"]) for name in NOT_OFFERED),
         Route("/v1/videos/{video_id}", retrieve_video),
         Route("/v1/videos/{video_id}", delete_video, methods=["DELETE"]),
         Route("/v1/videos/{video_id}/content", video_content),
         Route("/v1/videos/{video_id}/remix", remix_video, methods=["POST"]),
     ]
+
+
+async def not_offered(request: Request) -> Response:
+    """Answer 404 for what other servers do with videos."""
+    raise ApiError(404, f"There are no {request.url.path.rpartition('/')[2]} of videos here; make a remix.")
 
 
 async def health(request: Request) -> Response:

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 
@@ -75,6 +76,13 @@ def no_such_video(video_id: str) -> ApiError:
     return ApiError(404, f"There is no video {video_id[:80]!r}.", param="video_id")
 
 
+def _methods(request: Request) -> set[str]:
+    """Return the methods of all routes at the path of a request."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    at_path = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return {method for route in at_path for method in route.methods or ()}
+
+
 #: Exceptions of views. All have one handler, but Starlette logs a traceback of those that are `Exception` only.
 ANSWERED: tuple[type[Exception], ...] = (ApiError, SvdqError, HTTPException, ClientDisconnect, OSError, Exception)
 
@@ -89,7 +97,10 @@ def answer_error(request: Request, error: Exception) -> Response:
             404: (f"There is nothing at {place}.", "not_found"),
             405: (f"{request.method} is not allowed at {place}.", "method_not_allowed"),
         }.get(error.status_code, (str(error.detail), "bad_request"))
-        error = ApiError(error.status_code, message, code=code, headers=error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # Starlette names those of the first route
+            headers["Allow"] = ", ".join(sorted(_methods(request)))
+        error = ApiError(error.status_code, message, code=code, headers=headers)
     elif isinstance(error, InputError):
         error = ApiError(400, str(error))
     elif isinstance(error, UnavailableError | OSError):  # such as a full disk for what is being uploaded

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO, cast
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -125,6 +126,18 @@ class _Parser(MultiPartParser):
 
     spool_max_size = SPOOLED_BYTES
     _num_text_bytes = 0
+
+    def on_headers_finished(self) -> None:
+        """Take a photo as a file though its part has no `filename`, or one as `filename*`, which the parser ignores."""
+        part = self._current_part
+        disposition = part.content_disposition or b""
+        _, options = parse_options_header(disposition)
+        kind = dict(part.item_headers).get(b"content-type", b"text/plain")
+        is_photo = options.get(b"name", b"").decode("latin-1").removesuffix("[]") in (*PHOTOS, LAST_PHOTO)
+        is_file = b"filename*=" in disposition or not kind.startswith(b"text/")
+        if is_photo and is_file and b"filename" not in options:
+            part.content_disposition = disposition + b'; filename=""'
+        super().on_headers_finished()
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._current_part.file is None:

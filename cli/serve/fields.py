@@ -54,6 +54,7 @@ NO_OPS: Mapping[str, tuple[str, ...]] = {
     "true_cfg_scale": ("1", "1.0"),
     "max_sequence_length": ("512",),
     "generator_device": ("cpu",),
+    "response_format": ("url",),
 }
 #: Fields that are no parameters of a video, or depend on the family.
 _OWN = (*PROMPTS, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")

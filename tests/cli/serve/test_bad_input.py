@@ -158,6 +158,11 @@ def test_wrong_methods_and_paths(server: Server) -> None:
     for method, path in [("PUT", "/v1/videos"), ("POST", "/v1/models")]:
         answer = server.ask(method, path)
         assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+    for path, methods in [("/v1/videos", "GET, HEAD, POST"), ("/v1/videos/an-id", "DELETE, GET, HEAD")]:
+        assert server.ask("PUT", path).headers["allow"] == methods
+    for name in ("edits", "extensions", "characters"):
+        answer = server.ask("POST", f"/v1/videos/{name}")
+        assert (answer.status, answer.error["code"]) == (404, "not_found")
     assert server.get("/v1/nothing").error["code"] == "not_found"
     assert server.get("/static/../../../../etc/passwd").status == 404
     assert server.get("/static/%2e%2e/%2e%2e/access.py").status == 404

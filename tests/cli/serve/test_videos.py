@@ -200,6 +200,14 @@ def test_forms_without_files(server: Server, data: bytes) -> None:
 COSTS_HERE = COSTS.model_copy(update={"width": 1024, "height": 576, "step_s": (0.02, 0.02)})
 
 
+@pytest.mark.parametrize(("names", "kind"), [("", "image/jpeg"), ("; filename*=UTF-8''a%20c%C3%BCp.jpg", "text/plain")])
+def test_a_photo_whose_part_has_no_filename(server: Server, data: bytes, names: str, kind: str) -> None:
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="input_reference"{names}\r\nContent-Type: {kind}'
+    body = head.encode() + b"\r\n\r\n" + data + f"\r\n--{BOUNDARY}--\r\n".encode()
+    made = server.ask("POST", "/v1/videos", body, {**server.bearer, "Content-Type": TYPE})
+    assert made.status == 200, made.body
+
+
 def test_when_to_poll_again(server: Server, data: bytes, connection: redis.Redis, svdq: Cli) -> None:
     made = [server.create(data, seed=seed).json["id"] for seed in range(9)]
     assert server.get(f"/v1/videos/{made[0]}").headers["openai-poll-after-ms"] == "5000"
