@@ -72,6 +72,11 @@ def open_photo(data: bytes) -> Image.Image:
             return Image.open(BytesIO(data), formats=[name for name in EXTENSIONS if name in Image.OPEN])
 
 
+def has_unknown_white(image: Image.Image) -> bool:
+    """Return whether an opened photo has 32 bits or floats a channel, which do not say which value is white."""
+    return image.mode == "F" or (image.mode == "I" and image.format == "TIFF")  # a PPM's 16 bits are I, too
+
+
 def draft(image: Image.Image, data: bytes, size: tuple[int, int]) -> int:
     """Have an opened JPEG decoded at a smaller size, at least `size`; return the bytes that decoding takes, about."""
     buffer = 0
@@ -143,6 +148,8 @@ def load_photo(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
                 f"The photo has {width} x {height} pixels, more than the {max_pixels:,} that are allowed; "
                 "make it smaller."
             )
+        if has_unknown_white(image):
+            raise SampleError("The photo has 32 bits or floats a channel; save it with 8 or 16 bits a channel.")
         with pillow_without_limits():
             image.load()
     except SampleError:

@@ -28,7 +28,7 @@ def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int,
 
     mp4: H.264 in yuv420p, BT.709, the index first (faststart); `comment` in the comment tag.
     gif: 256 colors chosen for this video, endless; `comment` in a comment block. Delays are whole hundredths of a
-    second. Above 50 frames a second it plays slower than requested.
+    second, so of more than 50 frames a second it has 50, which last as long.
     webp: lossy, endless; `comment` in EXIF's ImageDescription, as UTF-8.
     png: `path` is a folder of frame_0001.png and so on, lossless; `comment` in an iTXt chunk of that name in each.
 
@@ -106,7 +106,10 @@ def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
         "split[a][b];[a]palettegen=stats_mode=full[p];[b][p]paletteuse=dither=bayer:bayer_scale=4:diff_mode=rectangle"
     )
     arguments = ["-filter_complex", palette, "-fflags", "+bitexact", "-loop", "0", "-f", "gif", "pipe:1"]
-    path.write_bytes(with_gif_comment(_run_ffmpeg(frames, min(fps, GIF_MAX_FPS), arguments), comment))
+    if fps > GIF_MAX_FPS:
+        shown = np.arange(max(1, round(len(frames) * GIF_MAX_FPS / fps))) * fps // GIF_MAX_FPS
+        frames, fps = frames[np.minimum(shown, len(frames) - 1)], GIF_MAX_FPS
+    path.write_bytes(with_gif_comment(_run_ffmpeg(frames, fps, arguments), comment))
 
 
 def with_gif_comment(data: bytes, comment: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from PIL import UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
-from svdq.pipeline.media.image import EXTENSIONS, draft, is_turned, open_photo, pillow_without_limits
+from svdq.pipeline.media.image import EXTENSIONS, draft, has_unknown_white, is_turned, open_photo, pillow_without_limits
 from svdq.pipeline.video_parameters import MAX_SIDE
 from svdq.producer.files import open_regular
 from svdq.producer.job import Job
@@ -111,6 +111,10 @@ def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | N
             raise InputError(
                 f"The photo {str(path)!r} has {width}x{height} pixels, more than the {max_pixels:,} that are allowed; "
                 "make it smaller or raise SVDQ_MAX_PIXELS."
+            )
+        if has_unknown_white(image):
+            raise InputError(
+                f"The photo {str(path)!r} has 32 bits or floats a channel; save it with 8 or 16 bits a channel."
             )
         # A JPEG is decoded at an eighth of its size: this reads every byte and saves most of the arithmetic.
         num_bytes = draft(image, data, (max(width // 8, 1), max(height // 8, 1)))

@@ -97,11 +97,13 @@ def test_gif(tmp_path, make, num_frames, fps):
     assert error(decoded, frames) < 9
 
 
-def test_gif_is_never_faster_than_browsers_show(tmp_path):
-    write_video(still(), tmp_path / "a.gif", "gif", 120, "")
+@pytest.mark.parametrize(("num_frames", "fps"), [(154, 120), (6, 120), (5, 51), (1, 120)])
+def test_a_gif_of_more_frames_than_browsers_show_lasts_as_long(tmp_path, num_frames, fps):
+    write_video(moving(num_frames), tmp_path / "a.gif", "gif", fps, "")
     decoded, delays, _ = read_without_comment(tmp_path / "a.gif")
-    assert len(decoded) == 6
-    assert delays == [20] * 6
+    assert len(decoded) == max(1, round(50 * num_frames / fps))
+    if num_frames > 1:
+        assert delays == [20] * len(decoded)
 
 
 def read_without_comment(path):

@@ -15,6 +15,20 @@ from svdq.producer.submitting.photos import Photo, check_data, check_photos, saf
 MAX_PIXELS = 100_000_000
 
 
+@pytest.mark.parametrize(
+    ("mode", "kind", "is_used"),
+    [("F", "TIFF", False), ("I", "TIFF", False), ("I;16", "TIFF", True), ("I;16", "PNG", True), ("I", "PPM", True)],
+)
+def test_a_photo_that_does_not_say_which_value_is_white_is_refused(mode: str, kind: str, is_used: bool) -> None:
+    buffer = io.BytesIO()
+    Image.new(mode, (64, 48)).save(buffer, kind)
+    if is_used:
+        assert check_data(buffer.getvalue(), Path("a.tif"), MAX_PIXELS).size == (64, 48)
+    else:
+        with pytest.raises(InputError, match="has 32 bits or floats a channel"):
+            check_data(buffer.getvalue(), Path("a.tif"), MAX_PIXELS)
+
+
 def png_that_claims(width: int, height: int) -> bytes:
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
