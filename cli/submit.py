@@ -71,6 +71,8 @@ def submit(
     sources = find_photos(photos, recursive=recursive, stdin=stdin, storage=folder)
     if sources.num_others:
         echo(f"Files left out because they have no photo suffix: {sources.num_others:,}.", err=True)
+    if sources.num_below:
+        echo(f"Photos in subfolders: {sources.num_below:,}; --recursive includes them.", err=True)
     return submit_and_print(settings, requests_for(sources, spec, last_image), **printing)
 
 

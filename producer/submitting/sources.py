@@ -1,15 +1,18 @@
 """Finds photos by paths, folders and patterns such as `holiday/*.jpg`, and the prompts beside them."""
 
+import codecs
 import contextlib
 import errno
 import glob
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.media.image import open_photo
 from svdq.pipeline.models.wan.family import MAX_PROMPT
 from svdq.producer.files import open_regular
 from svdq.producer.submitting.job_spec import JobSpec
@@ -23,10 +26,13 @@ SUFFIXES = frozenset(
         *("ppm", "pgm", "pbm", "pnm", "heic", "heif", "hif"),
     )
 )
-#: Folders that systems create for thumbnails and deleted files, in lower case.
+#: Folders that systems and storage devices create for thumbnails, deleted files and snapshots, in lower case.
 SYSTEM_FOLDERS = frozenset(
-    {"@eadir", "#recycle", "$recycle.bin", "__macosx", "lost+found", "system volume information"}
+    {"@eadir", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "$recycle.bin", "recycler", "__macosx"}
+    | {"lost+found", "system volume information"}
 )
+#: Endings of folders in which photo programs keep their own copies and previews.
+LIBRARIES = (".photoslibrary", ".aplibrary", ".lrdata")
 SUFFIX = ".txt"
 LAST = ".last"  # what the name of a photo has before its suffix if it is the last frame of the photo without that
 MAX_BYTES = 1 << 16  # bytes; the longest prompt has less
@@ -54,11 +60,12 @@ class Sources:
 
     photos: tuple[PhotoFile, ...]
     num_others: int  # files in folders and patterns that are neither photos nor their prompts
+    num_below: int = 0  # photos in subfolders of folders that were given without `recursive`
 
 
 def is_photo_folder(name: str) -> bool:
     """Return whether a folder of this name may hold people's photos."""
-    return not name.startswith(".") and name.lower() not in SYSTEM_FOLDERS
+    return not name.startswith(".") and name.lower() not in SYSTEM_FOLDERS and not name.lower().endswith(LIBRARIES)
 
 
 def find_photos(
@@ -88,27 +95,42 @@ def find_photos(
             photos += walk.file_or_folder(Path(word))
     if not photos:
         raise InputError("There are no paths on standard input; give photos, such as by `find . -name '*.jpg'`.")
-    return Sources(photos=tuple(_in_pairs(photos)), num_others=walk.num_others)
+    return Sources(photos=tuple(_in_pairs(photos)), num_others=walk.num_others, num_below=walk.num_below)
 
 
 def _in_pairs(photos: Sequence[PhotoFile]) -> Iterator[PhotoFile]:
     """Make `cup.last.jpg` the last frame of `cup.jpg` where both are among the photos."""
-    stems = {photo.path.with_suffix("") for photo in photos}
+    stems = {_same(photo.path.with_suffix("")) for photo in photos}
     lasts: dict[Path, Path] = {}
     for photo in photos:
         stem = photo.path.with_suffix("")
-        if stem.suffix.lower() == LAST and stem.with_suffix("") in stems:
-            lasts.setdefault(stem.with_suffix(""), photo.path)
+        if stem.suffix.lower() == LAST and (first := _same(stem.with_suffix(""))) in stems:
+            lasts.setdefault(first, photo.path)
     used = set(lasts.values())
     for photo in photos:
         if photo.path not in used:
-            yield replace(photo, last=lasts.get(photo.path.with_suffix("")))
+            yield replace(photo, last=lasts.get(_same(photo.path.with_suffix(""))))
+
+
+def _same(path: Path) -> Path:
+    """Return what paths have in common whose names people take for the same: upper case and accents may differ."""
+    return path.with_name(unicodedata.normalize("NFC", path.name).casefold()) if path.name else path
 
 
 def _lines(stdin: BinaryIO) -> list[str]:
-    data = stdin.read()
+    data = stdin.read().removeprefix(codecs.BOM_UTF8)
+    if _is_photo(data):
+        raise InputError("Standard input is a photo, and takes a list of paths; give the photo by its path.")
     lines = data.split(b"\0") if b"\0" in data else data.splitlines()
     return [os.fsdecode(line) for line in lines if line.strip()]
+
+
+def _is_photo(data: bytes) -> bool:
+    try:
+        open_photo(data).close()
+    except Exception:  # noqa: BLE001 - Pillow's plugins raise many types
+        return False
+    return True
 
 
 @dataclass
@@ -117,26 +139,32 @@ class _Walk:
     storage: Path | None
     recursive_flag: str
     num_others: int = 0
+    num_below: int = 0
 
     def file_or_folder(self, path: Path) -> list[PhotoFile]:
         if not os.path.isdir(path):  # `Path.is_dir` raises errors that are clearer when the file is opened
             return [PhotoFile(path)]
-        names = self._photos(self._names(path))
+        names = self._photos(self._names(path, recursive=self.recursive))
         root = os.path.basename(os.path.abspath(path))
         found = [PhotoFile(path / name, "/".join(map(safe_name, name.parent.parts)), root) for name in names]
         if not found:
             hint = "" if self.recursive else f"; {self.recursive_flag} includes subfolders"
             raise InputError(f"There are no photos in the folder {str(path)!r}{hint}.")
+        if not self.recursive:
+            with contextlib.suppress(InputError):  # a subfolder that cannot be read
+                everything = self._names(path, recursive=True)
+                self.num_below += sum(name.suffix.lower() in SUFFIXES and name.parent != Path() for name in everything)
         return found
 
     def pattern(self, pattern: str) -> list[PhotoFile]:
-        matches = map(Path, sorted(glob.iglob(pattern, recursive=True)))
+        matches = map(Path, sorted(glob.iglob(_without_magic_folders(pattern), recursive=True)))
         left_out = SYSTEM_FOLDERS.difference(map(str.lower, Path(pattern).parts))  # unless the pattern names them
         found = self._photos(
             path
             for path in matches
             if not os.path.isdir(path)
             and left_out.isdisjoint(map(str.lower, path.parts))
+            and not any(part.lower().endswith(LIBRARIES) for part in path.parts)
             and not self._is_stored(path.parent)
         )
         if not found:
@@ -148,19 +176,31 @@ class _Walk:
     def _photos(self, files: Iterator[Path]) -> list[Path]:
         paths = list(files)
         found = [path for path in paths if path.suffix.lower() in SUFFIXES]
-        self.num_others += len(set(paths).difference(found, map(prompt_path, found)))
+        prompts = {_same(photo.with_suffix(SUFFIX)) for photo in found}
+        others = (path for path in {*paths}.difference(found) if _same(path) not in prompts)
+        self.num_others += sum(1 for _ in others)
         return found
 
-    def _names(self, folder: Path) -> Iterator[Path]:
+    def _names(self, folder: Path, *, recursive: bool) -> Iterator[Path]:
         """Yield the files of a folder as paths relative to it."""
         for root, folders, files in os.walk(folder, onerror=_refuse):
             here = Path(root)
-            searched = sorted(filter(is_photo_folder, folders)) if self.recursive else []
+            searched = sorted(filter(is_photo_folder, folders)) if recursive else []
             folders[:] = [name for name in searched if not self._is_stored(here / name)]
             yield from (here.relative_to(folder) / name for name in sorted(files) if not name.startswith("."))
 
     def _is_stored(self, folder: Path) -> bool:
         return self.storage is not None and folder.resolve().is_relative_to(self.storage)
+
+
+def _without_magic_folders(pattern: str) -> str:
+    """Escape the folders of a pattern that exist as they are written, such as `trip [2024]`."""
+    parts = Path(pattern).parts
+    for number in range(len(parts) - 1, 0, -1):
+        folder = os.path.join(*parts[:number])
+        if os.path.isdir(folder):
+            return os.path.join(glob.escape(folder), *parts[number:])
+    return pattern
 
 
 def _refuse(error: OSError) -> None:
@@ -169,10 +209,23 @@ def _refuse(error: OSError) -> None:
     ) from error
 
 
+def spellings(stem: str, suffix: str) -> list[str]:
+    """Return paths that people may give a file beside a photo: in small or capital letters, with accents in both forms.
+
+    `stem` is the path of the photo without its suffix. Its folder is not listed for it, which may be large.
+    """
+    folder, name = os.path.split(stem)
+    forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
+    stems = dict.fromkeys((*forms, *(each.lower() for each in forms), *(each.upper() for each in forms)))
+    return [os.path.join(folder, each + ending) for each in stems for ending in (suffix, suffix.upper())]
+
+
 def prompt_path(photo: Path) -> Path | None:
-    """Return the path that the prompt of a photo has, or None if that is the photo's own."""
-    path = photo.with_suffix(SUFFIX)
-    return None if path == photo else path
+    """Return the path of the prompt of a photo, or of the one that it may get; None if that is the photo's own."""
+    if photo.suffix.lower() == SUFFIX:
+        return None
+    paths = spellings(str(photo.with_suffix("")), SUFFIX)
+    return Path(next(filter(os.path.lexists, paths), paths[0]))
 
 
 def usable_prompt(photo: Path) -> str:
@@ -213,6 +266,7 @@ class PromptFiles:
 
     spell: Callable[[str], str]  # returns the name of a parameter for errors
     num_ignored: int = 0  # number of text files beside photos whose videos take no prompt
+    num_without: int = 0  # number of photos whose videos take a prompt, and have none
 
     def spec_for(self, spec: JobSpec, photo: Path) -> JobSpec:
         """Add the prompt beside a photo to a spec without one, if its family takes prompts."""
@@ -224,6 +278,7 @@ class PromptFiles:
             return spec
         prompt = read_prompt(path)
         if prompt is None:
+            self.num_without += 1
             return spec
         spec = spec.with_prompt(prompt)
         spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else self.spell(field))

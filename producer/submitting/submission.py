@@ -245,6 +245,11 @@ def _check(
         raise BadPhotosError(reasons, len(requests), spell("skip_bad"))
     for reason in reasons:
         observer.leave_out(reason)
+    if prompts.num_without:
+        observer.note(
+            f"{prompts.num_without:,} of {len(checked):,} photos have no prompt; write one into a .txt beside each, or "
+            f"give {spell('prompt')}."
+        )
     if prompts.num_ignored:
         observer.note(
             f"Prompts (.txt) that are ignored, because this family of models takes none: {prompts.num_ignored:,}; "

@@ -13,7 +13,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import WITH_PROMPTS, as_key
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file
-from svdq.producer.submitting.sources import LAST, MAX_BYTES, SUFFIX, SUFFIXES, parse_prompt
+from svdq.producer.submitting.sources import LAST, MAX_BYTES, SUFFIX, SUFFIXES, parse_prompt, spellings
 from svdq.producer.watching.directory import Signature, delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit
 from svdq.producer.watching.scanner import WaitingFile
@@ -36,7 +36,8 @@ class Companions:
         Raises InputError if one of them cannot be used.
         """
         stem = os.path.splitext(file.path)[0]
-        prompt, last = stem + SUFFIX, self._photo_of(stem + LAST)
+        prompt = next(filter(self._signature, spellings(stem, SUFFIX)), stem + SUFFIX)
+        last = self._photo_of(stem + LAST)
         found = {path: version for path in (prompt, last) if path and (version := self._signature(path))}
         spec = spec.with_last_photo() if last in found else spec
         if self.config.prompt is not None or not _takes_prompts(spec) or prompt == file.path:
@@ -107,7 +108,7 @@ class Companions:
 
     def _photo_of(self, stem: str) -> str:
         """Return the path of a photo without its suffix; "" if there is none. A large folder is not listed for it."""
-        paths = (stem + suffix for each in sorted(SUFFIXES) for suffix in (each, each.upper()))
+        paths = (path for suffix in sorted(SUFFIXES) for path in spellings(stem, suffix))
         return next((path for path in paths if os.path.lexists(self.post_submit.root / path)), "")
 
 

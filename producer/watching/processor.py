@@ -163,7 +163,7 @@ class Processor:
         reason = "its name is not that of a photo. If it is one, convert it to JPEG."
         if not file.signature.is_regular:
             reason = "it is a symbolic link or a special file. To submit it, put the photo itself here."
-        elif file.path.endswith(SUFFIX):
+        elif file.path.lower().endswith(SUFFIX):
             reason = self._beside.why_ignored(file.path)
         if reason:
             self.report(Event(kind="ignored", path=file.path, text=f"{file.path} is ignored: {reason}"))

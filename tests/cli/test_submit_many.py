@@ -75,7 +75,7 @@ def test_bad_photos_in_a_folder(svdq: Cli, home: Path, folder: Path) -> None:
         (folder / f"bad{number:02}.jpg").write_text("no photo")
     done = svdq("submit", folder)
     assert (done.returncode, done.stdout) == (2, "")
-    *reasons, more, error = done.stderr.splitlines()[1:]
+    *reasons, more, error = done.stderr.splitlines()[2:]  # after what is left out
     assert len(reasons) == 20
     assert all(f"bad{number:02}.jpg" in reason for number, reason in enumerate(reasons))
     assert more == "… and 5 more."

@@ -147,6 +147,29 @@ def test_an_upload_has_no_file_beside_it(
     assert prompt_of(connection, submission) == ""
 
 
+@pytest.mark.parametrize(
+    ("photo_name", "prompt_name"),
+    [("UP.PNG", "UP.TXT"), ("UP.PNG", "up.txt"), ("c\u00fcp.jpg", "cu\u0308p.txt"), ("cu\u0308p.jpg", "c\u00fcp.TXT")],
+)
+def test_a_prompt_has_the_name_of_its_photo_as_people_read_it(
+    connection: redis.Redis, settings: Settings, tmp_path: Path, photo_name: str, prompt_name: str
+) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / photo_name)
+    (tmp_path / prompt_name).write_text("A wave.")
+    assert find_photos([str(tmp_path)]).num_others == 0
+    observer = Notes()
+    request = PhotoRequest(path=tmp_path / photo_name, spec=JobSpec(options=(WAN,)))
+    (submission,) = submit_all(settings, [request], observer=observer)
+    assert prompt_of(connection, submission) == "A wave."
+    assert not any("no prompt" in note for note in observer.notes)
+
+
+def test_photos_without_a_prompt_are_counted(settings: Settings, photo: Path) -> None:
+    observer = Notes()
+    list(submit_all(settings, [PhotoRequest(path=photo, spec=JobSpec(options=(WAN,)))], observer=observer))
+    assert any(note.startswith("1 of 1 photos have no prompt") for note in observer.notes)
+
+
 def test_prompts_are_no_other_files(photo: Path) -> None:
     photo.with_suffix(".txt").write_text("x")
     photo.with_name("notes.txt").write_text("x")

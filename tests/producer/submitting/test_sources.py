@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.sources import find_photos
@@ -47,6 +48,7 @@ def test_folders(tree: Path) -> None:
     assert found("sub", "a.png") == ["sub/c.webp", "a.png"]
     assert found(".", recursive=True, storage=tree / "sub") == ["a.png", "b.JPG", "x[1].jpg"]
     assert find_photos(["."], recursive=True).num_others == 1
+    assert [find_photos(["."], recursive=recursive).num_below for recursive in (False, True)] == [2, 0]
 
 
 def test_photos_in_subfolders_have_their_folder(tree: Path) -> None:
@@ -86,6 +88,27 @@ def test_standard_input(tree: Path) -> None:
     assert found("-", stdin=b"b.JPG\n\nsub\r\nx[1].jpg") == ["b.JPG", "sub/c.webp", "x[1].jpg"]
     assert found("a.png", "-", stdin=b"a\nb.jpg\0x[1].jpg\0") == ["a.png", "a\nb.jpg", "x[1].jpg"]
     assert found("-", stdin=b"\xff.jpg") == [os.fsdecode(b"\xff.jpg")]
+    assert found("-", stdin=b"\xef\xbb\xbfb.JPG\r\n") == ["b.JPG"]
+    photo = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(photo, "JPEG")
+    with pytest.raises(InputError, match="is a photo, and takes a list of paths"):
+        found("-", stdin=photo.getvalue())
+
+
+@pytest.mark.parametrize(
+    "name", ["@Recycle", "#snapshot", "RECYCLER", "Photos Library.photoslibrary", "Previews.lrdata"]
+)
+def test_folders_of_devices_and_programs_are_left_out(tree: Path, name: str) -> None:
+    (tree / "sub" / name).mkdir()
+    (tree / "sub" / name / "x.jpg").touch()
+    assert found("sub", recursive=True) == found("sub/**/*.*") == ["sub/c.webp", "sub/deep/d.jpeg"]
+
+
+def test_a_pattern_below_a_folder_with_brackets(tree: Path) -> None:
+    (tree / "trip [2024]").mkdir()
+    (tree / "trip [2024]" / "a.jpg").touch()
+    assert found("trip [2024]/*.jpg") == found(f"{tree}/trip [2024]/*.jpg", "trip [2024]/a.jpg")[1:]
+    assert found("trip [[]2024]/*.jpg") == ["trip [2024]/a.jpg"]
 
 
 @pytest.mark.parametrize(

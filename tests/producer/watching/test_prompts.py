@@ -45,6 +45,12 @@ def test_the_file_beside_a_photo_is_its_prompt(bench: Bench, text: Path) -> None
     assert bench.prompts == ["A wave breaks."]
 
 
+def test_a_prompt_may_be_in_capital_letters(bench: Bench, text: Path) -> None:
+    text.with_name("A.TXT").write_text("A wave.")
+    bench.process("day/a.jpg")
+    assert bench.prompts == ["A wave."]
+
+
 def test_a_photo_waits_until_its_prompt_does_not_change(bench: Bench, text: Path) -> None:
     text.write_text("A wave")
     bench.process("day/a.jpg", times=1)
