@@ -5,6 +5,7 @@ Does not import torch.
 """
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -213,6 +214,15 @@ def takes_last_photo(name: str) -> bool:
         hub_id = name.partition("@")[0]
         known = (each.takes_last_photo(each.models[hub_id].facts) for each in FAMILIES if hub_id in each.models)
         return next(known, True)
+
+
+def check_name(name: str) -> None:
+    """Raise an InputError for the path of a folder or model file that is not there, or an id without `-Diffusers`."""
+    is_path = name.startswith(("/", "~", "./", "../")) or is_model_file(name)
+    if is_path and not os.path.exists(os.path.expanduser(name)):
+        raise InputError(f"There is no model at {name!r}; check the path in SVDQ_MODEL.")
+    if any(f"{name.partition('@')[0]}-Diffusers" in family.models for family in FAMILIES):
+        raise InputError(f"The model {name} has the authors' own files; set SVDQ_MODEL={name}-Diffusers.")
 
 
 def family_of_model(name: str) -> str | None:

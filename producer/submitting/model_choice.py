@@ -27,7 +27,11 @@ from svdq.producer.threads import ordered_map
 
 
 def configured_model(settings: Settings) -> ExpectedModel | None:
-    """Return the model of the settings; None if its family is not known: `preview` and `simulated` render all."""
+    """Return the model of the settings; None if its family is not known: `preview` and `simulated` render all.
+
+    Raises InputError if its name is that of no model.
+    """
+    model_names.check_name(settings.model)
     family = family_of_model(settings.model)
     if not family:
         return None

@@ -245,7 +245,7 @@ def _check(
         raise BadPhotosError(reasons, len(requests), spell("skip_bad"))
     for reason in reasons:
         observer.leave_out(reason)
-    if prompts.num_without:
+    if prompts.num_without and len(checked) > 1:
         observer.note(
             f"{prompts.num_without:,} of {len(checked):,} photos have no prompt; write one into a .txt beside each, or "
             f"give {spell('prompt')}."

@@ -213,6 +213,24 @@ def test_the_same_submission_draws_the_same_seed_when_redis_has_forgotten_it(
     assert submitted("--force")[0]["seed"] not in {each["seed"] for each in first}
 
 
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("~/nope.toml", "There is no model at '~/nope.toml'"),
+        ("nope.toml", "There is no model at 'nope.toml'"),
+        ("/nope/svd-xt", "There is no model at '/nope/svd-xt'"),
+        ("Wan-AI/Wan2.2-I2V-A14B", "set SVDQ_MODEL=Wan-AI/Wan2.2-I2V-A14B-Diffusers."),
+    ],
+)
+def test_a_model_that_is_not_there_is_no_guess(
+    svdq: Cli, connection: redis.Redis, photo: Path, model: str, says: str
+) -> None:
+    done = svdq("submit", photo, SVDQ_MODEL=model)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == []
+
+
 def test_a_preview_is_replaced_by_the_real_video(
     svdq: Cli, connection: redis.Redis, photo: Path, storage: Storage
 ) -> None:

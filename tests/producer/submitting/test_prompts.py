@@ -164,10 +164,13 @@ def test_a_prompt_has_the_name_of_its_photo_as_people_read_it(
     assert not any("no prompt" in note for note in observer.notes)
 
 
-def test_photos_without_a_prompt_are_counted(settings: Settings, photo: Path) -> None:
+def test_photos_without_a_prompt_are_counted(settings: Settings, photo: Path, tmp_path: Path) -> None:
     observer = Notes()
-    list(submit_all(settings, [PhotoRequest(path=photo, spec=JobSpec(options=(WAN,)))], observer=observer))
-    assert any(note.startswith("1 of 1 photos have no prompt") for note in observer.notes)
+    Image.new("RGB", (8, 8)).save(tmp_path / "other.png")
+    (tmp_path / "other.txt").write_text("A wave.")
+    photos = [PhotoRequest(path=path, spec=JobSpec(options=(WAN,))) for path in (photo, tmp_path / "other.png")]
+    list(submit_all(settings, photos, observer=observer))
+    assert any(note.startswith("1 of 2 photos have no prompt") for note in observer.notes)
 
 
 def test_prompts_are_no_other_files(photo: Path) -> None:
