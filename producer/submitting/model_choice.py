@@ -1,6 +1,7 @@
 """The model that videos are for: the one that is expected, and finished videos of another one."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import redis
@@ -8,7 +9,7 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import model_names
-from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
+from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS, family_named
 from svdq.pipeline.models.model_file import is_model_file, read_model_file
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer import job_control
@@ -38,6 +39,15 @@ def configured_model(settings: Settings) -> ExpectedModel | None:
     defaults = read_model_file(Path(settings.model)).defaults if is_model_file(settings.model) else {}
     takes_last_photo = model_names.takes_last_photo(settings.model)
     return ExpectedModel(name=settings.model, family=family, defaults=defaults, takes_last_photo=takes_last_photo)
+
+
+@cache
+def usual_size(family_name: str, model: str) -> tuple[int, int]:
+    """Return width and height in pixels of videos whose jobs leave them to a model; of an unknown one, the family's."""
+    family = family_named(family_name)
+    known = family.models.get(model.partition("@")[0])
+    video = family.complete(family.parameters.model_validate({"seed": 0}), known.facts if known else family.published)
+    return video.width, video.height
 
 
 def running_model(connection: redis.Redis, family: str, stem: str, name: str = "") -> ExpectedModel:

@@ -197,11 +197,15 @@ def nearest_size(photo: tuple[int, int], area: int, multiple: int) -> tuple[int,
     return min(sizes, key=badness)
 
 
-def crop_warning(photo: tuple[int, int] | None, job: Job) -> str:
-    """Say how much a crop removes, such as `crop removes 54% of the photo's height`; "" if at most a fifth."""
-    if photo is None or job.fit != "crop" or not (job.width and job.height):
+def crop_warning(photo: tuple[int, int] | None, job: Job, size: tuple[int, int]) -> str:
+    """Say how much a crop removes, such as `crop removes 54% of the photo's height`; "" if at most a fifth.
+
+    `size` is that of the video if the job leaves it open.
+    """
+    if photo is None or job.fit != "crop":
         return ""
-    scale = max(job.width / photo[0], job.height / photo[1])
-    removed = {"width": 1 - job.width / (photo[0] * scale), "height": 1 - job.height / (photo[1] * scale)}
+    width, height = job.width or size[0], job.height or size[1]
+    scale = max(width / photo[0], height / photo[1])
+    removed = {"width": 1 - width / (photo[0] * scale), "height": 1 - height / (photo[1] * scale)}
     side = max(removed, key=removed.__getitem__)
     return f"crop removes {removed[side]:.0%} of the photo's {side}" if removed[side] > 0.2 else ""

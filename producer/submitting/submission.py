@@ -22,7 +22,7 @@ from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec, read_folder
-from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, why_default
+from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, usual_size, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning, source_path
@@ -273,7 +273,9 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
     for photo, spec in checked:
         notes = dict(spec.notes) | ({SOURCE_NOTE: photo.source} if photo.source else {})
         for number, (job, job_id) in enumerate(spec.jobs(photo, index)):
-            warning = crop_warning(photo.size, job) or (crop_warning(photo.last.size, job) if photo.last else "")
+            size = usual_size(job.family, spec.model.name if spec.model else "")
+            cropped = [crop_warning(each.size, job, size) for each in (photo, photo.last) if each]
+            warning = next(filter(None, cropped), "")
             link = f"{number % spec.num_links + 1} of {spec.num_links}"
             entry = Entry(
                 job=job,

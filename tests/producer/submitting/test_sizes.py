@@ -13,6 +13,7 @@ from PIL import Image
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.model_choice import usual_size
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photos import Photo, check_data, crop_warning, nearest_size
 from svdq.producer.watching.folder_config import FolderConfig
@@ -106,7 +107,17 @@ def test_the_shape_of_a_photo_is_upright(tmp_path: Path, kind: str, orientation:
 )
 def test_a_crop_that_removes_much_is_warned_of(photo: tuple[int, int] | None, fit: str, warning: str) -> None:
     ((job, _),) = JobSpec(options=(SubmitOptions(fit=fit),)).jobs(PHOTO, 1)
-    assert crop_warning(photo, job) == warning
+    assert crop_warning(photo, job, (1, 1)) == warning
+    ((job, _),) = JobSpec(options=(SubmitOptions(fit=fit, family="wan"),)).jobs(PHOTO, 1)
+    assert crop_warning(photo, job, (1024, 576)) == warning  # the size is left to the model
+
+
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [("", (832, 480)), ("/models/mine", (832, 480)), ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", (1280, 704))],
+)
+def test_the_size_that_is_left_to_a_model(model: str, size: tuple[int, int]) -> None:
+    assert usual_size("wan", model) == size
 
 
 def test_the_file_of_a_folder_chooses_between_auto_and_a_size(tmp_path: Path) -> None:
