@@ -34,6 +34,8 @@ _KINDS = {
 }
 _BIAS_KINDS = {"lora_B.bias": "diff", "diff_b": "diff"}  # those that change a bias
 _COMPONENTS = ("transformer.", "transformer_2.", "unet.")  # what keys begin with in files for several components
+#: What programs put before the names of weights, peft's first.
+_PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_")
 #: The names that musubi-tuner flattens: `blocks_3_self_attn_q`.
 _FLAT = re.compile(r"blocks_(\d+)_(?:(self_attn|cross_attn)_(q|k|v|o|k_img|v_img)|ffn_(\d))")
 
@@ -81,13 +83,15 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
         keys = [key for key in keys if key.startswith(f"{component}.") or not key.startswith(_COMPONENTS)]
     lora.num_keys = len(keys)
     for key in keys:
-        if key.endswith((".dora_scale", ".hada_w1_a", ".lokr_w1")):
-            raise InputError(f"The LoRA {file.file} has {key}: only plain LoRAs are supported, no DoRA, LoHa or LoKr.")
         name, kind = _weight_of(key.removeprefix(f"{component}.") if is_of_several else key, shapes, rename)
+        if not kind:
+            raise InputError(f"The LoRA {file.file} has {key}: only plain LoRAs are supported, no DoRA, LoHa or LoKr.")
         if name is None:
             lora.unmatched.append(key)
         else:
             lora.parts.setdefault(name, {})[kind] = key
+    for name in [name for name, kinds in lora.parts.items() if kinds.keys() == {"alpha"}]:
+        lora.unmatched += lora.parts.pop(name).values()
     for name in [name for name in lora.parts if _is_dropped(name, lora.parts)]:
         lora.dropped += lora.parts.pop(name).values()
     if not lora.parts:
@@ -124,7 +128,7 @@ def _weight_of(key: str, names: Collection[str], rename: Callable[[str], str]) -
             module = key.removesuffix(f".{end}")
             if module == key:
                 continue
-            for prefix in ("model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_"):
+            for prefix in _PREFIXES:
                 module = module.removeprefix(prefix)
             if flat := _FLAT.fullmatch(module):
                 block, attention, projection, layer = flat.groups()

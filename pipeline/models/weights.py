@@ -65,9 +65,10 @@ def open_folder(files: Sequence[Path]) -> dict[str, Stored]:
 
 
 def open_file(file: Path, names: Collection[str], rename: Callable[[str], str]) -> dict[str, Stored]:
-    """Return the weights in a file of safetensors or GGUF, by the `names` of diffusers; raises InputError for others.
+    """Return the weights in a file of safetensors or GGUF, by the `names` of diffusers.
 
-    `rename` converts the original name of a weight to diffusers'.
+    `rename` converts the original name of a weight to diffusers'. Raises InputError for other files, and for weights
+    that would be read wrongly.
     """
     renamed = {}
     for name, stored in _opened(file).items():
@@ -85,14 +86,41 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
     tensors = open_safetensors(file, "weights file")
     keys = set(tensors.keys())
     found: dict[str, Stored] = {}
+    quantized = set()  # modules whose weights mean nothing without what is beside them
     for key in keys:
         module, _, kind = key.rpartition(".")
         if kind in _NO_WEIGHTS or key in _NO_WEIGHTS:
             continue
         scale = next((f"{module}.{name}" for name in _SCALES if kind == "weight" and f"{module}.{name}" in keys), None)
         read = partial(tensors.get_tensor, key) if scale is None else partial(_scaled, tensors, key, scale)
-        found[key] = Stored(num_elements=math.prod(tensors.get_slice(key).get_shape()), read=read)
+        stored = tensors.get_slice(key)
+        shape, dtype = stored.get_shape(), stored.get_dtype()
+        if scale is not None and not _is_known(factors := tensors.get_slice(scale).get_shape(), shape):
+            raise InputError(
+                f"The weights file {file} has {scale} of shape {factors} for a weight of {shape}, and svdq reads one "
+                "scale for all or one a row; give other weights."
+            )
+        if kind == "weight" and dtype.startswith(("I", "U")) and scale is None:
+            raise InputError(
+                f"The weights file {file} has {key} of {dtype} without a scale, which svdq cannot read; give weights "
+                "in bf16, fp8 or GGUF."
+            )
+        if kind == "weight" and dtype.startswith(("F8", "I", "U")):
+            quantized.add(module)
+        found[key] = Stored(num_elements=math.prod(shape), read=read)
+    for key in found:
+        module, _, kind = key.rpartition(".")
+        if module in quantized and kind not in ("weight", "bias"):
+            raise InputError(
+                f"The weights file {file} has {key} beside {module}.weight, of which svdq does not know how it changes "
+                "that; give weights in bf16, fp8 (scale_weight or weight_scale) or GGUF."
+            )
     return found
+
+
+def _is_known(factors: Sequence[int], shape: Sequence[int]) -> bool:
+    """Return whether `_scaled` can apply scales of a shape: one for all, or one a row."""
+    return math.prod(factors) == 1 or (math.prod(factors) == factors[0] == shape[0])
 
 
 def _scaled(tensors: Any, key: str, scale: str) -> Tensor:

@@ -121,12 +121,26 @@ def test_a_file_for_both_experts_changes_each_by_its_own_keys(weights: dict[str,
     assert added.unique().tolist() == [4.0]  # 2 * 2 of two ranks, by alpha / rank = 1 / 2
 
 
+def test_a_file_of_peft_itself(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    module = "base_model.model.blocks.0.attn1.to_q"
+    file = tmp_path / "adapter_model.safetensors"
+    save_file({f"{module}.lora_A.weight": torch.ones(2, 24), f"{module}.lora_B.weight": torch.ones(24, 2)}, file)
+    lora = opened(file, weights)
+    name = "blocks.0.attn1.to_q.weight"
+    assert lora.add(name, torch.zeros_like(weights[name])).unique().tolist() == [2.0]
+    assert list(warnings_of(lora)) == []
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
         ("lora.safetensors", {"unet.conv_in.lora_A.weight": 1}, r"^None of the 1 keys .* match a weight of the trans"),
         ("lora.safetensors", {"transformer.blocks.0.attn1.to_q.lora_A.weight": 1}, "only one of the two factors"),
         ("lora.safetensors", {"transformer.blocks.0.attn1.to_q.dora_scale": 1}, "DoRA"),
+        ("lora.safetensors", {"lora_unet_blocks_0_self_attn_q.lokr_w1_a": 1}, "LoKr"),
+        ("lora.safetensors", {"transformer.blocks.0.attn1.to_q.lora_magnitude_vector": 1}, "DoRA"),
+        ("lora.safetensors", {"lora_unet_blocks_0_self_attn_q.oft_blocks": 1}, "only plain LoRAs"),
+        ("lora.safetensors", {"lora_unet_blocks_0_self_attn_q.alpha": 1}, "^None of the 1 keys"),
         ("lora.pt", {}, "reads no pickles"),
         ("lora.safetensors", None, "cannot be read"),
     ],

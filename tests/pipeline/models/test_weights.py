@@ -83,6 +83,29 @@ def test_weights_of_another_model_are_refused_by_their_sizes(tiny_wan: Path, tmp
         list(check_model_file(model, FAMILY.layouts["WanImageToVideoPipeline"]))
 
 
+@pytest.mark.parametrize(
+    ("beside", "dtype", "says"),
+    [
+        ({"weight_scale_inv": (1,)}, torch.float8_e4m3fn, "has a.weight_scale_inv beside a.weight"),
+        ({"scale_weight": (2, 2)}, torch.float8_e4m3fn, "has a.scale_weight of shape .* for a weight of"),
+        ({}, torch.int8, "has a.weight of I8 without a scale"),
+        ({"weight_scale": (1,), "zero_point": (4,)}, torch.int8, "has a.zero_point beside a.weight"),
+        ({"scale_weight": (4, 1), "scale_input": (1,), "bias": (4,)}, torch.float8_e4m3fn, ""),
+        ({}, torch.float8_e5m2, ""),  # rounded, without scales
+    ],
+)
+def test_weights_that_would_be_read_wrongly_are_refused(
+    tmp_path: Path, beside: dict[str, tuple[int, ...]], dtype: torch.dtype, says: str
+) -> None:
+    tensors = {f"a.{name}": torch.ones(shape) for name, shape in beside.items()}
+    save_file(tensors | {"a.weight": torch.ones(4, 4).to(dtype)}, tmp_path / "a.safetensors")
+    if says:
+        with pytest.raises(InputError, match=says):
+            open_file(tmp_path / "a.safetensors", [], str)
+    else:
+        assert open_file(tmp_path / "a.safetensors", [], str)["a.weight"].read().float().unique().tolist() == [1.0]
+
+
 @pytest.mark.parametrize("name", ["pickle.pt", "broken.gguf", "broken.safetensors"])
 def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"no weights" * 10)
