@@ -124,4 +124,10 @@ def _moment(text: str, now: datetime, *, is_future: bool) -> datetime:
         elif not is_future and moment > today:
             moment -= timedelta(days=1)
         moment = moment.replace(tzinfo=at.tzinfo)
-    return moment if moment.tzinfo is not None else moment.astimezone()
+    return in_zone(moment)
+
+
+def in_zone(moment: datetime) -> datetime:
+    """Add the local time zone to a time without one; in the hour that a change of the clock leaves out, it is later."""
+    # `astimezone` alone would take 2:30 in that hour for 1:30.
+    return moment if moment.tzinfo is not None else datetime.fromtimestamp(moment.timestamp(), UTC).astimezone()

@@ -27,6 +27,7 @@ from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, Sub
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning, source_path
 from svdq.producer.submitting.sources import PromptFiles, find_photos, usable_prompt
+from svdq.producer.text import in_zone
 from svdq.producer.threads import Budget, ordered_map
 
 _BYTES = Budget(1 << 25)  # bytes of photos that are held in memory to be stored
@@ -110,7 +111,7 @@ def submit(
         model=expected_model(settings),
         priority=priority,
         folder=read_folder(output),
-        at=None if at is None else at.astimezone(),
+        at=None if at is None else in_zone(at),
         then=(then,) if isinstance(then, str) else tuple(then),
         force=force,
     )

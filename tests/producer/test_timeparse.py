@@ -109,6 +109,8 @@ def test_past_times_are_refused(text: str) -> None:
         ("2026-03-28T21:00Z", "06:00", "2026-03-29T06:00+02:00"),  # the clock goes from 2:00 to 3:00
         ("2026-10-24T20:00Z", "02:30", "2026-10-25T02:30+02:00"),  # and back from 3:00 to 2:00
         ("2026-10-25T01:10Z", "06:00", "2026-10-25T06:00+01:00"),
+        ("2026-03-28T21:00Z", "02:30", "2026-03-29T03:30+02:00"),  # which does not exist
+        ("2026-03-28T21:00Z", "2027-03-28T02:30", "2027-03-28T03:30+02:00"),
     ],
 )
 def test_times_across_a_clock_change(monkeypatch: pytest.MonkeyPatch, now: str, text: str, expected: str) -> None:
