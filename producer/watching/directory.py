@@ -118,10 +118,15 @@ def move_file(
 def _copy(file: BufferedReader, target: Path) -> None:
     partial, status = target.with_name(COPYING), os.fstat(file.fileno())
     partial.unlink(missing_ok=True)  # of a killed copy
-    with partial.open("xb") as copy:
-        os.fchmod(copy.fileno(), status.st_mode & 0o777)  # without setuid: the copy has another owner
-        shutil.copyfileobj(file, copy, 1 << 20)
-        copy.flush()
-        os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
-        os.fsync(copy.fileno())
-    partial.rename(target)
+    try:
+        with partial.open("xb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
+            with contextlib.suppress(PermissionError):  # on a share, all files may have a fixed owner
+                os.fchmod(copy.fileno(), status.st_mode & 0o777)  # without setuid: the copy has another owner
+                os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.fsync(copy.fileno())
+        partial.rename(target)
+    except OSError:  # such as a name that the target's file system refuses
+        partial.unlink(missing_ok=True)
+        raise

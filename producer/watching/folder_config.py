@@ -70,6 +70,7 @@ class PostSubmit:
     keep: bool  # whether photos stay where they are
     target: Path | None = None  # folder that they are moved to, without following links
     subfolder: str = ""
+    mount: Path | None = None  # where the disk of the target is mounted, once that is known
 
     @classmethod
     def parse(cls, text: str, root: Path) -> "PostSubmit":
@@ -93,8 +94,13 @@ class PostSubmit:
         """The folder that photos are moved to, or None."""
         return self.target / self.subfolder if self.target else None
 
-    def prepare(self) -> None:
-        """Create the target folder; raises InputError if photos cannot be moved or deleted."""
+    @property
+    def is_away(self) -> bool:
+        """Whether the disk of the target was unmounted since."""
+        return self.mount is not None and not os.path.ismount(self.mount)
+
+    def prepare(self) -> "PostSubmit":
+        """Create the target folder, and remember its disk; raises InputError if photos cannot be moved or deleted."""
         try:
             if not self.keep and not os.access(self.root, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.root))
@@ -106,6 +112,9 @@ class PostSubmit:
                 f"Photos cannot be moved or deleted in {str(self.target_folder or self.root)!r} ({error.strerror}); "
                 "check the folder and its permissions, or leave photos where they are with --on-success keep."
             ) from error
+        if self.target is None:
+            return self
+        return replace(self, mount=next(each for each in (self.target, *self.target.parents) if os.path.ismount(each)))
 
 
 class FolderConfig:

@@ -127,6 +127,9 @@ class Processor:
     def _finish(self, file: WaitingFile) -> None:
         """Keep, move or delete a photo that was submitted, unless it was replaced since or is gone."""
         post_submit, moved_to = self.post_submit, None
+        if post_submit.is_away:  # below a bare mount point, files would be hidden by the disk
+            self._hold(file, f"Photos wait to be moved: the disk of {str(post_submit.target)!r} is not mounted.")
+            return
         try:
             with contextlib.suppress(FileNotFoundError):
                 if target := post_submit.target:

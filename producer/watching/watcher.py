@@ -61,7 +61,7 @@ def watch(
             if options.once:
                 raise
             unavailable = error
-        post_submit.prepare()
+        post_submit = post_submit.prepare()
         targets = state.targets | ({post_submit.subfolder} if post_submit.target == root else set())
         excluded = [root / REJECTED, settings.home, *filter(None, (post_submit.target_folder, storage.folder))]
         excluded += [root / target for target in targets]

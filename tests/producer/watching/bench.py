@@ -1,6 +1,7 @@
 """A watched folder and the processor of its files, which is made anew as after a restart."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import redis
@@ -24,6 +25,7 @@ class Bench:
     def __init__(self, settings: Settings, root: Path, options: SubmitOptions) -> None:
         self.settings, self.root, self.options = settings, root, options
         self.on_success = "keep"
+        self.mount: Path | None = None  # of the target
         self.waiting = Debounce(0)
         self.events: list[Event] = []
 
@@ -44,7 +46,7 @@ class Bench:
                 max_pixels=self.settings.max_pixels,
                 state=state,
                 config=FolderConfig(self.root, JobSpec(options=(self.options,))),
-                post_submit=PostSubmit.parse(self.on_success, self.root),
+                post_submit=replace(PostSubmit.parse(self.on_success, self.root), mount=self.mount),
                 waiting=self.waiting,
                 report=report or self.events.append,
             )

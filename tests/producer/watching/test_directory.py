@@ -4,12 +4,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.watching.directory import Signature, delete_file, move_file, signature
+from svdq.producer.watching.directory import COPYING, Signature, delete_file, move_file, signature
 from svdq.producer.watching.folder_config import PostSubmit
 
 
@@ -94,3 +95,36 @@ def test_a_file_is_moved_to_another_disk_whole_and_once(root: Path, other_disk: 
     assert (files(root), files(other_disk)) == ({}, {"day/a.jpg": "new"})
     status = (other_disk / "day" / "a.jpg").stat()
     assert (status.st_mtime, status.st_mode & 0o7777) == (1_000, 0o640)
+
+
+def test_a_share_whose_files_have_a_fixed_owner(root: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    move_after(f"move:{other_disk}", root)
+    assert (files(root), files(other_disk)) == ({}, {"day/a.jpg": "new"})
+
+
+def test_a_copy_that_cannot_get_its_name_leaves_nothing(
+    root: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name == COPYING:
+            raise OSError(22, "Invalid argument")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="Invalid argument"):
+        move_after(f"move:{other_disk}", root)
+    assert (files(root), files(other_disk)) == ({"day/a.jpg": "new"}, {})
+
+
+def test_a_target_knows_where_its_disk_is_mounted(root: Path, tmp_path: Path) -> None:
+    prepared = PostSubmit.parse(f"move:{tmp_path / 'done'}", root).prepare()
+    assert prepared.mount is not None
+    assert os.path.ismount(prepared.mount)
+    assert not prepared.is_away
+    assert replace(prepared, mount=tmp_path).is_away
