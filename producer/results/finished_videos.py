@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.files import open_regular
@@ -147,15 +147,16 @@ def _read_comment(path: Path) -> str | bytes | None:
     with open_regular(path) as file:
         if path.suffix.lower() == ".json":
             return file.read()
-        return _read_mp4(path) if file.read(12)[4:8] == b"ftyp" else _read_image(path)
+        is_mp4 = file.read(12)[4:8] == b"ftyp"
+        file.seek(0)
+        return _read_mp4(file) if is_mp4 else _read_image(path)
 
 
-def _read_mp4(path: Path) -> str | None:
-    from mutagen.mp4 import MP4  # imported on demand: only this function needs it
+def _read_mp4(file: BinaryIO) -> str | None:
+    from tinytag import TinyTag  # imported on demand: only this function needs it
 
-    tags: Any = MP4(path).tags  # type: ignore[no-untyped-call]
-    comments = (tags or {}).get("\xa9cmt")  # the iTunes tag that ffmpeg writes
-    return str(comments[0]) if comments else None
+    # The comment is the iTunes tag that ffmpeg writes.
+    return TinyTag.get("video.mp4", file, duration=False).comment
 
 
 def _read_image(path: Path) -> str | None:

@@ -33,7 +33,7 @@ def modules_after(*arguments: object) -> set[str]:
 HEAVY = {"torch", "diffusers", "transformers", "numpy"}
 #: What only single commands need: each takes a tenth of the time of a command, or more.
 LATE = HEAVY | {
-    *("PIL", "apprise", "fsspec", "huggingface_hub", "jinja2", "mutagen", "psutil", "starlette", "uvicorn"),
+    *("PIL", "apprise", "fsspec", "huggingface_hub", "jinja2", "psutil", "starlette", "tinytag", "uvicorn"),
     "svdq.producer.storage.storage",
 }
 
@@ -45,7 +45,7 @@ def test_help_imports_nothing_but_click() -> None:
 
 
 def test_submit_imports_no_torch(home: Path, photo: Path) -> None:
-    assert not modules_after("submit", photo) & (HEAVY | {"rich", "fsspec", "mutagen"})
+    assert not modules_after("submit", photo) & (HEAVY | {"rich", "fsspec", "tinytag"})
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["list", "--status", "failed"], ["pause"]])
