@@ -1,5 +1,6 @@
 """`svdq deploy`: install the systemd units in cli/systemd, with an environment file for this installation."""
 
+import importlib.util
 import os
 import pwd
 import re
@@ -14,7 +15,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import GivenPath
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, how_to_install
 
 SYSTEM_HOME = Path("/var/lib/svdq")
 REDIS, WATCH, SERVE = "svdq-redis.service", "svdq-watch.service", "svdq-serve.service"
@@ -68,6 +69,10 @@ def systemd(
     worker.make_context("worker", list(worker_options), parent=root)  # raises for a wrong option
     is_system = scope == "system"
     inbox = None if inbox is None else absolute(inbox)
+    if install and not is_system and inbox is not None and not inbox.is_dir():  # for the machine, a step makes it
+        raise InputError(f"There is no folder {str(inbox)!r} to watch; make it first.")
+    if install and serve and importlib.util.find_spec("uvicorn") is None:
+        raise InputError(f"svdq serve needs packages that are not installed; {how_to_install('serve')}.")
     environment, secrets = _environment(is_system)
     environment |= {"INBOX": str(inbox)} if inbox is not None else {}
     environment |= {"SERVE_OPTIONS": ""} if serve else {}

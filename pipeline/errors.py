@@ -9,6 +9,7 @@ Messages are whole sentences, shown to users unchanged. Chain with `raise … fr
 """
 
 import importlib.util
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -40,8 +41,11 @@ def reason_of(error: Exception) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """Return how to install an extra of svdq, as a clause. No package index has svdq, so it is done in a checkout."""
-    return f"run `pip install '.[{extra}]'` in a checkout of svdq"
+    """Return how to install an extra of svdq, as a clause: in its checkout, or where it is installed without one."""
+    root = Path(__file__).parents[1]
+    if (root / "pyproject.toml").is_file():
+        return f"run `pip install '.[{extra}]'` in {root}"
+    return f"run `pip install 'svdq[{extra}]'`"
 
 
 def require_torch(what: str) -> None:

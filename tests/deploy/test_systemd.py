@@ -1,5 +1,6 @@
 """`svdq deploy systemd`: systemd accepts the units, and their services start and stop."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -84,7 +85,9 @@ def test_systemd_accepts_the_units(
 ) -> None:
     monkeypatch.setenv("SVDQ_HOME", "/srv/a home")
     put = unpack if scope == "system" else install
-    folder = put("--serve", "--watch", tmp_path / 'in $box, 100% "mine"', "--", "--warmup", "1024x576x25")
+    inbox = tmp_path / 'in $box, 100% "mine"'
+    inbox.mkdir()
+    folder = put("--serve", "--watch", inbox, "--", "--warmup", "1024x576x25")
     units = [folder / name for name in sorted(NAMES | OPTIONAL)]
 
     def verify() -> str:
@@ -116,6 +119,7 @@ def test_programs_and_options_in_the_units_are_there(
     tmp_path: Path,
 ) -> None:
     inbox = tmp_path / 'in $box, 100% "mine"'
+    inbox.mkdir()
     folder = install("--watch", inbox, "--serve", "--", "--ranks", "7", "--warmup", "1024x576x25")
     found = []
     for path in sorted(folder.glob("*.service")):
@@ -201,6 +205,13 @@ def test_wrong_options_of_the_worker_are_refused_before_anything_is_written(
     code, _, error = deploy("--user", "--install", "--watch", "~nobody-here/x")
     assert (code, error.count("\n")) == (2, 1)
     assert "'~nobody-here/x'" in error
+    code, _, error = deploy("--user", "--install", "--watch", str(tmp_path / "inbox"))
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"no folder '{tmp_path / 'inbox'}'" in error
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, error = deploy("--user", "--install", "--serve")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "[serve]" in error
     assert not (tmp_path / "config").exists()
     assert deploy()[0] == 2
 
