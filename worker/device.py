@@ -62,25 +62,6 @@ def check_computes(device: torch.device, dtype: torch.dtype, options: ComputeOpt
         )
 
 
-def check_streaming(device: torch.device, options: ComputeOptions, *, can_stream: bool) -> None:
-    """Raise an InputError if `--offload blocks` cannot be used; `can_stream`: whether the model has equal blocks."""
-    if options.offload == "off":
-        return
-    if options.compiled != "off":
-        raise InputError("--offload blocks does not work with --compile; leave one of them out.")
-    if options.approximate:
-        raise InputError(
-            "--offload blocks does not work with --approximate int8, whose weights torchao cannot copy to a GPU while "
-            "it computes; leave one of them out."
-        )
-    if not can_stream:
-        raise InputError("--offload blocks is for models of Wan, whose transformers have equal blocks; leave it out.")
-    if device.type != "cuda":
-        raise InputError(
-            "--offload blocks needs a GPU: on a processor, all weights are in host memory already; leave it out."
-        )
-
-
 def _failure(attempt: Callable[[], None]) -> str:
     try:
         with warnings.catch_warnings(), torch.inference_mode():

@@ -15,8 +15,9 @@ import click
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
 from svdq.pipeline import errors
-from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer.files import make_home, sweep, temporary_name
 from svdq.producer.processes import is_running, start_of
@@ -86,6 +87,35 @@ class RankConfig(BaseModel):
         """How the denoising components compute."""
         return ComputeOptions(
             dtype=self.dtype, compiled=self.compile, approximate=self.approximate, offload=self.offload
+        )
+
+
+def can_stream(model: ResolvedModel) -> bool:
+    """Return whether a model has equal blocks, which can be copied to a GPU one by one."""
+    return model.family is not None and family_named(model.family).num_blocks(model.facts) is not None
+
+
+def check_ranks(config: RankConfig, model: ResolvedModel, num_ranks: int, *, on_gpus: bool) -> None:
+    """Raise an InputError for options that exclude each other, or do not suit the ranks; needs no torch."""
+    if num_ranks > 1 and config.experts == "rounds":
+        raise InputError(
+            "A rank that works in rounds is a group of its own; start one for each GPU: "
+            f"`svdq worker --experts rounds --groups {num_ranks} --ranks 1`."
+        )
+    if config.offload == "off":
+        return
+    if config.compile != "off":
+        raise InputError("--offload blocks does not work with --compile; leave one of them out.")
+    if config.approximate:
+        raise InputError(
+            "--offload blocks does not work with --approximate int8, whose weights torchao cannot copy to a GPU while "
+            "it computes; leave one of them out."
+        )
+    if not can_stream(model):
+        raise InputError("--offload blocks is for models of Wan, whose transformers have equal blocks; leave it out.")
+    if not on_gpus:
+        raise InputError(
+            "--offload blocks needs a GPU: on a processor, all weights are in host memory already; leave it out."
         )
 
 

@@ -14,19 +14,18 @@ import torch
 from pydantic import TypeAdapter
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.video_model import Role, VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
 from svdq.producer.files import private_folder
-from svdq.worker.device import capacity, check_computes, check_streaming, choose_device, name_of
+from svdq.worker.device import capacity, check_computes, choose_device, name_of
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.roles import Experts, PhaseWeights
-from svdq.worker.run_folder import RunConfig, free_host_bytes
+from svdq.worker.run_folder import RunConfig, can_stream, check_ranks, free_host_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +127,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
     compute = config.compute
     dtype = dtype_for(resolved, device, compute)
     check_computes(device, dtype, compute)
-    can_stream = resolved.family is not None and family_named(resolved.family).num_blocks(resolved.facts) is not None
-    check_streaming(device, compute, can_stream=can_stream)
+    check_ranks(config, resolved, topology.num_ranks, on_gpus=device.type == "cuda")  # for ranks without a launcher
     if device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
@@ -154,7 +152,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         capacity=granted,
         weights=max([model.info.weight_bytes, *(phase_weights.by_phase.values() if phase_weights else ())]),
         phase_weights=phase_weights.by_phase if phase_weights else {},
-        streamed_weights=streamed if can_stream and compute.offload == "off" else None,
+        streamed_weights=streamed if can_stream(resolved) and compute.offload == "off" else None,
         device=name_of(device),
         ranks_per_gpu=sharing,
         encodes=role.encode,
@@ -173,11 +171,6 @@ def _choose_role(
     role = Role.of_rank(topology.rank)
     if (experts := Experts.of(process.run.model, config.compute, dtype, device)) is None:
         return role, None
-    if topology.num_ranks > 1 and config.experts == "rounds":
-        raise InputError(
-            "A rank that works in rounds is a group of its own; start one for each GPU: "
-            f"`svdq worker --experts rounds --groups {topology.num_ranks} --ranks 1`."
-        )
     host_bytes = free_host_bytes() if config.host_memory is None else config.host_memory
     if topology.num_ranks > 1 and experts.are_several:
 

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -21,9 +22,8 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker import run_folder
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import CheckpointStore, Codec
-from svdq.worker.device import check_streaming
 from svdq.worker.intake.memory_plan import RankInfo
-from svdq.worker.run_folder import RankConfig, RunConfig, rank_options
+from svdq.worker.run_folder import RankConfig, RunConfig, check_ranks, rank_options
 from svdq.worker.startup import check_alike, prepare_compiling
 
 
@@ -109,18 +109,22 @@ def codec(options: ComputeOptions) -> Codec:
 
 
 @pytest.mark.parametrize(
-    ("device", "options", "can_stream", "words"),
+    ("model", "options", "ranks", "words"),
     [
-        ("cuda", {"compiled": "blocks"}, True, "does not work with --compile"),
-        ("cuda", {"approximate": ("int8",)}, True, "does not work with --approximate int8"),
-        ("cuda", {}, False, "is for models of Wan"),
-        ("cpu", {}, True, "needs a GPU"),
+        ("wan", {"offload": "blocks", "compile": "blocks"}, 1, "does not work with --compile"),
+        ("wan", {"offload": "blocks", "approximate": ("int8",)}, 1, "does not work with --approximate int8"),
+        ("svd", {"offload": "blocks"}, 1, "is for models of Wan"),
+        ("wan", {"offload": "blocks"}, 1, "needs a GPU"),
+        ("wan", {"experts": "rounds"}, 2, "--experts rounds --groups 2 --ranks 1"),
     ],
 )
-def test_streaming_that_cannot_be_is_one_sentence(device: str, options, can_stream: bool, words: str) -> None:
+def test_options_that_exclude_each_other_are_one_sentence(
+    tiny_wan: Path, tiny_model: Path, model: str, options: dict[str, Any], ranks: int, words: str
+) -> None:
+    resolved = resolve(str(tiny_wan if model == "wan" else tiny_model))
     with pytest.raises(InputError, match=words):
-        check_streaming(torch.device(device), ComputeOptions(offload="blocks", **options), can_stream=can_stream)
-    check_streaming(torch.device(device), ComputeOptions(**options), can_stream=can_stream)
+        check_ranks(RankConfig(**options), resolved, ranks, on_gpus="needs a GPU" not in words)
+    check_ranks(RankConfig(**options | {"offload": "off"}), resolved, 1, on_gpus=False)
 
 
 def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(tmp_path: Path, caplog) -> None:

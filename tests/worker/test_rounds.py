@@ -45,6 +45,7 @@ def test_several_ranks_are_told_to_be_groups(site) -> None:
     group = site.start(2, "--experts", "rounds", model=SLOW, wait=False)
     assert group.end() == 2
     assert "svdq worker --experts rounds --groups 2 --ranks 1" in group.text
+    assert "Starting" not in group.text  # nor has it waited for torch
 
 
 def test_ctrl_c_finishes_the_steps_of_one_video_and_hands_back_all(site, until) -> None:

@@ -80,6 +80,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
     for shape in options.rank.warmup:
         parameters_of(model).of_shape(shape)
     ranks = options.ranks or default_ranks(len(gpus), options.groups)
+    run_folder.check_ranks(options.rank, model, ranks, on_gpus=bool(gpus))
     config = options.rank.model_copy(
         update={
             # Listed GPUs are used, or the ranks say why they cannot be.
