@@ -68,9 +68,12 @@ def print_snapshot(connection: redis.Redis, as_json: bool) -> None:
 def list_jobs(connection: redis.Redis, limit: int, selection: Selection, as_json: bool) -> None:
     """List the newest jobs of all queues, newest first; with IDs, which may be shortened, these jobs.
 
+    With `--status queued` alone, the jobs are in the order in which workers take them.
+
     \b
     Examples:
       svdq list --status failed --limit 10
+      svdq list --status queued
       svdq list --name 'cup*' --since 22:00
       svdq list --json | jq -r '.outputs[]'
     """

@@ -100,7 +100,12 @@ WINDOW = 1000  # ids read at first, per queue and status; more if a page needs t
 
 
 def list_jobs(connection: redis.Redis, limit: int = 50, statuses: Sequence[str] = ()) -> list[JobView]:
-    """Return the newest jobs of all queues, newest first; may miss a new one behind `WINDOW` others."""
+    """Return the newest jobs of all queues, newest first; may miss a new one behind `WINDOW` others.
+
+    Of queued jobs alone, return the next ones, in the order in which workers take them.
+    """
+    if tuple(statuses) == ("queued",):
+        return view_many(connection, newest_ids(connection, limit, statuses, oldest=True)[:limit])
     # The newest ones may be anywhere: queues have the order in which jobs are taken, registries that of their ends.
     job_ids = newest_ids(connection, max(limit, WINDOW), statuses)
     places = sorted(_places(connection, job_ids), reverse=True)

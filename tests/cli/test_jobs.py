@@ -104,6 +104,15 @@ def test_status_list_info(svdq: Cli, connection: redis.Redis) -> None:
     assert (document["eta_s"], document["eta_reason"]) == (None, "No worker is running.")
 
 
+def test_queued_jobs_are_listed_in_the_order_in_which_workers_take_them(svdq: Cli, connection: redis.Redis) -> None:
+    first, second, third = (add(connection, number) for number in range(3))
+    urgent = add(connection, 3, "high")
+    assert svdq("move", third.id, "--front").returncode == 0
+    listed = [line.split()[0] for line in svdq("list", "--status", "queued").stdout.splitlines()]
+    assert listed == [urgent.id, third.id, first.id, second.id]
+    assert svdq("list", "--status", "queued", "--limit", 1).stdout.split()[0] == urgent.id
+
+
 def test_a_worker_that_starts_is_not_called_missing(svdq: Cli, connection: redis.Redis) -> None:
     job = add(connection, 1)
     for command in (["status"], ["top"], ["status", job.id]):
