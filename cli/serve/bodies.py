@@ -30,6 +30,7 @@ SPOOLED_BYTES = 64 * 1024  # bytes of a photo that are kept in memory; the rest 
 SMALL_S = 30.0
 PHOTO_S = 600.0
 MAX_FIELDS = 64
+MAX_JSON_VALUES = 10_000  # counted before JSON is parsed: its objects take thirty times the memory of their text
 
 
 def limited(
@@ -167,6 +168,8 @@ def _form_of(parts: FormData) -> Form:
 
 def _parse_json(data: bytes) -> Form:
     """Parse an object; raises ApiError."""
+    if sum(map(data.count, (b"[", b"{", b","))) > MAX_JSON_VALUES:  # none of which is in a photo as a data URL
+        raise ApiError(400, f"The body has more than {MAX_JSON_VALUES:,} values; send less.", code="bad_json")
     try:
         document = json.loads(data or b"{}")
     except (ValueError, RecursionError) as error:

@@ -146,6 +146,14 @@ def test_much_text_is_not_kept_in_memory(server: Server, nothing_left: Any) -> N
     nothing_left()
 
 
+@pytest.mark.parametrize("values", [b"[],", b"{},", b"0,"])
+def test_json_of_many_values_is_not_parsed(server: Server, values: bytes) -> None:
+    body = b'{"x": [' + values * 1_000_000 + b"0]}"
+    answer = server.ask("POST", "/v1/videos", body, {**server.bearer, "Content-Type": "application/json"})
+    assert (answer.status, answer.error["code"]) == (400, "bad_json")
+    assert "10,000 values" in answer.error["message"]
+
+
 def test_broken_logins(server: Server) -> None:
     answer = server.ask("POST", "/login", b"x", {"Content-Type": "multipart/form-data"})
     assert (answer.status, answer.error["code"]) == (400, "bad_request")
