@@ -4,10 +4,12 @@ Jobs go back to the front of their queues, in their old order and without spendi
 ended its rank too often. RQ's own maintenance, which spends the retries of all jobs, does not run.
 
 A lease has expired when its end has passed by the clock of Redis and this process has seen no renewal for some beats by
-its monotonic clock. So neither a wrong clock of a host nor a jump of Redis' clock takes jobs from living groups.
+its monotonic clock. So neither a wrong clock of a host nor a jump of Redis' clock takes jobs from living groups. A
+lease that ends later than any living group writes has expired when nobody has renewed it for as long as one lasts.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,13 +25,15 @@ from svdq.producer.untrusted_job import key_of
 from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import CrashSuspect, count_crash, read_count
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.rq_worker import BEAT_S
+from svdq.worker.queue.rq_worker import BEAT_S, LEASE_S
 from svdq.worker.queue.scripts import text_of
 
 logger = logging.getLogger(__name__)
 
 SILENT_S = 2 * BEAT_S  # seconds for which this process must also have seen no renewal of a lease
 EARLY_S = SILENT_S + 1  # seconds before its end at which a lease is watched: living groups renew theirs earlier
+#: Seconds from now after which no living group can have put the end of a lease: the clock was set back since.
+FAR_S = LEASE_S + EARLY_S
 POPPED_S = 60.0  # seconds after which a job returns that another program popped and did not begin; as in RQ
 
 
@@ -60,6 +64,13 @@ class StalenessTracker:
     def forget(self) -> None:
         """Forget all states."""
         self._seen.clear()
+
+
+def _silent_s(left_s: float) -> float:
+    """Return for how many seconds a lease that ends in `left_s` must not have been renewed, to count as expired."""
+    if left_s <= 0:
+        return SILENT_S
+    return LEASE_S + SILENT_S if left_s > FAR_S else math.inf
 
 
 class Recovery:
@@ -112,9 +123,10 @@ class Recovery:
             popped = self._return_popped_to_queue(queue, lambda name: not self._connection.exists(f"{prefix}{name}"))
             ends = self._late(queue, now_s)
             unchanged_s = self._leases.seconds(queue.name, ends)
-            silent = [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
+            silent = {name: end_s for name, end_s in ends.items() if unchanged_s[name] >= _silent_s(end_s - now_s)}
             others = [item for item in self._taken(queue, silent) if item.worker != self._worker.name]
-            _log_taken_back(queue, popped + self._return_to_queue(queue, others, now_s))
+            latest_s = max(now_s, *silent.values()) if silent else now_s
+            _log_taken_back(queue, popped + self._return_to_queue(queue, others, latest_s))
 
     def redis_failed(self) -> None:
         """Watch leases from now on, since nobody could renew one."""
@@ -125,10 +137,11 @@ class Recovery:
         return entries
 
     def _late(self, queue: rq.Queue, now_s: float) -> dict[bytes, float]:
-        """Return the entries whose lease ends soon or has ended, with its end."""
+        """Return the entries whose lease ends soon, has ended, or ends too late, with its end."""
         key = queue.started_job_registry.key
         leases: Any = self._connection.zrangebyscore(key, "-inf", now_s + EARLY_S, withscores=True)
-        return dict(leases)
+        far: Any = self._connection.zrangebyscore(key, now_s + FAR_S, "+inf", withscores=True)
+        return dict([*leases, *far])
 
     def _taken(self, queue: rq.Queue, entries: Iterable[bytes]) -> list[_Taken]:
         """Read the executions of a registry's entries, the newest first; remove entries that RQ has not made."""
