@@ -109,10 +109,11 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
             quantized.add(module)
         found[key] = Stored(num_elements=math.prod(shape), read=read)
     for key in found:
-        module, _, kind = key.rpartition(".")
-        if module in quantized and kind not in ("weight", "bias"):
+        if key.endswith((".weight", ".bias")):
+            continue
+        if beside := next((module for module in quantized if key.startswith((f"{module}.", f"{module}_"))), ""):
             raise InputError(
-                f"The weights file {file} has {key} beside {module}.weight, of which svdq does not know how it changes "
+                f"The weights file {file} has {key} beside {beside}.weight, of which svdq does not know how it changes "
                 "that; give weights in bf16, fp8 (scale_weight or weight_scale) or GGUF."
             )
     return found

@@ -87,6 +87,7 @@ def test_weights_of_another_model_are_refused_by_their_sizes(tiny_wan: Path, tmp
     ("beside", "dtype", "says"),
     [
         ({"weight_scale_inv": (1,)}, torch.float8_e4m3fn, "has a.weight_scale_inv beside a.weight"),
+        ({"weight.scale": (1,)}, torch.float8_e4m3fn, "has a.weight.scale beside a.weight"),
         ({"scale_weight": (2, 2)}, torch.float8_e4m3fn, "has a.scale_weight of shape .* for a weight of"),
         ({}, torch.int8, "has a.weight of I8 without a scale"),
         ({"weight_scale": (1,), "zero_point": (4,)}, torch.int8, "has a.zero_point beside a.weight"),
