@@ -124,6 +124,7 @@ def _copy(file: BufferedReader, target: Path) -> None:
             copy.flush()
             with contextlib.suppress(PermissionError):  # on a share, all files may have a fixed owner
                 os.fchmod(copy.fileno(), status.st_mode & 0o777)  # without setuid: the copy has another owner
+            with contextlib.suppress(PermissionError):
                 os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fsync(copy.fileno())
         partial.rename(target)

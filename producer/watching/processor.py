@@ -107,6 +107,8 @@ class Processor:
         is_recorded = record is not None and record.outcome == "submitted" and record.job_id == entry.job_id
         if is_recorded and not {*statuses(connection, job_ids)} & {*keys.UNRENDERED}:
             note = " (submitted before)"  # it was only touched, or copied again
+        elif record and record.outcome == "lost" and self.storage.exists(entry.job.sidecar_key(entry.job_id)):
+            note = " (finished before)"
         else:
             self.storage.claim(partial(database_id, connection))
             store(self.storage, photo)

@@ -82,6 +82,8 @@ class Scanner:
     def _is_processed(self, path: str, signature: Signature, record: FileRecord | None) -> bool:
         if record is None or record.signature != signature:
             return False
+        if record.outcome == "lost":
+            return False
         if record.outcome == "skipped":
             return not (self.options.existing or self.options.once)
         if record.outcome == "ignored":

@@ -34,8 +34,9 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITH
 Kind = Literal["watching", "submitted", "known", "rejected", "ignored", "problem", "resolved", "stopped"]
 
 #: Outcomes that are remembered, of files that are still in the folder. `skipped`: it existed before the first watch,
-#: and `--existing` was not given. `last`: it is the last frame of another photo.
-Outcome = Literal["skipped", "submitted", "rejected", "ignored", "last"]
+#: and `--existing` was not given. `last`: it is the last frame of another photo. `lost`: it was submitted to a Redis
+#: that has its job no more.
+Outcome = Literal["skipped", "submitted", "rejected", "ignored", "last", "lost"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +104,23 @@ class State:
         return frozenset(self._meta("targets") or ())
 
     def begin(
-        self, selection: FileFilter, skipped: Iterable[tuple[str, Signature]], targets: frozenset[str] = frozenset()
+        self,
+        selection: FileFilter,
+        skipped: Iterable[tuple[str, Signature]],
+        targets: frozenset[str] = frozenset(),
+        database: str = "",
     ) -> None:
-        """Record in one transaction which files are watched from now on, the skipped ones, and the `targets`."""
+        """Record in one transaction which files are watched from now on, the skipped ones, and the `targets`.
+
+        The jobs of files that were submitted to another `database` of Redis, or to this one before it was emptied, are
+        lost; "" if it is not known.
+        """
         with self._plain_errors(), self._database:  # which commits or rolls back
             self._execute("BEGIN")
+            if database:
+                if self._meta("database") not in (None, database):
+                    self._execute("UPDATE seen SET outcome = 'lost' WHERE outcome = 'submitted'")
+                self._execute("REPLACE INTO meta VALUES (?, ?)", "database", json.dumps(database))
             for path, signature in skipped:
                 self.put(path, FileRecord(signature, "skipped"))
             for key, value in (("selection", asdict(selection)), ("targets", sorted(targets))):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.queue import session
+from svdq.producer.queue import database_id, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
@@ -52,9 +52,10 @@ def watch(
         raise InputError("--glob is empty; give a pattern such as '*.jpg', or leave it out.")
     config = FolderConfig(root, replace(spec, model=configured_model(settings)))
     with State(settings.home, root) as state:
-        unavailable, default = None, ""
+        unavailable, default, database = None, "", ""
         try:
             with session(settings) as connection:  # so that a problem is reported at the start
+                database = database_id(connection)
                 if config.is_open and expected_model(settings, connection) is None:
                     default = f" {why_default(settings, connection)}".rstrip()
         except UnavailableError as error:
@@ -67,7 +68,7 @@ def watch(
         excluded += [root / target for target in targets]
         scanner = Scanner(root, options, excluded, state)
         skipped = [] if options.existing or options.once else list(scanner.old_files())
-        state.begin(options.selection, skipped, targets)
+        state.begin(options.selection, skipped, targets, database)
         num_photos = sum(options.selection.matches(path) for path, _ in skipped)
         note = f" Photos that are in it already are skipped: {num_photos:,}; --existing submits them."
         report(Event(kind="watching", text=f"Watching {str(root)!r}.{note if num_photos else ''}{default}"))

@@ -20,6 +20,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
 from tests.forks import Fork
+from tests.queued import write_files
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -220,6 +221,22 @@ def test_once_submits_the_photos_and_ends(once: Once, drop: Drop, inbox: Path, c
     (inbox / "bad.jpg").write_text("no photo")
     assert once() == (1, "0 submitted, 0 known already, 1 rejected.")
     assert once() == (0, "0 submitted, 0 known already, 0 rejected.")  # it was reported before
+
+
+def test_photos_whose_jobs_redis_has_lost_are_submitted_again(
+    once: Once, drop: Drop, connection: redis.Redis, storage: Storage
+) -> None:
+    drop("a.jpg")
+    drop("b.jpg")
+    assert once() == (0, "2 submitted, 0 known already, 0 rejected.")
+    [finished] = [
+        job for job in SvdqQueue(connection=connection).jobs if (found := read_job(job)) and found.name == "b"
+    ]
+    write_files(storage, finished)
+    connection.flushdb()
+    assert once() == (0, "1 submitted, 1 known already, 0 rejected.")
+    assert {*jobs(connection)} == {"a"}
+    assert once() == (0, "0 submitted, 0 known already, 0 rejected.")
 
 
 def test_like_another_video(once: Once, drop: Drop, inbox: Path, connection: redis.Redis, settings: Settings) -> None:
