@@ -1,18 +1,18 @@
-"""`svdq cancel`, `retry`, `move`, `pause` and `resume`: change jobs and queues."""
+"""`svdq cancel`, `retry`, `move`, `mark`, `pause` and `resume`: change jobs and queues."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import click
 import redis
 
-from svdq.cli.formatting import echo
+from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED
-from svdq.cli.option_types import selection_options, with_connection, with_settings
+from svdq.cli.option_types import ids_of_jobs, json_option, selection_options, with_connection, with_settings
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.job_control import Action
 from svdq.producer.keys import PRIORITIES
-from svdq.producer.queue import session
+from svdq.producer.queue import session, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.selection import Selection, complete_ids, select
 
@@ -22,6 +22,9 @@ def _selected(connection: redis.Redis, action: Action, selection: Selection) -> 
     selection = selection.among(job_control.STATUSES_FOR[action])
     if selection.job_ids:
         ids = complete_ids(connection, selection.job_ids)
+        for job_id, status in zip(ids, statuses(connection, ids), strict=True):
+            if action == "cancel" and status == "finished":
+                raise InputError(f"Job {job_id!r} is finished; `svdq remove {job_id}` removes it with its video.")
         job_control.check(connection, action, ids)
         return ids
     ids = [view.id for view in select(connection, selection)]
@@ -30,21 +33,25 @@ def _selected(connection: redis.Redis, action: Action, selection: Selection) -> 
     return ids
 
 
-def _print(outcomes: Iterable[tuple[str, str | InputError]]) -> int:
+def _print(outcomes: Iterable[tuple[str, str | InputError]], as_json: bool) -> int:
     exit_code = 0
     for job_id, outcome in outcomes:
         if isinstance(outcome, InputError):
             echo(f"Error: {outcome}", err=True)
             exit_code = EXIT_FAILED
-        else:
+        if as_json:
+            key = "error" if isinstance(outcome, InputError) else "outcome"
+            echo_json({"id": job_id, key: str(outcome)})
+        elif not isinstance(outcome, InputError):
             echo(f"{job_id}  {outcome}")
     return exit_code
 
 
 @click.command()
 @selection_options("all", "queued")
+@json_option("job")
 @with_connection
-def cancel(connection: redis.Redis, selection: Selection) -> int:
+def cancel(connection: redis.Redis, selection: Selection, as_json: bool) -> int:
     """Cancel jobs: waiting jobs become canceled at once, jobs in flight stop at their next step.
 
     IDs may be shortened to their first characters. If one of them cannot be canceled, none is.
@@ -57,15 +64,16 @@ def cancel(connection: redis.Redis, selection: Selection) -> int:
       svdq cancel --status scheduled
     """
     outcomes = job_control.cancel_many(connection, _selected(connection, "cancel", selection))
-    stops = "stops at its next step"
-    return _print((job_id, stops if outcome == "stopping" else outcome) for job_id, outcome in outcomes)
+    stops = "stopping" if as_json else "stops at its next step"
+    return _print(((job_id, stops if outcome == "stopping" else outcome) for job_id, outcome in outcomes), as_json)
 
 
 @click.command()
 @selection_options("all", "failed", since="Jobs that ended")
 @click.option("--force", is_flag=True, help="Also finished jobs; their files stay until new ones replace them.")
+@json_option("job")
 @with_settings
-def retry(settings: Settings, selection: Selection, force: bool) -> int:
+def retry(settings: Settings, selection: Selection, force: bool, as_json: bool) -> int:
     """Queue failed, stopped or canceled jobs again, with the same id and seed, at the end of their queue.
 
     IDs may be shortened to their first characters. If one of them cannot be queued, none is.
@@ -81,15 +89,17 @@ def retry(settings: Settings, selection: Selection, force: bool) -> int:
     place = Storage(settings.storage) if force else None
     action: Action = "retry --force" if force else "retry"
     with session(settings) as connection:
-        return _print(job_control.retry_many(connection, _selected(connection, action, selection), storage=place))
+        ids = _selected(connection, action, selection)
+        return _print(job_control.retry_many(connection, ids, storage=place), as_json)
 
 
 @click.command()
 @selection_options("all")
 @click.option("--front", is_flag=True, help="To the front of the queue, in the order given, else oldest first.")
 @click.option("--priority", type=click.Choice(PRIORITIES), help="To the queue of this priority.")
+@json_option("job")
 @with_connection
-def move(connection: redis.Redis, selection: Selection, front: bool, priority: str | None) -> int:
+def move(connection: redis.Redis, selection: Selection, front: bool, priority: str | None, as_json: bool) -> int:
     """Move queued jobs to the front of their queue, or to another priority.
 
     IDs may be shortened to their first characters. If one of them cannot be moved, none is.
@@ -113,22 +123,58 @@ def move(connection: redis.Redis, selection: Selection, front: bool, priority: s
 
     ids = _selected(connection, "move", selection)
     # In reverse, so that the first job ends up in front.
-    return _print(moved(reversed(ids) if front else ids))
+    return _print(moved(reversed(ids) if front else ids), as_json)
 
 
 @click.command()
+@click.argument("verdict", type=click.Choice(["keep", "reject", "none"]))
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True, shell_complete=ids_of_jobs)
+@json_option("job")
+@with_settings
+def mark(settings: Settings, verdict: str, job_ids: Sequence[str], as_json: bool) -> int:
+    """Mark videos to keep, which are never pruned or replaced, or to reject; `none` takes the mark back.
+
+    The page marks the same. IDs may be shortened to their first characters, also those that Redis has forgotten.
+
+    \b
+    Examples:
+      svdq mark keep 1f0c 2a7d
+      svdq mark none 1f0c
+    """
+    from svdq.producer.results.fetch import ids_of
+    from svdq.producer.storage.storage import Storage
+
+    with session(settings) as connection:
+        ids = ids_of(connection, Storage(settings.storage), job_ids)
+        job_control.give(connection, ids, None if verdict == "none" else verdict)  # type: ignore[arg-type]
+        return _print(((job_id, verdict) for job_id in ids), as_json)
+
+
+@click.command()
+@json_option()
 @with_connection
-def pause(connection: redis.Redis) -> None:
-    """Stop taking jobs from the queues; jobs in flight are finished."""
+def pause(connection: redis.Redis, as_json: bool) -> None:
+    """Stop taking jobs from the queues; jobs in flight are finished.
+
+    \b
+    Examples:
+      svdq pause
+    """
     job_control.pause(connection)
-    echo("Paused until `svdq resume`.")
+    echo_json({"paused": True}) if as_json else echo("Paused until `svdq resume`.")
 
 
 @click.command()
+@json_option()
 @with_connection
-def resume(connection: redis.Redis) -> None:
-    """Resume taking jobs, also in groups that paused because too many jobs failed."""
-    for sentence in job_control.pauses(connection):
-        echo(sentence)
+def resume(connection: redis.Redis, as_json: bool) -> None:
+    """Resume taking jobs, also in groups that paused because too many jobs failed.
+
+    \b
+    Examples:
+      svdq resume
+      svdq resume --json | jq -r '.reasons[]'
+    """
+    reasons = job_control.pauses(connection)
     job_control.resume(connection)
-    echo("Resumed; groups take jobs again.")
+    echo_json({"paused": False, "reasons": reasons}) if as_json else echo(*reasons, "Resumed; groups take jobs again.")

@@ -40,6 +40,8 @@ SECTIONS = {
         "gallery": ("svdq.cli.results:gallery", "Write a page of the finished videos."),
         "fetch": ("svdq.cli.results:fetch", "Copy finished videos into a folder."),
         "inspect": ("svdq.cli.results:inspect", "Show how a video was made."),
+        "mark": ("svdq.cli.control:mark", "Mark videos to keep or to reject."),
+        "remove": ("svdq.cli.results:remove", "Remove single videos with their files."),
         "prune": ("svdq.cli.results:prune", "Remove old videos, photos and checkpoints."),
     },
     "Change jobs": {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from svdq.producer.keys import STATUSES
 
@@ -134,6 +135,22 @@ def _composed(_context: click.Context, _option: click.Parameter, value: str | No
 _FLAGS = {"all": "All jobs that allow it.", "queued": "All queued jobs.", "failed": "All failed jobs."}
 
 
+def ids_of_jobs(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the id of a job in a shell: the newest ones, each with its name and status."""
+    from svdq.pipeline.errors import SvdqError
+    from svdq.producer.queue import session
+    from svdq.producer.settings_loader import load_settings
+    from svdq.producer.status.selection import list_jobs
+
+    try:
+        with session(load_settings(redis_url=context.params.get("redis_url"))) as connection:
+            views = list_jobs(connection, 1000)
+    except SvdqError:
+        return []  # a shell has no place for a sentence
+    fitting = [view for view in views if view.id.startswith(incomplete)]
+    return [CompletionItem(view.id, help=f"{view.name}, {view.status}") for view in fitting]
+
+
 def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[Command], Command]:
     """Return the decorator that adds IDs, `flags` (of `_FLAGS`), status, name and age, and hands over a `selection`."""
 
@@ -154,7 +171,7 @@ def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[C
             )
             return command(*args, selection=selection, **others)
 
-        options = [click.argument("job_ids", metavar="[ID]...", nargs=-1)]
+        options = [click.argument("job_ids", metavar="[ID]...", nargs=-1, shell_complete=ids_of_jobs)]
         options += [click.option(f"--{flag}", f"take_{flag}", is_flag=True, help=_FLAGS[flag]) for flag in flags]
         options += [
             click.option(

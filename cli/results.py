@@ -1,4 +1,4 @@
-"""`svdq report`, `gallery`, `fetch`, `inspect` and `prune`: summarize, show, copy and remove finished videos."""
+"""`svdq report`, `gallery`, `fetch`, `inspect`, `prune` and `remove`: what becomes of finished videos."""
 
 import os
 import shlex
@@ -16,6 +16,7 @@ from svdq.cli.option_types import (
     MANY,
     GivenPath,
     OutputFile,
+    ids_of_jobs,
     json_option,
     past_time,
     selection_options,
@@ -24,12 +25,20 @@ from svdq.cli.option_types import (
     with_settings,
 )
 from svdq.pipeline.errors import InputError
-from svdq.producer.queue import session
+from svdq.producer import job_control
+from svdq.producer.queue import session, statuses
 from svdq.producer.records import Sidecar
-from svdq.producer.results.fetch import fetch_all, results_of
+from svdq.producer.results.fetch import fetch_all, ids_of, results_of
 from svdq.producer.results.finished_videos import OUTPUTS, find_results, read_provenance
 from svdq.producer.results.gallery import write_gallery
-from svdq.producer.results.prune import Removal, find_removals, remove_all
+from svdq.producer.results.prune import (
+    Removal,
+    check_unneeded,
+    find_removals,
+    remove_all,
+    remove_job,
+    remove_video,
+)
 from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
 from svdq.producer.settings import Settings
 from svdq.producer.status.selection import Selection, list_jobs
@@ -76,8 +85,11 @@ def report(settings: Settings, since: datetime, until: datetime | None, as_json:
 )
 @since_option("Only jobs that ended")
 @click.option("--limit", type=click.IntRange(min=1), help="Largest number of videos; the newest are kept.")
+@json_option()
 @with_settings
-def gallery(settings: Settings, folder: Path | None, page: Path, since: datetime | None, limit: int | None) -> None:
+def gallery(
+    settings: Settings, folder: Path | None, page: Path, since: datetime | None, limit: int | None, as_json: bool
+) -> None:
     """Write an HTML page of the finished videos and of failed jobs with their reasons.
 
     The page opens from disk. Each video shows its first frame, and plays under the pointer or with keyboard focus. With
@@ -102,7 +114,10 @@ def gallery(settings: Settings, folder: Path | None, page: Path, since: datetime
     found = find_results(place, since=since, folder=under, on_bad=warn)
     results = sorted(found, key=lambda result: result.finished_at, reverse=True)[:limit]
     write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}")
-    echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")
+    if as_json:
+        echo_json({"page": str(page), "videos": len(results), "failures": len(failures)})
+    else:
+        echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")
 
 
 @click.command()
@@ -152,8 +167,9 @@ def fetch(settings: Settings, selection: Selection, folder: Path, verbose: bool,
 @click.option("--older-than", required=True, metavar="AGE", help="Minimum age, such as 12h, 30d or 8w.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option("removal")
 @with_settings
-def prune(settings: Settings, older_than: str, dry_run: bool, yes: bool) -> None:
+def prune(settings: Settings, older_than: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Remove old videos, photos that no job and no video refers to, and checkpoints that no job needs.
 
     Files of unfinished jobs are kept. Photos are kept for two days after they were last submitted.
@@ -169,8 +185,11 @@ def prune(settings: Settings, older_than: str, dry_run: bool, yes: bool) -> None
     place, home = Storage(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
         removals = find_removals(connection, place, home, age, datetime.now().astimezone(), warn)
-        if not removals:
+        if not removals and not as_json:
             echo("There is nothing to remove.")
+            return
+        if dry_run and as_json:
+            _print_json(removals)
             return
         if dry_run:
             for removal in removals:
@@ -178,12 +197,65 @@ def prune(settings: Settings, older_than: str, dry_run: bool, yes: bool) -> None
             echo(f"Would remove {_sum(removals)}.")
             return
         if not yes:
-            click.confirm(f"Remove {_sum(removals)}?", abort=True)
+            click.confirm(f"Remove {_sum(removals)}?", abort=True, err=as_json)
         removed = remove_all(connection, removals)
     place.sweep()
+    if as_json:
+        _print_json(removed)
+        return
     echo(f"Removed {_sum(removed)}.")
     if len(removed) < len(removals):
         echo(f"Kept, because a job uses them now: {len(removals) - len(removed):,}.")
+
+
+@click.command()
+@click.argument("job_ids", metavar="[ID]...", nargs=-1, shell_complete=ids_of_jobs)
+@click.option("--rejected", is_flag=True, help="All videos that are marked to reject.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option("job")
+@with_settings
+def remove(settings: Settings, job_ids: Sequence[str], rejected: bool, yes: bool, as_json: bool) -> int:
+    """Remove finished videos with their files, and the records of jobs that have ended.
+
+    The same submission renders again. Photos stay. If one of the jobs has not ended, or is to be kept, nothing is
+    removed. IDs may be shortened to their first characters, also those that Redis has forgotten.
+
+    \b
+    Examples:
+      svdq remove 1f0c 2a7d
+      svdq remove --rejected --yes
+    """
+    if bool(job_ids) == rejected:
+        raise InputError("Give either IDs of jobs, or --rejected.")
+    if not (yes or sys.stdin.isatty()):
+        raise InputError("There is no terminal to ask on; give --yes to remove.")
+    place, home = Storage(settings.storage), Storage(str(settings.home))
+    with session(settings) as connection:
+        ids = sorted(job_control.marked(connection, "reject")) if rejected else ids_of(connection, place, job_ids)
+        check_unneeded(connection, ids)
+        known = statuses(connection, ids)
+        forgotten = frozenset(job_id for job_id, status in zip(ids, known, strict=True) if status is None)
+        results = list(find_results(place, job_ids=forgotten, on_bad=warn)) if forgotten else []
+        if not ids:
+            echo("There is nothing to remove.", err=True)
+            return 0
+        if not yes:
+            click.confirm(f"Remove {count(len(ids), 'job')} and the videos?", abort=True, err=as_json)
+            check_unneeded(connection, ids)
+        for result in results:
+            remove_video(connection, place, result)
+        job_control.give(connection, list(forgotten), None)
+        for job_id in ids:
+            if job_id not in forgotten:
+                remove_job(connection, place, home, job_id)
+            echo_json({"id": job_id, "outcome": "removed"}) if as_json else echo(f"{job_id}  removed")
+    return 0
+
+
+def _print_json(removals: Sequence[Removal]) -> None:
+    for removal in removals:
+        files = list(map(removal.storage.location, removal.keys))
+        echo_json({"kind": removal.kind, "id": removal.job_id or None, "bytes": removal.size, "paths": files})
 
 
 def _sum(removals: Sequence[Removal]) -> str:

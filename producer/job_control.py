@@ -395,10 +395,10 @@ def read(connection: redis.Redis, job_ids: Sequence[str]) -> list[Verdict | None
     return [next((verdict for verdict in get_args(Verdict) if verdict.encode() == value), None) for value in found]
 
 
-def kept(connection: redis.Redis) -> set[str]:
-    """Return the ids of all jobs whose videos are to be kept."""
+def marked(connection: redis.Redis, verdict: Verdict) -> set[str]:
+    """Return the ids of all jobs whose videos have this verdict."""
     return {
         job_id.decode(errors="backslashreplace")
         for job_id, value in connection.hscan_iter(keys.VERDICTS, count=1000)
-        if value == b"keep"
+        if value == verdict.encode()
     }

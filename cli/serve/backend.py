@@ -58,6 +58,7 @@ class Backend:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.storage = Storage(settings.storage)
+        self._home = Storage(str(settings.home))
         #: Jobs in flight that are removed when they have stopped, by id.
         self.removals: dict[str, asyncio.Task[None]] = {}
         self._connection: redis.Redis | None = None
@@ -121,7 +122,7 @@ class Backend:
 
         def work(connection: redis.Redis) -> bool:
             [found] = fetch_many(connection, [job_id])
-            return found is None or remove_job(connection, self.storage, job_id)
+            return found is None or remove_job(connection, self.storage, self._home, job_id)
 
         async def remove_later() -> None:
             ends_at = time.monotonic() + GIVE_UP_S

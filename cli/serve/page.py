@@ -306,15 +306,15 @@ async def _delete(request: Request, job_ids: list[str]) -> dict[str, str]:
     problems: dict[str, InputError] = {}
     found = await backend.read(lambda connection: statuses(connection, job_ids))
     for job_id, status in zip(job_ids, found, strict=True):
-        try:
-            if status is None:  # Redis has forgotten it
-                await backend.in_thread(partial(request.app.state.older.remove, job_id))
-                await backend.write(partial(job_control.give, job_ids=[job_id], verdict=None))
-            else:
+        if status is not None:
+            try:
                 await backend.remove(job_id)
-                request.app.state.older.forget()
-        except InputError as error:
-            problems[job_id] = error
+            except InputError as error:
+                problems[job_id] = error
+    older = request.app.state.older
+    older.forget()
+    if forgotten := {job_id for job_id, status in zip(job_ids, found, strict=True) if status is None}:
+        await backend.write(partial(older.remove, job_ids=forgotten))
     return await backend.read(lambda connection: _named(connection, problems))
 
 

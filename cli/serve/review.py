@@ -4,7 +4,7 @@ import heapq
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Any
@@ -19,7 +19,7 @@ from svdq.producer import job_control
 from svdq.producer.job import VIDEO_FIELDS, model_stem, parse_job
 from svdq.producer.queue import statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
-from svdq.producer.results.prune import video_files
+from svdq.producer.results.prune import remove_video
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import ended_before, newest_ids
 from svdq.producer.storage.local import FileInfo
@@ -89,13 +89,11 @@ class StoredVideos:
         sidecars = self._list()
         return self._bytes // len(sidecars) if sidecars and len(sidecars) < MAX_VIDEOS else None
 
-    def remove(self, job_id: str) -> None:
-        """Remove the files of a video whose job Redis has forgotten; raises as `before`."""
-        entries = [entry for (_, each), entry in self._list().items() if each == job_id]
+    def remove(self, connection: redis.Redis, job_ids: Collection[str]) -> None:
+        """Remove videos whose jobs Redis has forgotten; raises as `before`."""
+        entries = [entry for (_, job_id), entry in self._list().items() if job_id in job_ids]
         for result in read_results(self._storage, entries, lambda _: True, lambda reason: None):
-            keys = video_files(self._storage, parse_job(result.document.job), job_id)
-            for key in (result.sidecar.key, *keys):  # the sidecar first: it means that the files are complete
-                self._storage.remove(key)
+            remove_video(connection, self._storage, result)
         self.forget()
 
     def forget(self) -> None:

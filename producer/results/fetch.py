@@ -4,6 +4,7 @@ A video's files get their names only when all of them have arrived, the JSON las
 JSON is unchanged in the folder and the files beside it have the right sizes.
 """
 
+import contextlib
 import errno
 import os
 import re
@@ -12,12 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import redis
+
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.files import sweep, temporary_name
 from svdq.producer.queue import session
 from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
+from svdq.producer.status.registries import newest_ids
 from svdq.producer.status.selection import complete_id, complete_ids
 from svdq.producer.storage.local import publish
 from svdq.producer.storage.storage import Storage
@@ -45,7 +49,7 @@ def results_of(
     status, if one has no video, and UnavailableError for the storage and Redis.
     """
     if not all(len(text) >= 20 for text in job_ids):  # else whole ids
-        known = [match[1] for entry in storage.entries(OUTPUTS) if (match := _ID.search(entry.key))]
+        known = _stored_ids(storage)
         job_ids = [
             complete_id(text, known) if any(each.startswith(text) for each in known) else text for text in job_ids
         ]
@@ -54,6 +58,18 @@ def results_of(
     if missing:
         raise InputError(_why_missing(settings, storage, missing[0]))
     return [found[job_id] for job_id in dict.fromkeys(job_ids)]
+
+
+def ids_of(connection: redis.Redis, storage: Storage, beginnings: Sequence[str]) -> list[str]:
+    """Complete prefixes of ids of jobs, also of videos whose jobs Redis has forgotten; raises as `complete_ids`."""
+    with contextlib.suppress(InputError):  # the storage may be large, and is asked only for what Redis does not know
+        return complete_ids(connection, beginnings)
+    known = [*newest_ids(connection), *_stored_ids(storage)]
+    return list(dict.fromkeys(complete_id(text, known) for text in beginnings))
+
+
+def _stored_ids(storage: Storage) -> list[str]:
+    return [match[1] for entry in storage.entries(OUTPUTS) if (match := _ID.search(entry.key))]
 
 
 def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iterator[Fetched]:

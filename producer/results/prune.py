@@ -17,8 +17,8 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control, keys, lua
-from svdq.producer.chains import link_before
-from svdq.producer.job import INPUT_KEY, Job
+from svdq.producer.chains import later_links, link_before
+from svdq.producer.job import INPUT_KEY, Job, parse_job
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import ENDED, database_id, fetch, fetch_many, is_ours, no_such_job, read_job, statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
@@ -70,7 +70,7 @@ def find_removals(
     # Read after the photos: later submissions have photos that are too young to be in the list.
     unfinished, images = _read_jobs(connection, on_bad)
     results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
-    in_use = unfinished | job_control.kept(connection)
+    in_use = unfinished | job_control.marked(connection, "keep")
     removals = [each for each in _videos(storage, outputs, results, cutoff) if each.job_id not in in_use]
     gone = {key for removal in removals for key in removal.keys}
     if inputs:
@@ -204,11 +204,35 @@ def release(connection: redis.Redis, job_id: str) -> bool:
     return lua.run(connection, "add_claims", [key_of(job_id)], keys.CLAIMS_FIELD, -1) is not None
 
 
-def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
-    """Cancel a job that has not ended; remove the record, the verdict and the files of one that has.
+def check_unneeded(connection: redis.Redis, job_ids: Sequence[str]) -> None:
+    """Raise InputError if one of these jobs has not ended, is to be kept, or another one continues its video."""
+    found = statuses(connection, job_ids)
+    marks = job_control.read(connection, job_ids)
+    for job_id, status, mark in zip(job_ids, found, marks, strict=True):
+        if status is not None and status not in ENDED:
+            raise InputError(f"Job {job_id!r} is {status}: `svdq cancel {job_id}` it first.")
+        if mark == "keep":
+            raise InputError(f"The video of job {job_id!r} is to be kept: `svdq mark none {job_id}` it first.")
+    later = {job_id: origin for job_id, origin in later_links(connection, job_ids).items() if job_id not in job_ids}
+    for (job_id, origin), status in zip(later.items(), statuses(connection, list(later)), strict=True):
+        if status in job_control.GOING:
+            raise InputError(f"Job {job_id!r} continues the video of {origin!r}: `svdq cancel {job_id}` it first.")
 
-    Its photo and files that svdq has not made stay. Returns False if it is in flight: it can be removed after its
-    current step. Raises InputError if there is no such job, or its record cannot be read.
+
+def remove_video(connection: redis.Redis, storage: Storage, result: Result) -> None:
+    """Remove the files and the verdict of a video whose job Redis has forgotten; files that svdq did not make stay."""
+    keys = video_files(storage, parse_job(result.document.job), result.job_id)
+    for key in (result.sidecar.key, *keys):  # the sidecar first: its presence means that the files are complete
+        storage.remove(key)
+    job_control.give(connection, [result.job_id], None)
+
+
+def remove_job(connection: redis.Redis, storage: Storage, home: Storage, job_id: str) -> bool:
+    """Cancel a job that has not ended; remove the record, the verdict, the files and checkpoints of one that has.
+
+    Its photo and files that svdq has not made stay. Checkpoints are in `storage` or in `home`, SVDQ_HOME. Returns False
+    if it is in flight: it can be removed after its current step. Raises InputError if there is no such job, or its
+    record cannot be read.
     """
     while True:
         rq_job = fetch(connection, job_id)
@@ -227,6 +251,8 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
         if forget(connection, job_id):
             for key in files:
                 storage.remove(key)
+            for place in (storage, home):
+                place.remove(f"{CHECKPOINTS}/{job_id}")
             job_control.give(connection, [job_id], None)
             return True
 

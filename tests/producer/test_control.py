@@ -67,4 +67,4 @@ def test_no_verdicts_and_foreign_ones_do_no_harm(connection: redis.Redis) -> Non
     assert job_control.read(connection, []) == []
     connection.hset("svdq:verdicts", mapping={"x": b"\xff", "y": "maybe"})
     assert job_control.read(connection, ["x", "y"]) == [None, None]
-    assert job_control.kept(connection) == set()
+    assert job_control.marked(connection, "keep") == set()
