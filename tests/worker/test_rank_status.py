@@ -63,15 +63,25 @@ def test_the_meter_counts_what_is_computed() -> None:
 
 def test_the_pace_leaves_idle_time_out() -> None:
     pace = Pace()
-    assert pace.seconds is None
+    assert pace.seconds(100.0) is None
     for now_s in (100.0, 103.0, 108.0):
         pace.finished(now_s)
-    assert pace.seconds == 4.0
+    assert pace.seconds(109.0) == 4.0
     pace.idle()
     pace.finished(5000.0)
-    assert pace.seconds == 4.0
+    assert pace.seconds(5000.0) == 4.0
     pace.finished(5007.0)
-    assert pace.seconds == 5.0
+    assert pace.seconds(5007.0) == 5.0
+
+
+def test_the_pace_of_short_videos_is_not_that_of_a_long_one_in_flight() -> None:
+    pace = Pace()
+    for number in range(21):
+        pace.finished(number * 0.2)
+    assert pace.seconds(4.1) == pytest.approx(0.2)
+    assert pace.seconds(64.0) == pytest.approx(60.0)
+    pace.idle()
+    assert pace.seconds(9999.0) == pytest.approx(0.2)
 
 
 def test_a_record_has_activity_and_conditions() -> None:

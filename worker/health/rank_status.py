@@ -69,10 +69,13 @@ class Pace:
         """Record that nothing is in flight."""
         self._last_s = None
 
-    @property
-    def seconds(self) -> float | None:
-        """Seconds between two finished videos; None until there were two in a row."""
-        return fmean(self._gaps_s) if self._gaps_s else None
+    def seconds(self, now_s: float) -> float | None:
+        """Return the seconds between two finished videos; None until there were two in a row.
+
+        They are at least those since the last one: after many short videos, a long one is in flight.
+        """
+        open_s = 0.0 if self._last_s is None else now_s - self._last_s
+        return max(fmean(self._gaps_s), open_s) if self._gaps_s else None
 
 
 class StorageUser(Protocol):

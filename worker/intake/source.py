@@ -101,7 +101,7 @@ class Intake(Source):
             in_flight=tuple(self._reporter.active),
             finished=self._reporter.num_finished,
             failed=self._reporter.num_failed,
-            pace_s=self._reporter.pace.seconds,
+            pace_s=self._reporter.pace.seconds(time.monotonic()),
             draining=self._dispatcher.draining.is_set(),
         )
 
