@@ -5,6 +5,7 @@
 #   make test         lint, type-check and run all tests but those marked long
 #   make test-long    run the tests marked long, but those that need the memory of the machine for themselves
 #   make test-all     run `make test`, `make test-long` and what that leaves out
+#   make dist         build the archives for an index into dist, and render a preview from each in a new environment
 #   make docs         build the documentation into build/docs; broken links are errors
 #   make gpu-check    measure what needs a GPU, into gpu-check.md; MODEL=DIR names a model with weights
 #   make lint         run the linters and type checkers only
@@ -30,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unit-tests tests test-long test-exclusive: export MALLOC_MMAP_THRESHOLD_ ?= 4000000000
 unit-tests tests test-long test-exclusive: export MALLOC_TRIM_THRESHOLD_ ?= 4000000000
 
-.PHONY: demo check unit-tests test tests test-long test-exclusive test-all docs gpu-check lint format constraints clean
+.PHONY: demo check unit-tests test tests test-long test-exclusive test-all dist docs gpu-check lint format constraints clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-worker
@@ -61,6 +62,9 @@ test-all: test
 
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+dist: $(VENV)/made
+	deploy/dist.sh $(BIN)/python
 
 gpu-check: $(VENV)/installed-worker
 	$(BIN)/python deploy/gpu_check.py $(if $(MODEL),--model $(MODEL))
@@ -113,6 +117,6 @@ constraints: $(VENV)/made
 
 clean:
 	@if [ -d demo-output/home ] && [ -x $(BIN)/svdq ]; then SVDQ_HOME=demo-output/home $(BIN)/svdq redis stop >/dev/null; fi
-	rm -rf $(VENV) demo-output build svdq.egg-info .coverage
+	rm -rf $(VENV) demo-output build dist svdq.egg-info .coverage
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -52,7 +52,7 @@ SECTIONS = {
         "resume": ("svdq.cli.control:resume", "Resume taking jobs."),
     },
     "Set up": {
-        "model": ("svdq.cli.model:model", "Fetch models, or create a small one for tests."),
+        "model": ("svdq.cli.model:model", "List, fetch and check models."),
         "doctor": ("svdq.cli.machine:doctor", "Check the installation and say how to fix it."),
         "config": ("svdq.cli.machine:config", "Show the settings and where they come from."),
         "redis": ("svdq.cli.machine:redis", "Start or stop the embedded Redis server."),

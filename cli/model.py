@@ -6,15 +6,15 @@ from typing import Literal
 
 import click
 
-from svdq.cli.formatting import echo
-from svdq.cli.option_types import GivenPath
+from svdq.cli.formatting import echo, echo_json, table
+from svdq.cli.option_types import GivenPath, json_option
 from svdq.pipeline.errors import InputError, require_torch
-from svdq.pipeline.models.families import family_named
+from svdq.pipeline.models.families import FAMILIES, family_named
 from svdq.pipeline.models.family import imported
 from svdq.pipeline.models.memory import size_text
-from svdq.pipeline.models.model_file import is_model_file
+from svdq.pipeline.models.model_file import PRESETS, is_model_file, read_model_file, with_presets
 from svdq.pipeline.models.model_folder import DTYPES
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.model_names import family_of_model, find_folder, resolve
 from svdq.pipeline.models.pull import pull as fetch
 from svdq.pipeline.models.pull import pull_model_file
 from svdq.worker.launcher.gpus import visible_gpus
@@ -22,7 +22,41 @@ from svdq.worker.launcher.gpus import visible_gpus
 
 @click.group()
 def model() -> None:
-    """Fetch models, or create a small untrained one for tests."""
+    """List, fetch and check models, or create a small untrained one for tests."""
+
+
+@model.command("list")
+@json_option("model")
+def list_models(as_json: bool) -> None:
+    """List the models that svdq knows by name.
+
+    Presets are model files that come with svdq; the others are on the hub.
+
+    Any other model of these families can be used, too, as a folder, a hub id or a model file.
+
+    \b
+    Examples:
+      svdq model list
+      svdq model list --json | jq -r 'select(.fetched) | .name'
+    """
+    found: list[tuple[str, str, str, bool]] = []
+    for name, path in PRESETS.items():
+        base = read_model_file(Path(path)).base
+        found.append((name, family_of_model(path) or "", f"preset of {base}", _is_fetched(base)))
+    found += [(name, family.name, "", _is_fetched(name)) for family in FAMILIES for name in family.models]
+    if as_json:
+        for name, of, note, is_here in found:
+            echo_json({"name": name, "family": of, "note": note, "fetched": is_here})
+        return
+    echo(*table([(name, of, "fetched" if is_here else "not fetched", note) for name, of, note, is_here in found]))
+    echo("", "svdq model pull NAME fetches a model; SVDQ_MODEL=NAME uses it.")
+
+
+def _is_fetched(name: str) -> bool:
+    try:
+        return find_folder(name).is_dir()
+    except InputError:
+        return False
 
 
 @model.command()
@@ -42,14 +76,15 @@ def pull(name: str, variant: Literal["fp16", "full"] | None) -> None:
     Examples:
       HF_TOKEN=... svdq model pull stabilityai/stable-video-diffusion-img2vid-xt-1-1
       svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers --variant full
-      svdq model pull deploy/models/wan2.2-4step.toml
+      svdq model pull wan2.2-4step
     """
+    name, given = with_presets(name), name
     wanted = variant or ("fp16" if visible_gpus() else "full")
     if is_model_file(name):
         pull_model_file(Path(name), wanted, echo)
     else:
         echo(fetch(name, wanted, echo))
-    echo(f"Use it with SVDQ_MODEL={name}")
+    echo(f"Use it with SVDQ_MODEL={given}")
 
 
 @model.command("check")
@@ -59,8 +94,10 @@ def check_command(name: str) -> None:
 
     \b
     Examples:
-      svdq model check deploy/models/wan2.2-4step.toml
+      svdq model check wan2.2-4step
+      svdq model check ~/models/mine.toml
     """
+    name, given = with_presets(name), name
     if not is_model_file(name):
         raise InputError(f"{name!r} is no model file (.toml); `svdq doctor --model {name}` checks any other model.")
     require_torch("the check of a model file")
@@ -71,7 +108,7 @@ def check_command(name: str) -> None:
     assert model.layout is not None
     for sentence in check_model_file(model, family_named(model.family).layouts[model.layout]):
         echo(sentence)
-    echo(f"{model.name} can be used, with SVDQ_MODEL={name}")
+    echo(f"{model.name} can be used, with SVDQ_MODEL={given}")
 
 
 @model.command()
@@ -109,7 +146,7 @@ def convert_command(source: str, folder: Path, dtype: str) -> None:
       svdq model convert Wan-AI/Wan2.2-I2V-A14B-Diffusers /models/wan-bf16 --dtype bf16
     """
     require_torch("conversion")
-    model = resolve(source)
+    model = resolve(with_presets(source))
     import torch
 
     from svdq.pipeline.models.convert import convert

@@ -10,6 +10,7 @@ from svdq.cli.formatting import clock, echo, echo_json, table
 from svdq.cli.option_types import MILLISECONDS, STEP_MS, NumberRange, json_option, parse_experts
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.memory import size_text
+from svdq.pipeline.models.model_file import with_presets
 from svdq.pipeline.planning.binding import split_steps
 from svdq.pipeline.planning.capacity import CapacityPlan, CapacityQuestion, VideoCosts, make_plan
 from svdq.pipeline.planning.costs import Costs
@@ -119,7 +120,7 @@ def _answer_about(
     as_json: bool,
 ) -> None:
     """Print what a model needs of some GPUs."""
-    known, cards = know(model), cards or Cards.here()
+    known, cards = know(with_presets(model)), cards or Cards.here()
     if cards is None:
         raise InputError("No GPU is visible here; name some with their memory, such as --gpus 1x24.")
     video, num_videos, step = known.video(shape), videos or NUM_VIDEOS, cards.step_of(known.published)

@@ -9,6 +9,7 @@ import platformdirs
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, field_validator
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_file import with_presets
 
 ENV_PREFIX = "SVDQ_"
 _OF_REDIS = ("redis://", "rediss://", "unix://")
@@ -63,7 +64,8 @@ class Settings(BaseModel):
     storage: str = Field(
         default_factory=lambda data: str(data["home"] / "storage"), min_length=1, repr=False, exclude=True
     )
-    model: str = Field("preview", min_length=1)  # `preview`, or the folder or hub id of a model in diffusers' layout
+    #: `preview`, the folder or hub id of a model in diffusers' layout, a model file, or the name of a preset.
+    model: Annotated[str, Field(min_length=1), AfterValidator(with_presets)] = "preview"
     max_pixels: int = Field(100_000_000, ge=1)  # largest number of pixels of a photo
     max_attempts: int = Field(2, ge=1)  # crashes of a rank until its job is set aside as failed
     #: Seconds that the first step of its kind may take before its rank counts as stalled and is restarted.

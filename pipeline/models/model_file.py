@@ -13,6 +13,9 @@ from svdq.pipeline.errors import InputError
 SUFFIX = ".toml"
 WEIGHTS_SUFFIXES, LORA_SUFFIXES = (".safetensors", ".gguf"), (".safetensors",)
 
+#: Model files that come with svdq, by the names by which they are used.
+PRESETS = {path.stem: str(path) for path in sorted(Path(__file__).with_name("presets").glob("*.toml"))}
+
 #: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 
@@ -68,6 +71,11 @@ class ModelFile(_Section):
         if sigmas and steps not in (None, len(sigmas)):
             raise ValueError(f"there are {len(sigmas)} sigmas for {steps} steps; give as many as steps")
         return self
+
+
+def with_presets(name: str) -> str:
+    """Return the path of a preset in place of its name, and any other name of a model as it is."""
+    return name if os.path.exists(name) else PRESETS.get(name, name)
 
 
 def is_model_file(name: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from svdq.cli.main import run
@@ -303,3 +304,16 @@ def test_the_check_of_another_model_names_the_command_for_it(svdq: Cli) -> None:
         2,
         "Error: 'preview' is no model file (.toml); `svdq doctor --model preview` checks any other model.\n",
     )
+
+
+def test_a_preset_is_used_by_its_name_from_any_folder(svdq: Cli, tmp_path: Path) -> None:
+    names = [json.loads(line)["name"] for line in svdq("model", "list", "--json").stdout.splitlines()]
+    assert {"wan2.2-4step", "svd-xt-calm", "Wan-AI/Wan2.2-I2V-A14B-Diffusers"} <= set(names)
+    planned = svdq("plan", "--model", "wan2.2-4step", "--gpus", "1x24")
+    assert planned.stdout.startswith("wan2.2-4step: 832x480, 81 frames, 4 steps.")
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (832, 480)).save(photo)
+    submitted = svdq("submit", str(photo), SVDQ_MODEL="wan2.2-4step")
+    assert submitted.returncode == 0, submitted.stderr
+    shown = json.loads(svdq("status", submitted.stdout.split()[0], "--json").stdout)
+    assert shown["family"] == "wan"

@@ -89,7 +89,7 @@ def test_memory_and_disk_of_a_model_are_known_before_it_is_fetched(home: Path) -
 
 
 def test_a_model_file_changes_the_steps_and_the_guidance(home: Path) -> None:
-    file = str(Path(__file__).parents[2] / "deploy/models/wan2.2-4step.toml")
+    file = str(Path(__file__).parents[2] / "pipeline/models/presets/wan2.2-4step.toml")
     rows = rows_about(file, "--gpus", "2x24", "--videos", "100")
     assert [f"{file}: 832x480, 81 frames, 4 steps."] in rows
     assert [

@@ -15,7 +15,7 @@ from svdq.worker.launcher.launcher import LaunchOptions
 from svdq.worker.run_folder import RankConfig
 
 ROOT = Path(__file__).parents[2]
-FOUR_STEPS = str(ROOT / "deploy/models/wan2.2-4step.toml")
+FOUR_STEPS = str(ROOT / "pipeline/models/presets/wan2.2-4step.toml")
 A14B, TI2V = "Wan-AI/Wan2.2-I2V-A14B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
 SVD = "stabilityai/stable-video-diffusion-img2vid-xt"
 #: What the page says of each model: its name there, that of the model, and the shape.
