@@ -5,6 +5,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from svdq.cli.formatting import echo, echo_json, named
@@ -13,7 +14,7 @@ from svdq.cli.option_types import MANY
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit_all
-from svdq.producer.text import rfc3339
+from svdq.producer.text import duration, rfc3339
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -61,15 +62,19 @@ def submit_and_print(
     requests: Sequence[PhotoRequest | InputError],
     *,
     skip_bad: bool = False,
+    dry_run: bool = False,
     do_wait: bool,
     verbose: bool,
     as_json: bool,
 ) -> int:
     """Submit photos, print a line or JSON object for each job, and return the exit code.
 
-    With `do_wait`, an object is printed when its job has ended. Many jobs have a line only if `verbose`, and totals.
-    The exit code is 1 when photos were left out or a job that the command waited for has failed.
+    With `dry_run`, nothing is submitted, and the lines say what would be. With `do_wait`, an object is printed when its
+    job has ended. Many jobs have a line only if `verbose`, and totals. The exit code is 1 when photos were left out or
+    a job that the command waited for has failed.
     """
+    if dry_run and do_wait:
+        raise InputError("--dry-run queues nothing to --wait for; leave out one of them.")
     is_bulk = sum(request.spec.num_jobs for request in requests if isinstance(request, PhotoRequest)) >= MANY
     has_lines = not as_json and (verbose or not is_bulk)
     # Lines and a bar on the same terminal would mix.
@@ -77,26 +82,29 @@ def submit_and_print(
     made: list[Submission] = []
     try:
         with contextlib.closing(Bar(is_drawn=is_drawn)) as bar:
-            submissions = submit_all(settings, requests, skip_bad=skip_bad, observer=bar)
+            submissions = submit_all(settings, requests, skip_bad=skip_bad, dry_run=dry_run, observer=bar)
             try:
                 for submission in submissions:
                     made.append(submission)
                     if as_json and not do_wait:
                         echo_json(_object(submission))
                     elif has_lines:
-                        echo(_line(submission, do_wait=do_wait))
+                        echo(_line(submission, has_hint=not do_wait and not dry_run))
             except OSError:  # the output cannot be written, as by `| head`; the rest is submitted all the same
                 made += submissions
                 raise
     except BadPhotosError as error:
         print_reasons(error.reasons)
         raise
-    if is_bulk and not as_json:
-        num_new = sum(submission.is_new for submission in made)
+    num_new = sum(submission.is_new for submission in made)
+    if dry_run and not as_json:
+        echo(f"Nothing was queued. New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}.")
+        echo(*_expected_end(settings, requests, num_new))
+    elif is_bulk and not as_json:
         echo(f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}. `svdq list` shows the newest.")
     if again := Counter(submission.was for submission in made if submission.was):
         was = ", ".join(f"{number:,} {status}" for status, number in sorted(again.items()))
-        echo(f"{again.total():,} queued again: {was} before.", err=True)
+        echo(f"{again.total():,} {'would be ' * dry_run}queued again: {was} before.", err=True)
     photos: dict[str, list[str]] = {}
     for submission in made:
         photos.setdefault(submission.id, []).append(os.path.basename(submission.photo))
@@ -120,6 +128,22 @@ def print_reasons(reasons: Sequence[str]) -> None:
         echo(f"… and {len(reasons) - MAX_REASONS:,} more.", err=True)
 
 
+def _expected_end(settings: "Settings", requests: Sequence[PhotoRequest | InputError], num_jobs: int) -> list[str]:
+    """Say when new jobs would be done, as far as the workers have measured such videos."""
+    from svdq.producer.queue import session
+    from svdq.producer.status.snapshot import take
+    from svdq.producer.submitting.foresight import estimate_of
+
+    specs = [request.spec for request in requests if isinstance(request, PhotoRequest)]
+    if not specs or not num_jobs:
+        return []
+    with session(settings) as connection:
+        found = estimate_of(take(connection), specs[0], num_jobs, datetime.now().astimezone())
+    if found.eta_s is None:
+        return [f"When they would be done is not known: {found.reason}"]
+    return [f"They would be done in about {duration(found.eta_s)}."]
+
+
 def _wait(settings: "Settings", made: Sequence[Submission], as_json: bool) -> int:
     from svdq.cli.wait import wait_for
 
@@ -139,7 +163,7 @@ def _object(submission: Submission) -> dict[str, Any]:
     return described | ({"at": rfc3339(submission.at)} if submission.at else {})
 
 
-def _line(submission: Submission, *, do_wait: bool) -> str:
+def _line(submission: Submission, *, has_hint: bool) -> str:
     if submission.again:
         note = f" ({submission.again})"
     elif submission.was:
@@ -150,5 +174,5 @@ def _line(submission: Submission, *, do_wait: bool) -> str:
         note = f" (waits until {submission.at.astimezone():%a %Y-%m-%d %H:%M:%S %Z})"
     else:
         note = ""
-    hint = "" if do_wait else f"  svdq wait {submission.id}"
+    hint = f"  svdq wait {submission.id}" if has_hint else ""
     return f"{submission.id}  {named(submission.name, submission.link)}{note}{hint}"

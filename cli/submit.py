@@ -15,7 +15,7 @@ from svdq.producer.job import PARAMETER_KEYS
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
 
-PRINTING = ("skip_bad", "do_wait", "verbose", "as_json")  # the options that `submit_and_print` takes
+PRINTING = ("skip_bad", "dry_run", "do_wait", "verbose", "as_json")  # the options that `submit_and_print` takes
 
 
 @click.command(cls=VideoCommand)
@@ -50,6 +50,7 @@ def submit(
     Examples:
       svdq submit photo.jpg
       svdq submit photo.jpg --frames 25 --wait
+      svdq submit holiday/ --recursive --dry-run
       svdq submit holiday/ --recursive --output holiday --at 22:00
       svdq submit 'holiday/*.jpg' --size 576x320 --format mp4 --format gif
       svdq submit photo.jpg --variations 4 --sweep motion_bucket_id=60,127,180

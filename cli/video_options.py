@@ -151,6 +151,7 @@ _JOB_OPTIONS = (
     like_option,
     click.option("--force", is_flag=True, help="Render again although the same job exists."),
     click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
+    click.option("--dry-run", is_flag=True, help="Check all, and say what would be queued and for how long."),
     click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
     verbose_option("jobs"),
     json_option("job"),

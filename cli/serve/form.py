@@ -9,9 +9,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.job import JOBS, VIDEO_FIELDS
-from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, with_more
-from svdq.producer.status.snapshot import Snapshot
-from svdq.producer.submitting.job_spec import JobSpec, make_job, read_folder
+from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, read_parameters, read_then, rules_of
 from svdq.producer.text import parse_future
 
@@ -163,18 +161,6 @@ def read_changes(given: Mapping[str, str]) -> dict[str, Any]:
     if unknown := set(given).difference(VIDEO_FIELDS, ["auto_size", "size"]):
         raise InputError(f"There is no setting {min(unknown)[:80]!r}; load the page again.")
     return read_parameters(given, label_of)
-
-
-def estimate_of(snapshot: Snapshot, spec: JobSpec, num_videos: int, now: datetime) -> Estimate:
-    """Estimate when videos that are not queued yet will be done, after all that waits already."""
-    parameters = make_job(spec.options[0], image=f"inputs/{'0' * 64}.jpg", name="photo").model_dump(mode="json")
-    common = (snapshot.groups, snapshot.pauses, snapshot.no_group)
-    if spec.at is None:
-        jobs = [job for job in snapshot.jobs if job.is_readable]
-        return estimate_all(jobs, with_more(snapshot.waiting, parameters, num_videos), *common)
-    alone = estimate_all([], with_more(Backlog(), parameters, num_videos), *common)
-    begin_s = max(0.0, (spec.at - now).total_seconds(), snapshot.estimate.eta_s or 0.0)
-    return alone if alone.eta_s is None else Estimate(eta_s=begin_s + alone.eta_s)
 
 
 def whole_number(text: str, called: str) -> int:

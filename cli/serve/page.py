@@ -25,7 +25,7 @@ from svdq.cli.serve.backend import Backend, options_of
 from svdq.cli.serve.bodies import limited
 from svdq.cli.serve.content import Content, keys_of, zip_of
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
-from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_changes, read_spec, whole_number
+from svdq.cli.serve.form import families, fields, label_of, read_changes, read_spec, whole_number
 from svdq.cli.serve.now import counts_of, events
 from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError
@@ -35,6 +35,7 @@ from svdq.producer.job import JOBS, model_stem
 from svdq.producer.queue import priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids, running_defaults, running_models
+from svdq.producer.submitting.foresight import estimate_of
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.model_choice import running_model
 from svdq.producer.submitting.parameters import SEED_BITS

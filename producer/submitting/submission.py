@@ -21,6 +21,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
+from svdq.producer.submitting.foresight import existing
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec, read_folder
 from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, usual_size, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
@@ -125,6 +126,7 @@ def submit_all(
     requests: Sequence[PhotoRequest | InputError],
     *,
     skip_bad: bool = False,
+    dry_run: bool = False,
     observer: Observer | None = None,
     connection: redis.Redis | None = None,
     storage: Storage | None = None,
@@ -134,8 +136,9 @@ def submit_all(
 
     A `photo.txt` beside a photo is its prompt, unless the request has one. Errors among the requests stand for bad rows
     of a list. Submitting again continues after an interruption. Memory holds a few hundred bytes per photo.
-    `connection` and `storage` are those of the settings; `spell` returns the name of a parameter for errors. Raises
-    UnavailableError, and InputError or BadPhotosError before anything is stored or enqueued.
+    With `dry_run`, nothing is stored or enqueued, and the status of a new job is "new". `connection` and `storage` are
+    those of the settings; `spell` returns the name of a parameter for errors. Raises UnavailableError, and InputError
+    or BadPhotosError before anything is stored or enqueued.
     """
     observer = observer or Observer()
     requests = _with_family_of_prompts(requests)
@@ -151,6 +154,9 @@ def submit_all(
         parents = {ids: complete_ids(connection, ids) for ids in {spec.depends_on for _, spec in checked} if ids}
         for job_ids in parents.values():
             unfinished(connection, job_ids)
+        if dry_run:
+            yield from _foresee(connection, checked)
+            return
         if storage.folder is not None and storage.folder.is_relative_to(settings.home):
             with contextlib.suppress(OSError):  # the storage says why
                 make_home(settings.home)
@@ -289,6 +295,23 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
             )
             yield entry, spec
             index += 1
+
+
+def _foresee(connection: redis.Redis, checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[Submission]:
+    for entry, status, is_new in existing(connection, (entry for entry, _ in entries_of(checked))):
+        yield Submission(
+            id=entry.job_id,
+            image=entry.job.image,
+            seed=entry.job.seed,
+            status=status or "new",
+            name=entry.job.name,
+            photo=entry.photo,
+            is_new=is_new,
+            at=entry.at if is_new else None,
+            was=status if is_new else "",
+            warning=entry.warning if is_new else "",
+            link=entry.notes.get(LINK_NOTE, ""),
+        )
 
 
 def _submission(entry: Entry, enqueued: Enqueued, again: str) -> Submission:

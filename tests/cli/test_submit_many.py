@@ -182,3 +182,33 @@ def test_a_terminal_has_a_bar_and_a_summary(home: Path, connection: redis.Redis,
     assert "enqueueing" in text
     assert "svdq wait" not in text
     assert text.splitlines()[-1].endswith("New jobs: 60; existing jobs: 0. `svdq list` shows the newest.")
+
+
+def test_a_dry_run_queues_nothing_and_says_what_would_be(
+    svdq: Cli, folder: Path, connection: redis.Redis, home: Path
+) -> None:
+    some = svdq("submit", str(folder / "00.png"), str(folder / "01.png"))
+    first, second = (line.split()[0] for line in some.stdout.splitlines())
+    before = (set(connection.keys()), sorted(path for path in home.rglob("inputs/*")))
+    dry = svdq("submit", str(folder), "--recursive", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    *_, counts, end = dry.stdout.splitlines()
+    assert counts == "Nothing was queued. New jobs: 20; existing jobs: 2."
+    assert end == "When they would be done is not known: No worker is running."
+    assert (set(connection.keys()), sorted(path for path in home.rglob("inputs/*"))) == before
+    lines = svdq("submit", str(folder), "--recursive", "--dry-run", "--json").stdout.splitlines()
+    status = {found["id"]: found["status"] for found in map(json.loads, lines)}
+    assert (len(status), status[first], status[second]) == (22, "queued", "queued")
+    assert sorted(status.values()) == ["new"] * 20 + ["queued"] * 2
+    really = svdq("submit", str(folder), "--recursive", "--json").stdout.splitlines()
+    assert {json.loads(line)["id"] for line in really} == set(status)
+    assert svdq("submit", str(folder / "00.png"), "--dry-run", "--wait").returncode == 2
+
+
+def test_a_dry_run_warns_as_the_submission_does(svdq: Cli, tmp_path: Path) -> None:
+    (tmp_path / "bad.jpg").write_bytes(b"no photo")
+    Image.new("RGB", (300, 400)).save(tmp_path / "tall.png")
+    assert svdq("submit", str(tmp_path), "--dry-run").returncode == 2
+    warned = svdq("submit", str(tmp_path / "tall.png"), "--size", "832x448", "--dry-run")
+    assert "% of the height" in warned.stderr
+    assert warned.stdout.splitlines()[0].endswith("  tall")
