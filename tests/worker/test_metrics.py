@@ -11,6 +11,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -113,9 +114,9 @@ def test_a_live_group_adds_up(site: Site) -> None:
     job_ids.append(site.submit(steps=6, photo=site.folder / "other.jpg"))
     (bad,) = set(Path(site.settings.storage).glob("inputs/*")) - good
     bad.write_bytes(b"no photo")
-    waiting = wait_until(lambda: (found := scrape(url)) and ("svdq_samples_in_flight", GROUP) in found and found)
+    waiting = wait_until(lambda: (found := scrape(url)) and ("svdq_jobs_in_flight", GROUP) in found and found)
     assert total(waiting, "svdq_jobs", state="queued") == 5
-    assert total(waiting, "svdq_samples_in_flight") == 0
+    assert total(waiting, "svdq_jobs_in_flight") == 0
     assert total(waiting, "svdq_pauses") == 1
     site.connection.delete(keys.SUSPENDED)
     assert [view.status for view in site.wait(job_ids)] == ["finished"] * 4 + ["failed"]
@@ -127,10 +128,13 @@ def test_a_live_group_adds_up(site: Site) -> None:
     assert total(after, "svdq_step_seconds_count") == 4 * 6
     assert {rank for rank in "01" if total(after, "svdq_step_seconds_count", rank=rank) > 0} == {"0", "1"}
     assert total(after, "svdq_step_seconds_sum") >= 4 * 6 * 0.08
-    assert total(after, "svdq_samples_in_flight", group="0") == 0
+    assert total(after, "svdq_jobs_in_flight", group="0") == 0
     assert total(after, "svdq_group_ranks_up", group="0") == 2
     assert total(after, "svdq_group_restarts_total") == 0
-    assert {name for _, have in after for name, _ in have} == {"queue", "state", "group", "rank"}
+    assert {name for _, have in after for name, _ in have} == {
+        *("queue", "state", "group", "rank"),
+        *("svdq", "torch", "diffusers"),
+    }
     assert not any(job_id in str(after) for job_id in job_ids)
 
     group.send_signal(signal.SIGINT)
@@ -158,6 +162,9 @@ def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
             "at": now - 4,
             "conditions": conditions,
             "restart_count": 3,
+            "rss_bytes": 2_000_000_000,
+            "gpu_bytes": 8_000_000_000,
+            "gpu_total_bytes": 24_000_000_000,
             "num_steps": 6,
             "steps_s": 1.5,
             "intake": IntakeStatus(worker="w", in_flight=("a", "b"), finished=9, failed=1),
@@ -172,9 +179,12 @@ def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
     samples = collected(connection)
     assert 600 <= total(samples, "svdq_rank_storage_wait_seconds") < 660
     assert total(samples, "svdq_group_restarts_total", group="0") == 3
-    assert total(samples, "svdq_samples_in_flight") == 2
+    assert total(samples, "svdq_jobs_in_flight") == 2
     assert (total(samples, "svdq_videos_finished_total"), total(samples, "svdq_videos_failed_total")) == (9, 1)
     assert (total(samples, "svdq_step_seconds_count"), total(samples, "svdq_step_seconds_sum")) == (6, 1.5)
+    memory = [total(samples, f"svdq_rank_{name}_bytes", rank="0") for name in ("resident", "gpu", "gpu_total")]
+    assert memory == [2e9, 8e9, 24e9]
+    assert total(samples, "svdq_build_info", svdq=version("svdq"), torch=version("torch")) == 1
     # Of the launcher's own ranks only, and only of the processes that it has now.
     assert len([name for name, _ in samples if name == "svdq_rank_busy_ratio"]) == 1
     assert total(samples, "svdq_group_ranks_up") == 1
@@ -192,7 +202,7 @@ def test_while_redis_is_away_the_launcher_answers() -> None:
     samples = collected(away)
     assert total(samples, "svdq_redis_up") == 0
     of_group = {f"svdq_group_{name}" for name in ("ranks", "ranks_up", "failed_gpus")}
-    assert {name for name, _ in samples} == {"svdq_redis_up"} | of_group
+    assert {name for name, _ in samples} == {"svdq_redis_up", "svdq_build_info"} | of_group
 
 
 def test_the_endpoint_answers_whatever_redis_holds(connection: redis.Redis) -> None:

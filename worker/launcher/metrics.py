@@ -4,6 +4,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import redis
@@ -37,8 +38,10 @@ class MetricSpec(NamedTuple):
 _CLASSES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "summary": SummaryMetricFamily}
 _GROUP = ("group",)
 _RANK = ("group", "rank")
+_VERSIONS_OF = ("svdq", "torch", "diffusers")
 #: Each is used by an alert or the dashboard in deploy/.
 FAMILIES = (
+    MetricSpec("svdq_build_info", "gauge", "Versions of the launcher and its ranks; the value is 1", _VERSIONS_OF),
     MetricSpec("svdq_redis_up", "gauge", "Whether Redis answered this scrape"),
     MetricSpec("svdq_group_ranks", "gauge", "Number of ranks that a group was started with", _GROUP),
     MetricSpec("svdq_group_ranks_up", "gauge", "Number of ranks of a group whose process runs", _GROUP),
@@ -48,11 +51,14 @@ FAMILIES = (
     MetricSpec("svdq_queue_eta_seconds", "gauge", "Time until all jobs that wait or are in flight will be done"),
     MetricSpec("svdq_pauses", "gauge", "Number of reasons for which no jobs are taken"),
     MetricSpec("svdq_group_restarts_total", "counter", "Restarts of the ranks of a group because one died", _GROUP),
-    MetricSpec("svdq_samples_in_flight", "gauge", "Number of jobs that a group has taken and not ended", _GROUP),
+    MetricSpec("svdq_jobs_in_flight", "gauge", "Number of jobs that a group has taken and not ended", _GROUP),
     MetricSpec("svdq_videos_finished_total", "counter", "Videos finished", _GROUP),
     MetricSpec("svdq_videos_failed_total", "counter", "Jobs failed", _GROUP),
     MetricSpec("svdq_rank_busy_ratio", "gauge", "Share of the last ten seconds in which a rank computed", _RANK),
     MetricSpec("svdq_rank_storage_wait_seconds", "gauge", "How long a rank has waited for the storage", _RANK),
+    MetricSpec("svdq_rank_resident_bytes", "gauge", "Resident memory of a rank's process", _RANK),
+    MetricSpec("svdq_rank_gpu_bytes", "gauge", "GPU memory that a rank has reserved", _RANK),
+    MetricSpec("svdq_rank_gpu_total_bytes", "gauge", "Memory of a rank's GPU", _RANK),
     MetricSpec("svdq_step_seconds", "summary", "Seconds of a denoising step", _RANK),
 )
 
@@ -99,6 +105,7 @@ class LauncherCollector(Collector):
         ]
 
     def _of_launcher(self, *, is_redis_up: bool) -> Iterator[Measurement]:
+        yield "svdq_build_info", tuple(map(version, _VERSIONS_OF)), (1,)
         yield "svdq_redis_up", (), (is_redis_up,)
         for index, group in enumerate(self._groups):
             label = (str(index),)
@@ -122,12 +129,17 @@ def _of_rank(group: str, rank: RankStatus, now: float) -> Iterator[Measurement]:
     label = (group, str(rank.rank))
     if rank.intake is not None:
         yield "svdq_group_restarts_total", (group,), (rank.restart_count,)
-        yield "svdq_samples_in_flight", (group,), (len(rank.intake.in_flight),)
+        yield "svdq_jobs_in_flight", (group,), (len(rank.intake.in_flight),)
         yield "svdq_videos_finished_total", (group,), (rank.intake.finished,)
         yield "svdq_videos_failed_total", (group,), (rank.intake.failed,)
     yield "svdq_rank_busy_ratio", label, (rank.busy_share,)
     wait_s = max((now - condition.since for condition in rank.conditions), default=0.0)
     yield "svdq_rank_storage_wait_seconds", label, (max(0.0, wait_s),)
+    yield "svdq_rank_resident_bytes", label, (rank.rss_bytes,)
+    if rank.gpu_bytes is not None:
+        yield "svdq_rank_gpu_bytes", label, (rank.gpu_bytes,)
+    if rank.gpu_total_bytes is not None:
+        yield "svdq_rank_gpu_total_bytes", label, (rank.gpu_total_bytes,)
     yield "svdq_step_seconds", label, (rank.num_steps, rank.steps_s)
 
 
