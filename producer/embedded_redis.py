@@ -114,11 +114,12 @@ def _start(folder: Path) -> Path:
     _end_unreachable(folder)
     if shutil.disk_usage(folder).free < reserve_bytes(folder) // 2:
         (folder / RESERVE).unlink(missing_ok=True)
-    socket = socket_path(folder)
-    private_folder(socket.parent)
-    reason = _try_to_start(find_server(), folder, socket)
+    reason = _try_to_start(folder)
+    if "bind: " in reason and socket_path(folder).parent == folder:  # a share: no sockets on it
+        (folder / NO_SOCKETS).touch()
+        reason = _try_to_start(folder)
     if not reason:
-        return socket
+        return socket_path(folder)
     raise UnavailableError(
         full_disk(folder) or f"The embedded Redis server did not start: {reason}; see {str(folder / LOG)!r}."
     )
@@ -138,8 +139,10 @@ def full_disk(folder: Path) -> str:
     )
 
 
-def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
-    """Start `binary` as a daemon and wait until it answers; return the reason of a failure, or ""."""
+def _try_to_start(folder: Path) -> str:
+    """Start the server as a daemon and wait until it answers; return the reason of a failure, or ""."""
+    binary, socket = find_server(), socket_path(folder)
+    private_folder(socket.parent)
     options = {
         "port": "0",
         "unixsocket": str(socket),
@@ -279,11 +282,13 @@ def _last_line(text: str) -> str:
 MAX_SOCKET_PATH = 103  # bytes; 107 on Linux, 103 on macOS
 
 SOCKET = "redis.sock"
+#: A file beside the data that says that its file system has no sockets.
+NO_SOCKETS = "no-sockets"
 
 
 def socket_path(folder: Path) -> Path:
     """Return a path for the socket of the server with a data folder: in that folder, or a short one."""
-    if len(os.fsencode(folder / SOCKET)) <= MAX_SOCKET_PATH:
+    if len(os.fsencode(folder / SOCKET)) <= MAX_SOCKET_PATH and not (folder / NO_SOCKETS).exists():
         return folder / SOCKET
     name = f"svdq-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
     # Not TMPDIR, which may differ between processes.

@@ -141,7 +141,10 @@ def find_token(settings: Settings) -> str:
             f"The token file {str(path)!r} cannot be used ({reason}); correct its rights, or set SVDQ_SERVE_TOKEN."
         ) from error
     if mode & 0o077:
-        raise InputError(f"Others can read the token file {str(path)!r}; run `chmod 600` on it, or delete it.")
+        raise InputError(
+            f"Others can read the token file {str(path)!r}; run `chmod 600` on it. If its disk has no such rights, set "
+            "SVDQ_SERVE_TOKEN, or SVDQ_HOME to a folder on another disk."
+        )
     if len(token) < MIN_LENGTH or not token.isprintable() or " " in token:
         raise InputError(f"The token file {str(path)!r} holds no token; delete it to have a new one made.")
     return token

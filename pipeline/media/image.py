@@ -23,10 +23,13 @@ from itertools import chain, product
 
 from PIL import ExifTags, Image, ImageChops, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageError
 
-from svdq.pipeline.errors import SampleError, reason_of
+from svdq.pipeline.errors import InputError, SampleError, how_to_install, reason_of
 from svdq.pipeline.video_parameters import Fit
 
 logger = logging.getLogger(__name__)
+
+#: What files of iPhones and Android phones begin with, after their first eight bytes.
+_HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"}
 
 MAX_PIXELS = 178_000_000  # of a photo, before decoding: 3 bytes each, so half a gigabyte of memory
 
@@ -68,7 +71,7 @@ def open_photo(data: bytes) -> Image.Image:
         try:
             return Image.open(BytesIO(data), formats=_COMMON)
         except UnidentifiedImageError:
-            _load_plugins()
+            _load_plugins(data)
             return Image.open(BytesIO(data), formats=[name for name in EXTENSIONS if name in Image.OPEN])
 
 
@@ -107,11 +110,15 @@ def _has_several_scans(image: Image.Image, data: bytes) -> bool:
     return "progressive" in image.info or layers > 3 or data[: max(end - 2 * layers - 3, 0)][-5:] != header
 
 
-def _load_plugins() -> None:
+def _load_plugins(data: bytes) -> None:
     """Load all of Pillow's plugins and the one for HEIC, which takes longer than reading most photos."""
-    import pillow_heif
-
     Image.init()
+    try:
+        import pillow_heif
+    except ImportError as error:  # an extra: its wheels contain x265, which is GPL-2.0
+        if data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS:
+            raise InputError(f"HEIC photos need a decoder that is not installed: {how_to_install('heic')}.") from error
+        return
     # Without thumbnails: `draft` would decode one instead of the photo, and miss damage in the photo. One thread:
     # photos are read in parallel already, or beside ranks that need the cores. libheif refuses a photo that is larger
     # than its header says, before it decodes it.

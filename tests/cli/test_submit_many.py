@@ -210,5 +210,5 @@ def test_a_dry_run_warns_as_the_submission_does(svdq: Cli, tmp_path: Path) -> No
     Image.new("RGB", (300, 400)).save(tmp_path / "tall.png")
     assert svdq("submit", str(tmp_path), "--dry-run").returncode == 2
     warned = svdq("submit", str(tmp_path / "tall.png"), "--size", "832x448", "--dry-run")
-    assert "% of the height" in warned.stderr
+    assert "% of the photo's height" in warned.stderr
     assert warned.stdout.splitlines()[0].endswith("  tall")

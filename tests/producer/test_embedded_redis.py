@@ -118,6 +118,27 @@ def test_home_too_long_for_a_socket(tmp_path: Path) -> None:
     folder.rmdir()
 
 
+def test_a_home_on_a_share_without_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, real = tmp_path / "home", find_server()
+    server = tmp_path / "valkey-server"
+    # As the server ends on such a share.
+    server.write_text(
+        f"""#!/bin/sh
+case "$*" in *"--unixsocket {home}/"*) echo "Failed opening Unix socket: bind: Input/output error"; exit 1;; esac
+exec {real} "$@"
+"""
+    )
+    server.chmod(0o755)
+    monkeypatch.setattr("svdq.producer.embedded_redis.find_server", lambda: server)
+    url = ensure_server(home)
+    try:
+        assert set_and_get(url, "here") == b"here"
+        assert url.startswith("unix:///tmp/svdq-")
+        assert ensure_server(home) == url
+    finally:
+        assert stop_server(home)
+
+
 def test_home_with_odd_characters(tmp_path: Path) -> None:
     home = tmp_path / "a b%20?#é"
     try:

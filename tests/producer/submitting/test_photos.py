@@ -1,5 +1,7 @@
 import io
 import struct
+import subprocess
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -186,3 +188,19 @@ def test_names_are_safe(stem: str) -> None:
     name = safe_name(stem)
     assert SvdJob(image=f"inputs/{'0' * 64}.jpg", name=name, seed=0).name == name
     assert len(name.encode()) <= 180
+
+
+def test_a_heic_photo_without_its_decoder_names_the_extra(tmp_path: Path) -> None:
+    photos = [tmp_path / "photo.heic", tmp_path / "photo.tif"]
+    for photo, kind in zip(photos, ("HEIF", "TIFF"), strict=True):
+        photo.write_bytes(encoded(kind))
+    program = (
+        "import sys; sys.modules['pillow_heif'] = None\n"
+        "from pathlib import Path; from svdq.producer.submitting.photos import check_photos\n"
+        "for found in check_photos(list(map(Path, sys.argv[1:])), 10**8, lambda: None): print(found)"
+    )
+    command = [sys.executable, "-c", program, *map(str, photos)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    heic, tiff = done.stdout.splitlines()
+    assert heic.startswith("HEIC photos need a decoder that is not installed: run `pip install ")
+    assert tiff.startswith("Photo(")
