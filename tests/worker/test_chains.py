@@ -175,6 +175,23 @@ def test_a_chain_outlives_a_kill_in_the_middle(site: Site) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_another", [True, False])
+def test_a_link_continues_only_from_a_checkpoint_of_its_first_frame(site: Site, is_another: bool) -> None:
+    done = site.run("svdq", "submit", site.photo, "--steps", 100, "--frames", "2", "--then", "", "--json")
+    first, second = (json.loads(line)["id"] for line in told(done).splitlines())
+    group = site.start(1, model="simulated:step_ms=40")
+    wait_until(lambda: list((site.settings.home / "checkpoints" / second).glob("[1-9]*.safetensors")))
+    group.kill_all()
+    if is_another:  # as a new render of the first link, with another seed, leaves it
+        frame = Path(site.settings.storage, last_frame_key(first))
+        with Image.open(frame) as image:
+            Image.new("RGB", image.size, (9, 99, 199)).save(frame)
+    assert site.start(1, "--burst", model="simulated:step_ms=40", wait=False).end() == 0
+    (sidecar,) = site.sidecars(second)
+    assert bool(sidecar.get("resumed")) is not is_another
+
+
+@pytest.mark.slow
 def test_a_link_is_the_video_of_the_last_frame_of_the_one_before(site: Site) -> None:
     shape = ["--family", "svd", "--frames", "5", "--steps", "3", "--size", "64x64", "--json"]
     done = site.run("svdq", "submit", site.photo, *shape, "--then", "")

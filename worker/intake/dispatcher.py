@@ -207,7 +207,7 @@ class Dispatcher:
         return Request(
             job_id=job_id,
             parameters=parameters,
-            job=active.taken(prepared.job).model_dump(mode="json"),
+            job=active.taken(prepared.job, prepared.first_frame).model_dump(mode="json"),
             photo=photo,
             last_photo=last_photo,
             resume=resume,

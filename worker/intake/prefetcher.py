@@ -1,6 +1,7 @@
 """Finds the files of a finished job, else its checkpoint, else its photos, in a thread, before the stage takes it."""
 
 import contextlib
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -62,6 +63,7 @@ class Prepared:
     resume: Sample | None = None  # its furthest checkpoint
     result: dict[str, Any] | None = None  # its result, when it is finished
     job: Job  # with all parameters: those that it leaves open are filled in
+    first_frame: str = ""  # as in `TakenJob`
 
 
 class Prefetcher:
@@ -144,11 +146,21 @@ class Prefetcher:
                 return Prepared(result=result, job=job), []
             if self._checkpoints is not None:
                 resume = self._checkpoints.furthest(job_id, job.parameters)
-                if resume is not None:
-                    chunk = resume.parameters.decode_chunk_size
-                    return Prepared(resume=resume, job=job.model_copy(update={"decode_chunk_size": chunk})), []
+                if resume is not None and self._has_first_frame(job, resume):
+                    chunk, first_frame = resume.parameters.decode_chunk_size, resume.job.get("first_frame", "")
+                    job = job.model_copy(update={"decode_chunk_size": chunk})
+                    return Prepared(resume=resume, job=job, first_frame=first_frame), []
             job = self._options.memory.admit(job)
-            return Prepared(job=job), [self._read(job, key, refusals) for key in job.photos]
+            photos = [self._read(job, key, refusals) for key in job.photos]
+            return Prepared(job=job, first_frame=_digest(photos[0]) if job.predecessor else ""), photos
+
+    def _has_first_frame(self, job: Job, resume: Sample) -> bool:
+        """Whether a checkpoint was made of the first frame that is in the storage now, or that is not known."""
+        first_frame, key = resume.job.get("first_frame"), job.photos[0]
+        if not first_frame or not self._storage.exists(key) or _digest(self._storage.read_input(key)) == first_frame:
+            return True
+        logger.info("Job %s starts anew: the video that it continues was rendered again.", resume.job_id)
+        return False
 
     def _check_before(self, job: Job) -> None:
         before = job.predecessor
@@ -179,6 +191,10 @@ class Prefetcher:
                 ) from error
             refusals.check(error, f"Its photo {key}")
             raise
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, replaced: str = "") -> dict[str, Any] | None:

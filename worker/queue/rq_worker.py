@@ -47,16 +47,18 @@ class ActiveJob:
         """The video to make."""
         return self.arguments.job
 
-    def taken(self, job: Job) -> "TakenJob":
-        """Describe it for the ranks; `job` has all parameters."""
+    def taken(self, job: Job, first_frame: str = "") -> "TakenJob":
+        """Describe it for the ranks; `job` has all parameters, and `first_frame` is as in `TakenJob`."""
         execution = (self.queue.started_job_registry.key, self.execution.composite_key)
-        return TakenJob(job=job, notes=self.arguments.notes, execution=execution)
+        return TakenJob(job=job, notes=self.arguments.notes, execution=execution, first_frame=first_frame)
 
 
 class TakenJob(JobArguments):
     """The JSON that a sample carries of its job, with all parameters."""
 
     execution: tuple[str, str]  # key and entry in RQ's registry, while the group holds the job
+    #: SHA-256 of the first frame of a link of a chain: the link before may be rendered again with another one.
+    first_frame: str = ""
 
 
 class RqWorker(BaseWorker):
