@@ -102,6 +102,27 @@ def test_nothing_is_left_on_disk_when_a_job_has_ended_however_late_a_rank_is(tmp
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
+def test_a_job_that_ends_during_a_write_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job_id = "0123456789abcdef0123"
+
+    class Ending(Storage):
+        """Rank 0 removes the folder of a job when another rank is about to write into it."""
+
+        def write_bytes(self, key: str, data: bytes) -> None:
+            if key.endswith(".safetensors"):
+                self.remove(f"checkpoints/{job_id}")
+            super().write_bytes(key, data)
+
+    store = CheckpointStore(Ending(str(tmp_path)))
+    late = Checkpoints(store, CODEC)
+    store.open(job_id)
+    late.save(replace(sample_at(5), job_id=job_id))
+    assert late.flush(60)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert late.condition is None
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     "damage",
     [

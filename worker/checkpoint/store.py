@@ -18,6 +18,7 @@ import torch
 from pydantic_core import from_json
 from safetensors import SafetensorError
 
+from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.loop.sample import Sample, sample_body, sample_from
 from svdq.pipeline.models.video_model import State
 from svdq.pipeline.transport.message import byte_view
@@ -47,9 +48,17 @@ class CheckpointStore:
         return sorted(map(int, filter(str.isdecimal, stems)), reverse=True) if MARKER in names else None
 
     def write(self, job_id: str, step: int, data: bytes) -> None:
-        """Write a checkpoint, and remove those before it."""
-        self._storage.write_bytes(f"{FOLDER}/{job_id}/{step}{SUFFIX}", data)
-        for older in self.steps(job_id) or ():
+        """Write a checkpoint, and remove those before it; nothing stays if the job ends meanwhile."""
+        try:
+            self._storage.write_bytes(f"{FOLDER}/{job_id}/{step}{SUFFIX}", data)
+        except UnavailableError:
+            if self.steps(job_id) is not None:
+                raise  # else its folder was removed before the file had its name
+        steps = self.steps(job_id)
+        if steps is None:
+            self._storage.remove(f"{FOLDER}/{job_id}/{step}{SUFFIX}")
+            self.clear(job_id)
+        for older in steps or ():
             if older < step:
                 self._storage.remove(f"{FOLDER}/{job_id}/{older}{SUFFIX}")
 
