@@ -23,6 +23,7 @@ CANCELED: Final = "svdq:canceled"  # set of ids of jobs that are to stop althoug
 #: Sorted set of ids of stopped jobs, which RQ keeps among the failed ones, by the second of Redis' clock of expiry.
 STOPPED: Final = "svdq:stopped"
 #: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
+STORAGES: Final = "svdq:storages"  # set: the storages that photos of jobs were stored in, as shown
 CRASHES: Final = "svdq:crashes"
 PAUSES: Final = "svdq:pauses"  # hash, worker name or BURSTS -> why that group, or every burst, takes no more jobs
 #: A burst ends when it is paused, and whatever starts bursts would start the next one, again and again.

@@ -11,15 +11,17 @@ from typing import TypeGuard
 
 import redis
 
-from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.producer import keys
 from svdq.producer.files import make_home
 from svdq.producer.job import model_stem
-from svdq.producer.job_control import unfinished
+from svdq.producer.job_control import GOING, unfinished
 from svdq.producer.queue import connect, database_id, read_job, session
 from svdq.producer.records import LINK_NOTE, SOURCE_NOTE
 from svdq.producer.settings import Settings
+from svdq.producer.status.registries import counts
 from svdq.producer.status.selection import complete_ids
-from svdq.producer.storage.storage import Storage
+from svdq.producer.storage.storage import MARKER, Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
 from svdq.producer.submitting.foresight import existing
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec, read_folder
@@ -28,7 +30,7 @@ from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, Sub
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning, source_path
 from svdq.producer.submitting.sources import PromptFiles, find_photos, usable_prompt
-from svdq.producer.text import in_zone
+from svdq.producer.text import count, in_zone
 from svdq.producer.threads import Budget, ordered_map
 
 _BYTES = Budget(1 << 25)  # bytes of photos that are held in memory to be stored
@@ -160,7 +162,7 @@ def submit_all(
         if storage.folder is not None and storage.folder.is_relative_to(settings.home):
             with contextlib.suppress(OSError):  # the storage says why
                 make_home(settings.home)
-        storage.claim(partial(database_id, connection))
+        claim_storage(connection, storage)
         of_video = {each.last_image or ANY_PHOTO for spec in _specs(requests) for each in spec.options} - {ANY_PHOTO}
         if not all(map(storage.exists, of_video)):
             raise InputError(f"The last frame of that video was removed from the storage; give {spell('last_image')}.")
@@ -263,6 +265,23 @@ def _check(
             f"give --family {' or '.join(sorted(WITH_PROMPTS))} if the workers' model takes them."
         )
     return checked
+
+
+def claim_storage(connection: redis.Redis, storage: Storage) -> None:
+    """Name this Redis in the marker of a storage, before photos are stored there.
+
+    Raises UnavailableError if the marker is gone while jobs wait for their photos: the disk is not mounted, and what is
+    written to the folder below it would be hidden by it, or take waiting workers for a storage without their photos.
+    """
+    if not storage.is_marked and connection.sismember(keys.STORAGES, storage.shown):
+        waiting = sum(by_status[each] for by_status in counts(connection).values() for each in GOING)
+        if waiting:
+            raise UnavailableError(
+                f"The storage {storage.shown!r} has lost its file {MARKER}, and {count(waiting, 'job')} in the queue "
+                "may need the photos in it: mount its disk. If you have emptied it, `svdq cancel --all` first."
+            )
+    storage.claim(partial(database_id, connection))
+    connection.sadd(keys.STORAGES, storage.shown)
 
 
 def store(storage: Storage, photo: Photo) -> None:

@@ -4,21 +4,20 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
 from svdq.producer.job_control import WAITING, cancel
-from svdq.producer.queue import database_id, statuses
+from svdq.producer.queue import statuses
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_chain
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
 from svdq.producer.submitting.sources import SUFFIX
-from svdq.producer.submitting.submission import entries_of, store
+from svdq.producer.submitting.submission import claim_storage, entries_of, store
 from svdq.producer.watching.companions import Companions
 from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
@@ -110,7 +109,7 @@ class Processor:
         elif record and record.outcome == "lost" and self.storage.exists(entry.job.sidecar_key(entry.job_id)):
             note = " (finished before)"
         else:
-            self.storage.claim(partial(database_id, connection))
+            claim_storage(connection, self.storage)
             store(self.storage, photo)
             results = enqueue_chain(connection, links)
             enqueued = next((each for each in results if each.was or each.is_new), results[-1])

@@ -1,6 +1,7 @@
 """`svdq submit` with many photos, from wherever they come, in processes of its own."""
 
 import json
+import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rq.job import JobStatus
 from rq.results import Result
 
 from svdq.producer.queue import SvdqQueue, fetch, read_job
+from svdq.producer.storage.storage import Storage
 from tests.conftest import Cli
 from tests.forks import Piped
 from tests.terminal import terminal
@@ -182,6 +184,25 @@ def test_a_terminal_has_a_bar_and_a_summary(home: Path, connection: redis.Redis,
     assert "enqueueing" in text
     assert "svdq wait" not in text
     assert text.splitlines()[-1].endswith("New jobs: 60; existing jobs: 0. `svdq list` shows the newest.")
+
+
+def test_photos_are_not_stored_below_a_disk_that_is_not_mounted(svdq: Cli, folder: Path, storage: Storage) -> None:
+    place = storage.folder
+    assert place is not None
+    assert svdq("submit", str(folder / "00.png")).returncode == 0
+    place.rename(disk := place.with_name("disk"))
+    place.mkdir()  # what is left where it was mounted
+    refused = svdq("submit", str(folder / "01.png"))
+    assert refused.returncode == 3
+    assert "has lost its file .svdq-storage, and 1 job in the queue" in refused.stderr
+    assert list(place.iterdir()) == []
+    place.rmdir()
+    disk.rename(place)
+    assert svdq("submit", str(folder / "01.png")).returncode == 0
+    # Nothing needs the photos in a storage that was emptied on purpose.
+    assert svdq("cancel", "--all").returncode == 0
+    shutil.rmtree(place)
+    assert svdq("submit", str(folder / "02.png")).returncode == 0
 
 
 def test_a_dry_run_queues_nothing_and_says_what_would_be(
