@@ -35,8 +35,8 @@ def _parse_gpus(context: click.Context, parameter: click.Parameter, value: str |
 @click.option(
     "--gpus",
     callback=_parse_gpus,
-    metavar="K|KxGB",
-    help="GPUs [default: what the deadline needs]. With --model with their memory: 1x24 [default: this machine's].",
+    metavar="K|KxGB|KxNAME",
+    help="GPUs [default: what the deadline needs]. With --model: 1x24 (GB), 4090 [default: this machine's].",
 )
 @click.option("--steps", type=click.IntRange(1, 1000), help="Denoising steps [default: those of --segments, else 25].")
 @click.option("--step-ms", type=STEP_MS, help="Milliseconds of a step [with --model: as published for such a GPU].")
@@ -80,7 +80,7 @@ def plan(
       svdq plan --videos 500 --steps 25 --step-ms 764 --encode-ms 140 --decode-ms 3383 --gpus 7
       svdq plan --videos 500 --deadline 8h --step-ms 764 --encode-ms 140 --decode-ms 3383 --gpu-hour-price 2.5
       svdq plan --videos 50 --step-ms 5000 --decode-ms 5000 --segments 15+25 --gpus 7
-      svdq plan --model Wan-AI/Wan2.2-I2V-A14B-Diffusers --gpus 1x24
+      svdq plan --model Wan-AI/Wan2.2-I2V-A14B-Diffusers --gpus 4090
     """
     if model is not None:
         if deadline or encode_ms or decode_ms or segments or gpu_hour_price is not None or isinstance(gpus, int):
@@ -122,7 +122,7 @@ def _answer_about(
     """Print what a model needs of some GPUs."""
     known, cards = know(with_presets(model)), cards or Cards.here()
     if cards is None:
-        raise InputError("No GPU is visible here; name some with their memory, such as --gpus 1x24.")
+        raise InputError("No GPU is visible here; name some with their memory, such as --gpus 1x24 or --gpus 4090.")
     video, num_videos, step = known.video(shape), videos or NUM_VIDEOS, cards.step_of(known.published)
     if steps is not None:
         video = video.model_copy(update={"steps": steps})

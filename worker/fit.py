@@ -29,6 +29,26 @@ from svdq.worker.launcher.gpus import memory_of_gpus
 NUM_VIDEOS = 300  # for which times are given unless a number is
 
 
+#: Usual cards by what people call them: the driver's name, and gigabytes of memory (NVIDIA's data sheets).
+KNOWN_CARDS = {
+    name.lower().replace("rtx ", "").replace(" ", ""): (name, gigabytes)
+    for gigabytes, names in {
+        12: ("RTX 3060", "RTX 4070", "RTX 5070"),
+        16: ("RTX 4060 Ti", "RTX 4080", "RTX 5060 Ti", "RTX 5070 Ti", "RTX 5080", "RTX A4000", "T4", "V100"),
+        20: ("RTX A4500",),
+        24: ("RTX 3090", "RTX 4090", "RTX A5000", "A10", "A10G", "L4"),
+        32: ("RTX 5090",),
+        48: ("RTX A6000", "A40", "L40", "L40S"),
+        80: ("A100", "H100"),
+        141: ("H200",),
+    }.items()
+    for name in names
+}
+#: Host memory that pinned weights take, in sizes of their own: torch rounds each tensor up to a power of two. Of Wan
+#: 2.2 A14B: 44 GB for 28.6 GB (docs/models.md).
+PINNED = 1.54
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cards:
     """Some equal GPUs."""
@@ -40,9 +60,16 @@ class Cards:
 
     @classmethod
     def parse(cls, text: str) -> "Cards | None":
-        """Parse a number of GPUs and the memory of each, such as 7x24; None if the text is something else."""
-        found = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,3})", text)
-        return cls(number=int(found[1]), total_bytes=int(found[2]) * 2**30) if found else None
+        """Parse a number of GPUs and their memory or name, such as 7x24, 4090 or 2xA5000; None for anything else."""
+        text = re.sub(r"[\s_-]|nvidia|geforce|rtx", "", text.lower())
+        found = re.fullmatch(r"(?:([1-9]\d{0,2})x)?(.+)", text)
+        number, card = (int(found[1] or 1), found[2]) if found else (1, "")
+        if card in KNOWN_CARDS:
+            name, gigabytes = KNOWN_CARDS[card]
+            return cls(number=number, total_bytes=gigabytes * 2**30, name=name)
+        if found and found[1] and re.fullmatch(r"[1-9]\d{0,3}", card):
+            return cls(number=number, total_bytes=int(card) * 2**30)
+        return None
 
     @classmethod
     def here(cls) -> "Cards | None":
@@ -187,7 +214,7 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
                 Way(
                     command=command,
                     need_bytes=need,
-                    host_bytes=size.denoisers(residency) * number if candidate.streamed else 0,
+                    host_bytes=round(size.denoisers(residency) * number * PINNED) if candidate.streamed else 0,
                     fits=need <= cards.room_bytes,
                     in_parts=need <= cards.room_bytes < whole,
                     time_s=None if costs is None else _time_s(costs, known, residency, number, num_videos),

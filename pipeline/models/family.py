@@ -4,6 +4,7 @@ A family is a package beside this module. Its `family.py` has the `Family`, and 
 model class of a family, which imports torch, implements `video_model.VideoModel`.
 """
 
+import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -114,11 +115,15 @@ class Family:
             self.parameters.model_validate({"seed": 0} | defaults)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            what = "is no parameter of this model" if first["type"] == "extra_forbidden" else first["msg"]
-            what = what.replace("Value error, ", "Input should be ")
-            raise InputError(
-                f"The default {first['loc'][0]} of the model file {path!r} cannot be used: {what}."
-            ) from error
+            name = str(first["loc"][0])
+            if first["type"] == "extra_forbidden":
+                near = difflib.get_close_matches(name, self.parameters.model_fields, 1)
+                meant = f"; did you mean {near[0]}?" if near else "."
+                raise InputError(
+                    f"The model file {path!r} has a default {name}, which this model has no parameter for{meant}"
+                ) from error
+            what = first["msg"].replace("Value error, ", "Input should be ")
+            raise InputError(f"The default {name} of the model file {path!r} cannot be used: {what}.") from error
         return facts | {"defaults": defaults} if defaults else facts
 
     def segments(self, parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:

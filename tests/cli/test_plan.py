@@ -8,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from svdq.cli.main import cli, run
+from svdq.worker.fit import Cards
+from tests.conftest import Cli
 
 
 def test_a_deadline_and_a_price() -> None:
@@ -85,7 +87,7 @@ def test_memory_and_disk_of_a_model_are_known_before_it_is_fetched(home: Path) -
     assert ["svdq worker --experts rounds", "33.3 GB", "-", "no"] in rows
     # 40 steps of 30.5 s, an encode of 0.3 steps and a decode of 0.5, 300 times, and 5% of loading.
     assert ["svdq worker --experts rounds --approximate int8", "19.8 GB", "-", "yes", "108 h"] in rows
-    assert ["svdq worker --experts rounds --offload blocks", "12.4 GB", "28.6 GB", "yes", "108 h"] in rows
+    assert ["svdq worker --experts rounds --offload blocks", "12.4 GB", "44.0 GB", "yes", "108 h"] in rows
 
 
 def test_a_model_file_changes_the_steps_and_the_guidance(home: Path) -> None:
@@ -115,7 +117,7 @@ def test_a_model_that_does_not_fit_is_a_plain_no(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (f"--model {A14B}", "No GPU is visible here; name some with their memory, such as --gpus 1x24."),
+        (f"--model {A14B}", "No GPU is visible here; name some with their memory, such as --gpus 1x24 or --gpus 4090."),
         (f"--model {A14B} --gpus 7", "--gpus 1x24 only"),
         (f"--model {A14B} --gpus 1x24 --deadline 8h", "With --model there are"),
         (f"--model {A14B} --gpus 1x24 --shape 100x100x81", "is not a shape"),
@@ -128,3 +130,19 @@ def test_wrong_questions_about_a_model_are_one_sentence(home: Path, capsys: Any,
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "gigabytes"),
+    [("4090", 1, 24), ("2x4090", 2, 24), ("7xA5000", 7, 24), ("NVIDIA GeForce RTX 3060", 1, 12), ("1x24", 1, 24)],
+)
+def test_usual_cards_are_known_by_name(text: str, number: int, gigabytes: int) -> None:
+    cards = Cards.parse(text)
+    assert cards is not None
+    assert (cards.number, cards.total_bytes) == (number, gigabytes * 2**30)
+
+
+def test_a_card_that_is_not_known_is_refused(svdq: Cli) -> None:
+    assert Cards.parse("8") is None
+    answer = svdq("plan", "--model", "wan2.2-4step", "--gpus", "4091")
+    assert (answer.returncode, "4091" in answer.stderr) == (2, True)

@@ -115,7 +115,8 @@ def test_the_fingerprint_is_that_of_the_content(tiny_wan: Path, tmp_path: Path) 
     ("old", "new", "message"),
     [
         ("steps = 4", "steps = 8", r"there are 4 sigmas for 8 steps; give as many"),
-        ("steps = 4", "number = 4", r"The default number of the model file .* is no parameter of this model"),
+        ("steps = 4", "number = 4", r"has a default number, which this model has no parameter for\."),
+        ("steps = 4", "step = 4", r"has a default step, which this model has no parameter for; did you mean steps\?"),
         (
             "guidance_scale = 1.0",
             "guidance_scale = -1",
