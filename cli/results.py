@@ -290,6 +290,8 @@ def _rows(record: Sidecar) -> list[tuple[str, object]]:
     model, notice = record.model.name or "?", record.model.notice
     rows: list[tuple[str, object]] = [("made by", f"svdq {record.svdq}"), ("job", record.job_id or "?")]
     rows.append(("model", f"{model}{notice and ', '}{notice}"))
+    if record.source:
+        rows.append(("photo", record.source))
     job = record.job | ({"decode_chunk_size": "all"} if record.job.get("decode_chunk_size", 1) is None else {})
     rows += [(name, words(value)) for name, value in job.items()]
     rows += [(f"compute {name}", words(value)) for name, value in record.model.compute.items()]

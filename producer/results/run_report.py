@@ -33,6 +33,7 @@ class RunRecord:
     status: End  # stopped means that the user canceled the job in flight
     ended_at: datetime
     error: str = ""
+    source: str = ""  # where its photo was: two cameras may both have an IMG_0001
     #: When its group took it; of a sidecar alone, its end less its seconds of work, between which rounds do others.
     begun_at: datetime | None = None
 
@@ -83,7 +84,7 @@ class RunReport:
         lines += [self.ending] if self.ending else []
         lines.append(f"Left: {', '.join(f'{self.left.get(status, 0):,} {status}' for status in LEFT)}.")
         for reason, jobs in self.reasons:
-            names = ", ".join(f"{job.name} ({job.id})" for job in jobs[:MAX_NAMES])
+            names = ", ".join(f"{job.source or job.name} ({job.id})" for job in jobs[:MAX_NAMES])
             more = f" and {len(jobs) - MAX_NAMES:,} more" if len(jobs) > MAX_NAMES else ""
             lines.append(f"Failed, {len(jobs):,} x: {reason} {names}{more}")
         return lines
@@ -153,6 +154,7 @@ def records_from_redis(
                 yield RunRecord(
                     id=view.id,
                     name=view.name,
+                    source=view.source,
                     status=status,
                     ended_at=view.ended_at,
                     error=error or "",
@@ -166,6 +168,7 @@ def records_from_storage(storage: Storage, since: datetime, on_bad: Callable[[st
         yield RunRecord(
             id=result.job_id,
             name=result.document.name,
+            source=result.document.source,
             status="finished",
             ended_at=result.finished_at,
             begun_at=result.finished_at - work if (work := result.document.work) else None,

@@ -213,6 +213,7 @@ def test_inspect(svdq: Cli, home: Path, tmp_path: Path, photo: Path) -> None:
         "job_id": "1",
         "job": {"seed": 5, "decode_chunk_size": None, "guidance_scale_2": None, "formats": ["mp4", "gif"]},
         "model": {"name": "preview", "notice": NOTICE},
+        "source": "holiday/day 1/IMG_0001.jpg",
         "memory_bytes": {"step": 8310000000},
     }
     sidecar = tmp_path / "a.json"
@@ -221,6 +222,7 @@ def test_inspect(svdq: Cli, home: Path, tmp_path: Path, photo: Path) -> None:
     shown = svdq("inspect", sidecar).stdout
     assert NOTICE in shown
     assert "8.3 GB" in shown
+    assert "holiday/day 1/IMG_0001.jpg" in shown
     rows = [line.split("  ", 1) for line in shown.splitlines()]
     wanted = {("decode_chunk_size", "all"), ("guidance_scale_2", "none"), ("formats", "mp4, gif")}
     assert wanted <= {(name, value.strip()) for name, *more in rows for value in more}

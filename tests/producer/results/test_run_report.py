@@ -83,6 +83,13 @@ def test_a_run_without_jobs_has_no_pace() -> None:
     ]
 
 
+def test_failures_tell_photos_of_one_name_apart() -> None:
+    cameras = [record(1, 1, "failed", error="Black.", source="left/IMG_0001.jpg")]
+    cameras.append(record(2, 2, "failed", error="Black.", source="right/IMG_0001.jpg"))
+    last = report(*cameras).lines()[-1]
+    assert last == f"Failed, 2 x: Black. left/IMG_0001.jpg ({1:020x}), right/IMG_0001.jpg ({2:020x})"
+
+
 def test_failures_are_listed_by_reason_the_most_frequent_first() -> None:
     failures = [record(number, number, "failed", error="The frames are black.") for number in range(2, 9)]
     lines = report(record(1, 1, "failed", error="No memory."), *failures).lines()
