@@ -54,11 +54,10 @@ def describe(view: "JobView", estimate: "Estimate | None" = None, *, whole_promp
     if len(prompt) > PROMPT_LENGTH and not whole_prompt:
         prompt = f"{prompt[: PROMPT_LENGTH - 1]}…"
     name = named(view.name, view.link)
-    if whole_prompt and view.source:
-        name = f"{name}  of {view.source}"
     if prompt:
         name = f'{name}  "{prompt}"'
-    return f"{view.id}  {name}  {state}{': ' if details else ''}{details}"
+    photo = f"  (photo: {view.source})" if whole_prompt and view.source else ""
+    return f"{view.id}  {name}  {state}{': ' if details else ''}{details}{photo}"
 
 
 def expected(estimate: "Estimate") -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -140,9 +141,20 @@ def plain_errors(settings: Settings) -> Iterator[None]:
         raise UnavailableError(f"The Redis server {where} {_complaint(error)}") from error
 
 
+#: What redis-py puts before the answer of the server: the whole script or command, and its arguments.
+_COMMAND = re.compile(r"Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
+
+
+def answer_of(error: RedisError) -> str:
+    """Return what the server answered, without the command."""
+    return _COMMAND.sub("", reason_of(error))
+
+
 def _complaint(error: RedisError) -> str:
     """Describe an error and its fix; servers never repeat passwords in their answers."""
-    reason = reason_of(error)
+    reason = answer_of(error)
+    if "command not allowed when used memory" in reason:
+        return "is full: it has reached its maxmemory. Raise that, or make room as docs/redis.md says."
     if "HELLO must be called" in reason or "Authentication required" in reason:
         return "needs a password; set SVDQ_REDIS_URL with it, such as redis://:PASSWORD@host:6379/0."
     if isinstance(error, redis.AuthenticationError):

@@ -14,6 +14,7 @@ from redis.retry import Retry
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.producer.embedded_redis import ensure_server
+from svdq.producer.queue import answer_of
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
@@ -55,7 +56,8 @@ class ConnectionHealth:
             # Such as a command that its user may not give, or that needs more than maxmemory.
             is_refused = isinstance(error, redis.ResponseError | AuthenticationError)
             what = "refuses" if is_refused else "does not answer"
-            logger.warning("Redis %s (%s); jobs in flight continue, and their ends are reported later.", what, error)
+            sentence = "Redis %s (%s); jobs in flight continue, and their ends are reported later."
+            logger.warning(sentence, what, answer_of(error))
         self._is_unavailable = True
         if self._settings is not None and not self._settings.redis_url:
             try:

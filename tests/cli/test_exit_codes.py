@@ -28,6 +28,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "svdq cancel": ["f" * 20],
     "svdq retry": ["--failed"],
     "svdq move": ["f" * 20, "--front"],
+    "svdq mark": ["keep", "f" * 20],
+    "svdq remove": ["f" * 20, "--yes"],
     "svdq worker": ["--burst", "--ranks", "1"],
     "svdq plan": ["--videos", "10", "--step-ms", "50"],
 }

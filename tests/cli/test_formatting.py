@@ -29,7 +29,7 @@ def test_prompts_are_shortened_in_lists() -> None:
     assert describe(long) == f'1f0c  photo  "{"x" * 59}…"  queued'
     assert "x" * 100 in describe(long, whole_prompt=True)
     from_folder = JobView(id="1f0c", status="queued", source="day 1/IMG_0001.jpg", parameters={"name": "IMG_0001"})
-    assert describe(from_folder, whole_prompt=True) == "1f0c  IMG_0001  of day 1/IMG_0001.jpg  queued"
+    assert describe(from_folder, whole_prompt=True) == "1f0c  IMG_0001  queued  (photo: day 1/IMG_0001.jpg)"
     for prompt in (None, 5, ["x"], ""):
         assert describe(JobView(id="1f0c", status="queued", parameters={"prompt": prompt})) == "1f0c  ?  queued"
 

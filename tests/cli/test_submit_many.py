@@ -11,7 +11,8 @@ from PIL import Image
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.producer.queue import SvdqQueue, fetch, read_job
+from svdq.producer.queue import SvdqQueue, fetch, read_job, session
+from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.conftest import Cli
 from tests.forks import Piped
@@ -113,7 +114,7 @@ def test_jobs_wait_until_a_set_time(svdq: Cli, connection: redis.Redis, photo: P
     assert abs(datetime.fromisoformat(str(listed["scheduled_at"])) - at) <= timedelta(seconds=1)
     later = svdq("submit", photo, "--at", "2099-01-31T22:00", "--fps", 8).stdout
     assert " (waits until Sat 2099-01-31 22:00:00 " in later
-    assert "  a photo  scheduled for 2099-01-31 22:00\n" in svdq("status", later.split()[0]).stdout
+    assert "  a photo  scheduled for 2099-01-31 22:00  (photo: " in svdq("status", later.split()[0]).stdout
 
 
 def test_photos_that_are_the_same_are_named(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
@@ -233,3 +234,16 @@ def test_a_dry_run_warns_as_the_submission_does(svdq: Cli, tmp_path: Path) -> No
     warned = svdq("submit", str(tmp_path / "tall.png"), "--size", "832x448", "--dry-run")
     assert "% of the photo's height" in warned.stderr
     assert warned.stdout.splitlines()[0].endswith("  tall")
+
+
+@pytest.mark.usefixtures("own_server")
+def test_a_full_server_is_one_sentence_without_its_scripts(svdq: Cli, folder: Path, settings: Settings) -> None:
+    svdq("submit", str(folder / "00.png"))
+    with session(settings) as connection:
+        connection.config_set("maxmemory", 1)
+        refused = svdq("submit", str(folder))
+        connection.config_set("maxmemory", 0)
+    assert refused.returncode == 3
+    (sentence,) = refused.stderr.splitlines()[-1:]
+    assert sentence.endswith(" is full: it has reached its maxmemory. Raise that, or make room as docs/redis.md says.")
+    assert "EVAL" not in refused.stderr
