@@ -27,6 +27,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
+from svdq.producer.append_only_file import check_manifest, cut_tail
 from svdq.producer.files import make_home, private_folder
 from svdq.producer.storage.local import reserve_bytes
 
@@ -114,7 +115,10 @@ def _start(folder: Path) -> Path:
     _end_unreachable(folder)
     if shutil.disk_usage(folder).free < reserve_bytes(folder) // 2:
         (folder / RESERVE).unlink(missing_ok=True)
+    check_manifest(folder)
     reason = _try_to_start(folder)
+    if "Bad file format reading the append only file" in reason and cut_tail(folder):
+        reason = _try_to_start(folder)
     if "bind: " in reason and socket_path(folder).parent == folder:  # a share: no sockets on it
         (folder / NO_SOCKETS).touch()
         reason = _try_to_start(folder)

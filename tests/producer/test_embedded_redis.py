@@ -118,6 +118,76 @@ def test_home_too_long_for_a_socket(tmp_path: Path) -> None:
     folder.rmdir()
 
 
+def written(home: Path) -> Path:
+    """The file to which a server that was stopped has appended three keys, one alone and two in a transaction."""
+    with redis.Redis.from_url(ensure_server(home)) as client:
+        client.set("alone", "x" * 100)
+        with client.pipeline() as pipeline:
+            pipeline.set("first", 1).set("second", 2)
+            pipeline.execute()
+    assert stop_server(home)
+    (file,) = (home / "redis" / "appendonlydir").glob("*.incr.aof")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("tail", "num_keys"),
+    [
+        (bytes(4096), 3),
+        (b"garbage\r\n\xff", 3),
+        (b"*3\r\n$3\r\nSET\r\n$2\r\nk", 3),
+        (b"*1\r\n$5\r\nMULTI\r\n*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\n1\r\n" + bytes(100), 3),
+    ],
+    ids=["zeros", "garbage", "half a command", "half a transaction and zeros"],
+)
+def test_what_a_power_cut_leaves_at_the_end_of_the_file_is_cut_off(
+    tmp_path: Path, tail: bytes, num_keys: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "home"
+    file = written(home)
+    damaged = file.read_bytes() + tail
+    file.write_bytes(damaged)
+    try:
+        with redis.Redis.from_url(ensure_server(home)) as client:
+            assert client.dbsize() == num_keys
+            client.set("another", 1)
+    finally:
+        assert stop_server(home)
+    if caplog.records:
+        assert "were cut off" in caplog.text
+        assert file.with_name(f"{file.name}.damaged").read_bytes() == damaged
+    with redis.Redis.from_url(ensure_server(home)) as client:
+        assert client.dbsize() == num_keys + 1
+    assert stop_server(home)
+
+
+def test_damage_in_the_middle_of_the_file_is_left_to_a_person(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    file = written(home)
+    data = file.read_bytes().replace(b"*3\r\n$3\r\nSET", bytes(11), 1)
+    file.write_bytes(data)
+    with pytest.raises(UnavailableError, match="did not start"):
+        ensure_server(home)
+    assert file.read_bytes() == data
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_the_list_of_its_files_the_server_does_not_begin_anew(tmp_path: Path, is_there: bool) -> None:
+    home = tmp_path / "home"
+    manifest = written(home).with_name("appendonly.aof.manifest")
+    content = manifest.read_bytes()
+    if is_there:
+        manifest.write_bytes(b"")
+    else:
+        manifest.unlink()
+    with pytest.raises(UnavailableError, match="is missing or empty, as after a power cut"):
+        ensure_server(home)
+    manifest.write_bytes(content)
+    with redis.Redis.from_url(ensure_server(home)) as client:
+        assert client.dbsize() == 3
+    assert stop_server(home)
+
+
 def test_a_home_on_a_share_without_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, real = tmp_path / "home", find_server()
     server = tmp_path / "valkey-server"
