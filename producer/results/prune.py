@@ -96,7 +96,10 @@ def find_removals(
 def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Removal]:
     """Remove what was found unless it is in use again; return what was removed."""
     photos = [removal for removal in removals if removal.kind == "photo"]
-    removed = [removal for removal in removals if removal.kind != "photo" and _remove(connection, removal)]
+    # Asked again: a person may have thought about it while another link was submitted.
+    needed = _continued(connection, [removal.job_id for removal in removals if removal.kind == "video"])
+    others = [removal for removal in removals if removal.kind != "photo" and removal.job_id not in needed]
+    removed = [removal for removal in others if _remove(connection, removal)]
     if photos:
         # Checked again: a video may have been kept because its job was queued again.
         storage = photos[0].storage
@@ -104,6 +107,13 @@ def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Rem
         used = images | _images_of(storage, list(storage.entries(OUTPUTS)))
         removed += [photo for photo in photos if photo.witness.key not in used and _remove(connection, photo)]
     return removed
+
+
+def _continued(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]:
+    """Return those of the jobs of which another one continues the video, and has none yet."""
+    later = later_links(connection, job_ids)
+    found = zip(later.values(), statuses(connection, list(later)), strict=True)
+    return {origin for origin, status in found if status not in (None, JobStatus.FINISHED.value)}
 
 
 def _remove(connection: redis.Redis, removal: Removal) -> bool:

@@ -13,7 +13,7 @@ from svdq.producer import job_control
 from svdq.producer.job import last_frame_key
 from svdq.producer.queue import fetch, read_job, statuses
 from svdq.producer.records import Sidecar
-from svdq.producer.results.prune import find_removals
+from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
 from svdq.producer.status import snapshot
 from svdq.producer.status.job_view import view
@@ -271,3 +271,8 @@ def test_the_video_of_a_link_is_kept_while_another_may_continue_it(
     assert removed() == []
     connection.hset(f"rq:job:{second}", "status", "finished")
     assert removed() == [first]
+    later = datetime.now(UTC) + timedelta(days=9)
+    found = find_removals(connection, storage, Storage(str(settings.home)), timedelta(days=1), later)
+    # While a person thought about the question, the second link was submitted again.
+    connection.hset(f"rq:job:{second}", "status", "queued")
+    assert remove_all(connection, [removal for removal in found if removal.kind == "video"]) == []
