@@ -1,13 +1,18 @@
 """Chains: jobs of which each continues the video of the one before. Finds the links before and after a job."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import redis
 import rq
 from redis.client import Pipeline
 
 from svdq.producer import keys
+from svdq.producer.job import Job
 from svdq.producer.queue import fetch_many, read_job
+
+if TYPE_CHECKING:
+    from svdq.producer.storage.storage import Storage
 
 
 def record_link(pipeline: Pipeline, job_id: str, later_id: str) -> None:
@@ -40,6 +45,24 @@ def link_before(rq_job: rq.job.Job) -> str:
     """Return the id of the link whose last frame is the photo of a job; "" if there is none."""
     job = read_job(rq_job)
     return job.predecessor if job else ""
+
+
+def why_no_video_before(storage: "Storage", job: Job) -> str:
+    """Say why a link cannot be made: the files that it continues are gone; "" if they are there."""
+    before = job.predecessor
+    if not before:
+        return ""
+    has_sidecar = storage.exists(job.sidecar_key(before))
+    # Without the folder of all photos, a disk is not mounted.
+    if (has_sidecar and storage.exists(job.output_keys(before)["mp4"])) or not storage.exists("inputs"):
+        return ""
+    if has_sidecar:
+        again = f"`svdq retry --force {before}` renders both"
+        return f"It continues the video of job {before}, whose mp4 was removed; {again}."
+    return (
+        f"It continues the video of job {before}, which failed, was stopped or was removed; `svdq retry` that job, or "
+        "submit the chain again."
+    )
 
 
 def links_without_video(connection: redis.Redis, rq_job: rq.job.Job) -> list[str]:

@@ -175,6 +175,25 @@ def test_a_chain_outlives_a_kill_in_the_middle(site: Site) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_link_whose_video_before_was_deleted_fails_with_the_command_that_helps(site: Site, is_begun: bool) -> None:
+    done = site.run("svdq", "submit", site.photo, "--steps", 40, "--frames", "2", "--then", "", "--json")
+    first, second = (json.loads(line)["id"] for line in told(done).splitlines())
+    site.start(1, model="simulated:step_ms=50")
+    wait_until(lambda: site.view(first).step > 3)
+    if not is_begun:
+        told(site.run("svdq", "pause"))
+    wait_until(lambda: site.view(first).status == "finished" and (not is_begun or site.view(second).step > 3))
+    Path(site.view(first).outputs[0]).unlink()
+    told(site.run("svdq", "resume"))
+    (failed,) = site.wait([second])
+    reason = f"It continues the video of job {first}, whose mp4 was removed; "
+    assert failed.error == f"{reason}`svdq retry --force {first}` renders both."
+    told(site.run("svdq", "retry", "--force", first))
+    assert [view.status for view in site.wait([first, second])] == ["finished"] * 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("is_another", [True, False])
 def test_a_link_continues_only_from_a_checkpoint_of_its_first_frame(site: Site, is_another: bool) -> None:
     done = site.run("svdq", "submit", site.photo, "--steps", 100, "--frames", "2", "--then", "", "--json")

@@ -17,6 +17,7 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
+from svdq.producer.chains import why_no_video_before
 from svdq.producer.job import Job, last_frame_key, parse_job
 from svdq.producer.records import Sidecar, sidecar_digest
 from svdq.producer.status.ranks import Condition
@@ -163,13 +164,8 @@ class Prefetcher:
         return False
 
     def _check_before(self, job: Job) -> None:
-        before = job.predecessor
-        # Without the folder of all photos, a disk is not mounted.
-        if before and not self._storage.exists(job.sidecar_key(before)) and self._storage.exists("inputs"):
-            raise SvdqError(
-                f"It continues the video of job {before}, which failed, was stopped or was removed; `svdq retry` "
-                "that job, or submit the chain again."
-            )
+        if reason := why_no_video_before(self._storage, job):
+            raise SvdqError(reason)
 
     def _read(self, job: Job, key: str, refusals: FileRefusals) -> bytes:
         before = job.predecessor

@@ -28,6 +28,7 @@ from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.video_model import Frames, ModelInfo
 from svdq.pipeline.trace import Tracer
 from svdq.producer import keys
+from svdq.producer.chains import why_no_video_before
 from svdq.producer.job import Job, last_frame_key
 from svdq.producer.records import Sidecar, SidecarModel
 from svdq.producer.status.ranks import Condition
@@ -157,6 +158,8 @@ class ResultWriter(Sink):
                 return self._write(sample, frames)
         except (OSError, UnavailableError) as error:
             self._storage.check_writable()
+            if reason := why_no_video_before(self._storage, TakenJob.model_validate(sample.job).job):
+                raise SvdqError(reason) from error
             refusals.check(error, f"Its output {TakenJob.model_validate(sample.job).job.output_stem(sample.job_id)!r}")
             raise
 
