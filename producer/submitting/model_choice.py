@@ -13,6 +13,7 @@ from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS, family_nam
 from svdq.pipeline.models.model_file import is_model_file, read_model_file
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer import job_control
+from svdq.producer.chains import link_before
 from svdq.producer.embedded_redis import running_url
 from svdq.producer.job import JOBS, model_stem
 from svdq.producer.queue import session
@@ -113,7 +114,8 @@ def render_again(
 ) -> dict[str, str]:
     """Requeue finished jobs whose files are gone, or whose video another model made; return the reasons by job id.
 
-    A video of another model that a person has marked to keep stays.
+    A video of another model that a person has marked to keep stays. The later links of a chain whose video is replaced
+    were made of its last frame, and are rendered again, too.
     """
     existing = [each.rq_job for each in enqueued if not each.is_new]
     finished = [job.id for job in existing if job.get_status(refresh=False) is JobStatus.FINISHED]
@@ -123,7 +125,9 @@ def render_again(
     are_there = ordered_map(
         lambda view: has_files(storage, view.id, view.parameters), views, num_threads=storage.num_threads
     )
-    reasons = {}
+    before = {job.id: link_before(job) for job in existing}
+    reasons: dict[str, str] = {}
+    replaced: set[str] = set()
     for view, verdict, is_there in zip(views, job_control.read(connection, finished), are_there, strict=True):
         wanted = view.parameters.get("family", DEFAULT_FAMILY)
         able = {name for name, family in models.items() if family in (None, wanted)}
@@ -132,6 +136,10 @@ def render_again(
             reasons[view.id] = "its files are gone, so it is rendered again"
         elif is_of_another and verdict != "keep":
             reasons[view.id] = f"replaces the video that {view.model} made"
+            replaced.add(view.id)
+        elif before[view.id] in replaced and verdict != "keep":
+            reasons[view.id] = "continues a video that is replaced"
+            replaced.add(view.id)
     for job_id in list(reasons):
         try:
             job_control.retry(connection, job_id, storage=storage)

@@ -213,6 +213,20 @@ def test_the_same_submission_draws_the_same_seed_when_redis_has_forgotten_it(
     assert submitted("--force")[0]["seed"] not in {each["seed"] for each in first}
 
 
+def test_what_continues_a_preview_is_replaced_with_it(
+    svdq: Cli, connection: redis.Redis, photo: Path, storage: Storage
+) -> None:
+    chain = ("submit", photo, "--then", "", "--then", "", "--json")
+    ids = [json.loads(line)["id"] for line in svdq(*chain).stdout.splitlines()]
+    # The workers' model was changed after the first link.
+    for job_id, model in zip(ids, ("preview", "stabilityai/xt", "stabilityai/xt"), strict=True):
+        write_files(storage, fetch(connection, job_id))
+        finish(fetch(connection, job_id), {"outputs": ["x.mp4"], "model": model})
+    again = [json.loads(line) for line in svdq(*chain, SVDQ_MODEL="stabilityai/xt").stdout.splitlines()]
+    assert [(made["id"], made["status"]) for made in again] == [(job_id, "queued") for job_id in ids]
+    assert [fetch(connection, job_id).get_status().value for job_id in ids] == ["queued", "deferred", "deferred"]
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
