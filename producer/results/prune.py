@@ -230,8 +230,16 @@ def check_unneeded(connection: redis.Redis, job_ids: Sequence[str]) -> None:
 
 
 def remove_video(connection: redis.Redis, storage: Storage, result: Result) -> None:
-    """Remove the files and the verdict of a video whose job Redis has forgotten; files that svdq did not make stay."""
-    keys = video_files(storage, parse_job(result.document.job), result.job_id)
+    """Remove the files and the verdict of a video whose job Redis has forgotten; files that svdq did not make stay.
+
+    Raises InputError if its sidecar is of another version.
+    """
+    try:
+        job = parse_job(result.document.job)
+    except ValueError as error:
+        where = storage.location(result.sidecar.key)
+        raise InputError(f"{where!r} is of another version of svdq; remove it and the files beside it.") from error
+    keys = video_files(storage, job, result.job_id)
     for key in (result.sidecar.key, *keys):  # the sidecar first: its presence means that the files are complete
         storage.remove(key)
     job_control.give(connection, [result.job_id], None)

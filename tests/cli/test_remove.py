@@ -63,6 +63,9 @@ def test_a_video_that_redis_has_forgotten_is_found_by_the_beginning_of_its_id(
         "versions": {},
     }
     storage.write_bytes(f"outputs/cup-{job_id}.mp4", b"video")
+    storage.write_bytes(f"outputs/cup-{job_id}.json", json.dumps(sidecar | {"job": {"later": 1}}).encode())
+    code, _, error = svdq("remove", job_id, "--yes")
+    assert (code, "of another version of svdq" in error) == (2, True)
     storage.write_bytes(f"outputs/cup-{job_id}.json", json.dumps(sidecar).encode())
     storage.write_bytes("outputs/notes.txt", b"mine")
     assert svdq("mark", "reject", "abcdef")[0] == 0
