@@ -232,13 +232,13 @@ def remove(settings: Settings, job_ids: Sequence[str], rejected: bool, yes: bool
     place, home = Storage(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
         ids = sorted(job_control.marked(connection, "reject")) if rejected else ids_of(connection, place, job_ids)
+        if not ids:
+            echo("There is nothing to remove.", err=True)
+            return 0
         check_unneeded(connection, ids)
         known = statuses(connection, ids)
         forgotten = frozenset(job_id for job_id, status in zip(ids, known, strict=True) if status is None)
         results = list(find_results(place, job_ids=forgotten, on_bad=warn)) if forgotten else []
-        if not ids:
-            echo("There is nothing to remove.", err=True)
-            return 0
         if not yes:
             click.confirm(f"Remove {count(len(ids), 'job')} and the videos?", abort=True, err=as_json)
             check_unneeded(connection, ids)

@@ -49,16 +49,18 @@ class CheckpointStore:
 
     def write(self, job_id: str, step: int, data: bytes) -> None:
         """Write a checkpoint, and remove those before it; nothing stays if the job ends meanwhile."""
+        key = f"{FOLDER}/{job_id}/{step}{SUFFIX}"
         try:
-            self._storage.write_bytes(f"{FOLDER}/{job_id}/{step}{SUFFIX}", data)
+            self._storage.write_bytes(key, data)
         except UnavailableError:
             if self.steps(job_id) is not None:
                 raise  # else its folder was removed before the file had its name
         steps = self.steps(job_id)
         if steps is None:
-            self._storage.remove(f"{FOLDER}/{job_id}/{step}{SUFFIX}")
+            self._storage.remove(key)
             self.clear(job_id)
-        for older in steps or ():
+            return
+        for older in steps:
             if older < step:
                 self._storage.remove(f"{FOLDER}/{job_id}/{older}{SUFFIX}")
 
