@@ -24,7 +24,8 @@ from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PROMPTS, VideoRequest, read_request
 from svdq.cli.serve.now import estimate_views
-from svdq.cli.serve.videos import JOB_ID, STATUS, failure_of, video_object
+from svdq.cli.serve.openapi import MAX_PAGE, make_document
+from svdq.cli.serve.videos import JOB_ID, STATUS, Video, failure_of, video_object
 from svdq.producer.job import model_stem
 from svdq.producer.queue import is_queue
 from svdq.producer.results.prune import claim, release
@@ -37,11 +38,11 @@ from svdq.producer.submitting.model_choice import expected_model
 from svdq.producer.submitting.parameters import SEED_BITS, SubmitOptions
 from svdq.producer.submitting.submission import Submission
 
-MAX_PAGE = 100
 MAX_ENDS = 1000  # ends of pages that are remembered: their jobs may be deleted before the next page is asked for
 #: Headers of the answer of `/v1/videos/sync`.
 SYNC_HEADERS = ("X-Video-Id", "X-Model", "X-Inference-Time-S", "X-Stage-Durations", "X-Peak-Memory-MB")
-NOT_OFFERED = ("edits", "extensions", "characters")  # paths of OpenAI's API that are no ids of videos
+#: Paths of OpenAI's API that are no ids of videos.
+NOT_OFFERED = ("/v1/videos/edits", "/v1/videos/extensions", "/v1/videos/characters")
 POLL_S = 0.5  # seconds between two looks at a video that somebody waits for
 POLL_MS = (2000, 5000)  # milliseconds after which clients are told to ask again: the shortest and the longest
 
@@ -51,6 +52,7 @@ def routes() -> list[BaseRoute]:
     return [
         Route("/health", health),
         Route("/health/live", live),
+        Route("/openapi.json", openapi),
         Route("/queue", queue),
         Route("/v1/models", list_models),
         Route("/v1/models/{model_id:path}", retrieve_model),
@@ -58,7 +60,7 @@ def routes() -> list[BaseRoute]:
         Route("/v1/videos", create_video, methods=["POST"]),
         Route("/v1/videos/generations", create_video, methods=["POST"]),
         Route("/v1/videos/sync", create_and_wait, methods=["POST"]),
-        *(Route(f"/v1/videos/{name}", not_offered, methods=["POST"]) for name in NOT_OFFERED),
+        *(Route(path, not_offered, methods=["POST"]) for path in NOT_OFFERED),
         Route("/v1/videos/{video_id}", retrieve_video),
         Route("/v1/videos/{video_id}", delete_video, methods=["DELETE"]),
         Route("/v1/videos/{video_id}/content", video_content),
@@ -69,6 +71,11 @@ def routes() -> list[BaseRoute]:
 async def not_offered(request: Request) -> Response:
     """Answer 404 for what other servers do with videos."""
     raise ApiError(404, f"There are no {request.url.path.rpartition('/')[2]} of videos here; make a remix.")
+
+
+async def openapi(_request: Request) -> Response:
+    """Describe these paths as an OpenAPI document."""
+    return Json(await asyncio.to_thread(make_document, routes(), NOT_OFFERED))
 
 
 async def health(request: Request) -> Response:
@@ -216,7 +223,7 @@ async def retrieve_video(request: Request) -> Response:
     return Json(video, headers={"Openai-Poll-After-Ms": str(poll_ms)})
 
 
-async def _describe(request: Request, views: Sequence[JobView]) -> list[dict[str, Any]]:
+async def _describe(request: Request, views: Sequence[JobView]) -> list[Video]:
     """Return the objects of videos, with estimates."""
     state = request.app.state
     snapshot: Snapshot = await state.snapshots.get()

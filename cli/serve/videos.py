@@ -1,10 +1,13 @@
 """The video object of the API: OpenAI's fields, and svdq's own in `svdq`."""
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, NotRequired
 
-from svdq.cli.serve.fields import USUAL
+from typing_extensions import TypedDict  # of Python 3.12; pydantic describes no older ones
+
+from svdq.cli.serve.fields import PROMPTS, USUAL
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.producer import keys
 from svdq.producer.job import NAMING, model_stem
@@ -15,8 +18,9 @@ from svdq.producer.status.job_view import JobView
 from svdq.producer.text import rfc3339
 
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")  # ids of jobs that RQ allows
+Status = Literal["queued", "in_progress", "completed", "failed"]
 #: The API's word for each status of RQ; any other is a failure, since clients wait for these four only.
-STATUS = {
+STATUS: Mapping[str, Status] = {
     "queued": "queued",
     "scheduled": "queued",
     "deferred": "queued",
@@ -25,9 +29,66 @@ STATUS = {
 }
 
 
-def video_object(view: JobView, estimate: Estimate, model: str) -> dict[str, Any]:
+class VideoError(TypedDict):
+    """Why a video has failed or was canceled."""
+
+    code: str
+    message: str
+
+
+class VideoFile(TypedDict):
+    """One file of a finished video."""
+
+    name: str
+    format: str
+    url: str
+
+
+class OwnFields(TypedDict):
+    """What svdq adds to OpenAI's video object."""
+
+    status: str  # RQ's word
+    name: str
+    photo: str
+    seed: int | None
+    step: int
+    steps: int
+    eta_s: float | None
+    eta_reason: str | None
+    at: str | None
+    priority: str
+    duration_s: float | None
+    ignored: list[str]
+    notice: str | None
+    parameters: dict[str, Any]
+    files: list[VideoFile]
+    existing: NotRequired[bool]  # of a request that makes a video
+
+
+class Video(TypedDict):
+    """A video."""
+
+    id: str
+    object: Literal["video"]
+    status: Status
+    progress: int
+    created_at: int
+    completed_at: int | None
+    expires_at: int | None
+    model: str
+    prompt: str | None
+    seconds: str
+    size: str
+    remixed_from_video_id: str | None
+    error: VideoError | None
+    file_name: str | None
+    inference_time_s: float | None
+    svdq: OwnFields
+
+
+def video_object(view: JobView, estimate: Estimate, model: str) -> Video:
     """Describe a job; `model` is that of jobs that have not begun."""
-    status = STATUS.get(view.status, "failed") if view.is_readable else "failed"
+    status: Status = STATUS.get(view.status, "failed") if view.is_readable else "failed"
     parameters = view.parameters
     completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None
     ttl_s = keys.RESULT_TTL_S if status == "completed" else keys.FAILURE_TTL_S
@@ -56,15 +117,15 @@ def video_object(view: JobView, estimate: Estimate, model: str) -> dict[str, Any
     }
 
 
-def failure_of(view: JobView) -> dict[str, str]:
+def failure_of(view: JobView) -> VideoError:
     """Return the code and the reason of a video that has failed or was canceled."""
     if view.status in ("canceled", "stopped"):
         return {"code": "cancelled", "message": "The video was canceled."}
     return {"code": "failed", "message": view.error or "The video failed."}
 
 
-def _own(view: JobView, estimate: Estimate) -> dict[str, Any]:
-    ignored = [name for name in ("prompt", "negative_prompt") if name in view.notes and name not in view.parameters]
+def _own(view: JobView, estimate: Estimate) -> OwnFields:
+    ignored = [name for name in PROMPTS if name in view.notes and name not in view.parameters]
     notices = [view.notice] if view.notice else []
     if ignored:
         notices.append(f"This model takes no {' and no '.join(ignored)}: ignored.")
