@@ -66,7 +66,15 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     help="The bare loop, or the whole worker with Redis and files.",
 )
 @click.option("--burst", callback=_numbers, help="Measure how long so many videos take on an idle group: 1,7,8,50.")
-@click.option("--json", "json_path", type=OutputFile(), help="Write the figures to this file.")
+@click.option(
+    "--json",
+    "json_path",
+    type=OutputFile(),
+    is_flag=False,
+    flag_value="/dev/stdout",
+    metavar="[FILE]",
+    help="Print the figures as JSON in place of a table, or write them to this file.",
+)
 @click.option("--plot", "plot_path", type=OutputFile(".png"), help="Write a timeline to this PNG file.")
 @click.option("--trace", "trace_path", type=OutputFile(), help="Write a Chrome trace to this file.")
 def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | None, **options: Any) -> None:
@@ -98,9 +106,10 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
     if plot_path is not None:
         headless_pyplot()  # so that a missing matplotlib is reported before the run
     report = run_bench(BenchOptions(**options))
-    columns = BURST_COLUMNS if report.bursts else RUN_COLUMNS
-    rows = [[cell(figures) for cell in columns.values()] for figures in report.bursts or report.runs]
-    echo(*table([list(columns), *rows]))
+    if json_path != Path("/dev/stdout"):
+        columns = BURST_COLUMNS if report.bursts else RUN_COLUMNS
+        rows = [[cell(figures) for cell in columns.values()] for figures in report.bursts or report.runs]
+        echo(*table([list(columns), *rows]))
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.cli.formatting import echo
+from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED
-from svdq.cli.option_types import MANY, GivenPath, NumberRange, verbose_option
+from svdq.cli.option_types import MANY, GivenPath, NumberRange, amount_options, json_option
 
 if TYPE_CHECKING:
     from svdq.pipeline.errors import SvdqError
@@ -49,8 +49,11 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Longest time for an answer; a request is tried three times.",
 )
-@verbose_option("photos")
-def caption(photos: tuple[str, ...], recursive: bool, prompt_file: Path | None, verbose: bool, **asked: Any) -> int:
+@amount_options("photos")
+@json_option("photo")
+def caption(
+    *, photos: tuple[str, ...], recursive: bool, prompt_file: Path | None, verbose: bool, as_json: bool, **asked: Any
+) -> int:
     """Write a prompt beside each photo, by a vision model.
 
     Any server with the API of OpenAI is asked what could move in each PHOTO, such as Ollama, LM Studio or vLLM. It
@@ -81,13 +84,15 @@ def caption(photos: tuple[str, ...], recursive: bool, prompt_file: Path | None, 
     if gone := next((path for path in found if not os.path.lexists(path)), None):
         raise InputError(f"There is no file {str(gone)!r}; check its path.")
     lacking = without_prompt(found)
-    has_lines = verbose or len(lacking) < MANY
+    has_lines = not as_json and (verbose or len(lacking) < MANY)
     num_written = 0
     bar = Bar(is_drawn=sys.stderr.isatty() and not (has_lines and sys.stdout.isatty()))
 
     def on_end(photo: Path, outcome: "str | SvdqError") -> None:
         nonlocal num_written
         bar.advance()
+        if as_json:
+            echo_json({"photo": str(photo), ("prompt" if isinstance(outcome, str) else "error"): str(outcome)})
         if not isinstance(outcome, str):
             bar.leave_out(str(outcome))
             return
@@ -102,5 +107,5 @@ def caption(photos: tuple[str, ...], recursive: bool, prompt_file: Path | None, 
         bar.close()
         print_reasons(bar.reasons)
         there, missing = len(found) - len(lacking), len(lacking) - num_written
-        echo(f"Captions written: {num_written:,}; there already: {there:,}; still missing: {missing:,}.")
+        echo(f"Captions written: {num_written:,}; there already: {there:,}; still missing: {missing:,}.", err=as_json)
     return EXIT_FAILED if bar.reasons else 0

@@ -16,15 +16,21 @@ if TYPE_CHECKING:
     from svdq.producer.status.registries import WorkerState
 
 
+QUIET = "svdq.quiet"  # key of click's context: whether `echo` prints only to stderr
+
+
 def echo(*lines: object, err: bool = False) -> None:
     """Print lines, escaped so that foreign text cannot start another line or control the terminal."""
+    context = click.get_current_context(silent=True)
+    if not err and context is not None and context.meta.get(QUIET):
+        return
     for line in lines:
         click.echo(printable(str(line)), err=err)  # noqa: TID251 - escaped here
 
 
 def echo_json(value: object) -> None:
-    """Print a value as a line of JSON."""
-    echo(json.dumps(value))
+    """Print a value as a line of JSON in ASCII, which cannot control the terminal."""
+    click.echo(json.dumps(value))  # noqa: TID251 - escaped here
 
 
 def named(name: str, link: str) -> str:
@@ -108,7 +114,9 @@ def words(value: object) -> str:
     """Format a value of JSON for a table."""
     if value is None or value == []:
         return "none"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, dict):
+        return " ".join(f"{name} {words(each)}" for name, each in value.items())
+    return ", ".join(map(words, value)) if isinstance(value, list) else str(value)
 
 
 def table(rows: Sequence[Sequence[object]]) -> list[str]:

@@ -23,19 +23,35 @@ def redis() -> None:
 
 
 @redis.command()
-def start() -> None:
-    """Start the server of this home unless it runs, and print its URL."""
-    echo(ensure_server(load_settings().home))
+@json_option()
+def start(as_json: bool) -> None:
+    """Start the server of this home unless it runs, and print its URL.
+
+    \b
+    Examples:
+      svdq redis start
+    """
+    found = ensure_server(load_settings().home)
+    echo_json({"url": found}) if as_json else echo(found)
 
 
 @redis.command()
-def stop() -> None:
-    """Stop the server of this home; it keeps queued jobs."""
-    echo("Stopped; queued jobs are kept." if stop_server(load_settings().home) else "The server was not running.")
+@json_option()
+def stop(as_json: bool) -> None:
+    """Stop the server of this home; it keeps queued jobs.
+
+    \b
+    Examples:
+      svdq redis stop --json
+    """
+    was_running = stop_server(load_settings().home)
+    text = "Stopped; queued jobs are kept." if was_running else "The server was not running."
+    echo_json({"stopped": was_running}) if as_json else echo(text)
 
 
 @redis.command()
-def url() -> int:
+@json_option()
+def url(as_json: bool) -> int:
     """Print the URL of the server of this home.
 
     The exit code is 1 if it does not run.
@@ -47,7 +63,10 @@ def url() -> int:
       rq info --queue-class svdq.producer.queue.SvdqQueue -u $(svdq redis url)
     """
     found = running_url(load_settings().home)
-    echo(found or "The server is not running; start it with `svdq redis start`.", err=not found)
+    if as_json:
+        echo_json({"url": found or None})
+    else:
+        echo(found or "The server is not running; start it with `svdq redis start`.", err=not found)
     return 0 if found else 1
 
 

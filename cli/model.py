@@ -1,6 +1,7 @@
 """`svdq model`: fetch, convert and create models."""
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -66,7 +67,8 @@ def _is_fetched(name: str) -> bool:
     type=click.Choice(["fp16", "full"]),
     help="Weights to fetch: half precision for GPUs, full for CPUs [default: fp16 if there is a GPU].",
 )
-def pull(name: str, variant: Literal["fp16", "full"] | None) -> None:
+@json_option()
+def pull(name: str, variant: Literal["fp16", "full"] | None, as_json: bool) -> None:
     """Fetch a model, or what a model file names, from the hub.
 
     Only the files that svdq reads are fetched, after a check of the free disk space. Complete files are not fetched
@@ -80,16 +82,24 @@ def pull(name: str, variant: Literal["fp16", "full"] | None) -> None:
     """
     name, given = with_presets(name), name
     wanted = variant or ("fp16" if visible_gpus() else "full")
+    announce = partial(echo, err=as_json)
     if is_model_file(name):
-        pull_model_file(Path(name), wanted, echo)
+        pull_model_file(Path(name), wanted, announce)
+        folder = None
     else:
-        echo(fetch(name, wanted, echo))
+        folder = str(fetch(name, wanted, announce))
+    if as_json:
+        echo_json({"model": given, "variant": wanted, "folder": folder})
+        return
+    if folder is not None:
+        echo(folder)
     echo(f"Use it with SVDQ_MODEL={given}")
 
 
 @model.command("check")
 @click.argument("name", metavar="FILE")
-def check_command(name: str) -> None:
+@json_option()
+def check_command(name: str, as_json: bool) -> None:
     """Check a model file and the headers of the files that it names.
 
     \b
@@ -106,7 +116,11 @@ def check_command(name: str) -> None:
     model = resolve(name)
     assert model.family is not None
     assert model.layout is not None
-    for sentence in check_model_file(model, family_named(model.family).layouts[model.layout]):
+    sentences = check_model_file(model, family_named(model.family).layouts[model.layout])
+    if as_json:
+        echo_json({"model": given, "family": model.family, "found": list(sentences)})
+        return
+    for sentence in sentences:
         echo(sentence)
     echo(f"{model.name} can be used, with SVDQ_MODEL={given}")
 
@@ -114,7 +128,8 @@ def check_command(name: str) -> None:
 @model.command()
 @click.argument("folder", metavar="DIR", type=GivenPath())
 @click.option("--family", type=click.Choice(["svd", "wan"]), default="svd", show_default=True, help="Family of models.")
-def tiny(folder: Path, family: str) -> None:
+@json_option()
+def tiny(folder: Path, family: str, as_json: bool) -> None:
     """Write a small untrained model into DIR.
 
     It has the real classes and the same bits every time. svd is Stable Video Diffusion, less than 15 MB; wan is Wan 2.2
@@ -127,6 +142,9 @@ def tiny(folder: Path, family: str) -> None:
     """
     require_torch("the untrained model")
     imported(family_named(family).tiny)(folder)
+    if as_json:
+        echo_json({"folder": str(folder), "family": family, "notice": "untrained: shows noise"})
+        return
     echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={shlex.quote(str(folder))}")
 
 
@@ -134,7 +152,8 @@ def tiny(folder: Path, family: str) -> None:
 @click.argument("source", metavar="MODEL")
 @click.argument("folder", metavar="DIR", type=GivenPath())
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True, help="Half precision.")
-def convert_command(source: str, folder: Path, dtype: str) -> None:
+@json_option()
+def convert_command(source: str, folder: Path, dtype: str, as_json: bool) -> None:
     """Write a copy of MODEL in half precision into DIR.
 
     MODEL is a folder or a hub id that was fetched. The copy takes half the disk, and half as long to load. Weights that
@@ -157,4 +176,7 @@ def convert_command(source: str, folder: Path, dtype: str) -> None:
         getattr(torch, DTYPES[dtype]),
         on_file=lambda file, num_bytes: echo(f"{file}  {size_text(num_bytes)}", err=True),
     )
+    if as_json:
+        echo_json({"folder": str(folder), "dtype": dtype, "bytes": total})
+        return
     echo(f"{folder}: {size_text(total)} of weights in {dtype}. Use it with SVDQ_MODEL={shlex.quote(str(folder))}")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
+from svdq.cli.formatting import QUIET
 from svdq.producer.keys import STATUSES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -74,9 +75,16 @@ def json_option(thing: str = "") -> Callable[[Command], Command]:
     return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON object{each}.")
 
 
-def verbose_option(things: str) -> Callable[[Command], Command]:
-    """Return the decorator that adds `--verbose`: a line for each thing, also of many."""
-    return click.option("--verbose", "-v", is_flag=True, help=f"Print a line for each of many {things}, too.")
+def amount_options(things: str) -> Callable[[Command], Command]:
+    """Return the decorator that adds `--verbose`, a line for each thing, also of many, and `--quiet`."""
+    verbose = click.option("--verbose", "-v", is_flag=True, help=f"Print a line for each of many {things}, too.")
+    quiet_help = "Print only warnings and errors, and what --json asks for."
+    quiet = click.option("--quiet", "-q", is_flag=True, expose_value=False, callback=_silence, help=quiet_help)
+    return lambda command: verbose(quiet(command))
+
+
+def _silence(context: click.Context, _parameter: click.Parameter, is_quiet: bool) -> None:
+    context.meta[QUIET] = is_quiet
 
 
 class SectionedCommand(click.Command):

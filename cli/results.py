@@ -16,12 +16,12 @@ from svdq.cli.option_types import (
     MANY,
     GivenPath,
     OutputFile,
+    amount_options,
     ids_of_jobs,
     json_option,
     past_time,
     selection_options,
     since_option,
-    verbose_option,
     with_settings,
 )
 from svdq.pipeline.errors import InputError
@@ -123,7 +123,7 @@ def gallery(
 @click.command()
 @selection_options("all", since="Jobs finished")
 @click.option("--output", "-o", "folder", required=True, type=GivenPath(), help="Folder to copy to.")
-@verbose_option("videos")
+@amount_options("videos")
 @json_option("video")
 @with_settings
 def fetch(settings: Settings, selection: Selection, folder: Path, verbose: bool, as_json: bool) -> None:
@@ -290,6 +290,7 @@ def _rows(record: Sidecar) -> list[tuple[str, object]]:
     model, notice = record.model.name or "?", record.model.notice
     rows: list[tuple[str, object]] = [("made by", f"svdq {record.svdq}"), ("job", record.job_id or "?")]
     rows.append(("model", f"{model}{notice and ', '}{notice}"))
+    rows += [(f"model {name}", words(value)) for name, value in (record.model.model_extra or {}).items()]
     if record.source:
         rows.append(("photo", record.source))
     job = record.job | ({"decode_chunk_size": "all"} if record.job.get("decode_chunk_size", 1) is None else {})

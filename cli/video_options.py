@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.cli.option_types import Command, GivenPath, SectionedCommand, json_option, verbose_option, with_options
+from svdq.cli.option_types import Command, GivenPath, SectionedCommand, amount_options, json_option, with_options
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.keys import PRIORITIES
@@ -153,7 +153,7 @@ _JOB_OPTIONS = (
     click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
     click.option("--dry-run", is_flag=True, help="Check all, and say what would be queued and for how long."),
     click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
-    verbose_option("jobs"),
+    amount_options("jobs"),
     json_option("job"),
 )
 

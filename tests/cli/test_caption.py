@@ -252,6 +252,13 @@ def test_a_photo_without_an_answer_is_named_and_the_others_go_on(
     assert done.stdout.splitlines()[-1] == "Captions written: 1; there already: 0; still missing: 2."
     assert list(texts_in(tmp_path)) == ["000"]
 
+    again = ask(tmp_path, "--json", "--quiet")
+    assert {json.loads(line)["photo"] for line in again.stdout.splitlines()} == {str(photos[1]), str(photos[2])}
+    assert all("error" in json.loads(line) for line in again.stdout.splitlines())
+    server.answer = lambda number: completion(caption_of(number))
+    [line] = ask(photos[1], "--json").stdout.splitlines()
+    assert json.loads(line) == {"photo": str(photos[1]), "prompt": "Photo 1 moves."}
+
 
 @pytest.mark.parametrize(
     ("status", "code", "reason"),

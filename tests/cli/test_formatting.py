@@ -1,11 +1,14 @@
 """How times, conditions and expectations read."""
 
+import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from svdq.cli.formatting import clock, condition_reason, describe, expected
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import Condition
+from tests.conftest import Cli
 
 NOW = datetime(2027, 1, 30, 22, 15).astimezone()
 
@@ -20,6 +23,14 @@ def test_a_job_whose_time_has_passed_waits() -> None:
 def test_times_of_another_day_have_their_date() -> None:
     assert clock(NOW.timestamp(), NOW) == "22:15"
     assert clock((NOW - timedelta(days=1)).timestamp(), NOW) == "2027-01-29 22:15"
+
+
+def test_quiet_prints_warnings_errors_and_json_only(svdq: Cli, photo: Path, tmp_path: Path) -> None:
+    quiet = svdq("submit", photo, "--size", "320x640", "--quiet")
+    assert (quiet.returncode, quiet.stdout) == (0, "")
+    assert "--size auto or --fit pad keeps more" in quiet.stderr
+    assert json.loads(svdq("submit", photo, "-q", "--json").stdout)["photo"] == str(photo)
+    assert svdq("submit", tmp_path / "none.jpg", "-q").returncode == 2
 
 
 def test_prompts_are_shortened_in_lists() -> None:

@@ -203,8 +203,12 @@ def test_redis(svdq: Cli, home: Path) -> None:
     url = svdq("redis", "start").stdout.strip()
     assert url.startswith("unix://")
     assert svdq("redis", "url").stdout.strip() == url
+    for command in ("start", "url"):
+        assert json.loads(svdq("redis", command, "--json").stdout) == {"url": url}
     assert "Stopped" in svdq("redis", "stop").stdout
     assert "not running" in svdq("redis", "stop").stdout
+    assert json.loads(svdq("redis", "stop", "--json").stdout) == {"stopped": False}
+    assert json.loads(svdq("redis", "url", "--json").stdout) == {"url": None}
 
 
 def test_inspect(svdq: Cli, home: Path, tmp_path: Path, photo: Path) -> None:
@@ -212,7 +216,12 @@ def test_inspect(svdq: Cli, home: Path, tmp_path: Path, photo: Path) -> None:
         "svdq": "0.1.0",
         "job_id": "1",
         "job": {"seed": 5, "decode_chunk_size": None, "guidance_scale_2": None, "formats": ["mp4", "gif"]},
-        "model": {"name": "preview", "notice": NOTICE},
+        "model": {
+            "name": "preview",
+            "notice": NOTICE,
+            "weights": {"unet": "svd.safetensors"},
+            "loras": [{"file": "calm.safetensors", "component": "unet", "strength": 0.5}],
+        },
         "source": "holiday/day 1/IMG_0001.jpg",
         "memory_bytes": {"step": 8310000000},
     }
@@ -225,6 +234,8 @@ def test_inspect(svdq: Cli, home: Path, tmp_path: Path, photo: Path) -> None:
     assert "holiday/day 1/IMG_0001.jpg" in shown
     rows = [line.split("  ", 1) for line in shown.splitlines()]
     wanted = {("decode_chunk_size", "all"), ("guidance_scale_2", "none"), ("formats", "mp4, gif")}
+    wanted |= {("model weights", "unet svd.safetensors")}
+    wanted |= {("model loras", "file calm.safetensors component unet strength 0.5")}
     assert wanted <= {(name, value.strip()) for name, *more in rows for value in more}
     assert "--like" in shown
     assert svdq("inspect", photo).returncode == 2

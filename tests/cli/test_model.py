@@ -306,6 +306,18 @@ def test_the_check_of_another_model_names_the_command_for_it(svdq: Cli) -> None:
     )
 
 
+def test_commands_for_models_print_json(svdq: Cli, pull: Pull, hub: Hub, tiny_model: Path, tmp_path: Path) -> None:
+    done = pull(NAME, "--json")
+    assert json.loads(done.stdout) == {"model": NAME, "variant": "full", "folder": str(place(tmp_path))}
+    made = svdq("model", "tiny", tmp_path / "tiny", "--json")
+    assert json.loads(made.stdout)["folder"] == str(tmp_path / "tiny")
+    converted = svdq("model", "convert", tmp_path / "tiny", tmp_path / "half", "--json")
+    assert json.loads(converted.stdout).keys() == {"folder", "dtype", "bytes"}
+    (tmp_path / "calm.toml").write_text(f'base = "{tiny_model}"\n[defaults]\nmotion_bucket_id = 60\n')
+    checked = svdq("model", "check", tmp_path / "calm.toml", "--json")
+    assert json.loads(checked.stdout) == {"model": str(tmp_path / "calm.toml"), "family": "svd", "found": []}
+
+
 def test_a_preset_is_used_by_its_name_from_any_folder(svdq: Cli, tmp_path: Path) -> None:
     names = [json.loads(line)["name"] for line in svdq("model", "list", "--json").stdout.splitlines()]
     assert {"wan2.2-4step", "svd-xt-calm", "Wan-AI/Wan2.2-I2V-A14B-Diffusers"} <= set(names)

@@ -24,6 +24,11 @@ from tests.waiting import PATIENCE_S, wait_until
 QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "--samples", "40"]
 
 
+def test_bench_prints_json_in_place_of_the_table(svdq) -> None:
+    printed = svdq("bench", "--ranks", "2", *QUICK, "--json")
+    assert json.loads(printed.stdout)["runs"][0]["ranks"] == 2
+
+
 @pytest.mark.slow
 def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
     # Modules of the current folder are not imported.
