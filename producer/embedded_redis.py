@@ -28,7 +28,7 @@ from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.append_only_file import check_manifest, cut_tail
-from svdq.producer.files import make_home, private_folder
+from svdq.producer.files import make_home, private_folder, unusable
 from svdq.producer.storage.local import reserve_bytes
 
 logger = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ def _plain_errors(home: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UnavailableError(
-            f"The folder {str(home)!r} cannot hold the embedded Redis server ({error.strerror or error}); "
+            f"The folder {str(home)!r} cannot hold the embedded Redis server ({unusable(home, error)}); "
             "set SVDQ_HOME to a folder you can write to, or SVDQ_REDIS_URL to a server."
         ) from error
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -125,6 +126,16 @@ def make_home(home: Path) -> None:
     """Create SVDQ_HOME unless it exists, closed to other users whatever the umask is; raises OSError."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     close_home(home)
+
+
+def unusable(folder: Path, error: OSError) -> str:
+    """Say why a folder cannot be used, and whose it is if it belongs to another user."""
+    reason = error.strerror or str(error)
+    there = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    with contextlib.suppress(OSError, KeyError):
+        if there is not None and there.stat().st_uid != os.getuid():
+            return f"{reason}; {str(there)!r} belongs to {pwd.getpwuid(there.stat().st_uid).pw_name}"
+    return reason
 
 
 def close_home(home: Path) -> None:

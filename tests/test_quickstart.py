@@ -44,9 +44,13 @@ def test_every_line_of_the_quickstart(home: Path) -> None:
         + [f"{command}\necho {shlex.quote(mark)}" for command, _ in steps()]
     )
     done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=200, env={**os.environ, "NO_COLOR": "1"}
+        ["bash", "-c", f"exec 2>&1\n{script}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=200,
+        env={**os.environ, "NO_COLOR": "1"},
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
     outputs = done.stdout.split(mark + "\n")
     assert len(outputs) == len(steps()) + 1
     for (command, shown), printed in zip(steps(), outputs, strict=False):

@@ -19,7 +19,7 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.resolved_model import ResolvedModel
-from svdq.producer.files import make_home, sweep, temporary_name
+from svdq.producer.files import make_home, sweep, temporary_name, unusable
 from svdq.producer.processes import is_running, start_of
 from svdq.producer.settings import ENV_PREFIX, Settings
 
@@ -175,8 +175,8 @@ def check_home(home: Path) -> None:
             file.write(bytes(PROBE_BYTES))
     except OSError as error:
         raise UnavailableError(
-            f"The folder {str(home)!r} cannot be written ({error.strerror}); set SVDQ_HOME to a folder that you can "
-            "write to."
+            f"The folder {str(home)!r} cannot be written ({unusable(home, error)}); set SVDQ_HOME to a folder that you "
+            "can write to."
         ) from error
 
 

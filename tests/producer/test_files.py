@@ -1,12 +1,13 @@
-"""New files are written whole, and only once."""
+"""New files are written whole, and only once; errors say whose a folder is."""
 
 import errno
 import os
+import pwd
 from pathlib import Path
 
 import pytest
 
-from svdq.producer.files import create_file
+from svdq.producer.files import create_file, unusable
 
 
 @pytest.mark.parametrize("has_hard_links", [True, False])
@@ -23,3 +24,11 @@ def test_a_file_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not create_file(dangling, "through the link")
     assert path.read_text() == "first"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.txt", "b.txt"]
+
+
+def test_a_folder_of_another_user_is_said_to_be_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    assert unusable(tmp_path / "home", denied) == "Permission denied"
+    owner = pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert unusable(tmp_path / "home", denied) == f"Permission denied; {str(tmp_path)!r} belongs to {owner}"
