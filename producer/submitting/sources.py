@@ -216,7 +216,8 @@ def spellings(stem: str, suffix: str) -> list[str]:
     """
     folder, name = os.path.split(stem)
     forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
-    stems = dict.fromkeys((*forms, *(each.lower() for each in forms), *(each.upper() for each in forms)))
+    cases = (str, str.lower, str.upper, str.capitalize)
+    stems = dict.fromkeys(change(form) for change in cases for form in forms)
     return [os.path.join(folder, each + ending) for each in stems for ending in (suffix, suffix.upper())]
 
 

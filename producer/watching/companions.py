@@ -37,7 +37,7 @@ class Companions:
         """
         stem = os.path.splitext(file.path)[0]
         prompt = next(filter(self._signature, spellings(stem, SUFFIX)), stem + SUFFIX)
-        last = self._photo_of(stem + LAST)
+        last = self._photo_of(stem + LAST) or self._photo_of(stem + LAST.upper())
         found = {path: version for path in (prompt, last) if path and (version := self._signature(path))}
         spec = spec.with_last_photo() if last in found else spec
         if self.config.prompt is not None or not _takes_prompts(spec) or prompt == file.path:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from svdq.producer.files import open_regular
 
 COPYING = ".svdq-copy"  # name of a file until it is copied whole
+MAX_NAME_BYTES = 255  # of a file, on every usual file system
 NOT_REGULAR = -1  # size in the signature of anything that is not a regular file
 
 
@@ -96,7 +97,8 @@ def move_file(
     if Signature.of(source.lstat()) != version:
         return None
     stem, suffix = os.path.splitext(name or source.name)
-    names = itertools.chain([f"{stem}{suffix}"], (f"{stem}-{number}{suffix}" for number in itertools.count(2)))
+    ends = itertools.chain([suffix], (f"-{number}{suffix}" for number in itertools.count(2)))
+    names = (_fitting(stem, end) for end in ends)
     placed = next(place for place in map(folder.joinpath, names) if not os.path.lexists(place))
     try:
         source.rename(placed)
@@ -113,6 +115,13 @@ def move_file(
         ):
             file.write(f"{note}\n")
     return placed
+
+
+def _fitting(stem: str, end: str) -> str:
+    """Return a name that a file system takes: of one that is too long the stem is cut."""
+    while len(os.fsencode(stem + end)) > MAX_NAME_BYTES:
+        stem = stem[:-1]
+    return stem + end
 
 
 def _copy(file: BufferedReader, target: Path) -> None:

@@ -149,7 +149,13 @@ def test_an_upload_has_no_file_beside_it(
 
 @pytest.mark.parametrize(
     ("photo_name", "prompt_name"),
-    [("UP.PNG", "UP.TXT"), ("UP.PNG", "up.txt"), ("c\u00fcp.jpg", "cu\u0308p.txt"), ("cu\u0308p.jpg", "c\u00fcp.TXT")],
+    [
+        ("UP.PNG", "UP.TXT"),
+        ("UP.PNG", "up.txt"),
+        ("UP.PNG", "Up.txt"),
+        ("c\u00fcp.jpg", "cu\u0308p.txt"),
+        ("cu\u0308p.jpg", "c\u00fcp.TXT"),
+    ],
 )
 def test_a_prompt_has_the_name_of_its_photo_as_people_read_it(
     connection: redis.Redis, settings: Settings, tmp_path: Path, photo_name: str, prompt_name: str

@@ -51,6 +51,16 @@ def test_a_moved_file_gets_a_free_name(root: Path) -> None:
     assert files(root) == {"done/day/a.jpg": "old", "done/day/a-2.jpg": "new"}
 
 
+def test_a_moved_file_with_the_longest_name_gets_a_free_name(root: Path) -> None:
+    longest = "\u00e4" * 125 + "x.jpg"
+    (root / "day" / longest).write_text("new")
+    (root / "done" / "day").mkdir(parents=True)
+    (root / "done" / "day" / longest).write_text("old")
+    placed = move_file(root, f"day/{longest}", version(root, f"day/{longest}"), root, "done")
+    assert placed == root / "done" / "day" / ("\u00e4" * 124 + "-2.jpg")
+    assert placed.read_text() == "new"
+
+
 @pytest.mark.parametrize("text", ["", "move", "move:", "move: ", "move:.", "move:done/..", "copy:there", "Keep"])
 def test_actions_that_are_not_allowed(root: Path, text: str) -> None:
     with pytest.raises(InputError, match="--on-success"):

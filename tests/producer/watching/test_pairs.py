@@ -80,6 +80,12 @@ def test_a_kill_between_two_steps_makes_one_video_of_a_pair(
     assert last.exists() == (on_success == "keep")
 
 
+def test_a_last_frame_may_be_named_in_capitals(bench: Bench, last: Path) -> None:
+    renamed = last.rename(last.with_name("a.LAST.png"))
+    bench.process("day/a.jpg")
+    assert bench.pairs == [("a", renamed.read_bytes())]
+
+
 def test_a_last_frame_that_comes_first_waits(bench: Bench, last: Path) -> None:
     first = bench.root / "day" / "a.jpg"
     moved = first.rename(bench.root / "moved")
