@@ -44,6 +44,10 @@ camera move over the photo. For diffusion, on a machine with GPUs:
   .venv/bin/svdq model pull $SVDQ_MODEL                             # once, several gigabytes
   .venv/bin/svdq worker                                             # a rank for every GPU
   .venv/bin/svdq submit photo.jpg --wait                            # in a second terminal
+
+Wan follows a prompt, too, and needs more memory (docs/gpus.md):
+  export SVDQ_MODEL=Wan-AI/Wan2.2-I2V-A14B-Diffusers                # then as above
+  .venv/bin/svdq submit photo.jpg --prompt "The waves roll in." --wait
 """
 
 
