@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from rq.job import JobStatus
 
@@ -77,30 +77,37 @@ def estimate_jobs(
     deferred = {view.id: view for view in views if view.status == JobStatus.DEFERRED.value}
     if not queued and not deferred:
         return found
-    takers, why_none = _takers(groups, pauses, no_group)
-    interval_s = _mean_interval_s(map(_shape_of, waiting.sample) if waiting.sample else queued.values(), takers)
-    shapes = {*queued.values(), *(_shape_of(view.parameters) for view in deferred.values())}
-    alone_s = {shape: _alone_s(shape, takers) for shape in shapes}
-    rounds = [group.intake for group in takers if group.intake and group.intake.round_size]
-    size = max((intake.round_size for intake in rounds), default=1)
-    before_s = min((_rest_s(group) for group in takers), default=0.0)
+    sample = [_shape_of(each) for each in waiting.sample] or [*queued.values()]
+
+    @cache
+    def by(model: str) -> _Taken:
+        return _Taken.by(_running(model, groups), pauses, no_group, sample)
+
+    @cache
+    def alone(model: str, shape: _Shape) -> float | None:
+        return _alone_s(shape, by(model).groups)
+
     wanted = {view.id: view.parameters for view in views}
     for job_id, shape in queued.items():
-        number, own_s = num_ahead[job_id], alone_s[shape]
+        number, model = num_ahead[job_id], _model_of(wanted[job_id])
+        taken, own_s = by(model), alone(model, shape)
         if reason := _no_model(wanted[job_id], groups):
             found[job_id] = Estimate(reason=reason)
-        elif own_s is None or interval_s is None:
-            found[job_id] = Estimate(num_ahead=number, reason=why_none)
+        elif own_s is None or taken.interval_s is None:
+            found[job_id] = Estimate(num_ahead=number, reason=taken.why_none)
         else:
-            num_before = (number // size + 1) * size - 1  # those of a round end together
-            found[job_id] = Estimate(num_ahead=number, eta_s=before_s + num_before * interval_s + own_s)
+            num_before = (number // taken.at_once + 1) * taken.at_once - 1  # those of a round end together
+            found[job_id] = Estimate(num_ahead=number, eta_s=taken.rest_s + num_before * taken.interval_s + own_s)
     while ready := [view for view in deferred.values() if view.after and found.keys() >= {*view.after}]:
         for view in ready:
             del deferred[view.id]
-            before, own_s = [found[job_id] for job_id in view.after], alone_s[_shape_of(view.parameters)]
+            model = _model_of(view.parameters)
+            before, own_s = [found[job_id] for job_id in view.after], alone(model, _shape_of(view.parameters))
             ends = [each.eta_s for each in before if each.eta_s is not None]
             if own_s is None or len(ends) < len(before):
-                found[view.id] = Estimate(reason=next((each.reason for each in before if each.reason), why_none))
+                found[view.id] = Estimate(
+                    reason=next((each.reason for each in before if each.reason), by(model).why_none)
+                )
             else:
                 found[view.id] = Estimate(eta_s=max(ends) + own_s)
     return found
@@ -166,11 +173,44 @@ def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str)
     return measured, UNMEASURED
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """How soon groups take and make jobs that wait."""
+
+    groups: Sequence[GroupStatus]  # those that take jobs, and have measured costs
+    why_none: str
+    interval_s: float | None  # mean seconds between two finished videos; None if it is not known
+    at_once: int  # videos of a round
+    rest_s: float  # seconds until the first group that works in rounds takes more
+
+    @classmethod
+    def by(
+        cls, groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str, sample: Sequence["_Shape"]
+    ) -> Self:
+        takers, why_none = _takers(groups, pauses, no_group)
+        rounds = [group.intake for group in takers if group.intake and group.intake.round_size]
+        return cls(
+            groups=takers,
+            why_none=why_none,
+            interval_s=_mean_interval_s(sample, takers),
+            at_once=max((intake.round_size for intake in rounds), default=1),
+            rest_s=min((_rest_s(group) for group in takers), default=0.0),
+        )
+
+
+def _model_of(parameters: Parameters) -> str:
+    return str(parameters.get("model") or "")
+
+
+def _running(model: str, groups: Sequence[GroupStatus]) -> list[GroupStatus]:
+    """Return the groups that may make jobs for a model; of jobs for any, all."""
+    return [group for group in groups if not model or model_stem(group.ranks[0].model) == model]
+
+
 def _no_model(parameters: Parameters, groups: Sequence[GroupStatus]) -> str:
     """Say that workers run, but not the model that a job is for; else ""."""
-    name = parameters.get("model")
-    has_worker = not name or not groups or any(model_stem(group.ranks[0].model) == name for group in groups)
-    return "" if has_worker else f"No worker runs the model {name}."
+    name = _model_of(parameters)
+    return "" if not groups or _running(name, groups) else f"No worker runs the model {name}."
 
 
 def _rest_s(group: GroupStatus) -> float:

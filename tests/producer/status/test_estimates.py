@@ -150,6 +150,18 @@ def test_a_job_that_waits_comes_after_those_before_it_on_all_groups() -> None:
     assert eta(view, group(), group(), before=waiting(6)).eta_s == pytest.approx(3 * INTERVAL_S + ALONE_S)
 
 
+def test_a_job_for_one_model_is_made_by_the_groups_with_it_only() -> None:
+    job = JobView(id="q", status="queued", parameters=PARAMETERS | {"model": "wan-mine"})
+    other = group()
+    assert eta(job, other, before=waiting(3)).reason == "No worker runs the model wan-mine."
+    for draining, reason in ((True, estimates.DRAINING), (False, "")):
+        found = group(draining=draining)
+        mine = replace(found, ranks=tuple(each.model_copy(update={"model": "/m/wan-mine"}) for each in found.ranks))
+        expected = eta(job, other, mine, before=waiting(3))
+        assert (expected.reason, expected.eta_s is None) == (reason, draining)
+    assert eta(replace(job, parameters=PARAMETERS | {"model": ["a"]}), other, before=waiting(3)).eta_s is None
+
+
 def test_jobs_in_flight_are_done_first() -> None:
     busy = group(in_flight=("a", "b"))
     alone_s = [5 * STEP_S + 2.0, 2.0]
