@@ -7,7 +7,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 import uvicorn
@@ -69,7 +69,7 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
 
 
 HEADERS_S = 15.0  # seconds in which the headers of a request must arrive, and the rest of a body after the answer
-MAX_CONNECTIONS = 1000  # connections at a time; requests on more of them are answered with 503
+MAX_CONNECTIONS = 1000  # connections at a time; requests on more of them are answered with 503, if all have one
 _M_MMAP_THRESHOLD = -3  # an option of glibc's mallopt, from malloc.h
 GRACE_S = 2  # seconds that running requests have after a signal
 
@@ -77,10 +77,14 @@ GRACE_S = 2  # seconds that running requests have after a signal
 class _Protocol(H11Protocol):
     """One connection, closed when headers or the rest of a refused request, which is read, do not arrive in time."""
 
+    #: Connections whose headers, or the rest of whose body, are due, the oldest first.
+    _due: ClassVar[dict["_Protocol", None]] = {}
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) >= MAX_CONNECTIONS and self._due:  # whoever sends nothing keeps out nobody who does
+            next(iter(self._due))._too_slow()
         self._limit_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -101,6 +105,7 @@ class _Protocol(H11Protocol):
             self._stop_timer()
         elif self._timer is None:
             self._timer = self.loop.call_later(HEADERS_S, self._too_slow)
+            self._due[self] = None
 
     def _is_waiting(self) -> bool:
         """Return whether headers are due, or the rest of a body after its answer."""
@@ -111,9 +116,10 @@ class _Protocol(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            del self._due[self]
 
     def _too_slow(self) -> None:
-        self._timer = None
+        self._stop_timer()
         if not self.transport.is_closing() and self._is_waiting():
             self.transport.close()
 

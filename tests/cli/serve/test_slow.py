@@ -73,10 +73,22 @@ def test_an_unread_body_after_its_answer(port: int, rest: bytes) -> None:
         assert until_closed(connection).endswith(b"}")
 
 
-def test_too_many_connections(port: int) -> None:
+def test_connections_that_send_nothing_keep_out_nobody(port: int) -> None:
     with contextlib.ExitStack() as opened:
-        for _ in range(20):
-            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+        idle = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(25)]
+        assert status(port) == 200
+        begun_at = time.monotonic()
+        assert until_closed(idle[0]) == b""  # at once, before its second is over
+        assert time.monotonic() - begun_at < 0.9
+
+
+def test_too_many_requests_at_a_time(port: int) -> None:
+    head = f"POST /v1/videos HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: {TYPE}\r\n"
+    with contextlib.ExitStack() as opened:
+        for _ in range(19):  # they have arrived before the next ones come
+            busy = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            busy.sendall(f"{head}Content-Length: 1000\r\n\r\n".encode())
+        time.sleep(0.2)
         assert status(port) == 503
     wait_until(lambda: status(port) == 200)
 
