@@ -152,6 +152,10 @@ class Arena:
         self._ended = {job_id: state for job_id, state in states.items() if state[0] in ENDED}
         return states
 
+    def forget_ends(self) -> None:
+        """Ask again about every job: what Redis says of them has changed."""
+        self._ended.clear()
+
     def num_ended(self) -> int:
         """Count the jobs that have ended."""
         return sum(status in ENDED for status, _ in self.states().values())

@@ -20,6 +20,7 @@ from tests.faults.campaigns import (
     rounds,
     soak,
     storage,
+    storages,
     windows,
 )
 from tests.faults.group import READY
@@ -58,6 +59,10 @@ CAMPAIGNS = {
     "mixed": Campaign(run=mixed.mixed),
     "storage-full": Campaign(run=storage.storage_full, own_disk=True),
     "storage-slow": Campaign(run=storage.storage_slow, num_jobs=20, model=QUICK),
+    "redis-restored": Campaign(run=storages.redis_restored, num_jobs=60),
+    "two-servers": Campaign(run=storages.two_servers, num_jobs=40),
+    "disk-away": Campaign(run=storages.disk_away, num_jobs=60, own_disk=True),
+    "link-deleted": Campaign(run=storages.link_deleted, num_jobs=60),
     "two-groups": Campaign(run=groups.two_groups, ranks=2),
     "two-hosts": Campaign(run=groups.two_hosts, ranks=2),
     **{

@@ -21,7 +21,8 @@ def leftovers(arena: Arena) -> list[str]:
 
 def _keys(arena: Arena) -> list[str]:
     patterns = (*KEYS_IN_WORK, f"{keys.PREFIX}*")
-    found = {key for pattern in patterns for key in arena.connection.scan_iter(pattern)} - {keys.DATABASE_ID.encode()}
+    found = {key for pattern in patterns for key in arena.connection.scan_iter(pattern)}
+    found -= {keys.DATABASE_ID.encode(), keys.STORAGES.encode()}  # they are of the database, not of jobs
     # Records of ranks and starting launchers, and a group's turn to clean up, expire soon, however the group ended.
     return [f"Redis key {key.decode()}" for key in found if not _goes_by_itself(arena, key)]
 
