@@ -51,8 +51,6 @@ RANK_TTL_S: Final = 15
 STARTING: Final = "svdq:starting"
 STARTING_TTL_S: Final = 15
 LOG_FIELD: Final = "svdq_log"  # field of a job's own hash: its log, a JSON object a line
-#: Field of a job's own hash: the number of later requests for the same video, each of which may delete it once.
-CLAIMS_FIELD: Final = "svdq_claims"
 #: Prefix of fields of a job's own hash, each of a job that continues its chain; the rest is that job's id.
 LATER_FIELD: Final = "svdq_later:"
 LOG_BYTES: Final = 16 * 1024  # size limit of the log in bytes; the newest lines are kept

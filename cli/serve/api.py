@@ -28,7 +28,6 @@ from svdq.cli.serve.openapi import MAX_PAGE, make_document
 from svdq.cli.serve.videos import JOB_ID, STATUS, Video, failure_of, video_object
 from svdq.producer.job import model_stem
 from svdq.producer.queue import is_queue
-from svdq.producer.results.prune import claim, release
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.selection import place_of, read_page
@@ -122,10 +121,7 @@ async def create_and_wait(request: Request) -> Response:
     """Create a video and return its file when it is finished; the video goes on if the client goes away."""
     begun_at = time.monotonic()
     submission, _, _ = await _create(request)
-    try:
-        view = await _wait(request, submission.id)
-    finally:  # nobody knows the id, so nobody deletes the video for this request
-        await request.app.state.backend.write(lambda connection: release(connection, submission.id))
+    view = await _wait(request, submission.id)
     if STATUS.get(view.status) != "completed":
         failure = failure_of(view)
         raise ApiError(500, failure["message"], code=failure["code"])
@@ -233,14 +229,10 @@ async def _describe(request: Request, views: Sequence[JobView]) -> list[Video]:
 
 
 async def delete_video(request: Request) -> Response:
-    """Cancel a video that is not finished; remove its files and its record, unless another request relies on it."""
+    """Cancel a video that is not finished; remove its files and its record."""
     view = await _find(request)
-    answer: dict[str, Any] = {"id": view.id, "object": "video.deleted", "deleted": True}
-    if await request.app.state.backend.write(lambda connection: release(connection, view.id)):
-        notice = "Another request asked for the same video; it is removed when that one deletes it, too."
-        return Json(answer | {"svdq": {"notice": notice}})
     await request.app.state.backend.remove(view.id)
-    return Json(answer)
+    return Json({"id": view.id, "object": "video.deleted", "deleted": True})
 
 
 async def video_content(request: Request) -> Response:
@@ -291,17 +283,16 @@ def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
 async def _submit(
     request: Request, make: Callable[[], Coroutine[Any, Any, tuple[list[Submission], list[JobView]]]]
 ) -> tuple[Submission, JobView]:
-    """Make a video, or rely on the one that exists; a job that is being deleted is made anew when it has stopped."""
-    state, headers = request.app.state, request.headers
-    is_repeated = bool(headers.get("idempotency-key")) or headers.get("x-stainless-retry-count", "0") != "0"
+    """Make a video, or return the one that exists; a job that is being deleted is made anew when it has stopped."""
+    removals = request.app.state.backend.removals
     while True:
         [[submission], views] = await make()
         video_id = submission.id
         if submission.is_new and not views:
             raise no_such_video(video_id)
-        if not submission.is_new and (removal := state.backend.removals.get(video_id)):
+        if not submission.is_new and (removal := removals.get(video_id)):
             await asyncio.wait({removal})
-        elif views and (submission.is_new or is_repeated or await state.backend.write(partial(claim, job_id=video_id))):
+        elif views:
             return submission, views[0]
 
 

@@ -16,7 +16,7 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import job_control, keys, lua
+from svdq.producer import job_control
 from svdq.producer.chains import later_links, link_before
 from svdq.producer.job import INPUT_KEY, Job, parse_job
 from svdq.producer.job_control import cancel
@@ -202,16 +202,6 @@ def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[
             if status is not JobStatus.FINISHED and (before := link_before(found)):
                 unfinished.add(before)
     return unfinished, images
-
-
-def claim(connection: redis.Redis, job_id: str) -> bool:
-    """Record that somebody else relies on a job, so that it outlives one `release`; return False if there is no job."""
-    return lua.run(connection, "add_claims", [key_of(job_id)], keys.CLAIMS_FIELD, 1) is not None
-
-
-def release(connection: redis.Redis, job_id: str) -> bool:
-    """Take back a claim; return False if there was none, so that nobody relies on the job any more."""
-    return lua.run(connection, "add_claims", [key_of(job_id)], keys.CLAIMS_FIELD, -1) is not None
 
 
 def check_unneeded(connection: redis.Redis, job_ids: Sequence[str]) -> None:
