@@ -11,8 +11,6 @@ from statistics import median
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.planning.rounds import LOAD_SHARE
 
-MOST_GPUS = 512  # largest number of GPUs that a plan considers
-
 
 @dataclass(frozen=True, kw_only=True)
 class VideoCosts:
@@ -86,84 +84,3 @@ class VideoCosts:
     def rounds_time_s(self, ranks: int, num_videos: int) -> float:
         """Return the same of groups of one rank in rounds, if loading takes all that it may."""
         return self.replicas_time_s(ranks, num_videos) * (1 + LOAD_SHARE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CapacityQuestion:
-    """The work to be done, and the available resources."""
-
-    videos: int  # number of videos N
-    deadline_s: float | None = None  # seconds available; None without a deadline
-    gpus: int | None = None  # number of GPUs; None: as many as the deadline needs, else 1
-    gpu_hour_price: float | None = None  # price of a GPU hour in any currency
-
-
-@dataclass(frozen=True, kw_only=True)
-class CapacityRow:
-    """The result of one layout; names of fields are those of the JSON."""
-
-    layout: str  # "one GPU", "pipeline of 7", "pipeline of 3 + 4", "7 replicas" or "7 in rounds"
-    gpus: int
-    #: Seconds between two videos, and until all are done.
-    pace_s: float
-    time_s: float
-    videos_an_hour: float
-    in_time: bool | None  # whether it is done in time; None without a deadline
-    #: Total cost and cost per video; None without a price.
-    cost: float | None
-    cost_a_video: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CapacityPlan:
-    """The answer."""
-
-    question: CapacityQuestion
-    gpus: int  # number of GPUs of the pipeline
-    rows: tuple[CapacityRow, ...]  # one GPU, the pipeline, replicas, and what the deadline needs, without duplicates
-    fewest: int | None  # GPUs of a pipeline that meets the deadline; None: no deadline or no such number
-
-
-def make_plan(video: VideoCosts, question: CapacityQuestion) -> CapacityPlan:
-    """Answer a planning question."""
-    num_videos = question.videos
-    fewest = None
-    if question.deadline_s is not None:
-        numbers = range(1, MOST_GPUS + 1)
-        fewest = next((ranks for ranks in numbers if video.time_s(ranks, num_videos) <= question.deadline_s), None)
-    gpus = question.gpus or fewest or 1
-    layouts = {"one GPU": (1, video.video_s(), video.time_s(1, num_videos))}
-    if gpus > 1:
-        layouts |= {
-            _pipeline_of(video, gpus): (gpus, video.pace_s(gpus), video.time_s(gpus, num_videos)),
-            f"{gpus} replicas": (gpus, video.video_s(gpus) / gpus, video.replicas_time_s(gpus, num_videos)),
-        }
-    if video.segments is not None:
-        layouts[f"{gpus} in rounds"] = (gpus, video.rounds_pace_s(gpus), video.rounds_time_s(gpus, num_videos))
-    if fewest is not None and fewest > 1:
-        layouts[_pipeline_of(video, fewest)] = (fewest, video.pace_s(fewest), video.time_s(fewest, num_videos))
-    return CapacityPlan(
-        question=question,
-        gpus=gpus,
-        rows=tuple(_row(name, *layout, question) for name, layout in layouts.items()),
-        fewest=fewest,
-    )
-
-
-def _pipeline_of(video: VideoCosts, gpus: int) -> str:
-    return f"pipeline of {gpus if video.segments is None else ' + '.join(map(str, video.division(gpus)))}"
-
-
-def _row(layout: str, gpus: int, pace_s: float, time_s: float, question: CapacityQuestion) -> CapacityRow:
-    price = question.gpu_hour_price
-    cost = None if price is None else gpus * time_s / 3600 * price
-    return CapacityRow(
-        layout=layout,
-        gpus=gpus,
-        pace_s=pace_s,
-        time_s=time_s,
-        videos_an_hour=3600 / pace_s,
-        in_time=None if question.deadline_s is None else time_s <= question.deadline_s,
-        cost=cost,
-        cost_a_video=None if cost is None else cost / question.videos,
-    )

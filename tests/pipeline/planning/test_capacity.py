@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from svdq.pipeline.planning.binding import Segment, bind
-from svdq.pipeline.planning.capacity import MOST_GPUS, CapacityQuestion, VideoCosts, make_plan
+from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import CostPrior, Costs
 
 #: SVD-XT at 576x1024x25 on an H100: W = 22.623 s.
@@ -64,42 +64,3 @@ def test_ranks_are_divided_as_a_worker_binds_them(
     work = first + encode_steps, second + decode_steps
     slowest = max(work[0] / number, work[1] / (ranks - number))
     assert model.pace_s(ranks) == pytest.approx(2 * slowest)
-
-
-@given(
-    st.integers(1, 60),
-    st.lists(st.floats(0.01, 10), min_size=1, max_size=8),
-    st.floats(0, 3),
-    st.floats(0, 3),
-    st.integers(1, 300),
-    st.floats(0.1, 2000),
-)
-def test_the_fewest_gpus_meet_the_deadline_and_one_less_does_not(
-    steps: int, step_s: list[float], encode_s: float, decode_s: float, num_videos: int, deadline_s: float
-) -> None:
-    model = video(steps, *step_s, encode_s=encode_s, decode_s=decode_s)
-    fewest = make_plan(model, CapacityQuestion(videos=num_videos, deadline_s=deadline_s)).fewest
-    if fewest is None:
-        sizes = range(1, MOST_GPUS + 1)
-        assert all(model.time_s(ranks, num_videos) > deadline_s for ranks in sizes)
-    else:
-        assert model.time_s(fewest, num_videos) <= deadline_s
-        assert fewest == 1 or model.time_s(fewest - 1, num_videos) > deadline_s
-
-
-def test_a_plan_has_each_layout_once() -> None:
-    def layouts(gpus: int | None, deadline_s: float | None = None) -> list[str]:
-        return [
-            row.layout for row in make_plan(H100, CapacityQuestion(videos=500, gpus=gpus, deadline_s=deadline_s)).rows
-        ]
-
-    assert layouts(None) == ["one GPU"]
-    assert layouts(7) == ["one GPU", "pipeline of 7", "7 replicas"]
-    assert layouts(7, 3600) == ["one GPU", "pipeline of 7", "7 replicas", "pipeline of 4"]
-    assert layouts(None, 3600) == ["one GPU", "pipeline of 4", "4 replicas"]
-
-
-def test_costs_in_money() -> None:
-    row = make_plan(H100, CapacityQuestion(videos=500, gpus=7, gpu_hour_price=2.0)).rows[1]
-    assert row.cost == pytest.approx(500 * 22.623 / 3600 * 2)
-    assert row.cost_a_video == pytest.approx(22.623 / 3600 * 2)
