@@ -273,6 +273,14 @@ def test_a_sweep_removes_ended_jobs_and_those_unknown_for_a_day(tmp_path: Path) 
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["started", "unknown"]
 
 
+def test_a_sweep_removes_the_empty_folder_that_a_kill_has_left(tmp_path: Path) -> None:
+    ended, started = "0123456789abcdef0123", "1123456789abcdef0123"
+    for job_id in (ended, started):
+        (tmp_path / FOLDER / job_id).mkdir(parents=True)
+    Checkpoints(store_at(tmp_path), CODEC).sweep(lambda _: {ended: True, started: False})
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [started]
+
+
 def test_the_option_chooses_the_folder_of_checkpoints(tmp_path: Path) -> None:
     home, storage = tmp_path / "home", Storage(str(tmp_path / "storage"))
     for where, folder in (("local", home), ("storage", tmp_path / "storage")):

@@ -74,14 +74,16 @@ class CheckpointStore:
             self._storage.remove(f"{FOLDER}/{job_id}")
 
     def ages_s(self) -> dict[str, float]:
-        """Return the jobs that have a folder, with the seconds since a file was written there."""
+        """Return the jobs that have a folder, with the seconds since a file was written there; 0 for an empty one."""
         written_at: dict[str, datetime] = {}
         for entry in self._storage.entries(FOLDER):
             _, job_id, *rest = entry.key.split("/")
             if rest:
                 written_at[job_id] = max(entry.modified_at, written_at.get(job_id, entry.modified_at))
         now = datetime.now(UTC)
-        return {job_id: (now - at).total_seconds() for job_id, at in written_at.items()}
+        # A kill leaves an empty folder where one was just made, or all but removed; its name says that it is svdq's.
+        names = [name for name in self._storage.names(FOLDER) if is_checkpoint_folder(name, ())]
+        return {job_id: (now - written_at.get(job_id, now)).total_seconds() for job_id in (*written_at, *names)}
 
     def sweep(self) -> None:
         """Remove the partial files of killed processes."""
