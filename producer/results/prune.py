@@ -24,10 +24,8 @@ from svdq.producer.queue import ENDED, database_id, fetch, fetch_many, is_ours, 
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
 from svdq.producer.status.registries import scan_ids
 from svdq.producer.storage.local import FileInfo
-from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
+from svdq.producer.storage.storage import CHECKPOINTS, INPUT_AGE, MARKER, Storage, is_checkpoint_folder
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
-
-CHECKPOINTS = "checkpoints"
 
 _INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())  # keys of photos in JSON text, found without parsing it
 
@@ -260,7 +258,7 @@ def remove_job(connection: redis.Redis, storage: Storage, home: Storage, job_id:
             for key in files:
                 storage.remove(key)
             for place in (storage, home):
-                place.remove(f"{CHECKPOINTS}/{job_id}")
+                place.remove_checkpoints(job_id)
             job_control.give(connection, [job_id], None)
             return True
 

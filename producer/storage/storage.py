@@ -28,6 +28,7 @@ _DATABASE = re.compile(rb"^redis: (\w+)$", re.MULTILINE)
 PROBE = "outputs/.svdq-probe"  # key of the file of `Storage.check_writable`
 INPUT_AGE = timedelta(days=1)  # of resubmitted photos, at most; `svdq prune` keeps twice that
 
+CHECKPOINTS = "checkpoints"  # folder with a folder of checkpoints for each job
 _SEGMENT = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f\ud800-\udfff]+")
 _CHECKPOINT = re.compile(r"\d+\.safetensors|\.\d+-[0-9a-f]{8}")
 _JOB_ID = re.compile(r"[0-9a-f]{20}")
@@ -168,6 +169,12 @@ class Storage:
         """Remove a file or a folder if it exists."""
         with self._access(key):
             self._files.remove(key)
+
+    def remove_checkpoints(self, job_id: str) -> None:
+        """Remove the checkpoints of a job, and no folder that svdq did not make."""
+        folder = f"{CHECKPOINTS}/{job_id}"
+        if is_checkpoint_folder(job_id, self.names(folder)):
+            self.remove(folder)
 
     def check_writable(self) -> None:
         """Write and remove a small file in `outputs`; raises UnavailableError if the storage is not writable."""

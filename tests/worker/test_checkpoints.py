@@ -13,10 +13,10 @@ import torch
 
 from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.svd.family import SvdParameters
-from svdq.producer.storage.storage import MARKER, Storage
+from svdq.producer.storage.storage import CHECKPOINTS, MARKER, Storage
 from svdq.worker.checkpoint import checkpoints as checkpoints_module
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
-from svdq.worker.checkpoint.store import FOLDER, CheckpointStore, Codec, open_checkpoint_store
+from svdq.worker.checkpoint.store import CheckpointStore, Codec, open_checkpoint_store
 
 CODEC = Codec(model="tiny", device=torch.device("cpu"))
 PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)
@@ -268,17 +268,17 @@ def test_a_sweep_removes_ended_jobs_and_those_unknown_for_a_day(tmp_path: Path) 
     store = store_at(tmp_path)
     for job_id in ("ended", "started", "unknown", "old"):
         store.open(job_id)
-    os.utime(tmp_path / FOLDER / "old" / MARKER, (0, 0))
+    os.utime(tmp_path / CHECKPOINTS / "old" / MARKER, (0, 0))
     Checkpoints(store, CODEC).sweep(lambda job_ids: {"ended": True, "started": False})
-    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["started", "unknown"]
+    assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == ["started", "unknown"]
 
 
 def test_a_sweep_removes_the_empty_folder_that_a_kill_has_left(tmp_path: Path) -> None:
     ended, started = "0123456789abcdef0123", "1123456789abcdef0123"
     for job_id in (ended, started):
-        (tmp_path / FOLDER / job_id).mkdir(parents=True)
+        (tmp_path / CHECKPOINTS / job_id).mkdir(parents=True)
     Checkpoints(store_at(tmp_path), CODEC).sweep(lambda _: {ended: True, started: False})
-    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [started]
+    assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == [started]
 
 
 def test_the_option_chooses_the_folder_of_checkpoints(tmp_path: Path) -> None:
@@ -287,14 +287,14 @@ def test_the_option_chooses_the_folder_of_checkpoints(tmp_path: Path) -> None:
         store = open_checkpoint_store(where, home, storage)
         assert store is not None
         store.open("job")
-        assert (folder / FOLDER / "job").is_dir()
+        assert (folder / CHECKPOINTS / "job").is_dir()
     assert open_checkpoint_store("off", home, storage) is None
 
 
 @pytest.mark.parametrize("name", ["my model", "5", ".git", "a-job", "0" * 20])
 def test_folders_of_others_are_left_alone_however_old(tmp_path: Path, name: str) -> None:
     """`SVDQ_STORAGE=~ --checkpoints storage` makes `~/checkpoints` the folder for checkpoints."""
-    store, folder = store_at(tmp_path), tmp_path / FOLDER / name
+    store, folder = store_at(tmp_path), tmp_path / CHECKPOINTS / name
     folder.mkdir(parents=True)
     for file in ("100.safetensors", "config.json"):
         (folder / file).write_bytes(b"mine")
@@ -308,9 +308,9 @@ def test_folders_of_others_are_left_alone_however_old(tmp_path: Path, name: str)
 
 def test_folders_of_earlier_versions_are_removed(tmp_path: Path) -> None:
     store, job_id = store_at(tmp_path), "0123456789abcdef0123"
-    (tmp_path / FOLDER / job_id).mkdir(parents=True)
+    (tmp_path / CHECKPOINTS / job_id).mkdir(parents=True)
     for name in ("7.safetensors", ".8-01234567"):
-        (tmp_path / FOLDER / job_id / name).touch()
+        (tmp_path / CHECKPOINTS / job_id / name).touch()
     assert list(store.ages_s()) == [job_id]
     store.clear(job_id)
-    assert list((tmp_path / FOLDER).iterdir()) == []
+    assert list((tmp_path / CHECKPOINTS).iterdir()) == []

@@ -23,10 +23,9 @@ from svdq.pipeline.loop.sample import Sample, sample_body, sample_from
 from svdq.pipeline.models.video_model import State
 from svdq.pipeline.transport.message import byte_view
 from svdq.pipeline.video_parameters import VideoParameters
-from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder
+from svdq.producer.storage.storage import CHECKPOINTS, MARKER, Storage, is_checkpoint_folder
 
 SUFFIX = ".safetensors"
-FOLDER = "checkpoints"
 
 
 class CheckpointStore:
@@ -37,19 +36,19 @@ class CheckpointStore:
 
     def open(self, job_id: str) -> None:
         """Make the folder of a job, with svdq's marker, unless somebody else has one there."""
-        names = self._storage.names(f"{FOLDER}/{job_id}")
+        names = self._storage.names(f"{CHECKPOINTS}/{job_id}")
         if MARKER not in names and (not names or is_checkpoint_folder(job_id, names)):
-            self._storage.write_bytes(f"{FOLDER}/{job_id}/{MARKER}", b"")
+            self._storage.write_bytes(f"{CHECKPOINTS}/{job_id}/{MARKER}", b"")
 
     def steps(self, job_id: str) -> list[int] | None:
         """List the steps of a job's checkpoints, furthest first; None if it has no folder, since it has ended."""
-        names = self._storage.names(f"{FOLDER}/{job_id}")
+        names = self._storage.names(f"{CHECKPOINTS}/{job_id}")
         stems = [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
         return sorted(map(int, filter(str.isdecimal, stems)), reverse=True) if MARKER in names else None
 
     def write(self, job_id: str, step: int, data: bytes) -> None:
         """Write a checkpoint, and remove those before it; nothing stays if the job ends meanwhile."""
-        key = f"{FOLDER}/{job_id}/{step}{SUFFIX}"
+        key = f"{CHECKPOINTS}/{job_id}/{step}{SUFFIX}"
         try:
             self._storage.write_bytes(key, data)
         except UnavailableError:
@@ -62,27 +61,26 @@ class CheckpointStore:
             return
         for older in steps:
             if older < step:
-                self._storage.remove(f"{FOLDER}/{job_id}/{older}{SUFFIX}")
+                self._storage.remove(f"{CHECKPOINTS}/{job_id}/{older}{SUFFIX}")
 
     def read(self, job_id: str, step: int) -> bytes:
         """Read a checkpoint."""
-        return self._storage.read(f"{FOLDER}/{job_id}/{step}{SUFFIX}")
+        return self._storage.read(f"{CHECKPOINTS}/{job_id}/{step}{SUFFIX}")
 
     def clear(self, job_id: str) -> None:
         """Remove a job's checkpoints."""
-        if is_checkpoint_folder(job_id, self._storage.names(f"{FOLDER}/{job_id}")):
-            self._storage.remove(f"{FOLDER}/{job_id}")
+        self._storage.remove_checkpoints(job_id)
 
     def ages_s(self) -> dict[str, float]:
         """Return the jobs that have a folder, with the seconds since a file was written there; 0 for an empty one."""
         written_at: dict[str, datetime] = {}
-        for entry in self._storage.entries(FOLDER):
+        for entry in self._storage.entries(CHECKPOINTS):
             _, job_id, *rest = entry.key.split("/")
             if rest:
                 written_at[job_id] = max(entry.modified_at, written_at.get(job_id, entry.modified_at))
         now = datetime.now(UTC)
         # A kill leaves an empty folder where one was just made, or all but removed; its name says that it is svdq's.
-        names = [name for name in self._storage.names(FOLDER) if is_checkpoint_folder(name, ())]
+        names = [name for name in self._storage.names(CHECKPOINTS) if is_checkpoint_folder(name, ())]
         return {job_id: (now - written_at.get(job_id, now)).total_seconds() for job_id in (*written_at, *names)}
 
     def sweep(self) -> None:
