@@ -1,17 +1,18 @@
 """Submits photos: checks all of them, then stores them, then enqueues their jobs."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeGuard
 
 import redis
 
-from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer import keys
 from svdq.producer.files import make_home
 from svdq.producer.job import model_stem
@@ -162,35 +163,55 @@ def submit_all(
         if storage.folder is not None and storage.folder.is_relative_to(settings.home):
             with contextlib.suppress(OSError):  # the storage says why
                 make_home(settings.home)
-        claim_storage(connection, storage)
         of_video = {each.last_image or ANY_PHOTO for spec in _specs(requests) for each in spec.options} - {ANY_PHOTO}
+        if of_video:
+            claim_storage(connection, storage)
         if not all(map(storage.exists, of_video)):
             raise InputError(f"The last frame of that video was removed from the storage; give {spell('last_image')}.")
-        observer.begin("storing", len(checked))
-        photos = (photo for photo, _ in checked)
-        for _ in ordered_map(partial(store, storage), photos, num_threads=storage.num_threads):
-            observer.advance()
-        models = current_models(connection, settings)
         is_open = any(spec.is_open for spec in _specs(requests))
         if is_open and (sentence := why_default(settings, connection)):
             observer.note(sentence)
+        models = current_models(connection, settings)
         named = {model_stem(each.model) for spec in _specs(requests) for each in spec.options if each.model}
         for name in sorted(named - models.keys()) if models else ():
             observer.note(f"No worker runs the model {name}; its videos wait for one.")
-        observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
-        entries = entries_of(checked)
-        are_single = any(spec.then or spec.depends_on for _, spec in checked)
-        while chunk := list(islice(entries, 1 if are_single else CHUNK)):
-            spec = chunk[0][1]
-            chunk += islice(entries, spec.num_links - 1)
-            if are_single:
-                results = enqueue_chain(connection, [entry for entry, _ in chunk], parents.get(spec.depends_on, ()))
-            else:
-                results = enqueue_many(connection, [entry for entry, _ in chunk])
-            again = render_again(connection, storage, models, results)
-            for (entry, _), enqueued in zip(chunk, results, strict=True):
-                observer.advance()
-                yield _submission(entry, enqueued, again.get(entry.job_id, ""))
+        yield from submit_checked(settings, connection, storage, checked, observer, parents)
+
+
+def submit_checked(
+    settings: Settings,
+    connection: redis.Redis,
+    storage: Storage,
+    checked: Sequence[tuple[Photo, JobSpec]],
+    observer: Observer | None = None,
+    parents: Mapping[tuple[str, ...], Sequence[str]] = MappingProxyType({}),
+) -> Iterator[Submission]:
+    """Store checked photos, then enqueue their jobs, yielding each job as it is enqueued: the only way into the queues.
+
+    `parents` has the whole ids of `depends_on` of each spec. Raises UnavailableError, and InputError if the id of a job
+    is taken by a record that cannot be read.
+    """
+    observer = observer or Observer()
+    claim_storage(connection, storage)
+    observer.begin("storing", len(checked))
+    photos = (photo for photo, _ in checked)
+    for _ in ordered_map(partial(store, storage), photos, num_threads=storage.num_threads):
+        observer.advance()
+    models = current_models(connection, settings)
+    observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
+    entries = entries_of(checked)
+    are_single = any(spec.then or spec.depends_on for _, spec in checked)
+    while chunk := list(islice(entries, 1 if are_single else CHUNK)):
+        spec = chunk[0][1]
+        chunk += islice(entries, spec.num_links - 1)
+        if are_single:
+            results = enqueue_chain(connection, [entry for entry, _ in chunk], parents.get(spec.depends_on, ()))
+        else:
+            results = enqueue_many(connection, [entry for entry, _ in chunk])
+        again = render_again(connection, storage, models, results)
+        for (entry, _), enqueued in zip(chunk, results, strict=True):
+            observer.advance()
+            yield _submission(entry, enqueued, again.get(entry.job_id, ""))
 
 
 def _specs(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]:
@@ -338,7 +359,7 @@ def _submission(entry: Entry, enqueued: Enqueued, again: str) -> Submission:
     # The links of a chain have the name of the first one.
     recorded = entry.job if enqueued.is_new and not entry.job.predecessor else read_job(enqueued.rq_job)
     if recorded is None:
-        raise SvdqError(f"Job {entry.job_id} is in Redis but its parameters cannot be read; submit with --force.")
+        raise InputError(f"Job {entry.job_id} is in Redis but its parameters cannot be read; submit with --force.")
     return Submission(
         id=entry.job_id,
         image=recorded.image,

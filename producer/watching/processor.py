@@ -8,16 +8,15 @@ from dataclasses import dataclass, field, replace
 import redis
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import keys
 from svdq.producer.job_control import WAITING, cancel
 from svdq.producer.queue import statuses
+from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import enqueue_chain
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
 from svdq.producer.submitting.sources import SUFFIX
-from svdq.producer.submitting.submission import claim_storage, entries_of, store
+from svdq.producer.submitting.submission import entries_of, submit_checked
 from svdq.producer.watching.companions import Companions
 from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
@@ -37,7 +36,7 @@ class Processor:
 
     options: WatchOptions
     storage: Storage
-    max_pixels: int
+    settings: Settings
     state: State
     config: FolderConfig
     post_submit: PostSubmit
@@ -49,7 +48,7 @@ class Processor:
     def __post_init__(self) -> None:
         self._root = self.post_submit.root
         stable_for_s = self.options.stable_for_s
-        self._beside = Companions(self.config, self.post_submit, stable_for_s, self.max_pixels)
+        self._beside = Companions(self.config, self.post_submit, stable_for_s, self.settings.max_pixels)
 
     def process(self, file: WaitingFile, connection: redis.Redis) -> None:
         """Process a file that is due, if it has not changed; it is still due after UnavailableError and RedisError."""
@@ -79,7 +78,7 @@ class Processor:
                 data = read_file(opened, self._root / file.path, MAX_FOREIGN_BYTES)
             if self._has_changed(file):
                 return
-            photo = check_data(data, self._root / file.path, self.max_pixels)
+            photo = check_data(data, self._root / file.path, self.settings.max_pixels)
         except OSError as error:
             self._hold(file, f"{self._shown(file)} cannot be read ({error.strerror or error}). It waits.")
             return
@@ -104,23 +103,22 @@ class Processor:
         record = self.state.get(file.path)
         kind: Kind = "known"
         is_recorded = record is not None and record.outcome == "submitted" and record.job_id == entry.job_id
-        if is_recorded and not {*statuses(connection, job_ids)} & {*keys.UNRENDERED}:
-            note = " (submitted before)"  # it was only touched, or copied again
+        if is_recorded and None in statuses(connection, job_ids):
+            note = " (submitted before)"  # Redis has forgotten it, and it was only touched, or copied again
         elif record and record.outcome == "lost" and self.storage.exists(entry.job.sidecar_key(entry.job_id)):
             note = " (finished before)"
         else:
-            claim_storage(connection, self.storage)
-            store(self.storage, photo)
-            results = enqueue_chain(connection, links)
-            enqueued = next((each for each in results if each.was or each.is_new), results[-1])
-            if enqueued.was:
-                kind, note = "submitted", f" (queued again, {enqueued.was} before)"
-            elif enqueued.is_new:
-                kind = "submitted"
-                warning = links[0].warning
-                note = f" ({warning}; size auto or fit pad keeps more of it)" if warning else ""
+            found = list(submit_checked(self.settings, connection, self.storage, [(photo, spec)]))
+            submission = next((each for each in found if each.is_new), found[-1])
+            kind = "submitted" if submission.is_new else "known"
+            if submission.again:
+                note = f" ({submission.again})"
+            elif submission.was:
+                note = f" (queued again, {submission.was} before)"
+            elif submission.is_new:
+                note = f" ({found[0].warning}; size auto or fit pad keeps more of it)" if found[0].warning else ""
             else:
-                note = f" (exists already, {enqueued.rq_job.get_status(refresh=False).value})"
+                note = " (submitted before)" if is_recorded else f" (exists already, {submission.status})"
         text = f"{entry.job_id}  {file.path}{note}"
         self.report(Event(kind=kind, path=file.path, job_id=entry.job_id, text=text))
         return entry.job_id

@@ -75,7 +75,7 @@ def watch(
         processor = Processor(
             options=options,
             storage=storage,
-            max_pixels=settings.max_pixels,
+            settings=settings,
             state=state,
             config=config,
             post_submit=post_submit,

@@ -43,7 +43,7 @@ class Bench:
             processor = Processor(
                 options=WatchOptions(selection=FileFilter(recursive=True), stable_for_s=0),
                 storage=storage_class(self.settings.storage),
-                max_pixels=self.settings.max_pixels,
+                settings=self.settings,
                 state=state,
                 config=FolderConfig(self.root, JobSpec(options=(self.options,))),
                 post_submit=replace(PostSubmit.parse(self.on_success, self.root), mount=self.mount),

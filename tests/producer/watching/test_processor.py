@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import redis
 
-from svdq.producer.queue import SvdqQueue, read_arguments
+from svdq.producer.queue import SvdqQueue, fetch, read_arguments
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.watching.scanner import Debounce
 from svdq.producer.watching.state import Event, FileRecord, State
 from tests.producer.watching import bench as shared
+from tests.queued import finish, write_files
+from tests.ranks import rank, save
 
 
 class Killed(BaseException):
@@ -109,6 +111,24 @@ def test_a_photo_that_was_only_touched_is_known(bench: Bench, connection: redis.
     assert second is not None
     assert (second.job_id, second.signature.mtime_ns) == (first.job_id, 10**12)
     assert queued(connection) == []
+
+
+def test_a_preview_is_replaced_from_a_watched_folder_too(
+    bench: Bench, connection: redis.Redis, storage: Storage
+) -> None:
+    record = bench.process("day/a.jpg")
+    assert record is not None
+    write_files(storage, fetch(connection, record.job_id))
+    finish(fetch(connection, record.job_id), {"outputs": ["x.mp4"], "model": "preview"})
+    save(connection, rank(0, num_ranks=1, model="preview"))
+    os.utime(bench.root / "day" / "a.jpg", (1_000, 1_000))
+    bench.process("day/a.jpg")
+    save(connection, rank(0, num_ranks=1, model="/models/xt"))
+    os.utime(bench.root / "day" / "a.jpg", (2_000, 2_000))
+    bench.process("day/a.jpg")
+    assert bench.kinds == ["submitted", "known", "submitted"]
+    assert bench.events[-1].text.endswith("(replaces the video that preview made)")
+    assert SvdqQueue(connection=connection).job_ids == [record.job_id]
 
 
 def test_another_photo_under_the_same_name_is_another_job(
