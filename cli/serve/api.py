@@ -287,13 +287,11 @@ async def _submit(
     removals = request.app.state.backend.removals
     while True:
         [[submission], views] = await make()
-        video_id = submission.id
-        if submission.is_new and not views:
-            raise no_such_video(video_id)
-        if not submission.is_new and (removal := removals.get(video_id)):
-            await asyncio.wait({removal})
-        elif views:
+        removal = removals.get(submission.id)
+        if views and (removal is None or (submission.is_new and not submission.was)):
             return submission, views[0]
+        if removal is not None:
+            await asyncio.wait({removal})
 
 
 async def _answer(request: Request, submission: Submission, view: JobView, asked: VideoRequest) -> Response:

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -51,19 +52,20 @@ def test_the_example_submits_and_waits(
 @pytest.mark.usefixtures("own_server")
 def test_waiting_goes_on_while_redis_restarts(settings: Settings, photo: Path, home: Path) -> None:
     (submission,) = submit(settings, [photo], SubmitOptions())
-    looks = []
+    looks, stopped = [], threading.Event()
 
     def restart_then_cancel(_connection: redis.Redis, views: list[JobView]) -> None:
         looks.append([view.status for view in views])
         if len(looks) == 1:
             assert stop_server(home)
+            stopped.set()
             raise redis.ConnectionError("lost")
         if len(looks) == 2:
             cancel(settings, submission.id)
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(wait_for_jobs, settings, submission.id, on_look=restart_then_cancel)
-        wait_until(lambda: looks)
+        wait_until(stopped.is_set)
         wait_until(lambda: job_status(settings, submission.id))  # starts the server again
         (job,) = done.result(60)
     assert looks[:2] == [["queued"], ["queued"]]
