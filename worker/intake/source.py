@@ -134,8 +134,7 @@ class Intake(Source):
             if return_to_queue:
                 self._worker.return_to_queue(self._reporter.active.values())
                 logger.info("Stopped; %s went back to the queue.", count(len(self._reporter.active), "job"))
-            else:
-                self._sweep()
+            self._sweep()
             self._worker.end()
         except redis.RedisError as error:
             logger.warning("Redis does not answer (%s); jobs in flight are taken again after their lease.", error)
