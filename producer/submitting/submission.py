@@ -164,8 +164,7 @@ def submit_all(
             with contextlib.suppress(OSError):  # the storage says why
                 make_home(settings.home)
         of_video = {each.last_image or ANY_PHOTO for spec in _specs(requests) for each in spec.options} - {ANY_PHOTO}
-        if of_video:
-            claim_storage(connection, storage)
+        claim_storage(connection, storage)  # before anything is said
         if not all(map(storage.exists, of_video)):
             raise InputError(f"The last frame of that video was removed from the storage; give {spell('last_image')}.")
         is_open = any(spec.is_open for spec in _specs(requests))
