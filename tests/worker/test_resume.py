@@ -32,7 +32,7 @@ def test_a_group_that_was_stopped_goes_on_where_it_was(
     if kind == "tiny":
         model, steps, size = str(request.getfixturevalue("tiny_model")), 20, (128, 64)
     else:
-        model, steps, size = "preview", 500, (256, 256)
+        model, steps, size = "preview", 1000, (512, 512)
     job_id, same = submit_twice(site, frames=2, steps=steps, width=size[0], height=size[1])
     group = site.start(ranks, model=model)
     until(lambda: site.view(job_id).step >= 3, lambda: group.text)
