@@ -83,7 +83,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) >= MAX_CONNECTIONS and self._due:  # whoever sends nothing keeps out nobody who does
+        if len(self.connections) >= MAX_CONNECTIONS and self._due:  # the oldest idle one makes room
             next(iter(self._due))._too_slow()
         self._limit_time()
 

@@ -174,29 +174,27 @@ def submit_all(
         named = {model_stem(each.model) for spec in _specs(requests) for each in spec.options if each.model}
         for name in sorted(named - models.keys()) if models else ():
             observer.note(f"No worker runs the model {name}; its videos wait for one.")
-        yield from submit_checked(settings, connection, storage, checked, observer, parents)
+        yield from submit_checked(connection, storage, models, checked, observer, parents)
 
 
 def submit_checked(
-    settings: Settings,
     connection: redis.Redis,
     storage: Storage,
+    models: Mapping[str, str | None],
     checked: Sequence[tuple[Photo, JobSpec]],
     observer: Observer | None = None,
     parents: Mapping[tuple[str, ...], Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[Submission]:
     """Store checked photos, then enqueue their jobs, yielding each job as it is enqueued: the only way into the queues.
 
-    `parents` has the whole ids of `depends_on` of each spec. Raises UnavailableError, and InputError if the id of a job
-    is taken by a record that cannot be read.
+    The storage is claimed, `models` are the `current_models`, and `parents` has the whole ids of `depends_on` of each
+    spec. Raises UnavailableError, and InputError if the id of a job is taken by a record that cannot be read.
     """
     observer = observer or Observer()
-    claim_storage(connection, storage)
     observer.begin("storing", len(checked))
     photos = (photo for photo, _ in checked)
     for _ in ordered_map(partial(store, storage), photos, num_threads=storage.num_threads):
         observer.advance()
-    models = current_models(connection, settings)
     observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
     entries = entries_of(checked)
     are_single = any(spec.then or spec.depends_on for _, spec in checked)

@@ -13,10 +13,11 @@ from svdq.producer.queue import statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.model_choice import current_models
 from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
 from svdq.producer.submitting.sources import SUFFIX
-from svdq.producer.submitting.submission import entries_of, submit_checked
+from svdq.producer.submitting.submission import claim_storage, entries_of, submit_checked
 from svdq.producer.watching.companions import Companions
 from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
@@ -108,7 +109,9 @@ class Processor:
         elif record and record.outcome == "lost" and self.storage.exists(entry.job.sidecar_key(entry.job_id)):
             note = " (finished before)"
         else:
-            found = list(submit_checked(self.settings, connection, self.storage, [(photo, spec)]))
+            claim_storage(connection, self.storage)
+            models = current_models(connection, self.settings)
+            found = list(submit_checked(connection, self.storage, models, [(photo, spec)]))
             submission = next((each for each in found if each.is_new), found[-1])
             kind = "submitted" if submission.is_new else "known"
             if submission.again:

@@ -227,9 +227,8 @@ def test_a_waiting_client_may_leave_and_another_learns_of_the_end(server: Server
     [video] = server.get("/v1/videos").json["data"]
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.ask, "POST", "/v1/videos/sync", multipart(data), kind)
-        time.sleep(1)  # it waits
         assert (video["status"], answer.done()) == ("queued", False)
-        svdq("cancel", video["id"])
+        wait_until(lambda: (svdq("cancel", video["id"]), answer.done())[1])  # it may not have asked at the first time
         failed = answer.result(60)
     assert (failed.status, failed.error["code"], failed.error["message"]) == (
         500,

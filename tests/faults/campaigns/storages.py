@@ -45,7 +45,7 @@ def redis_restored(arena: Arena) -> None:
 
 
 def two_servers(arena: Arena) -> None:
-    """A second home with a Redis of its own has the same storage and the same photos: no video is made twice."""
+    """Submit the same photos from a second Redis server that shares the storage: no video is made twice."""
     options = [
         SubmitOptions(steps=STEPS, seed=seed, frames=2, width=64, height=64) for seed in range(arena.size.num_jobs)
     ]
