@@ -19,7 +19,7 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, VideoParameters
 
-MAX_FOLDER_NAME_BYTES = 255
+MAX_NAME_BYTES = 255  # of a file or a folder, on every usual file system
 MAX_FOLDER_LENGTH = 1000  # in characters
 
 #: Of a photo, and of the last frame of a link of a chain.
@@ -177,7 +177,7 @@ def last_frame_key(job_id: str) -> str:
 def is_folder_name(name: str) -> bool:
     """Return whether all file systems and object stores accept a folder name, and `ls` shows it."""
     is_plain = bool(name.strip()) and name.isprintable() and "\\" not in name and not name.startswith(".")
-    return is_plain and len(name.encode()) <= MAX_FOLDER_NAME_BYTES
+    return is_plain and len(name.encode()) <= MAX_NAME_BYTES
 
 
 #: The parameters that users give: the fields of all families but those of the photos and the names of files.

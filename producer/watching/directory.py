@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from svdq.producer.files import open_regular
+from svdq.producer.job import MAX_NAME_BYTES
 
 COPYING = ".svdq-copy"  # name of a file until it is copied whole
-MAX_NAME_BYTES = 255  # of a file, on every usual file system
 NOT_REGULAR = -1  # size in the signature of anything that is not a regular file
 
 
