@@ -46,7 +46,7 @@ COUNT = click.IntRange(1, 1000)
 @click.option(
     "--until",
     metavar="TIME",
-    help="Stop then, such as 06:00 or +8h: start no video that would not be done; keep the rest.",
+    help="Stop then, such as 06:00 or +8h; videos that are not done continue later.",
 )
 @click.option(
     "--memory-limit",

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
 from functools import partial
 
 from svdq.pipeline.errors import InputError, SvdqError
@@ -90,7 +89,7 @@ def run_rank(process: RankProcess) -> None:
         )
         ending.callback(result_writer.wait, FLUSH_S)
     if plan is not None:
-        intake = _make_intake(process, loaded, storage, plan, checkpoints, lambda: stage.expected_s())
+        intake = _make_intake(process, loaded, storage, plan, checkpoints)
         ending.callback(lambda intake: intake.close(return_to_queue=stopping.is_set() or handing_back.is_set()), intake)
     if checkpoints is not None:
         # Before jobs return to the queue: whoever takes them next continues from these checkpoints.
@@ -125,9 +124,8 @@ def run_rank(process: RankProcess) -> None:
                 "costs": tuple(stage.costs.measured()),
                 "failed_gpus": config.failed_gpus,
                 "places": {job_id: RoundPlace(**vars(outlook)) for job_id, outlook in stage.outlook().items()},
-                "round_size": stage.round_size,
             }
-            | ({"pace_s": stage.pace_s} if stage.round_size else {})
+            | ({"round_size": stage.rounds.size, "pace_s": stage.rounds.pace_s} if stage.rounds is not None else {})
         )
 
     def end() -> None:
@@ -170,7 +168,6 @@ def _make_intake(
     storage: Storage,
     plan: MemoryPlan,
     checkpoints: Checkpoints | None,
-    expected_s: Callable[[], float | None],
 ) -> Intake:
     run, marker, info = process.run, process.marker, loaded.model.info
     num_ranks = process.topology.num_ranks
@@ -187,8 +184,6 @@ def _make_intake(
         embed=loaded.model.embed,
         memory=plan,
         max_attempts=run.settings.max_attempts,
-        until_s=run.rank.until_s,
-        expected_s=expected_s,
         # One computed, one received and one sent by each rank, and those that are being written.
         # In rounds, those of one that is decoded and of the next.
         max_in_flight=(2 * MOST_VIDEOS if loaded.model.sets else 3 * num_ranks + 2) + num_writers(),

@@ -76,7 +76,6 @@ class RankConfig(BaseModel):
     )
     group: str | None = None  # number of the group in its launcher, for log lines
     num_groups: int = Field(default=1, ge=1)  # of its launcher, which share the queue
-    until_s: float | None = None  # seconds since the epoch at which the launcher stops the group; None: never
     #: Largest number of ranks that share a GPU, those of all groups included; None: count those of this torchrun.
     ranks_per_gpu: int | None = Field(default=None, ge=1)
     failed_gpus: Mapping[str, str] = {}  # left out since the start, each with a clause why

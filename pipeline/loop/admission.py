@@ -179,21 +179,11 @@ class Admission:
         if self._inbox is None:
             return {}
         found = self._inbox.outlook(self._seconds)
-        if self._all_measured() is None:
-            found = {index: replace(outlook, eta_s=None) for index, outlook in found.items()}
-        with self._lock:
-            return {self._in_flight[index].job_id: each for index, each in found.items() if index in self._in_flight}
-
-    def expected_s(self) -> float | None:
-        """Forecast the seconds until a video that is taken now is decoded, in rounds; None: not known."""
-        if self._inbox is None or self._all_measured() is None:
-            return None
-        return self._inbox.expected_s(self._seconds)
-
-    def _all_measured(self) -> dict[int, _Admitted] | None:
         with self._lock:
             admitted = dict(self._in_flight)
-            return admitted if all(self._costs.is_measured(each.shape) for each in admitted.values()) else None
+            if not all(self._costs.is_measured(each.shape) for each in admitted.values()):
+                found = {index: replace(outlook, eta_s=None) for index, outlook in found.items()}
+        return {admitted[index].job_id: outlook for index, outlook in found.items() if index in admitted}
 
     def _seconds(self, index: int, leg: Leg) -> float:
         admitted = self._in_flight.get(index)

@@ -22,8 +22,6 @@ class Inbox:
     no rank: rank 0 receives its reports at all times.
     """
 
-    is_loading = False  # whether `take` loads components
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._heap: list[tuple[int, int, Sample]] = []
@@ -61,16 +59,6 @@ class Inbox:
             self._num_bytes -= sum(tensor.nbytes for tensor in work.tensors.values())
             self._changed.notify_all()
             return work
-
-    @property
-    def round_size(self) -> int:
-        """How many videos make a round; 0: there are none."""
-        return 0
-
-    @property
-    def pace_s(self) -> float | None:
-        """Seconds from one video to the next, where they are known here."""
-        return None
 
     def returned(self, sample: Sample, *, is_decoded: bool) -> Sample:
         """Take back a sample that `take` has given, after its units."""

@@ -21,6 +21,7 @@ class RoundsInbox(Inbox):
 
     def __init__(self, model: VideoModel, monitor: Monitor, tracer: Tracer, most_bytes: float, num_groups: int) -> None:
         super().__init__()
+        self.is_loading = False  # whether `take` loads components
         self._model = model
         self._monitor = monitor
         self._tracer = tracer
@@ -101,19 +102,14 @@ class RoundsInbox(Inbox):
             self._changed.notify_all()
         return replace(sample, boundaries=(0, sample.parameters.steps + 2))
 
-    def expected_s(self, seconds: Callable[[int, Leg], float]) -> float | None:
-        """Forecast a video that is taken now; see `Rounds.expected_s`."""
-        with self._changed:
-            return self._rounds.expected_s(seconds)
-
     @property
-    def round_size(self) -> int:
+    def size(self) -> int:
         """How many videos make a round."""
         return self._rounds.size
 
     @property
     def pace_s(self) -> float | None:
-        """Seconds from one video to the next, in the long run."""
+        """Seconds from one video to the next, in the long run: those of a round end together."""
         return self._rounds.pace_s
 
     def has_before(self, index: int) -> bool:

@@ -55,11 +55,12 @@ class Stage:
         self._stopping = threading.Event()
         #: Measured on rank 0.
         self.costs = CostModel(num_ranks, model.info.prior)
-        self._inbox = Inbox()
-        rounds: RoundsInbox | None = None
+        #: On a rank that works in rounds.
+        self.rounds: RoundsInbox | None = None
         if model.sets:
             assert num_ranks == 1
-            self._inbox = rounds = RoundsInbox(model, surroundings.monitor, surroundings.tracer, most_bytes, num_groups)
+            self.rounds = RoundsInbox(model, surroundings.monitor, surroundings.tracer, most_bytes, num_groups)
+        self._inbox = self.rounds or Inbox()
         self._admission: Admission | None = None
         if surroundings.source is not None:
             self._admission = Admission(
@@ -69,7 +70,7 @@ class Stage:
                 model,
                 components or [None] * num_ranks,
                 self._begin,
-                rounds,
+                self.rounds,
             )
         #: From the rank before, or on rank 0 from the last rank.
         self._incoming: Receiver | None = None
@@ -131,24 +132,10 @@ class Stage:
         """Forecast the videos of a rank that works in rounds, by job."""
         return {} if self._admission is None else self._admission.outlook()
 
-    def expected_s(self) -> float | None:
-        """Forecast the seconds until a video that is taken now is decoded, in rounds; None: not known."""
-        return None if self._admission is None else self._admission.expected_s()
-
-    @property
-    def round_size(self) -> int:
-        """How many videos make a round; 0: this rank does not work in rounds."""
-        return self._inbox.round_size
-
-    @property
-    def pace_s(self) -> float | None:
-        """Seconds from one video to the next in rounds, whose videos end together; None: not known."""
-        return self._inbox.pace_s
-
     @property
     def is_loading(self) -> bool:
         """Whether components are loaded at present, which `stop` does not interrupt."""
-        return self._inbox.is_loading or self._units.is_loading
+        return self._units.is_loading or (self.rounds is not None and self.rounds.is_loading)
 
     @property
     def stopped(self) -> bool:

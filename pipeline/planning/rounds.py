@@ -189,13 +189,6 @@ class Rounds:
     def _is_gathering(self, now: float) -> bool:
         return self._more_wait and self.wants_more() and now - self._taken_at < GATHER_S
 
-    def expected_s(self, seconds: Callable[[int, Leg], float]) -> float | None:
-        """Forecast the seconds until a video that is taken now is decoded; None before costs are measured."""
-        if self.video_s is None:
-            return None
-        rest_s = max((each.eta_s or 0.0 for each in self.outlook(seconds).values()), default=0.0)
-        return rest_s + self.video_s + (0.0 if self._num_new else sum(self.load_s.values()))
-
     def outlook(self, seconds: Callable[[int, Leg], float]) -> dict[int, Outlook]:
         """Forecast the rest of all videos, whose legs take so many `seconds`."""
         found: dict[int, Outlook] = {}

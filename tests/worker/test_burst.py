@@ -29,8 +29,7 @@ def ending(ended_by: str = "", code: int = 0, until_s: float | None = None) -> E
     [
         (ending(), {}, [], "because the queue was empty"),
         (ending(until_s=MORNING), {"scheduled": 3}, [], "because the queue was empty"),
-        (ending(until_s=MORNING), {"queued": 3}, [], "no further video could be done by 06:00."),
-        (ending(until_s=NEXT_WEEK), {"queued": 3}, [], "no further video could be done by 2027-02-06 06:00."),
+        (ending("until", until_s=NEXT_WEEK), {"queued": 3}, [], "at the time given, 2027-02-06 06:00."),
         (ending(until_s=MORNING), {"queued": 3}, ["Paused: by me."], "no jobs are taken. Paused: by me."),
         (ending("until", until_s=MORNING), {"queued": 3}, [], "at the time given, 06:00."),
         (ending("signal", until_s=MORNING), {"queued": 3}, [], "stopped by a signal"),

@@ -24,7 +24,6 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import CheckpointStore, Codec, open_checkpoint_store
 from svdq.worker.intake import source as intake_module
-from svdq.worker.intake.dispatcher import is_too_late
 from svdq.worker.intake.reporter import CircuitBreaker
 from svdq.worker.intake.source import Intake
 from svdq.worker.queue.rq_worker import LEASE_S
@@ -430,26 +429,6 @@ def test_the_result_of_a_job_that_was_taken_away_is_dropped(
     assert forgetter.forgotten == ([other] if status == "queued" else [job_id, other])
 
 
-def test_whether_another_video_can_be_done_is_judged_by_those_that_were(
-    site, open_intake: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three jobs that fail at once do not make videos look quick."""
-    for _ in range(5):
-        site.submit()
-    until_s = time.time() + 1000
-    intake = open_intake(until_s=until_s)
-    slow, *failing = [take(intake) for _ in range(4)]
-    for request in failing:
-        intake.ended(Report(job_id=request.job_id, body={}, result={}, failure="It broke."))
-    site.wait([request.job_id for request in failing])
-    time.sleep(0.5)
-    monkeypatch.setattr(time, "time", lambda: until_s - 0.25)
-    intake.ended(finished(slow))
-    site.wait([slow.job_id])
-    assert intake.take() is None  # one like it would not be done in a quarter of a second
-    assert len(site.queued()) == 1
-
-
 def test_the_status_counts_jobs_in_flight_finished_and_failed(site, open_intake: Open) -> None:
     ids = [site.submit() for _ in range(3)]
     intake = open_intake()
@@ -495,11 +474,3 @@ def test_ids_in_reasons_do_not_make_them_different() -> None:
     breaker = CircuitBreaker()
     jobs = ("0123456789abcdef0123", "ffffffffff0123456789", "a0a0a0a0a0a0a0a0a0a0")
     assert [breaker.record_failure(job, f"Job {job} failed.") for job in jobs] == [False, False, True]
-
-
-def test_another_video_is_begun_if_it_would_be_done_in_time() -> None:
-    assert not is_too_late(1000.0, None, [10.0])
-    assert not is_too_late(1000.0, 1011.0, [10.0, 10.0, 500.0])
-    assert is_too_late(1000.0, 1009.0, [10.0, 10.0, 500.0])
-    assert not is_too_late(1000.0, 1001.0, [])
-    assert is_too_late(1001.0, 1001.0, [])

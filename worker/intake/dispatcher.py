@@ -3,10 +3,7 @@
 import logging
 import queue
 import threading
-import time
-from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from statistics import median
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Request
@@ -71,8 +68,6 @@ class Dispatcher:
             full = len(self._reporter.active) >= self._options.max_in_flight or self._is_alone()
             if full or self._num_given >= num_wanted:
                 self._prefetch()
-            elif is_too_late(time.time(), self._options.until_s, self._expected_s()):
-                self.draining.set()
             elif (active := self._worker.pop()) is not None:
                 self._reporter.take(active)
                 self._taken = active
@@ -97,10 +92,6 @@ class Dispatcher:
         """Stop preparing jobs."""
         self._prefetcher.stop()
         self._loader.shutdown(wait=False, cancel_futures=True)
-
-    def _expected_s(self) -> Collection[float]:
-        expected_s = self._options.expected_s() if self._options.until_s is not None else None
-        return self._reporter.latencies_s if expected_s is None else [expected_s]
 
     def _more_will_come(self) -> bool:
         """Whether a burst continues because a job is about to be queued; log how many remain for later if not."""
@@ -143,8 +134,6 @@ class Dispatcher:
         self._taken = self._preparing = None
         if self._checkpoints is not None:
             self._checkpoints.open(job_id)
-        if prepared.resume is None:
-            self._reporter.start(job_id)
         self._num_given += 1
         self.ready.put(request)
         # The next round prepares the job that is next while the stage encodes this one.
@@ -217,11 +206,6 @@ class Dispatcher:
             decoders=self._options.memory.able("decode", parameters),
             chunk_chosen=active.job.decode_chunk_size is None,
         )
-
-
-def is_too_late(now_s: float, until_s: float | None, latencies_s: Collection[float]) -> bool:
-    """Whether a video that starts now would miss its time, if it takes as long as the last; before any, no time."""
-    return until_s is not None and now_s + (median(latencies_s) if latencies_s else 0.0) >= until_s
 
 
 def _sentence(error: Exception) -> str:

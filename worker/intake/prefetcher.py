@@ -41,9 +41,6 @@ class IntakeOptions:
     memory: MemoryPlan  # decides which videos fit into memory
     burst: bool = False  # end when the queue is empty
     max_pixels: int = 100_000_000  # largest number of pixels of a photo
-    until_s: float | None = None  # seconds since the epoch; no video starts that would end later
-    #: Seconds until a video that is taken now would be done; None: judge by those that the last videos took.
-    expected_s: Callable[[], float | None] = lambda: None
     #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
     embed: Callable[[VideoParameters], object] = lambda parameters: None  # prompts ahead of time

@@ -5,7 +5,6 @@ import queue
 import re
 import threading
 import time
-from collections import deque
 
 import redis
 from rq.job import JobStatus
@@ -20,7 +19,6 @@ from svdq.worker.queue.rq_worker import ActiveJob
 logger = logging.getLogger(__name__)
 
 NUM_ALIKE = 3  # different jobs in a row that fail alike before the group takes no more
-NUM_LATENCIES = 9  # latest videos whose latency decides whether another one can be done in time
 
 _ID = re.compile(r"\b(?=\w*\d)[0-9a-f]{8,}\b")
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
@@ -61,9 +59,6 @@ class Reporter:
         self.active: dict[str, ActiveJob] = {}  # executions by job id
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()  # ends that are not in Redis yet
         self._lost: set[str] = set()  # executions that this group has lost, whose samples are still in flight
-        #: When videos in flight were started, and how long the last ones took, in seconds.
-        self._started_at: dict[str, float] = {}
-        self.latencies_s: deque[float] = deque(maxlen=NUM_LATENCIES)
         self._breaker = CircuitBreaker()
         #: How fast videos are finished, and how many jobs have ended so far.
         self.pace = Pace()
@@ -77,10 +72,6 @@ class Reporter:
     def take(self, active: ActiveJob) -> None:
         """Own a job from now on."""
         self.active[active.rq_job.id] = active
-
-    def start(self, job_id: str) -> None:
-        """Measure from now on how long the video of a job takes."""
-        self._started_at[job_id] = time.monotonic()
 
     def add(self, report: Report) -> None:
         """Queue the report of a job that has ended; from any thread."""
@@ -119,7 +110,6 @@ class Reporter:
             except Exception:
                 logger.exception("The end of job %s cannot be written; it is taken again later.", report.job_id)
             del self.active[report.job_id]
-            self._started_at.pop(report.job_id, None)
             self._lost.discard(active.execution.id)
             if not self.active:
                 self.pace.idle()
@@ -164,8 +154,6 @@ class Reporter:
         self._stopped(report)
         self.num_finished += 1
         self._breaker.record_success()
-        if report.job_id in self._started_at:
-            self.latencies_s.append(time.monotonic() - self._started_at[report.job_id])
         if report.body:  # without one its files were there already
             self.pace.finished(time.monotonic())
 

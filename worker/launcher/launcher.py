@@ -85,7 +85,6 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
         update={
             # Listed GPUs are used, or the ranks say why they cannot be.
             "device": "cuda" if gpus else device,
-            "until_s": until_s,
             "num_groups": options.groups,
             "record_trace": options.trace is not None,
             "ranks_per_gpu": ranks_per_gpu(len(gpus), ranks * options.groups),

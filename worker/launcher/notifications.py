@@ -176,6 +176,4 @@ def why_ended(ending: Ending, started_at: datetime, *, left: Mapping[str, int], 
         return f"It ended at the time given, {time_given}."
     if left.get("queued") and pauses:
         return f"{NOT_TAKEN} {pauses[0]}"
-    if left.get("queued") and time_given:
-        return f"It ended because no further video could be done by {time_given}."
     return "It ended because the queue was empty."

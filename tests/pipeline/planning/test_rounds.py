@@ -216,19 +216,6 @@ def test_a_video_that_ends_early_is_forgotten() -> None:
     assert rounds.wants_more()
 
 
-def test_a_video_that_is_taken_now_is_done_behind_all_others_and_a_new_round_loads_everything() -> None:
-    rounds = measured(video_s=42.0, load_s=10.0)
-
-    def seconds(_: int, leg: Leg) -> float:
-        return float(leg.stop - leg.start)
-
-    assert rounds.expected_s(seconds) == 42 + 10
-    admit(rounds, 0)
-    assert rounds.expected_s(seconds) == 2 * 42 + 10
-    rounds.video_s = None
-    assert rounds.expected_s(seconds) is None
-
-
 def test_the_outlook_counts_the_videos_before_each_and_the_loads() -> None:
     rounds = Rounds(SETS)
     for index in range(3):
