@@ -54,7 +54,7 @@ def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: 
     default="keep",
     show_default=True,
     metavar="keep|move:DIR|delete",
-    help="What to do with a submitted photo; a relative DIR is in FOLDER.",
+    help="What to do with a submitted photo; DIR is in FOLDER.",
 )
 @click.option("--once", is_flag=True, help="Submit the photos in the folder, then exit; for cron. Implies --existing.")
 @parameter_options

@@ -67,11 +67,11 @@ class Companions:
             if self._photo_of(_stem_of(path)):
                 continue
             with contextlib.suppress(OSError):  # it stays; without its photo nothing uses it
-                if target is None:
+                if not target:
                     delete_file(root, path, version)
                 elif moved_to is not None:
                     name = moved_to.stem + path.removeprefix(_stem_of(path))
-                    move_file(root, path, version, target, self.post_submit.subfolder, name=name)
+                    move_file(root, path, version, target, name=name)
 
     def first_of(self, path: str) -> str | None:
         """Return the photo whose last frame another one is by its name; "" if that is not there, None for others."""

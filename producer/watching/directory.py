@@ -4,7 +4,6 @@ import contextlib
 import errno
 import itertools
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from io import BufferedReader
@@ -14,7 +13,6 @@ from typing import NamedTuple
 from svdq.producer.files import open_regular
 from svdq.producer.job import MAX_NAME_BYTES
 
-COPYING = ".svdq-copy"  # name of a file until it is copied whole
 NOT_REGULAR = -1  # size in the signature of anything that is not a regular file
 
 
@@ -78,36 +76,23 @@ def delete_file(root: Path, path: str, version: Signature) -> None:
 
 
 def move_file(
-    root: Path,
-    path: str,
-    version: Signature,
-    target: Path,
-    subfolder: str,
-    note: str | None = None,
-    name: str | None = None,
+    root: Path, path: str, version: Signature, target: str, note: str | None = None, name: str | None = None
 ) -> Path | None:
-    """Move a file below `root` to the same path below `target/subfolder`, also across file systems.
+    """Move a file below `root` to the same path below the folder `target` in it.
 
-    `subfolder` is created, and reached without following links. The file gets `name` or its own, or the first free name
+    Folders are created, and reached without following links. The file gets `name` or its own, or the first free name
     of `a-2.jpg`, `a-3.jpg` and so on. A `note` is written beside it, to `<name>.txt` if there is no such file. Returns
     the new path, or None if the file was replaced by another version; that stays, as do files when OSError is raised.
     """
     source = inside(root, path)
-    folder = make_folder(target, f"{subfolder}/{os.path.dirname(path)}")
+    folder = make_folder(root, f"{target}/{os.path.dirname(path)}")
     if Signature.of(source.lstat()) != version:
         return None
     stem, suffix = os.path.splitext(name or source.name)
     ends = itertools.chain([suffix], (f"-{number}{suffix}" for number in itertools.count(2)))
     names = (_fitting(stem, end) for end in ends)
     placed = next(place for place in map(folder.joinpath, names) if not os.path.lexists(place))
-    try:
-        source.rename(placed)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        with open_file(root, path) as file:
-            _copy(file, placed)
-        delete_file(root, path, version)
+    source.rename(placed)
     if note is not None:
         with (
             contextlib.suppress(OSError),
@@ -122,21 +107,3 @@ def _fitting(stem: str, end: str) -> str:
     while len(os.fsencode(stem + end)) > MAX_NAME_BYTES:
         stem = stem[:-1]
     return stem + end
-
-
-def _copy(file: BufferedReader, target: Path) -> None:
-    partial, status = target.with_name(COPYING), os.fstat(file.fileno())
-    partial.unlink(missing_ok=True)  # of a killed copy
-    try:
-        with partial.open("xb") as copy:
-            shutil.copyfileobj(file, copy, 1 << 20)
-            copy.flush()
-            with contextlib.suppress(PermissionError):  # on a share, all files may have a fixed owner
-                os.fchmod(copy.fileno(), status.st_mode & 0o777)  # without setuid: the copy has another owner
-            with contextlib.suppress(PermissionError):
-                os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
-            os.fsync(copy.fileno())
-        partial.rename(target)
-    except OSError:  # such as a name that the target's file system refuses
-        partial.unlink(missing_ok=True)
-        raise

@@ -68,53 +68,37 @@ class PostSubmit:
 
     root: Path  # the watched folder, resolved
     keep: bool  # whether photos stay where they are
-    target: Path | None = None  # folder that they are moved to, without following links
-    subfolder: str = ""
-    mount: Path | None = None  # where the disk of the target is mounted, once that is known
+    target: str = ""  # the path of the folder in it that they are moved to; "" if they are kept or deleted
 
     @classmethod
     def parse(cls, text: str, root: Path) -> "PostSubmit":
-        """Parse `keep`, `move:DIR` or `delete`, or raise InputError; a relative DIR is in the watched folder."""
+        """Parse `keep`, `move:DIR` or `delete`; raises InputError for others, and a DIR that is not in the folder."""
         action, _, folder = text.partition(":")
         if action == "move" and folder.strip():
             target = Path(os.path.normpath(root / os.path.expanduser(folder)))
             if not target.is_relative_to(root):
-                target = target.resolve()
-            if target == root:
-                raise InputError(f"--on-success {text} is not allowed: the photos are there already; name another DIR.")
-            if target.is_relative_to(root):
-                return cls(root=root, keep=False, target=root, subfolder=target.relative_to(root).as_posix())
-            return cls(root=root, keep=False, target=target)
+                target = target.resolve()  # it may be given through a link
+            if target == root or not target.is_relative_to(root):
+                raise InputError(
+                    f"--on-success {text} is not allowed: DIR must be a folder in the watched one, such as move:done."
+                )
+            return cls(root=root, keep=False, target=target.relative_to(root).as_posix())
         if text not in ("keep", "delete"):
             raise InputError(f"--on-success {text} is not allowed: it must be keep, move:DIR or delete.")
         return cls(root=root, keep=text == "keep")
 
-    @property
-    def target_folder(self) -> Path | None:
-        """The folder that photos are moved to, or None."""
-        return self.target / self.subfolder if self.target else None
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the disk of the target was unmounted since."""
-        return self.mount is not None and not os.path.ismount(self.mount)
-
-    def prepare(self) -> "PostSubmit":
-        """Create the target folder, and remember its disk; raises InputError if photos cannot be moved or deleted."""
+    def prepare(self) -> None:
+        """Create the target folder; raises InputError if photos cannot be moved or deleted."""
         try:
             if not self.keep and not os.access(self.root, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.root))
-            if self.target is not None:
-                self.target.mkdir(parents=True, exist_ok=True)
-                make_folder(self.target, self.subfolder)
+            if self.target:
+                make_folder(self.root, self.target)
         except OSError as error:
             raise InputError(
-                f"Photos cannot be moved or deleted in {str(self.target_folder or self.root)!r} ({error.strerror}); "
+                f"Photos cannot be moved or deleted in {str(self.root / self.target)!r} ({error.strerror}); "
                 "check the folder and its permissions, or leave photos where they are with --on-success keep."
             ) from error
-        if self.target is None:
-            return self
-        return replace(self, mount=next(each for each in (self.target, *self.target.parents) if os.path.ismount(each)))
 
 
 class FolderConfig:

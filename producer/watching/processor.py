@@ -129,13 +129,10 @@ class Processor:
     def _finish(self, file: WaitingFile) -> None:
         """Keep, move or delete a photo that was submitted, unless it was replaced since or is gone."""
         post_submit, moved_to = self.post_submit, None
-        if post_submit.is_away:  # below a bare mount point, files would be hidden by the disk
-            self._hold(file, f"Photos wait to be moved: the disk of {str(post_submit.target)!r} is not mounted.")
-            return
         try:
             with contextlib.suppress(FileNotFoundError):
                 if target := post_submit.target:
-                    moved_to = move_file(self._root, file.path, file.signature, target, post_submit.subfolder)
+                    moved_to = move_file(self._root, file.path, file.signature, target)
                 elif not post_submit.keep:
                     delete_file(self._root, file.path, file.signature)
         except OSError as error:
@@ -186,7 +183,7 @@ class Processor:
         moved_to = None
         if not self.post_submit.keep:
             try:
-                moved_to = move_file(self._root, file.path, file.signature, self._root, REJECTED, reason)
+                moved_to = move_file(self._root, file.path, file.signature, REJECTED, reason)
             except OSError as error:
                 reason += f" It cannot be moved to {REJECTED}/ ({error.strerror or error}) and stays where it is."
             else:

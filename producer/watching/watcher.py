@@ -62,9 +62,9 @@ def watch(
             if options.once:
                 raise
             unavailable = error
-        post_submit = post_submit.prepare()
-        targets = state.targets | ({post_submit.subfolder} if post_submit.target == root else set())
-        excluded = [root / REJECTED, settings.home, *filter(None, (post_submit.target_folder, storage.folder))]
+        post_submit.prepare()
+        targets = state.targets | ({post_submit.target} if post_submit.target else set())
+        excluded = [root / REJECTED, settings.home, *([storage.folder] if storage.folder else ())]
         excluded += [root / target for target in targets]
         scanner = Scanner(root, options, excluded, state)
         skipped = [] if options.existing or options.once else list(scanner.old_files())

@@ -214,9 +214,9 @@ def once(inbox: Path, capsys: pytest.CaptureFixture[str]) -> Once:
 def test_once_submits_the_photos_and_ends(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:
     drop("a.jpg")
     drop("b.jpg")
-    assert once("--on-success", "move:../taken") == (0, "2 submitted, 0 known already, 0 rejected.")
+    assert once("--on-success", "move:taken") == (0, "2 submitted, 0 known already, 0 rejected.")
     assert {*jobs(connection)} == {"a", "b"}
-    assert {path.name for path in (inbox.parent / "taken").iterdir()} == {"a.jpg", "b.jpg"}
+    assert {path.name for path in (inbox / "taken").iterdir()} == {"a.jpg", "b.jpg"}
 
     (inbox / "bad.jpg").write_text("no photo")
     assert once() == (1, "0 submitted, 0 known already, 1 rejected.")
@@ -266,6 +266,7 @@ def test_files_with_other_suffixes_are_reported_once(once: Once, drop: Drop, inb
         (["{inbox}/file.jpg"], "There is no folder"),
         (["{inbox}", "--on-success", "burn"], "--on-success burn"),
         (["{inbox}", "--on-success", "move:."], "--on-success move:."),
+        (["{inbox}", "--on-success", "move:../done"], "DIR must be a folder in the watched one"),
         (["{inbox}", "--stable-for", "soon"], "--stable-for 'soon'"),
         (["{inbox}", "--stable-for", "0"], "--stable-for 0"),
         (["{inbox}", "--glob", "*.jpg", "--glob", ""], "--glob is empty"),

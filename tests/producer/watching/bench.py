@@ -1,7 +1,6 @@
 """A watched folder and the processor of its files, which is made anew as after a restart."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import redis
@@ -25,7 +24,6 @@ class Bench:
     def __init__(self, settings: Settings, root: Path, options: SubmitOptions) -> None:
         self.settings, self.root, self.options = settings, root, options
         self.on_success = "keep"
-        self.mount: Path | None = None  # of the target
         self.waiting = Debounce(0)
         self.events: list[Event] = []
 
@@ -46,7 +44,7 @@ class Bench:
                 settings=self.settings,
                 state=state,
                 config=FolderConfig(self.root, JobSpec(options=(self.options,))),
-                post_submit=replace(PostSubmit.parse(self.on_success, self.root), mount=self.mount),
+                post_submit=PostSubmit.parse(self.on_success, self.root),
                 waiting=self.waiting,
                 report=report or self.events.append,
             )

@@ -182,19 +182,6 @@ def test_an_empty_file_is_waited_for(bench: Bench) -> None:
     assert "0 bytes" in bench.events[0].text
 
 
-def test_photos_wait_for_the_disk_that_they_are_moved_to(bench: Bench, connection: redis.Redis, tmp_path: Path) -> None:
-    bench.on_success, bench.mount = f"move:{tmp_path / 'disk' / 'done'}", tmp_path / "disk"  # no mount point
-    (tmp_path / "disk").mkdir()
-    bench.process("day/a.jpg", times=3)
-    assert bench.kinds == ["submitted", "problem"]
-    assert "is not mounted" in bench.events[1].text
-    assert list((tmp_path / "disk").iterdir()) == []
-    bench.mount = None
-    bench.process("day/a.jpg")
-    assert (tmp_path / "disk" / "done" / "day" / "a.jpg").exists()
-    assert queued(connection) == [2]
-
-
 def test_a_file_that_cannot_be_moved_is_reported_once_and_submitted_once(bench: Bench, connection: redis.Redis) -> None:
     bench.on_success = "move:done"
     (bench.root / "done").write_text("in the way")
