@@ -10,7 +10,7 @@ import click
 from svdq.cli.formatting import echo, echo_json, table
 from svdq.cli.option_types import GivenPath, json_option
 from svdq.pipeline.errors import InputError, require_torch
-from svdq.pipeline.models.families import FAMILIES, family_named
+from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, family_named
 from svdq.pipeline.models.family import imported
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import PRESETS, is_model_file, read_model_file, with_presets
@@ -127,7 +127,13 @@ def check_command(name: str, as_json: bool) -> None:
 
 @model.command()
 @click.argument("folder", metavar="DIR", type=GivenPath())
-@click.option("--family", type=click.Choice(["svd", "wan"]), default="svd", show_default=True, help="Family of models.")
+@click.option(
+    "--family",
+    type=click.Choice(tuple(PARAMETERS)),
+    default=DEFAULT_FAMILY,
+    show_default=True,
+    help="Family of models.",
+)
 @json_option()
 def tiny(folder: Path, family: str, as_json: bool) -> None:
     """Write a small untrained model into DIR.

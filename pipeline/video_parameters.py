@@ -33,6 +33,9 @@ class VideoParameters(BaseModel):
     title: ClassVar[str]  # the family of models in messages
     side_multiple: ClassVar[int]  # the sides of a video must be multiples of this many pixels
     frame_step: ClassVar[int] = 1  # frame counts are 1 more than a multiple of this
+    usual: ClassVar[tuple[int, int]]  # frames, and frames a second, of most models; where they are left to the model
+    #: Sizes to choose from, with their words: WxH, `auto` for the shape of the photo, or `auto:WxH` in as many pixels.
+    sizes: ClassVar[tuple[tuple[str, str], ...]] = (("auto", "as each photo"),)
 
     if TYPE_CHECKING:
         # Each family declares these itself: the ids of jobs are made from their JSON, in the order of the fields. What

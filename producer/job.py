@@ -15,8 +15,6 @@ from pydantic import Field, field_validator, model_validator
 
 from svdq.pipeline.models.families import PARAMETERS, class_for
 from svdq.pipeline.models.model_file import SUFFIX
-from svdq.pipeline.models.svd.family import SvdParameters
-from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, VideoParameters
 
 MAX_NAME_BYTES = 255  # of a file or a folder, on every usual file system
@@ -91,6 +89,12 @@ class Job(VideoParameters):
             raise ValueError(f"interpolate {self.interpolate} is no multiple of fps {fps}, so links would not join")
         return self
 
+    @model_validator(mode="after")
+    def _plays_one_way(self) -> Self:
+        if self.boomerang and getattr(self, "loop", False):
+            raise ValueError("loop and boomerang exclude each other")
+        return self
+
     @property
     def parameters(self) -> VideoParameters:
         """The parameters for the pipeline."""
@@ -138,23 +142,13 @@ def model_stem(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].removesuffix(SUFFIX)
 
 
-class SvdJob(Job, SvdParameters):
-    """A job of Stable Video Diffusion."""
-
-
-class WanJob(Job, WanParameters):
-    """A job of Wan; `last_image` is the storage key of a photo, as `image` is."""
-
-    @model_validator(mode="after")
-    def _loops_one_way(self) -> Self:
-        if self.loop and self.boomerang:
-            raise ValueError("loop and boomerang exclude each other")
-        return self
-
-
 #: The fields that name the photos, the files and the chain of a job, besides the parameters of its video.
 NAMING = ("image", "last_image", "name", "folder", "chained")
-JOBS: Mapping[str, type[Job]] = {"svd": SvdJob, "wan": WanJob}
+#: The class of the jobs of each family, which has the fields of a job and then those of its parameters.
+JOBS: Mapping[str, type[Job]] = {
+    name: type(f"{name.capitalize()}Job", (Job, parameters), {"__module__": __name__})
+    for name, parameters in PARAMETERS.items()
+}
 
 
 def parse_job(document: object) -> Job:

@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from svdq.pipeline.media.video import write_video
-from svdq.producer.job import SvdJob
 from svdq.producer.storage.storage import Storage
+from tests.queued import SvdJob
 
 NOTICE = "preview (no diffusion model)"
 

@@ -10,11 +10,12 @@ from rq.results import Result
 from rq.utils import utcformat
 
 from svdq.producer import keys
-from svdq.producer.job import Job, SvdJob
+from svdq.producer.job import JOBS, Job
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 
+SvdJob, WanJob = JOBS["svd"], JOBS["wan"]
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
 NOTICE = "preview (no diffusion model)"
 

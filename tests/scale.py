@@ -20,11 +20,11 @@ from rq.results import Result
 
 from svdq.producer import keys
 from svdq.producer.embedded_redis import ensure_server, stop_server
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import queue_of
 from svdq.producer.status import selection, snapshot
 from svdq.producer.status.registries import counts, newest_ids
 from svdq.producer.submitting.enqueue import CHUNK, Entry, enqueue_many
+from tests.queued import SvdJob
 
 TIMES = 5  # how often each command is timed
 

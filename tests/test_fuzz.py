@@ -26,7 +26,6 @@ from svdq.cli.view import lines_of
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.media.video import write_video
-from svdq.producer.job import SvdJob, WanJob
 from svdq.producer.queue import fetch
 from svdq.producer.results.finished_videos import find_results, read_provenance
 from svdq.producer.status import snapshot
@@ -40,7 +39,7 @@ from svdq.producer.submitting.photos import check_data
 from svdq.producer.watching.folder_config import FolderConfig
 from tests import icc
 from tests.finished import add_video
-from tests.queued import enqueue
+from tests.queued import SvdJob, WanJob, enqueue
 
 #: The readers get folders and a server of a whole test, which its inputs share on purpose.
 pytestmark = pytest.mark.slow

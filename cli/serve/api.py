@@ -173,7 +173,7 @@ async def _read_fields(
     if not asked.model:
         return asked
     _find_model(asked.model, names, HTTPStatus.BAD_REQUEST)
-    options = tuple(replace(each, model=stem) for each in asked.spec.options)
+    options = tuple(each.replaced(model=stem) for each in asked.spec.options)
     return replace(asked, spec=replace(asked.spec, options=options))
 
 
@@ -255,14 +255,14 @@ async def remix_video(request: Request) -> Response:
     view = await _find(request)
     form = await request.app.state.reader.read(request)
     form.close()
-    base = replace(options_of(view), seed=None)
+    base = options_of(view).replaced(seed=None)
     asked = await _read_fields(request, form.fields, base)
     if form.files:
         raise ApiError(400, "A remix has the photos of its video; leave photos out.", param=next(iter(form.files)))
     spec = _for_key(request, asked.spec, view.id)
     [options] = spec.options
     if options.seed is None:
-        options = replace(options, seed=secrets.randbits(SEED_BITS))
+        options = options.replaced(seed=secrets.randbits(SEED_BITS))
     spec = replace(spec, options=(options,), notes=(*spec.notes, ("remixed_from", view.id)))
     submission, made = await _submit(request, lambda: request.app.state.backend.create_again(view, spec))
     return await _answer(request, submission, made, asked)
@@ -276,7 +276,7 @@ def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
     [options] = spec.options
     if options.seed is None:
         seed = int.from_bytes(hashlib.sha256(f"{video_id} {key}".encode()).digest()[: SEED_BITS // 8])
-        options = replace(options, seed=seed)
+        options = options.replaced(seed=seed)
     return replace(spec, options=(options,), request_key=key)
 
 

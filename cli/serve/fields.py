@@ -28,7 +28,6 @@ from svdq.producer.text import parse_future
 
 RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}  # the API's other names for parameters
 PROMPTS = ("prompt", "negative_prompt")  # texts for families that take them; of others, they are recorded
-USUAL = {"svd": (25, 7), "wan": (81, 16)}  # frames and frames a second that are left to the model
 #: Names of the photo: those of OpenAI, of vLLM-Omni, and of SGLang and FastVideo.
 PHOTOS = ("input_reference", "image_reference", "reference_url")
 PHOTO = PHOTOS[0]
@@ -234,7 +233,7 @@ def _add_guidance_and_frames(fields: dict[str, Any], own: Mapping[str, str], fam
     if "seconds" in own and "frames" not in fields:
         seconds, step = _number("seconds", own["seconds"]), JOBS[family].frame_step
         # Where the family leaves the pace to the model, it is fixed here, so that the length is right.
-        fps = fields.get("fps", defaults["fps"]) or fields.setdefault("fps", USUAL[family][1])
+        fps = fields.get("fps", defaults["fps"]) or fields.setdefault("fps", JOBS[family].usual[1])
         frames = seconds * min(max(fps, 1), 1e6)  # an fps that is not allowed is refused later
         if not 0 < frames < 1e6:
             rule = "more than 0" if frames <= 0 else "shorter; videos have 1,024 frames at most"

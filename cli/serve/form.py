@@ -36,23 +36,6 @@ LABELS: Mapping[str, str] = {
 PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off"}  # shown in empty fields
 #: Shown first; the others are below "More settings".
 MAIN = ("prompt", "shape", "width", "height", "frames", "motion_bucket_id", "formats")
-#: The shapes and sizes to choose from, by family: as `size` of a list, with their words.
-SHAPES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "svd": (
-        ("auto", "as each photo"),
-        ("1024x576", "landscape, 1024x576"),
-        ("576x1024", "portrait, 576x1024"),
-        ("768x768", "square, 768x768"),
-    ),
-    "wan": (
-        ("auto", "as each photo"),
-        ("auto:1280x704", "as each photo, large"),
-        ("832x480", "landscape, 832x480"),
-        ("480x832", "portrait, 480x832"),
-        ("1280x704", "landscape, 1280x704"),
-        ("704x1280", "portrait, 704x1280"),
-    ),
-}
 NUM_PLAIN_WORDS = 3  # descriptions of at most this many words say no more than the label
 OWN_FIELDS = ("variations", "priority", "folder", "at", "then")  # fields besides the parameters of a video
 
@@ -88,7 +71,7 @@ def fields(family: str, defaults: Mapping[str, Any]) -> list[FormField]:
         for name in VIDEO_FIELDS
         if name in rules and name not in ("family", "model")
     ]
-    shapes = (*SHAPES.get(family, SHAPES["svd"][:1]), ("other", "other…"))
+    shapes = (*job.sizes, ("other", "other…"))
     size = "{width}x{height}".format_map(defaults) if {"width", "height"} <= defaults.keys() else "auto"
     shapes = shapes if size in dict(shapes) else ((size, size), *shapes)
     found.append(FormField(name="shape", label=label_of("shape"), kind="shape", default=size, choices=shapes))

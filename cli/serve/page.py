@@ -2,7 +2,6 @@
 
 import hashlib
 import secrets
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -371,7 +370,7 @@ async def repeat(request: Request) -> Response:
     changes = read_changes(asked.changes) if asked.changes else {"seed": None}
     options = options_of(view).overridden(changes)
     if options.seed is None:
-        options = replace(options, seed=secrets.randbits(SEED_BITS))
+        options = options.replaced(seed=secrets.randbits(SEED_BITS))
     priority = priority_of(view.queue) or "default"
     wanted = JobSpec(options=(options,), priority=priority)
     wanted.check(label_of)

@@ -7,10 +7,10 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # of Python 3.12; pydantic describes no older ones
 
-from svdq.cli.serve.fields import PROMPTS, USUAL
+from svdq.cli.serve.fields import PROMPTS
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.producer import keys
-from svdq.producer.job import NAMING, model_stem
+from svdq.producer.job import JOBS, NAMING, model_stem
 from svdq.producer.queue import priority_of
 from svdq.producer.results.finished_videos import OUTPUTS
 from svdq.producer.status.estimates import Estimate
@@ -92,7 +92,7 @@ def video_object(view: JobView, estimate: Estimate, model: str) -> Video:
     parameters = view.parameters
     completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None
     ttl_s = keys.RESULT_TTL_S if status == "completed" else keys.FAILURE_TTL_S
-    usual_frames, usual_fps = USUAL.get(parameters.get("family", DEFAULT_FAMILY), USUAL[DEFAULT_FAMILY])
+    usual_frames, usual_fps = JOBS.get(parameters.get("family", DEFAULT_FAMILY), JOBS[DEFAULT_FAMILY]).usual
     frames, fps = parameters.get("frames") or usual_frames, parameters.get("fps") or usual_fps
     width, height = parameters.get("width"), parameters.get("height")
     own = _own(view, estimate)

@@ -82,14 +82,14 @@ class JobSpec:
 
         def add(each: SubmitOptions) -> SubmitOptions:
             takes_one = each.prompt is None and self._family_of(each) in WITH_PROMPTS
-            return replace(each, prompt=prompt) if takes_one else each
+            return each.replaced(prompt=prompt) if takes_one else each
 
         options = tuple(map(add, self.options))
         return self if options == self.options else replace(self, options=options)
 
     def with_last_photo(self) -> "JobSpec":
         """Return it for photos that have another one for the last frame."""
-        return replace(self, options=tuple(replace(each, last_image=ANY_PHOTO) for each in self.options))
+        return replace(self, options=tuple(each.replaced(last_image=ANY_PHOTO) for each in self.options))
 
     def check(self, spell: Callable[[str], str] = as_flag) -> None:
         """Raise InputError if a value is not allowed; `spell` returns the name of a parameter for it."""
@@ -113,7 +113,7 @@ class JobSpec:
         """Create the jobs of a photo, each with its id; the first is number `first_index` of the submission, from 1."""
         videos = product(self.options, range(self.variations))
         for number, (options, variation) in enumerate(videos):
-            options = replace(options, last_image=photo.last.key) if photo.last else options
+            options = options.replaced(last_image=photo.last.key) if photo.last else options
             job, job_id = self._job(photo, options, variation, first_index + number * self.num_links)
             yield job, job_id
             yield from self._links(job, job_id, options)
@@ -121,7 +121,7 @@ class JobSpec:
     def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
         photo |= {"folder": self.folder, "chained": bool(self.then)}
         if options.family_for(self.model, spell) is None:
-            options = replace(options, family=self._family_of(options))
+            options = options.replaced(family=self._family_of(options))
         job = make_job(options, model=self.model, spell=spell, variation=variation, **photo)
         # The last frame is that of the last link.
         return job.model_copy(update={"last_image": None}) if self.then and getattr(job, "last_image", None) else job

@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, get_args
 
@@ -21,6 +21,7 @@ FIELD_OF: Mapping[str, FieldInfo] = {
     name: field for job in reversed(tuple(JOBS.values())) for name, field in job.model_fields.items()
 }
 FIELDS = (*VIDEO_FIELDS, "size", "format")
+_OPTIONS = (*VIDEO_FIELDS, "last_image", "auto_size")
 WITH_PROMPTS = frozenset(name for name, job in JOBS.items() if "prompt" in job.model_fields)
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -60,45 +61,45 @@ class ExpectedModel:
     takes_last_photo: bool = True  # False only if it is known that it takes no photo of the last frame
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SubmitOptions:
-    """Requested parameters; None means the default. The fields are those of the jobs of all families."""
+    """Requested parameters of a video, by the names of its job's fields; None, or one that is not given: the default.
 
-    #: `svd` or `wan`; None: that of the other fields or of the expected model.
-    family: str | None = None
-    frames: int | None = None
-    steps: int | None = None
-    width: int | None = None
-    height: int | None = None
-    fps: int | None = None
-    motion_bucket_id: int | None = None
-    noise_aug_strength: float | None = None
-    min_guidance_scale: float | None = None
-    max_guidance_scale: float | None = None
-    decode_chunk_size: int | None = None
-    seed: int | None = None  # None: random for each video
-    formats: tuple[str, ...] | None = None
-    fit: str | None = None
-    interpolate: int | None = None
-    boomerang: bool | None = None
-    model: str | None = None  # the last part of the name of the only model that may make the videos
-    prompt: str | None = None
-    negative_prompt: str | None = None
-    guidance_scale: float | None = None
-    guidance_scale_2: float | None = None
-    flow_shift: float | None = None
-    loop: bool | None = None
-    last_image: str | None = None  # the storage key of the photo of the last frame; `Photo.last` replaces it
-    auto_size: bool | None = None  # for each photo's shape, with as many pixels as given or by default
+    Besides the fields of the jobs of all families there is `auto_size`: for each photo's shape, with as many pixels as
+    given or by default. `last_image` is a storage key, which `Photo.last` replaces; `seed` is random for each video
+    without one. A value that is not allowed is refused by the job.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        if unknown := given.keys() - _OPTIONS:
+            raise TypeError(f"there is no parameter {min(unknown)!r}; the parameters are {', '.join(_OPTIONS)}")
+        self._given = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OPTIONS:
+            raise AttributeError(name)
+        return self._given.get(name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SubmitOptions) and self._given == other._given
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._given.items()))
+
+    def __repr__(self) -> str:
+        return f"SubmitOptions({', '.join(f'{name}={value!r}' for name, value in self._given.items())})"
 
     def given(self) -> dict[str, Any]:
         """Return the parameters that were given."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return dict(self._given)
+
+    def replaced(self, **values: Any) -> "SubmitOptions":
+        """Return them with other values; None takes one back."""
+        return SubmitOptions(**self._given | values)
 
     def overridden(self, values: Mapping[str, Any]) -> "SubmitOptions":
         """Return them with the values of a more specific place, whose size replaces `auto`."""
         auto = {"auto_size": None} if {"width", "height"} & values.keys() else {}
-        return replace(self, **auto | dict(values))
+        return self.replaced(**auto | dict(values))
 
     def with_defaults_from(self, job: dict[str, Any]) -> "SubmitOptions":
         """Fill the parameters that were not given from those of another job."""
@@ -240,7 +241,7 @@ def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions,
         columns.append(column)
     # One more than allowed is enough to refuse them.
     combinations = itertools.islice(itertools.product(*columns), MAX_VIDEOS + 1)
-    return tuple(replace(options, **{k: v for values in chosen for k, v in values.items()}) for chosen in combinations)
+    return tuple(options.replaced(**{k: v for values in chosen for k, v in values.items()}) for chosen in combinations)
 
 
 def _column(text: str) -> list[dict[str, Any]]:

@@ -112,7 +112,8 @@ class FolderConfig:
     @property
     def prompt(self) -> str | None:
         """The command's prompt, for all photos, or None."""
-        return self._spec.options[0].prompt
+        prompt: str | None = self._spec.options[0].prompt
+        return prompt
 
     @property
     def is_open(self) -> bool:

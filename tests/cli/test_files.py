@@ -14,7 +14,6 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer import job_control
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue
 from svdq.producer.results.fetch import fetch_all
 from svdq.producer.results.finished_videos import find_results
@@ -23,7 +22,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import MARKER, Storage
 from tests.conftest import Cli
 from tests.finished import add_video
-from tests.queued import JOB, enqueue, finish
+from tests.queued import JOB, SvdJob, enqueue, finish
 from tests.terminal import terminal
 
 DAY_S = 24 * 60 * 60

@@ -8,10 +8,9 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import queues, statuses
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
-from tests.queued import enqueue
+from tests.queued import SvdJob, enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="x", seed=0)
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from svdq.pipeline.models.wan.family import WanParameters
-from svdq.producer.job import Job, SvdJob, WanJob, parse_job
+from svdq.producer.job import Job, parse_job
+from tests.queued import SvdJob, WanJob
 
 sides = st.integers(1, 64).map(lambda n: n * 64)
 guidance = st.tuples(st.floats(0, 100), st.floats(0, 100)).map(sorted)

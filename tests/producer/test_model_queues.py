@@ -8,7 +8,6 @@ import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
-from svdq.producer.job import SvdJob
 from svdq.producer.job_control import move, place, retry
 from svdq.producer.queue import queues
 from svdq.producer.results.run_report import jobs_left
@@ -19,7 +18,7 @@ from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.registries import counts, newest_ids
 from svdq.producer.submitting.model_choice import expected_model
 from tests.conftest import Cli
-from tests.queued import enqueue
+from tests.queued import SvdJob, enqueue
 from tests.ranks import rank, save
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)

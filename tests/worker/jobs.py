@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import redis
 
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.worker.queue.group_worker import GroupWorker
-from tests.queued import enqueue
+from tests.queued import SvdJob, enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
 

@@ -17,7 +17,7 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.trace import Tracer
 from svdq.producer import job_control
-from svdq.producer.job import SvdJob, last_frame_key
+from svdq.producer.job import last_frame_key
 from svdq.producer.queue import fetch
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.storage.storage import Storage
@@ -25,6 +25,7 @@ from svdq.worker.intake.prefetcher import find_result
 from svdq.worker.output.writer import ResultWriter
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import TakenJob
+from tests.queued import SvdJob
 from tests.waiting import wait_until
 from tests.worker.conftest import Site
 

@@ -14,12 +14,12 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
-from svdq.producer.job import SvdJob
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
 from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher
+from tests.queued import SvdJob
 
 MODEL = ModelInfo(name="fake", notice="tiny", family=FAMILY, facts=FAMILY.published, compute={"dtype": "float16"})
 GB = 1_000_000_000

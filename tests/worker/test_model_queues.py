@@ -3,11 +3,10 @@
 import pytest
 import redis
 
-from svdq.producer.job import SvdJob
 from svdq.producer.status.job_view import view
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
-from tests.queued import enqueue
+from tests.queued import SvdJob, enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 

@@ -14,12 +14,13 @@ from PIL import Image
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
-from svdq.producer.job import Job, SvdJob, WanJob, last_frame_key
+from svdq.producer.job import Job, last_frame_key
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
 from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared, RefusedError
 from svdq.worker.outages import NoLongerWantedError, RetryStoppedError, StorageRetry
+from tests.queued import SvdJob, WanJob
 from tests.worker.conftest import with_frames
 
 pytestmark = pytest.mark.usefixtures("short_delays")

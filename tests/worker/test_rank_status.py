@@ -14,7 +14,6 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
 from svdq.pipeline.transport.topology import Topology
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch
 from svdq.producer.records import read_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
@@ -25,7 +24,7 @@ from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, describe
 from svdq.worker.queue.crashes import CrashMarker
 from svdq.worker.queue.rq_worker import TakenJob
-from tests.queued import enqueue
+from tests.queued import SvdJob, enqueue
 from tests.worker.jobs import JOB
 
 pytestmark = pytest.mark.slow

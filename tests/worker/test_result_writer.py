@@ -22,13 +22,14 @@ from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.trace import Tracer
-from svdq.producer.job import Job, SvdJob, WanJob
+from svdq.producer.job import Job
 from svdq.producer.records import SOURCE_NOTE
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
 from svdq.worker.intake.prefetcher import find_result
 from svdq.worker.output.writer import MAX_WAITING, ResultWriter, notice_for
 from svdq.worker.queue.rq_worker import TakenJob
+from tests.queued import SvdJob, WanJob
 
 pytestmark = pytest.mark.usefixtures("short_delays")
 

@@ -22,6 +22,13 @@ class SvdParameters(VideoParameters):
 
     title: ClassVar[str] = "Stable Video Diffusion"
     side_multiple: ClassVar[int] = SIZE_MULTIPLE
+    usual: ClassVar[tuple[int, int]] = (25, 7)
+    sizes: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("auto", "as each photo"),
+        ("1024x576", "landscape, 1024x576"),
+        ("576x1024", "portrait, 576x1024"),
+        ("768x768", "square, 768x768"),
+    )
 
     family: Literal["svd"] = Field(default="svd", exclude=True)  # not written: ids of earlier jobs lack it
     frames: Frames = None  # None means the model's default (14 or 25)

@@ -59,6 +59,15 @@ class WanParameters(VideoParameters):
     title: ClassVar[str] = "Wan"
     side_multiple: ClassVar[int] = SIZE_MULTIPLE
     frame_step: ClassVar[int] = FRAME_STEP
+    usual: ClassVar[tuple[int, int]] = (81, 16)
+    sizes: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("auto", "as each photo"),
+        ("auto:1280x704", "as each photo, large"),
+        ("832x480", "landscape, 832x480"),
+        ("480x832", "portrait, 480x832"),
+        ("1280x704", "landscape, 1280x704"),
+        ("704x1280", "portrait, 704x1280"),
+    )
 
     family: Literal["wan"] = "wan"
     frames: Annotated[Frames, AfterValidator(_one_more_than_a_multiple)] = None

@@ -16,14 +16,13 @@ from PIL import Image
 
 from svdq.cli.serve.page import STATIC
 from svdq.producer import keys
-from svdq.producer.job import SvdJob
 from svdq.producer.job_control import pause, resume
 from svdq.producer.queue import fetch
 from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import TYPE, Answer, Serve, Server, multipart
-from tests.queued import JOB, enqueue, fail
+from tests.queued import JOB, SvdJob, enqueue, fail
 from tests.ranks import rank, save
 from tests.waiting import wait_until
 

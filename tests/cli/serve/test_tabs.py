@@ -7,14 +7,13 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.browser import watched_page
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import Server
-from tests.queued import enqueue
+from tests.queued import SvdJob, enqueue
 from tests.waiting import wait_until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")

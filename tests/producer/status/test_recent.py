@@ -4,10 +4,9 @@ from typing import Any
 
 import redis
 
-from svdq.producer.job import SvdJob
 from svdq.producer.status.estimates import Parameters
 from svdq.producer.status.snapshot import Recent, take
-from tests.queued import enqueue
+from tests.queued import SvdJob, enqueue
 
 
 def test_queued_jobs_are_read_once(connection: redis.Redis) -> None:

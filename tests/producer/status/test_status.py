@@ -4,7 +4,6 @@ import pytest
 import redis
 import rq
 
-from svdq.producer.job import SvdJob
 from svdq.producer.job_control import move
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.estimates import STORAGE, Estimate
@@ -13,7 +12,7 @@ from svdq.producer.status.ranks import Condition, GroupStatus, IntakeStatus
 from svdq.producer.status.registries import counts, view_workers
 from svdq.producer.status.selection import WINDOW, list_jobs
 from svdq.producer.status.snapshot import estimate
-from tests.queued import add, fail, finish, start
+from tests.queued import SvdJob, add, fail, finish, start
 from tests.ranks import rank
 
 

@@ -10,7 +10,6 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.job import SvdJob
 from svdq.producer.job_control import retry
 from svdq.producer.queue import SvdqQueue, fetch, read_arguments
 from svdq.producer.records import sidecar_digest
@@ -19,7 +18,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.conftest import Cli
 from tests.finished import add_video
-from tests.queued import enqueue
+from tests.queued import SvdJob, enqueue
 
 pytestmark = pytest.mark.slow
 

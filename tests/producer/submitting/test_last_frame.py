@@ -8,7 +8,6 @@ import redis
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import WanJob
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.results.prune import find_removals, forget
@@ -18,6 +17,7 @@ from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import read_batch
 from svdq.producer.submitting.sources import find_photos
 from svdq.producer.submitting.submission import Submission, submit, submit_all
+from tests.queued import WanJob
 
 NOW = datetime.now(UTC)
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import SvdJob
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, safe_name
+from tests.queued import SvdJob
 
 MAX_PIXELS = 100_000_000
 

@@ -1,13 +1,13 @@
 """The `svdq.toml` nearest to a photo, over the flags."""
 
 import os
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from svdq.cli.watch import watch as watch_command
 from svdq.pipeline.errors import InputError
+from svdq.producer.job import VIDEO_FIELDS
 from svdq.producer.settings_loader import PHOTO_KEYS, load_for_watching
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
@@ -124,14 +124,7 @@ def test_unusual_folder_names_become_names_that_all_storages_accept(tmp_path: Pa
 
 def test_keys_are_those_of_the_flags() -> None:
     flags = {parameter.opts[0].removeprefix("--").replace("-", "_") for parameter in watch_command.params}
-    options = {field.name for field in fields(SubmitOptions)} - {
-        "width",
-        "height",
-        "formats",
-        "auto_size",
-        "last_image",
-        "model",  # a setting there
-    }
+    options = {*VIDEO_FIELDS} - {"width", "height", "formats", "model"}  # the last one is a setting there
     assert set(PHOTO_KEYS) == options | {"size", "format", "priority", "then"}
     assert set(PHOTO_KEYS) <= flags
 
