@@ -14,13 +14,13 @@ from svdq.pipeline.models.compute_options import ComputeOptions, apply, quantiza
 from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import FolderLayout
 from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
+from svdq.pipeline.models.made_weights import load_weights
 from svdq.pipeline.models.model_folder import WEIGHTS, class_in, is_half, loaded_files, read_json, stored_shapes
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights import (
     Stored,
     empty_component,
-    load_weights,
     num_weights,
     open_file,
     open_folder,
@@ -99,7 +99,8 @@ class ComponentLoader:
             if component not in self.layout.denoisers:
                 return self.load(component, device)
             where = torch.device("cpu") if options.offload == "blocks" else device
-            return apply(self.load(component, where, quantization(options)), options, device)
+            found = self.load(component, where, quantization(options), is_kept=options.weights == "stored")
+            return apply(found, options, device)
 
     def _without_weights(self) -> dict[str, Any]:
         """Load the scheduler and, to encode, the tokenizer and the image processor; return all settings, too."""
@@ -136,15 +137,18 @@ class ComponentLoader:
     def _files(self, component: str) -> list[Path]:
         return loaded_files(self.path, component, WEIGHTS[name_of(self.dtype_of(component))])
 
-    def load(self, component: str, device: torch.device, quantized: Any = None) -> Any:
-        """Load one component; `quantized` is diffusers' config for that. Raises InputError if a weight is missing."""
+    def load(self, component: str, device: torch.device, quantized: Any = None, *, is_kept: bool = False) -> Any:
+        """Load one component; raises InputError if a weight is missing.
+
+        `quantized` is diffusers' config for that, and with `is_kept` weights stay as they are stored.
+        """
         import diffusers
         import transformers
 
         name = self.layout.components[component][0]
         kind: Any = getattr(diffusers if hasattr(diffusers, name) else transformers, name)
         if component in self.model.weights or any(lora.component == component for lora in self.model.loras):
-            return self._assemble(kind, component, device, quantized)
+            return self._assemble(kind, component, device, quantized, is_kept=is_kept)
         variant = "fp16" if is_half(self._files(component)[0].name) else None
         arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
         if device.type != "cpu":
@@ -160,11 +164,12 @@ class ComponentLoader:
         self._check_complete(component, loading["missing_keys"])
         return model
 
-    def _assemble(self, kind: Any, component: str, device: torch.device, quantized: Any) -> Any:
+    def _assemble(self, kind: Any, component: str, device: torch.device, quantized: Any, *, is_kept: bool) -> Any:
         model, stored, loras = self.open_changed(kind, component)
         for warning in (warning for lora in loras for warning in warnings_of(lora)):
             logger.warning("%s", warning)
-        load_weights(model, stored, loras, dtype=self.dtype_of(component), device=device, quantization=quantized)
+        how = {"dtype": self.dtype_of(component), "device": device, "quantization": quantized, "is_kept": is_kept}
+        load_weights(model, stored, loras, **how)
         return model
 
     def open_changed(self, kind: Any, component: str) -> tuple[Any, dict[str, Stored], list[Lora]]:

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     import torch
 
 COMPILED, APPROXIMATE, OFFLOADED = ("off", "blocks", "whole"), ("int8",), ("off", "blocks")
+KEPT = ("auto", "stored", "made")
 #: The repeated blocks of a UNet or transformer, compiled one by one: much faster to compile than the whole, for nearly
 #: the same gain.
 BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock", "WanTransformerBlock")
 #: Blocks that a GPU holds at a time if they are streamed: the present one, the next one, and one for what the allocator
 #: cannot use at once.
 STREAMED_BLOCKS = 3
+KEPT_BUFFER = "stored_"  # how the names of buffers begin that weights are made of
 BACKEND: Any = "inductor"  # the compiler: torch's inductor, which generates C++ for CPUs and Triton for GPUs
 MAX_COMPILED = 4096  # variants kept per function: shapes of videos times kinds of a block, with a margin
 #: Largest batch of CUDA's fused attention kernels, where it is a grid dimension. Attention over frames has a batch of
@@ -35,11 +37,13 @@ class ComputeOptions:
     compiled: str = "off"  # what torch.compile compiles, of COMPILED
     approximate: tuple[str, ...] = ()  # what changes results by more than rounding, of APPROXIMATE
     offload: str = "off"  # what stays in host memory until it is needed, of OFFLOADED; changes no bits
+    weights: str = "auto"  # whether weights stay as files store them, of KEPT; changes no bits
 
     def changed(self) -> dict[str, Any]:
         """Return the options that may change bits and differ from the defaults, by name, as in JSON."""
         found = {name: value for name, value in asdict(self).items() if value != getattr(type(self), name)}
-        found.pop("offload", None)
+        for name in ("offload", "weights"):
+            found.pop(name, None)
         return found | ({"approximate": list(self.approximate)} if self.approximate else {})
 
 
@@ -127,7 +131,8 @@ class _SplitAttention:
 
 def weight_bytes(module: Any, *, streamed: bool = False) -> int:
     """Return the bytes of all weights as stored, including quantized ones; of streamed blocks, those on the GPU."""
-    total = sum(part.nbytes for weight in module.parameters() for part in stored_parts(weight))
+    kept = [each for name, each in module.named_buffers() if KEPT_BUFFER in name]
+    total = sum(part.nbytes for weight in (*module.parameters(), *kept) for part in stored_parts(weight))
     blocks = [weight_bytes(block) for block in module.modules() if type(block).__name__ in BLOCKS] if streamed else []
     return total - sum(blocks) + sum(sorted(blocks)[-STREAMED_BLOCKS:])
 

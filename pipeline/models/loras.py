@@ -47,26 +47,27 @@ class Lora:
     file: LoraFile
     tensors: Any
     parts: dict[str, dict[str, str]] = field(default_factory=dict)  # keys of parts by weight and kind of part
-    scales: dict[str, float] = field(default_factory=dict)  # alpha / rank by weight, without a key for alpha
+    #: By weight, alpha / rank of peft's configuration, and that of the two factors, which may have an alpha beside them.
+    scales: dict[str, float] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)
     #: Keys that match no weight, and those that are dropped as in diffusers: whole differences of norms and the like.
     unmatched: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     num_keys: int = 0
 
-    def add(self, name: str, weight: Tensor) -> Tensor:
-        """Return a weight, float32, with what the LoRA adds to it."""
-        keys = self.parts.get(name)
-        if keys is None:
-            return weight
-        read = {kind: self.tensors.get_tensor(key).to(weight.device, torch.float32) for kind, key in keys.items()}
-        scale = self.scales[name]
-        if "diff" in read:
-            weight = weight + (self.file.strength * scale) * read["diff"].reshape(weight.shape)
-        if "down" in read:
-            down, up = read["down"], read["up"]
-            scale = float(read["alpha"]) / len(down) if "alpha" in read else scale
+    def read(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors that change a weight, by kind; mapped from the file."""
+        return {kind: self.tensors.get_tensor(key) for kind, key in self.parts[name].items() if kind != "alpha"}
+
+    def add(self, name: str, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return a weight, float32, with what the LoRA adds to it by such `tensors`, which are on its device."""
+        added = {kind: tensor.to(torch.float32) for kind, tensor in tensors.items()}
+        if "diff" in added:
+            weight = weight + (self.file.strength * self.scales[name]) * added["diff"].reshape(weight.shape)
+        if "down" in added:
             # Kernels of convolutions are flattened: that of B is 1.
-            weight = weight + (self.file.strength * scale) * (up.flatten(1) @ down.flatten(1)).reshape(weight.shape)
+            product = (added["up"].flatten(1) @ added["down"].flatten(1)).reshape(weight.shape)
+            weight = weight + (self.file.strength * self.factors[name]) * product
         return weight
 
 
@@ -110,6 +111,9 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
                     f"The LoRA {file.file} is of another model: its {name} has another shape; give another."
                 )
         lora.scales[name] = _scale(name.removesuffix(".weight").removesuffix(".bias"), metadata, component)
+        lora.factors[name] = lora.scales[name]
+        if "alpha" in kinds and "down" in kinds:
+            lora.factors[name] = float(tensors.get_tensor(kinds["alpha"])) / down[0]
     return lora
 
 

@@ -1,10 +1,11 @@
-"""The weights of one component by diffusers' names, read and converted one at a time.
+"""The weights of one component by diffusers' names, as their files store them, and how each is dequantized.
 
-They come from a folder of diffusers, or from one file as ComfyUI has it: safetensors, also `fp8_scaled`, or GGUF. LoRAs
-are added before a weight is rounded to the dtype computed in, so the memory never holds a component twice.
+They come from a folder of diffusers, or from one file as ComfyUI has it: safetensors, also `fp8_scaled`, or GGUF.
 """
 
+import json
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +16,20 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError, how_to_install
-from svdq.pipeline.models.loras import Lora, open_safetensors
+from svdq.pipeline.models.loras import open_safetensors
 
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.")  # what ComfyUI puts before the names of a denoiser
 _SCALES = ("scale_weight", "weight_scale")  # scales of a weight in fp8, beside it; the older name and the newer one
 #: Tensors in files of ComfyUI that are no weights: how the inputs of a layer are rounded, and markers of the format.
-_NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", "comfy_quant", *_SCALES)
+_NOTE = "comfy_quant"  # the tensor beside a weight that names its format
+_NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", _NOTE, *_SCALES)
+
+DATA, SCALE = "data", "scale"  # names of the tensors that store a weight
+
+
+def plain(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return a weight that is stored as it is."""
+    return tensors[DATA]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,32 +37,8 @@ class Stored:
     """A weight in a file, read when it is asked for."""
 
     num_elements: int
-    read: Callable[[], Tensor]
-
-
-class Weights(dict[str, Tensor]):
-    """The weights of a component; a dict for diffusers' loaders, but each is read when it is asked for."""
-
-    def __init__(self, stored: Mapping[str, Stored], shapes: Mapping[str, torch.Size], loras: Sequence[Lora]) -> None:
-        super().__init__(dict.fromkeys(stored))  # type: ignore[arg-type]
-        self._stored = stored
-        self._shapes = shapes
-        self._loras = loras
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Read a weight; float32 if a LoRA changes it."""
-        weight = self._stored[name].read()
-        if name in self._shapes:
-            weight = weight.reshape(self._shapes[name])
-        if any(name in lora.parts for lora in self._loras):
-            weight = weight.to(torch.float32)
-            for lora in self._loras:
-                weight = lora.add(name, weight)
-        return weight
-
-    def items(self) -> Any:
-        """Read the weights one after the other."""
-        return ((name, self[name]) for name in self)
+    read: Callable[[], dict[str, Tensor]]  # the tensors that store it, mapped where the file allows it
+    dequantize: Callable[[Mapping[str, Tensor]], Tensor] = plain  # makes it of them, on their device
 
 
 def open_folder(files: Sequence[Path]) -> dict[str, Stored]:
@@ -92,14 +77,15 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
         if kind in _NO_WEIGHTS or key in _NO_WEIGHTS:
             continue
         scale = next((f"{module}.{name}" for name in _SCALES if kind == "weight" and f"{module}.{name}" in keys), None)
-        read = partial(tensors.get_tensor, key) if scale is None else partial(_scaled, tensors, key, scale)
         stored = tensors.get_slice(key)
         shape, dtype = stored.get_shape(), stored.get_dtype()
         if scale is not None and not _is_known(factors := tensors.get_slice(scale).get_shape(), shape):
             raise InputError(
                 f"The weights file {file} has {scale} of shape {factors} for a weight of {shape}, and svdq reads one "
-                "scale for all or one a row; give other weights."
+                "scale for all, one a row, or one a block; give other weights."
             )
+        if kind == "weight" and f"{module}.{_NOTE}" in keys:
+            _check_note(file, key, tensors.get_tensor(f"{module}.{_NOTE}"))
         if kind == "weight" and dtype.startswith(("I", "U")) and scale is None:
             raise InputError(
                 f"The weights file {file} has {key} of {dtype} without a scale, which svdq cannot read; give weights "
@@ -107,7 +93,10 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
             )
         if kind == "weight" and dtype.startswith(("F8", "I", "U")):
             quantized.add(module)
-        found[key] = Stored(num_elements=math.prod(shape), read=read)
+        read = partial(_read, tensors, {DATA: key} | ({SCALE: scale} if scale else {}))
+        is_rounded = dtype.startswith("F8")
+        how = scaled if scale else unrounded if is_rounded else plain
+        found[key] = Stored(num_elements=math.prod(shape), read=read, dequantize=how)
     for key in found:
         if key.endswith((".weight", ".bias")):
             continue
@@ -119,28 +108,77 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
     return found
 
 
+def _read(tensors: Any, keys: Mapping[str, str]) -> dict[str, Tensor]:
+    return {name: tensors.get_tensor(key) for name, key in keys.items()}
+
+
+def _check_note(file: Path, key: str, note: Tensor) -> None:
+    """Refuse a weight that ComfyUI stores in a format that is not read here; a note is JSON in bytes."""
+    try:
+        written = json.loads(bytes(note.tolist()))
+    except ValueError:
+        return
+    form = written.get("format", "") if isinstance(written, dict) else ""
+    if form and not str(form).startswith("float8_"):
+        raise InputError(
+            f"The weights file {file} has {key} in ComfyUI's format {str(form)[:40]!r}, which svdq cannot read; give "
+            "weights in bf16, fp8 or GGUF."
+        )
+
+
 def _is_known(factors: Sequence[int], shape: Sequence[int]) -> bool:
-    """Return whether `_scaled` can apply scales of a shape: one for all, or one a row."""
-    return math.prod(factors) == 1 or (math.prod(factors) == factors[0] == shape[0])
+    """Return whether `scaled` can apply scales of a shape: one for all, one a row, or one a block of a matrix."""
+    if math.prod(factors) == 1 or (math.prod(factors) == factors[0] == shape[0]):
+        return True
+    is_matrix = len(factors) == len(shape) == 2
+    return is_matrix and all(size % number == 0 for number, size in zip(factors, shape, strict=True))
 
 
-def _scaled(tensors: Any, key: str, scale: str) -> Tensor:
-    """Read a weight that is stored in fp8 as a fraction of a scale; float32."""
-    factor: Tensor = tensors.get_tensor(scale).to(torch.float32)
-    weight: Tensor = tensors.get_tensor(key).to(torch.float32)
-    if factor.ndim:  # one for all, or one a row
+def unrounded(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return a weight that is stored in fp8 without a scale; float32."""
+    return tensors[DATA].to(torch.float32)
+
+
+def scaled(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return a weight that is stored in fp8 as a fraction of a scale; float32."""
+    weight, factor = unrounded(tensors), tensors[SCALE].to(torch.float32)
+    if factor.ndim == 2 and weight.ndim == 2 and factor.numel() not in (1, len(weight)):  # one a block
+        rows, columns = (size // number for size, number in zip(weight.shape, factor.shape, strict=True))
+        factor = factor.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    elif factor.ndim:  # one for all, or one a row
         factor = factor.reshape(-1, *(1,) * (weight.ndim - 1))
     return weight * factor
 
 
 def _open_gguf(file: Path) -> dict[str, Stored]:
-    tensors = _gguf_tensors(file)
-    from gguf.quants import dequantize
+    found = {}
+    for tensor in _gguf_tensors(file):
+        # A writable view: torch warns of others. Nobody writes.
+        data = tensor.data.view()
+        read = partial(_mapped, data)
+        how = partial(_of_blocks, int(tensor.tensor_type))
+        found[tensor.name] = Stored(num_elements=int(tensor.n_elements), read=read, dequantize=how)
+    return found
 
-    def read(tensor: Any) -> Tensor:
-        return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
 
-    return {tensor.name: Stored(num_elements=int(tensor.n_elements), read=partial(read, tensor)) for tensor in tensors}
+def _mapped(data: Any) -> dict[str, Tensor]:
+    with warnings.catch_warnings():  # the mapped file cannot be written, and nobody writes
+        warnings.simplefilter("ignore")
+        return {DATA: torch.from_numpy(data)}
+
+
+def _of_blocks(kind: int, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return a weight that GGUF stores in blocks of a type; float32, or as it is stored."""
+    from diffusers.quantizers.gguf import utils
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    data, quantization = tensors[DATA], GGMLQuantizationType(kind)
+    if quantization not in GGML_QUANT_SIZES or data.is_floating_point():
+        return data
+    block_size, num_bytes = GGML_QUANT_SIZES[quantization]
+    blocks = data.reshape(-1, num_bytes)
+    made: Tensor = utils.dequantize_functions[quantization](blocks, block_size, num_bytes, dtype=torch.float32)
+    return made
 
 
 def _gguf_tensors(file: Path) -> Sequence[Any]:
@@ -160,41 +198,6 @@ def empty_component(kind: Any, config: Mapping[str, Any]) -> Any:
 
     with init_empty_weights():
         return kind.from_config(dict(config))
-
-
-def load_weights(
-    model: Any,
-    stored: Mapping[str, Stored],
-    loras: Sequence[Lora],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantization: Any = None,
-) -> None:
-    """Load the weights of an `empty_component`, as its `from_pretrained` does; `stored` has all of them."""
-    from diffusers.models.model_loading_utils import load_model_dict_into_meta
-    from diffusers.quantizers import DiffusersAutoQuantizer
-
-    quantizer, keep = None, list(model._keep_in_fp32_modules or ())
-    if quantization is not None:
-        quantizer = DiffusersAutoQuantizer.from_config(quantization, pre_quantized=False)
-        keep = keep if getattr(quantizer, "use_keep_in_fp32_modules", False) else []
-        quantizer.validate_environment()
-        dtype = quantizer.update_torch_dtype(dtype)
-        quantizer.preprocess_model(model=model, device_map=None, state_dict=dict(stored), keep_in_fp32_modules=keep)
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    load_model_dict_into_meta(
-        model,
-        Weights({name: stored[name] for name in shapes}, shapes, loras),
-        dtype=dtype,
-        device_map={"": device},
-        hf_quantizer=quantizer,
-        keep_in_fp32_modules=keep,
-    )
-    if quantizer is not None:
-        quantizer.postprocess_model(model)
-        model.hf_quantizer = quantizer
-    model.eval()
 
 
 def renaming(kind: Any) -> Callable[[str], str]:

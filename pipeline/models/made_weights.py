@@ -1,0 +1,168 @@
+"""Weights that are made where they are used: a layer keeps what its file stores, fp8 with scales or GGUF blocks.
+
+W = dequantize(stored) + sum of strength * (alpha / rank) * B @ A, in float32 and rounded once to the dtype computed in.
+Weights that are made once, when they are loaded, are made by the same functions on the same device: same bits.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from svdq.pipeline.models.compute_options import BLOCKS, KEPT_BUFFER
+from svdq.pipeline.models.loras import Lora
+from svdq.pipeline.models.weights import Stored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a weight is made of what its file and its LoRAs store."""
+
+    name: str
+    stored: Stored
+    loras: Sequence[Lora]
+    shape: torch.Size
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Read the tensors that it is made of, by names of their own."""
+        added = (lora.read(self.name).items() for lora in self.loras)
+        return self.stored.read() | {f"{n} {kind}": each for n, found in enumerate(added) for kind, each in found}
+
+    def make(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Make the weight of its tensors, on their device; float32 if a LoRA changes it, or it is stored in blocks."""
+        weight = self.stored.dequantize(tensors).reshape(self.shape)
+        if self.loras:
+            weight = weight.to(torch.float32)
+        for number, lora in enumerate(self.loras):
+            start = f"{number} "
+            added = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
+            weight = lora.add(self.name, weight, added)
+        return weight
+
+
+class Weights(dict[str, Tensor]):
+    """The weights of a component; a dict for diffusers' loaders, but each is made when it is asked for."""
+
+    def __init__(self, recipes: Mapping[str, Recipe], device: torch.device) -> None:
+        super().__init__(dict.fromkeys(recipes))  # type: ignore[arg-type]
+        self._recipes = recipes
+        #: The meta device computes nothing.
+        self._device = torch.device("cpu") if device.type == "meta" else device
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Make a weight."""
+        recipe = self._recipes[name]
+        return recipe.make({part: tensor.to(self._device) for part, tensor in recipe.tensors().items()})
+
+    def items(self) -> Any:
+        """Make the weights one after the other."""
+        return ((name, self[name]) for name in self)
+
+
+class MadeWeight:
+    """A part of the classes of layers whose weight is made of their buffers each time that they use it."""
+
+    recipe: Recipe
+    made_dtype: torch.dtype
+    #: The buffer, dtype and shape of each tensor that the weight is made of: as bytes, no `to` changes their type.
+    kept: Mapping[str, tuple[str, torch.dtype, torch.Size]]
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight, made now."""
+        tensors = {
+            name: getattr(self, buffer).view(dtype).reshape(shape) for name, (buffer, dtype, shape) in self.kept.items()
+        }
+        return self.recipe.make(tensors).to(self.made_dtype)
+
+
+@cache
+def _made(kind: Any) -> Any:
+    return type(f"Made{kind.__name__}", (MadeWeight, kind), {})
+
+
+def keep_stored(
+    model: nn.Module, recipes: Mapping[str, Recipe], dtype: torch.dtype, device: torch.device, keep: Collection[str]
+) -> set[str]:
+    """Let layers of a component's blocks keep what the file stores where that is smaller; return their weights.
+
+    `model` has no memory for its weights; `keep` are the modules whose weights stay in float32, which are made once.
+    """
+    layers = {
+        f"{place}.{name}.weight": layer
+        for place, block in model.named_modules()
+        if type(block).__name__ in BLOCKS
+        for name, layer in block.named_modules()
+        if isinstance(layer, nn.Linear | _ConvNd) and not {*keep} & {*f"{place}.{name}".split(".")}
+    }
+    stored = set()
+    for name, layer in layers.items():
+        recipe = recipes[name]
+        tensors = recipe.tensors()
+        if (
+            sum(tensor.nbytes for tensor in recipe.stored.read().values())
+            >= recipe.stored.num_elements * dtype.itemsize
+        ):
+            continue  # LoRAs are small
+        kept = {}
+        del layer._parameters["weight"]
+        for number, (part, tensor) in enumerate(tensors.items()):
+            kept[part] = (f"{KEPT_BUFFER}{number}", tensor.dtype, tensor.shape)
+            bits = tensor.contiguous().reshape(-1).view(torch.uint8).to(device)
+            layer.register_buffer(f"{KEPT_BUFFER}{number}", bits, persistent=False)
+        layer.__class__ = _made(type(layer))  # type: ignore[arg-type]
+        assert isinstance(layer, MadeWeight)
+        layer.recipe, layer.made_dtype, layer.kept = recipe, dtype, kept
+        stored.add(name)
+    return stored
+
+
+def load_weights(
+    model: Any,
+    stored: Mapping[str, Stored],
+    loras: Sequence[Lora],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Any = None,
+    is_kept: bool = False,
+) -> None:
+    """Load the weights of an `empty_component`, as its `from_pretrained` does; `stored` has all of them.
+
+    With `is_kept`, layers keep what the file stores where that is smaller; not with a `quantization` of diffusers.
+    """
+    from diffusers.models.model_loading_utils import load_model_dict_into_meta
+    from diffusers.quantizers import DiffusersAutoQuantizer
+
+    quantizer, keep = None, list(model._keep_in_fp32_modules or ())
+    if quantization is not None:
+        quantizer = DiffusersAutoQuantizer.from_config(quantization, pre_quantized=False)
+        keep = keep if getattr(quantizer, "use_keep_in_fp32_modules", False) else []
+        quantizer.validate_environment()
+        dtype = quantizer.update_torch_dtype(dtype)
+        quantizer.preprocess_model(model=model, device_map=None, state_dict=dict(stored), keep_in_fp32_modules=keep)
+    recipes = {
+        name: Recipe(
+            name=name, stored=stored[name], loras=[lora for lora in loras if name in lora.parts], shape=tensor.shape
+        )
+        for name, tensor in model.state_dict().items()
+    }
+    if is_kept:
+        for name in keep_stored(model, recipes, dtype, device, keep):
+            del recipes[name]
+    load_model_dict_into_meta(
+        model,
+        Weights(recipes, device),
+        dtype=dtype,
+        device_map={"": device},
+        hf_quantizer=quantizer,
+        keep_in_fp32_modules=keep,
+    )
+    if quantizer is not None:
+        quantizer.postprocess_model(model)
+        model.hf_quantizer = quantizer
+    model.eval()
