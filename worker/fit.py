@@ -15,9 +15,10 @@ from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.family import PublishedModel, PublishedStep
 from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES, size_text
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, find_file, is_model_file, read_model_file
-from svdq.pipeline.models.model_folder import DTYPES, check_folder, loaded_files, stored_shapes
+from svdq.pipeline.models.model_folder import DTYPES, check_folder, weights_in
 from svdq.pipeline.models.model_names import find_folder
-from svdq.pipeline.models.needs import ModelSize, Residency, published
+from svdq.pipeline.models.needs import ModelSize, Residency, published, stored_bytes
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.planning.binding import split_steps
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
@@ -44,6 +45,11 @@ KNOWN_CARDS = {
     }.items()
     for name in names
 }
+#: Bits of a weight by the format in the name of a file; files of the K types of GGUF have blocks of several types.
+BITS = {
+    "fp8": 8, "q8_0": 8.5, "q6_k": 6.57, "q5_k": 5.6, "q5_1": 6, "q5_0": 5.5,
+    "q4_k": 4.8, "q4_1": 5, "q4_0": 4.5, "q3_k": 3.9, "q2_k": 3,
+}  # fmt: skip
 #: Host memory that pinned weights take, in sizes of their own: torch rounds each tensor up to a power of two. Of Wan
 #: 2.2 A14B: 44 GB for 28.6 GB (docs/models.md).
 PINNED = 1.54
@@ -115,7 +121,7 @@ class KnownModel:
         named = f"{count(self.missing_files, 'file')} that the model file names" if self.missing_files else ""
         if not self.download_bytes:
             return f"{named} to fetch" if named else ""
-        converted = sum(map(self.size.weights, self.size.num_weights))
+        converted = sum(map(replace(self.size, kept=False).weights, self.size.num_weights))
         is_smaller = self.download_bytes > 1.1 * converted
         copy = f"; `svdq model convert` makes a copy of {size_text(converted)}" if is_smaller else ""
         return f"{' and '.join(filter(None, [size_text(self.download_bytes), named]))} to fetch{copy}"
@@ -157,15 +163,26 @@ def know(name: str) -> KnownModel:
             for component, number in model.num_weights.items()
             if component not in replaced
         )
+    here = {each: file for each, text in replaced.items() if (file := _file_here(text, Path(name))) is not None}
+    numbers = {each: sum(number for number, _ in weights_in(file)) for each, file in here.items()}
+    size = replace(size, num_weights={**size.num_weights, **numbers})
     if not size.layout.denoisers & size.num_weights.keys():
         raise InputError(f"How many weights the files of the model {name} have is not known before they are loaded.")
     if given is not None:
         size = replace(size, facts=size.family.with_model_file(dict(size.facts), given, name))
+        stored = {
+            component: stored_bytes(here[component], size.dtype)
+            if component in here
+            else _stored_by_name(text, size.num_weights.get(component, 0.0))
+            for component, text in replaced.items()
+        }
+        stored = {each: number for each, number in stored.items() if number}
+        size = replace(size, stored=stored, kept=bool(stored))
     return KnownModel(
         size=size,
         published=model,
         download_bytes=download_bytes,
-        missing_files=sum(not _is_here(file, Path(name)) for file in named),
+        missing_files=sum(_file_here(file, Path(name)) is None for file in named),
     )
 
 
@@ -173,17 +190,22 @@ def _in_folder(folder: Path, base: str, replaced: Collection[str]) -> ModelSize:
     """Return the size of a model folder by the headers of its files; raises InputError if it is not complete."""
     family, layout = family_of(folder, base)
     check_folder(folder, base, layout, replaced=replaced)
-    shapes = {each: stored_shapes(loaded_files(folder, each, (True, False))) for each in layout.weighted}
-    num_weights = {each: sum(map(math.prod, found.values())) for each, found in shapes.items() if found}
-    facts, dtype = family.read_facts(folder, base), DTYPES[family.half]
-    return ModelSize(family=family, layout=layout, facts=facts, num_weights=num_weights, dtype=dtype)
+    facts = dict(family.read_facts(folder, base))
+    model = ResolvedModel(name=base, folder=folder, family=family.name, layout=layout.pipeline, facts=facts)
+    return ModelSize.of(model, DTYPES[family.half])
 
 
-def _is_here(file: str, model_file: Path) -> bool:
+def _file_here(file: str, model_file: Path) -> Path | None:
     try:
-        return find_file(file, model_file, WEIGHTS_SUFFIXES).is_file()
+        return find_file(file, model_file, WEIGHTS_SUFFIXES)
     except InputError:
-        return False
+        return None
+
+
+def _stored_by_name(file: str, num_weights: float) -> float:
+    """Return the bytes of a file that is not here by the format in its name; 0 if that is not known."""
+    bits = next((bits for name, bits in BITS.items() if name in file.lower()), 0.0)
+    return num_weights * bits / 8
 
 
 def costs_of(known: KnownModel, video: VideoParameters, step_s: float) -> VideoCosts:
@@ -208,6 +230,9 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
             is_chosen = known.has_experts or residency == "rounds"
             layout = f" --groups {number} --ranks 1" * (residency == "rounds" and number > 1)
             command = f"svdq worker{layout}{f' --experts {residency}' * is_chosen}{options}"
+            made = replace(candidate, kept=False)  # which is what a worker does where there is room
+            if residency != "rounds" and _need(made, video, residency, number) <= cards.room_bytes:
+                candidate = made
             need = _need(candidate, video, residency, number)
             whole = _need(candidate, video.model_copy(update={"decode_chunk_size": None}), residency, number)
             found.append(

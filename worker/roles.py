@@ -1,11 +1,9 @@
 """Decides on rank 0, before weights are read, which of a model's experts each rank loads."""
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -14,17 +12,16 @@ from svdq.pipeline.models.components import name_of
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
-from svdq.pipeline.models.model_folder import WEIGHTS, loaded_files, stored_shapes
 from svdq.pipeline.models.needs import ModelSize, Residency
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.models.weights import num_weights
 from svdq.pipeline.planning.binding import Components, Segment, bind
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.planning.rounds import LOAD_SHARE
+from svdq.pipeline.transport.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -156,36 +153,42 @@ class Experts:
         return max(phases.values())
 
     def size(self) -> ModelSize:
-        """Return the size of the model, by the headers of its files."""
-        assert self._model.layout is not None
-        layout, experts = self._family.layouts[self._model.layout], [segment.component for segment in self.segments]
-        found: dict[str, float] = {name: self._num_weights(name) for name in layout.weighted if name not in experts}
-        if self._model.weights:
-            found |= {name: self._num_weights(name) for name in experts}
-        else:
-            # By the sizes of their files and the header of the first: no rank opens files that it does not load.
-            sizes = [sum(file.stat().st_size for file in self._files(name)) for name in experts]
-            first = self._num_weights(experts[0])
-            found |= {name: first * size / max(1, sizes[0]) for name, size in zip(experts, sizes, strict=True)}
-        return ModelSize(
-            family=self._family,
-            layout=layout,
-            facts=self._model.facts,
-            num_weights={name: number for name, number in found.items() if number},
-            dtype=name_of(self._dtype),
-            int8="int8" in self._compute.approximate,
-            streamed=self._compute.offload == "blocks",
-        )
+        """Return the size of the model, in the smallest way that the options allow."""
+        size = ModelSize.of(self._model, name_of(self._dtype), self._compute)
+        return replace(size, kept=self._compute.may_keep)
 
-    def _num_weights(self, component: str) -> int:
-        if component in self._model.weights:
-            return num_weights(self._model.weights[component])
-        return sum(map(math.prod, stored_shapes(self._files(component)).values()))
 
-    def _files(self, component: str) -> list[Path]:
-        assert self._model.folder is not None
-        files = loaded_files(self._model.folder, component, WEIGHTS[name_of(self._dtype)])
-        return [file for file in files if file.is_file()]
+def choose_weights(
+    model: ResolvedModel,
+    compute: ComputeOptions,
+    dtype: torch.dtype,
+    role: Role,
+    capacity: int | None,
+    topology: Topology,
+    device: torch.device,
+) -> str:
+    """Return whether the weights of a rank of so many bytes stay as their files store them, of `compute_options.KEPT`.
+
+    They are made once where there is room for all that the rank holds, and nothing comes and goes.
+    """
+    if compute.weights != "auto":
+        return compute.weights
+    if not model.weights or not compute.may_keep:
+        return "made"
+    size = ModelSize.of(model, name_of(dtype), compute)
+    if not size.stored:
+        return "made"
+    if role.in_rounds or role.leaves != "nothing":
+        return "stored"
+    video = size.family.complete(size.family.parameters.model_validate({"seed": 0}), size.facts)
+    phases = size.phases(
+        video.model_copy(update={"decode_chunk_size": 1}),
+        "resident" if role.components is None else "bound",
+        encodes=topology.first,
+        decodes=topology.last,
+        workspace=WORKSPACE_BYTES if device.type == "cuda" else 0,
+    )
+    return "made" if capacity is None or max(phases.values()) <= capacity else "stored"
 
 
 def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:

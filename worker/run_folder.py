@@ -62,6 +62,11 @@ class RankConfig(BaseModel):
         description="How a rank holds the experts of a model with several: all of them; one; or, if it is the only "
         "rank of its group, one at a time, in rounds over many videos. auto: all where its memory suffices.",
     )
+    weights: Literal["auto", "stored", "made"] = Field(
+        default="auto",
+        description="How the weights of fp8 and GGUF files are held. stored: as in the file, and layers make them when "
+        "they use them; made: in the type computed in. auto: made where there is room. The frames stay the same.",
+    )
     offload: Literal["off", "blocks"] = Field(
         default="off",
         description="Keep the transformers of Wan in host memory; blocks: copy each block to the GPU while the one "
@@ -85,7 +90,11 @@ class RankConfig(BaseModel):
     def compute(self) -> ComputeOptions:
         """How the denoising components compute."""
         return ComputeOptions(
-            dtype=self.dtype, compiled=self.compile, approximate=self.approximate, offload=self.offload
+            dtype=self.dtype,
+            compiled=self.compile,
+            approximate=self.approximate,
+            offload=self.offload,
+            weights=self.weights,
         )
 
 
@@ -101,6 +110,9 @@ def check_ranks(config: RankConfig, model: ResolvedModel, num_ranks: int, *, on_
             "A rank that works in rounds is a group of its own; start one for each GPU: "
             f"`svdq worker --experts rounds --groups {num_ranks} --ranks 1`."
         )
+    if config.weights == "stored" and (config.approximate or config.compile != "off"):
+        other = "--approximate int8" if config.approximate else "--compile"
+        raise InputError(f"--weights stored does not work with {other}; leave one of them out.")
     if config.offload == "off":
         return
     if config.compile != "off":

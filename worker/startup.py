@@ -24,7 +24,7 @@ from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.intake.memory_plan import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.queue.crashes import CrashMarker
-from svdq.worker.roles import Experts, PhaseWeights
+from svdq.worker.roles import Experts, PhaseWeights, choose_weights
 from svdq.worker.run_folder import RunConfig, can_stream, check_ranks, free_host_bytes
 
 logger = logging.getLogger(__name__)
@@ -135,6 +135,11 @@ def _load_model(process: RankProcess) -> LoadedModel:
         prepare_compiling(settings.home, topology.num_ranks)
     sharing = config.ranks_per_gpu or ranks_per_gpu(len(gpus), topology.num_ranks)
     role, phase_weights = _choose_role(process, device, lambda: capacity(device, settings.memory_limit, sharing), dtype)
+    granted = capacity(device, settings.memory_limit, sharing)
+    kept = choose_weights(resolved, compute, dtype, role, granted, topology, device)
+    if kept == "stored":
+        logger.info("Weights stay as their files store them; each layer makes its own when it uses it.")
+    compute = replace(compute, weights=kept)
     num_threads = torch.get_num_threads()
     if device.type != "cpu":
         # torchrun starts ranks with one thread; weights are converted with this rank's share of the cores.

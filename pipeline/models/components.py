@@ -15,13 +15,12 @@ from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import FolderLayout
 from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
 from svdq.pipeline.models.made_weights import load_weights
-from svdq.pipeline.models.model_folder import WEIGHTS, class_in, is_half, loaded_files, read_json, stored_shapes
+from svdq.pipeline.models.model_folder import WEIGHTS, class_in, is_half, loaded_files, read_json, weights_in
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights import (
     Stored,
     empty_component,
-    num_weights,
     open_file,
     open_folder,
     renaming,
@@ -122,13 +121,11 @@ class ComponentLoader:
         return parts
 
     def _needed_bytes(self) -> int:
-        sizes = [self.dtype_of(each).itemsize * self._num_weights(each) for each in self.needed()]
+        sizes = [
+            self.dtype_of(each).itemsize * sum(number for file in self.files(each) for number, _ in weights_in(file))
+            for each in self.needed()
+        ]
         return max(sizes) if self.role.in_rounds else sum(sizes)
-
-    def _num_weights(self, component: str) -> int:
-        if component in self.model.weights:
-            return num_weights(self.model.weights[component])
-        return sum(map(math.prod, stored_shapes(self._files(component)).values()))
 
     def files(self, component: str) -> list[Path]:
         """Return the files that a component's weights are in."""

@@ -39,6 +39,11 @@ class ComputeOptions:
     offload: str = "off"  # what stays in host memory until it is needed, of OFFLOADED; changes no bits
     weights: str = "auto"  # whether weights stay as files store them, of KEPT; changes no bits
 
+    @property
+    def may_keep(self) -> bool:
+        """Whether layers may keep what weights files store."""
+        return self.weights == "stored" or (self.weights == "auto" and not self.approximate and self.compiled == "off")
+
     def changed(self) -> dict[str, Any]:
         """Return the options that may change bits and differ from the defaults, by name, as in JSON."""
         found = {name: value for name, value in asdict(self).items() if value != getattr(type(self), name)}

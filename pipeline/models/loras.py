@@ -47,7 +47,7 @@ class Lora:
     file: LoraFile
     tensors: Any
     parts: dict[str, dict[str, str]] = field(default_factory=dict)  # keys of parts by weight and kind of part
-    #: By weight, alpha / rank of peft's configuration, and that of the two factors, which may have an alpha beside them.
+    #: By weight, alpha / rank of peft's configuration, and of the two factors, which may have an alpha beside them.
     scales: dict[str, float] = field(default_factory=dict)
     factors: dict[str, float] = field(default_factory=dict)
     #: Keys that match no weight, and those that are dropped as in diffusers: whole differences of norms and the like.

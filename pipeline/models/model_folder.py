@@ -5,6 +5,7 @@ reported when the model is loaded.
 """
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,10 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # the dtype
 WEIGHTS = {"float32": (False,), "float16": (True, False), "bfloat16": (False, True)}
 UNTRAINED = "UNTRAINED.md"  # the file that marks folders with random weights that svdq has written
 _SAVED = "give a folder that diffusers' save_pretrained has written"  # advice about a folder without readable configs
+
+#: Tensors in files of ComfyUI that are no weights: scales, how the inputs of a layer are rounded, notes of the format.
+SCALES, NOTE = ("scale_weight", "weight_scale"), "comfy_quant"
+NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", NOTE, *SCALES)
 
 Shapes = dict[str, list[int]]  # the shape of each weight, by name
 
@@ -83,6 +88,35 @@ def stored_shapes(files: Iterable[Path]) -> Shapes:
     """Return the shapes of the weights in files; broken files are left out."""
     found = map(_read_shapes, files)
     return {name: shape for shapes in found if isinstance(shapes, dict) for name, shape in shapes.items()}
+
+
+def weights_in(file: Path) -> list[tuple[int, int]]:
+    """Return the numbers in each weight of a file of safetensors or GGUF, and the bytes that store them.
+
+    Reads the header only; of a file that cannot be read it returns nothing. Raises InputError without the package gguf.
+    """
+    if file.suffix == ".gguf":
+        return [(int(tensor.n_elements), int(tensor.n_bytes)) for tensor in gguf_tensors(file)]
+    try:
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    except (OSError, ValueError, OverflowError, MemoryError):
+        return []
+    found = {name: each for name, each in header.items() if not {name, name.rpartition(".")[2]} & {*NO_WEIGHTS}}
+    found.pop("__metadata__", None)
+    return [(math.prod(each["shape"]), each["data_offsets"][1] - each["data_offsets"][0]) for each in found.values()]
+
+
+def gguf_tensors(file: Path) -> Sequence[Any]:
+    """Return the tensors of a GGUF file, mapped; raises InputError if it cannot be read."""
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise InputError(f"The weights file {file} needs the package gguf; {how_to_install('gguf')}.") from error
+    try:
+        return list(GGUFReader(file).tensors)
+    except (OSError, ValueError) as error:
+        raise InputError(f"The weights file {file} cannot be read ({error}); fetch it again.") from error
 
 
 def _read_shapes(file: Path) -> Shapes | str:

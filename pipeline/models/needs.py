@@ -6,14 +6,16 @@ and elsewhere the rank that encodes can do without the text encoder between embe
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
-from svdq.pipeline.models.compute_options import STREAMED_BLOCKS
-from svdq.pipeline.models.families import FAMILIES
+from svdq.pipeline.models.compute_options import DEFAULTS, STREAMED_BLOCKS, ComputeOptions
+from svdq.pipeline.models.families import FAMILIES, family_named
 from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel
 from svdq.pipeline.models.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Leaves, Phase, shape_for
-from svdq.pipeline.models.model_folder import DTYPES
+from svdq.pipeline.models.model_folder import DTYPES, WEIGHTS, loaded_files, weights_in
+from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.video_parameters import VideoParameters
 
 #: What a rank holds: all of the model, one denoising component and the others, or what the present phase needs.
@@ -32,6 +34,49 @@ class ModelSize:
     dtype: str  # torch's name of the dtype computed in
     int8: bool = False  # whether the denoising components have int8 weights
     streamed: bool = False  # whether the blocks of the denoising components come from host memory one by one
+    #: Bytes of denoising components as their files store them, LoRAs included, where that is less than in the dtype.
+    stored: Mapping[str, float] = field(default_factory=dict)
+    kept: bool = False  # whether they stay so: each layer makes its weight when it uses it
+
+    @classmethod
+    def of(cls, model: ResolvedModel, dtype: str, compute: ComputeOptions = DEFAULTS) -> "ModelSize":
+        """Return the size of a model with a folder, by the headers of its files; `dtype` is torch's name of it.
+
+        No rank opens files that it does not load: the sizes of files stand for all experts but the first.
+        """
+        assert model.folder is not None
+        assert model.family is not None
+        assert model.layout is not None
+        family = family_named(model.family)
+        layout, found = family.layouts[model.layout], dict[str, float]()
+        first: tuple[float, int] | None = None  # weights and bytes of the first expert
+        for component in layout.weighted:
+            files = [each for each in loaded_files(model.folder, component, WEIGHTS[dtype]) if each.is_file()]
+            if component in model.weights:
+                found[component] = sum(number for number, _ in weights_in(model.weights[component]))
+                continue
+            num_bytes = sum(file.stat().st_size for file in files)
+            if component in layout.denoisers and first is not None:
+                found[component] = first[0] * num_bytes / max(1, first[1])
+                continue
+            found[component] = sum(number for file in files for number, _ in weights_in(file))
+            if component in layout.denoisers:
+                first = found[component], num_bytes
+        stored = {component: stored_bytes(file, dtype) for component, file in model.weights.items()}
+        for lora in model.loras:
+            if lora.component in stored:
+                stored[lora.component] += lora.file.stat().st_size
+        return cls(
+            family=family,
+            layout=layout,
+            facts=model.facts,
+            num_weights={name: number for name, number in found.items() if number},
+            dtype=dtype,
+            int8="int8" in compute.approximate,
+            streamed=compute.offload == "blocks",
+            stored={each: size for each, size in stored.items() if size < found[each] * ITEM_BYTES[dtype]},
+            kept=compute.weights == "stored",
+        )
 
     def weights(self, component: str) -> int:
         """Return the bytes of a component's weights on the GPU."""
@@ -39,6 +84,8 @@ class ModelSize:
         if component not in self.layout.denoisers:
             return int(num_weights * ITEM_BYTES[self.layout.dtype_of(component, self.dtype)])
         num_bytes = num_weights * (INT8_BYTES if self.int8 else ITEM_BYTES[self.dtype])
+        if self.kept and not self.int8:
+            num_bytes = self.stored.get(component, num_bytes)
         # Layers outside of blocks take less than one more.
         num_blocks = self.family.num_blocks(self.facts) if self.streamed else None
         return int(num_bytes if num_blocks is None else num_bytes * min(1.0, (STREAMED_BLOCKS + 1) / num_blocks))
@@ -112,6 +159,11 @@ class ModelSize:
 
     def _peak(self, activity: Activity, video: VideoParameters) -> int:
         return self.family.memory(activity, shape_for(activity, video), self.dtype, self.facts, has_decoder=True)
+
+
+def stored_bytes(file: Path, dtype: str) -> float:
+    """Return the bytes of a component of a weights file whose layers keep what it stores where that is smaller."""
+    return sum(min(num_bytes, number * ITEM_BYTES[dtype]) for number, num_bytes in weights_in(file))
 
 
 def published(name: str) -> tuple[PublishedModel, ModelSize] | None:

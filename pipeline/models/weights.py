@@ -15,15 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svdq.pipeline.errors import InputError, how_to_install
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.loras import open_safetensors
+from svdq.pipeline.models.model_folder import NO_WEIGHTS, NOTE, SCALES, gguf_tensors
 
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.")  # what ComfyUI puts before the names of a denoiser
-_SCALES = ("scale_weight", "weight_scale")  # scales of a weight in fp8, beside it; the older name and the newer one
-#: Tensors in files of ComfyUI that are no weights: how the inputs of a layer are rounded, and markers of the format.
-_NOTE = "comfy_quant"  # the tensor beside a weight that names its format
-_NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", _NOTE, *_SCALES)
-
 DATA, SCALE = "data", "scale"  # names of the tensors that store a weight
 
 
@@ -74,9 +70,9 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
     quantized = set()  # modules whose weights mean nothing without what is beside them
     for key in keys:
         module, _, kind = key.rpartition(".")
-        if kind in _NO_WEIGHTS or key in _NO_WEIGHTS:
+        if kind in NO_WEIGHTS or key in NO_WEIGHTS:
             continue
-        scale = next((f"{module}.{name}" for name in _SCALES if kind == "weight" and f"{module}.{name}" in keys), None)
+        scale = next((f"{module}.{name}" for name in SCALES if kind == "weight" and f"{module}.{name}" in keys), None)
         stored = tensors.get_slice(key)
         shape, dtype = stored.get_shape(), stored.get_dtype()
         if scale is not None and not _is_known(factors := tensors.get_slice(scale).get_shape(), shape):
@@ -84,8 +80,8 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
                 f"The weights file {file} has {scale} of shape {factors} for a weight of {shape}, and svdq reads one "
                 "scale for all, one a row, or one a block; give other weights."
             )
-        if kind == "weight" and f"{module}.{_NOTE}" in keys:
-            _check_note(file, key, tensors.get_tensor(f"{module}.{_NOTE}"))
+        if kind == "weight" and f"{module}.{NOTE}" in keys:
+            _check_note(file, key, tensors.get_tensor(f"{module}.{NOTE}"))
         if kind == "weight" and dtype.startswith(("I", "U")) and scale is None:
             raise InputError(
                 f"The weights file {file} has {key} of {dtype} without a scale, which svdq cannot read; give weights "
@@ -152,7 +148,7 @@ def scaled(tensors: Mapping[str, Tensor]) -> Tensor:
 
 def _open_gguf(file: Path) -> dict[str, Stored]:
     found = {}
-    for tensor in _gguf_tensors(file):
+    for tensor in gguf_tensors(file):
         # A writable view: torch warns of others. Nobody writes.
         data = tensor.data.view()
         read = partial(_mapped, data)
@@ -181,17 +177,6 @@ def _of_blocks(kind: int, tensors: Mapping[str, Tensor]) -> Tensor:
     return made
 
 
-def _gguf_tensors(file: Path) -> Sequence[Any]:
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise InputError(f"The weights file {file} needs the package gguf; {how_to_install('gguf')}.") from error
-    try:
-        return list(GGUFReader(file).tensors)
-    except (OSError, ValueError) as error:
-        raise InputError(f"The weights file {file} cannot be read ({error}); fetch it again.") from error
-
-
 def empty_component(kind: Any, config: Mapping[str, Any]) -> Any:
     """Create a component of diffusers without memory for its weights; its buffers have their values."""
     from accelerate import init_empty_weights
@@ -207,8 +192,3 @@ def renaming(kind: Any) -> Callable[[str], str]:
     convert = SINGLE_FILE_LOADABLE_CLASSES.get(kind.__name__, {}).get("checkpoint_mapping_fn")
     # It renames the keys of a dict and leaves the values alone.
     return (lambda name: str(next(iter(convert({name: name}))))) if convert else str
-
-
-def num_weights(file: Path) -> int:
-    """Return the number of weights in a file, by its header."""
-    return sum(stored.num_elements for stored in _opened(file).values())

@@ -117,3 +117,14 @@ def test_weights_that_nothing_is_known_of_are_said_to_be_so(tiny_wan: Path, tmp_
     model_file.write_text(f'base = "{folder}"\n[weights]\ntransformer = "a.gguf"\ntransformer_2 = "b.gguf"\n')
     with pytest.raises(InputError, match="is not known before they are loaded"):
         know(str(model_file))
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("fp8_scaled.safetensors", 8), ("Q4_K_M.gguf", 4.8), ("Q8_0.gguf", 8.5)])
+def test_a_file_that_is_not_here_is_known_by_the_format_in_its_name(tmp_path: Path, kind: str, bits: float) -> None:
+    files = "".join(f'{name} = "owner/files:{name}-{kind}"\n' for name in ("transformer", "transformer_2"))
+    (tmp_path / "mine.toml").write_text(f'base = "{A14B}"\n[weights]\n{files}')
+    known, base = know(str(tmp_path / "mine.toml")), know(A14B)
+    assert known.size.weights("transformer") == pytest.approx(base.size.num_weights["transformer"] * bits / 8, rel=1e-6)
+    small, large = (ways(known, known.video(), Cards.parse(cards), 1, None)[0] for cards in ("1x24", "1x80"))
+    assert small.need_bytes < large.need_bytes, "weights are made where there is room"
+    assert large.fits

@@ -2,16 +2,22 @@
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.memory import WORKSPACE_BYTES
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.transport.topology import Topology
 from svdq.worker.intake.memory_plan import RankInfo
-from svdq.worker.roles import Experts
+from svdq.worker.roles import Experts, choose_weights
+from tests.pipeline.models.wan_files import save_fp8_scaled
 
 HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
 #: Bytes that suffice for anything, and for nothing.
@@ -133,3 +139,31 @@ def test_ranks_of_a_simulated_model_are_bound_when_asked() -> None:
     assert experts.assign([None] * 7, "auto") == [None] * 7
     first, second = {"simulated"}, {"simulated_2"}
     assert experts.assign([None] * 7, "bound") == [first] * 3 + [second] * 4
+
+
+def test_weights_stay_stored_where_made_ones_have_no_room(tiny_wan: Path, tmp_path: Path) -> None:
+    for component in ("transformer", "transformer_2"):
+        weights = load_file(next((tiny_wan / component).glob("*.safetensors")))
+        save_fp8_scaled(tmp_path / f"{component}.safetensors", weights)
+    files = "".join(f'{name} = "{name}.safetensors"\n' for name in ("transformer", "transformer_2"))
+    (tmp_path / "fp8.toml").write_text(f'base = "{tiny_wan}"\n[weights]\n{files}')
+    model, alone = resolve(str(tmp_path / "fp8.toml")), Topology(rank=0, num_ranks=1)
+
+    def choose(capacity: int | None, role: Role, **options: Any) -> str:
+        compute = ComputeOptions(**options)
+        return choose_weights(model, compute, torch.bfloat16, role, capacity, alone, torch.device("cpu"))
+
+    everything = Role.of_rank(0)
+    assert choose(None, everything) == choose(ROOM, everything) == "made"
+    least = smallest(lambda num_bytes: choose(num_bytes, everything) == "made")
+    assert choose(least - 1, everything) == "stored"
+    assert choose(None, replace(everything, in_rounds=True)) == "stored"
+    assert choose(ROOM, everything, weights="stored") == "stored"
+    assert choose(0, everything, weights="made") == choose(0, everything, compiled="blocks") == "made"
+
+    found = Experts.of(model, ComputeOptions(), torch.bfloat16, torch.device("cpu"))
+    made = Experts.of(model, ComputeOptions(weights="made"), torch.bfloat16, torch.device("cpu"))
+    assert found is not None
+    assert made is not None
+    least = smallest(lambda num_bytes: made.in_rounds(num_bytes, "auto") is None)
+    assert found.in_rounds(least - 1, "auto") is None, "both experts have room as they are stored"

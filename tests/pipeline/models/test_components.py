@@ -43,7 +43,7 @@ def test_only_what_encodes_and_decodes_is_kept(tiny_wan):
     assert (decoder.vae.encoder, decoder.text_encoder, decoder.tokenizer) == (None, None, None)
 
 
-def runs_out(*_) -> None:
+def runs_out(*_, **__) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
 

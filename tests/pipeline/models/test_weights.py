@@ -10,9 +10,10 @@ from torch import Tensor
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.components import check_model_file
 from svdq.pipeline.models.made_weights import load_weights
+from svdq.pipeline.models.model_folder import weights_in
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.wan.family import FAMILY
-from svdq.pipeline.models.weights import empty_component, num_weights, open_file, renaming
+from svdq.pipeline.models.weights import empty_component, open_file, renaming
 from tests.pipeline.models.wan_files import original_name, save_fp8_scaled, save_gguf
 
 
@@ -56,7 +57,9 @@ def test_a_file_of_comfyui_loads_to_its_dequantized_weights(
     load_weights(ours, read, [], dtype=torch.float32, device=torch.device("cpu"))
     for weight, tensor in ours.state_dict().items():
         assert torch.equal(tensor, kept[weight].float()), weight
-    assert num_weights(tmp_path / name) == sum(weight.numel() for weight in weights.values())
+    assert sum(number for number, _ in weights_in(tmp_path / name)) == sum(
+        weight.numel() for weight in weights.values()
+    )
 
 
 def test_diffusers_alone_reads_fp8_scaled_files_wrongly(tiny_wan: Path, tmp_path: Path) -> None:
