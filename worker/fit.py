@@ -15,9 +15,9 @@ from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.family import PublishedModel, PublishedStep
 from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES, size_text
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, find_file, is_model_file, read_model_file
-from svdq.pipeline.models.model_folder import DTYPES, check_folder, weights_in
+from svdq.pipeline.models.model_folder import DTYPES, check_folder
 from svdq.pipeline.models.model_names import find_folder
-from svdq.pipeline.models.needs import ModelSize, Residency, published, stored_bytes
+from svdq.pipeline.models.needs import ModelSize, Residency, num_weights, published, stored_bytes
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.planning.binding import split_steps
 from svdq.pipeline.planning.capacity import VideoCosts
@@ -164,14 +164,14 @@ def know(name: str) -> KnownModel:
             if component not in replaced
         )
     here = {each: file for each, text in replaced.items() if (file := _file_here(text, Path(name))) is not None}
-    numbers = {each: sum(number for number, _ in weights_in(file)) for each, file in here.items()}
+    numbers = {each: num_weights([file], size.layout, size.dtype) for each, file in here.items()}
     size = replace(size, num_weights={**size.num_weights, **numbers})
     if not size.layout.denoisers & size.num_weights.keys():
         raise InputError(f"How many weights the files of the model {name} have is not known before they are loaded.")
     if given is not None:
         size = replace(size, facts=size.family.with_model_file(dict(size.facts), given, name))
         stored = {
-            component: stored_bytes(here[component], size.dtype)
+            component: stored_bytes(here[component], size.layout, size.dtype)
             if component in here
             else _stored_by_name(text, size.num_weights.get(component, 0.0))
             for component, text in replaced.items()

@@ -122,7 +122,7 @@ class ComponentLoader:
 
     def _needed_bytes(self) -> int:
         sizes = [
-            self.dtype_of(each).itemsize * sum(number for file in self.files(each) for number, _ in weights_in(file))
+            self.dtype_of(each).itemsize * sum(number for file in self.files(each) for _, number, _ in weights_in(file))
             for each in self.needed()
         ]
         return max(sizes) if self.role.in_rounds else sum(sizes)

@@ -38,12 +38,17 @@ class FolderLayout:
     optional: frozenset[str] = frozenset()  # components that a model may lack
     denoisers: frozenset[str]
     float32: frozenset[str] = frozenset()  # components that are loaded in float32 whatever the dtype
+    kept_float32: tuple[str, ...] = ()  # parts of the names of weights that diffusers keeps in float32
     settings: tuple[str, ...] = ()  # entries of the index that are arguments of the pipeline
     weighted: tuple[str, ...]
 
     def dtype_of(self, component: str, dtype: str) -> str:
         """Return torch's name of the dtype that a component is loaded in."""
         return "float32" if component in self.float32 else dtype
+
+    def keeps_float32(self, weight: str) -> bool:
+        """Return whether a weight of a denoising component stays in float32, by its name."""
+        return any(part in weight for part in self.kept_float32)
 
 
 @dataclass(frozen=True, kw_only=True)

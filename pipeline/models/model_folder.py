@@ -90,13 +90,13 @@ def stored_shapes(files: Iterable[Path]) -> Shapes:
     return {name: shape for shapes in found if isinstance(shapes, dict) for name, shape in shapes.items()}
 
 
-def weights_in(file: Path) -> list[tuple[int, int]]:
-    """Return the numbers in each weight of a file of safetensors or GGUF, and the bytes that store them.
+def weights_in(file: Path) -> list[tuple[str, int, int]]:
+    """Return the name of each weight in a file of safetensors or GGUF, its numbers, and the bytes that store them.
 
     Reads the header only; of a file that cannot be read it returns nothing. Raises InputError without the package gguf.
     """
     if file.suffix == ".gguf":
-        return [(int(tensor.n_elements), int(tensor.n_bytes)) for tensor in gguf_tensors(file)]
+        return [(tensor.name, int(tensor.n_elements), int(tensor.n_bytes)) for tensor in gguf_tensors(file)]
     try:
         with file.open("rb") as opened:
             header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
@@ -104,7 +104,10 @@ def weights_in(file: Path) -> list[tuple[int, int]]:
         return []
     found = {name: each for name, each in header.items() if not {name, name.rpartition(".")[2]} & {*NO_WEIGHTS}}
     found.pop("__metadata__", None)
-    return [(math.prod(each["shape"]), each["data_offsets"][1] - each["data_offsets"][0]) for each in found.values()]
+    return [
+        (name, math.prod(each["shape"]), each["data_offsets"][1] - each["data_offsets"][0])
+        for name, each in found.items()
+    ]
 
 
 def gguf_tensors(file: Path) -> Sequence[Any]:

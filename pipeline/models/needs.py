@@ -5,7 +5,7 @@ denoising component, and decodes. So it needs what the largest phase needs; in r
 and elsewhere the rank that encodes can do without the text encoder between embeds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -53,16 +53,16 @@ class ModelSize:
         for component in layout.weighted:
             files = [each for each in loaded_files(model.folder, component, WEIGHTS[dtype]) if each.is_file()]
             if component in model.weights:
-                found[component] = sum(number for number, _ in weights_in(model.weights[component]))
+                found[component] = num_weights([model.weights[component]], layout, dtype)
                 continue
             num_bytes = sum(file.stat().st_size for file in files)
             if component in layout.denoisers and first is not None:
                 found[component] = first[0] * num_bytes / max(1, first[1])
                 continue
-            found[component] = sum(number for file in files for number, _ in weights_in(file))
+            found[component] = num_weights(files, layout, dtype)
             if component in layout.denoisers:
                 first = found[component], num_bytes
-        stored = {component: stored_bytes(file, dtype) for component, file in model.weights.items()}
+        stored = {component: stored_bytes(file, layout, dtype) for component, file in model.weights.items()}
         for lora in model.loras:
             if lora.component in stored:
                 stored[lora.component] += lora.file.stat().st_size
@@ -161,9 +161,19 @@ class ModelSize:
         return self.family.memory(activity, shape_for(activity, video), self.dtype, self.facts, has_decoder=True)
 
 
-def stored_bytes(file: Path, dtype: str) -> float:
+def num_weights(files: Iterable[Path], layout: FolderLayout, dtype: str) -> float:
+    """Return the number of weights in files, of which each that stays in float32 counts by its bytes."""
+    found = (each for file in files for each in weights_in(file))
+    item = ITEM_BYTES[dtype]
+    return sum(number * (4 / item if layout.keeps_float32(name) else 1) for name, number, _ in found)
+
+
+def stored_bytes(file: Path, layout: FolderLayout, dtype: str) -> float:
     """Return the bytes of a component of a weights file whose layers keep what it stores where that is smaller."""
-    return sum(min(num_bytes, number * ITEM_BYTES[dtype]) for number, num_bytes in weights_in(file))
+    return sum(
+        number * 4 if layout.keeps_float32(name) else min(num_bytes, number * ITEM_BYTES[dtype])
+        for name, number, num_bytes in weights_in(file)
+    )
 
 
 def published(name: str) -> tuple[PublishedModel, ModelSize] | None:

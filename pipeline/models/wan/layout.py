@@ -52,6 +52,7 @@ _LAYOUT = FolderLayout(
     optional=frozenset({LOW_NOISE, "image_encoder", "image_processor"}),
     denoisers=frozenset({HIGH_NOISE, LOW_NOISE}),
     float32=frozenset({"vae", "image_encoder"}),  # as diffusers' documentation recommends
+    kept_float32=("time_embedder", "time_embedding"),  # diffusers' name and the original one; norms are small
     settings=("boundary_ratio", "expand_timesteps"),
     weighted=(HIGH_NOISE, LOW_NOISE, "vae", "text_encoder", "image_encoder"),
 )

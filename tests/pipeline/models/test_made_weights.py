@@ -1,8 +1,9 @@
 """Weights that stay as their files store them have the bits of weights that are made once, when they are loaded."""
 
+import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpu_checks import compare
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -18,8 +20,9 @@ from svdq.pipeline.models.compute_options import ComputeOptions, weight_bytes
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.made_weights import MadeWeight
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.needs import ModelSize
 from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.models.wan.family import WanParameters
+from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.weights import open_file
 from tests.pipeline.models.wan_files import original_name, save_fp8_scaled, save_lora
 from tests.pipeline.rendering import denoise
@@ -157,3 +160,88 @@ def test_stored_weights_make_the_same_video(wide_wan: Path, tmp_path: Path, phot
     assert torch.equal(*states)
     assert states[0].std() > 0.1
     assert sizes[1] < sizes[0]
+
+
+USUAL = WanParameters(prompt="A dog runs.", seed=1, steps=5, frames=5, width=64, height=64)
+HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
+GROUPS: list[dict[str, Any]] = [
+    {"num_ranks": 1},
+    {"num_ranks": 2},
+    {"num_ranks": 3, "components": (HIGH, None, LOW)},
+    {"num_ranks": 7},
+    {"num_ranks": 1, "in_rounds": True},
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["scaled.safetensors", "Q4_K.gguf"])
+def test_stored_weights_have_the_same_bits_on_any_number_of_ranks(wide_wan, tmp_path, image, name) -> None:
+    model = str(write_model_file(tmp_path, wide_wan, name, lora=True))
+    facts = resolve(model).facts
+    videos = [FAMILY.complete(USUAL.model_copy(update={"seed": seed}), facts) for seed in range(3)]
+    expected = compare.render(model, image, videos, num_ranks=1, options=ComputeOptions(weights="made"))
+    assert expected[0].std() > 20
+    for group in GROUPS:
+        ours = compare.render(model, image, videos, options=ComputeOptions(weights="stored"), **group)
+        np.testing.assert_array_equal(ours, expected)
+
+
+def write_holes(path: Path, shapes: Mapping[str, torch.Size], kind: str) -> None:
+    """Zeros as weights of a kind, those of norms and the like in float32."""
+    import gguf
+
+    def is_packed(name: str) -> bool:
+        return name.startswith("blocks.") and name.endswith(".weight") and len(shapes[name]) == 2
+
+    if kind == "fp8":
+        meta = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        sizes = {name: each.numel() * (1 if is_packed(name) else 4) for name, each in meta.items()}
+        stops = dict(zip(sizes, itertools.accumulate(sizes.values()), strict=True))
+        header = {
+            original_name(name): {
+                "dtype": "F8_E4M3" if is_packed(name) else "F32",
+                "shape": list(shape),
+                "data_offsets": [stops[name] - sizes[name], stops[name]],
+            }
+            for name, shape in shapes.items()
+        }
+        text = json.dumps(header).encode()
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + max(stops.values()))
+        return
+    writer = gguf.GGUFWriter(path, "wan")
+    quantization = gguf.GGMLQuantizationType.Q4_K
+    block, num_bytes = gguf.GGML_QUANT_SIZES[quantization]
+    for name, shape in shapes.items():
+        if is_packed(name):
+            packed = np.zeros((shape[0], shape[1] // block * num_bytes), np.uint8)
+            writer.add_tensor(original_name(name), packed, raw_dtype=quantization)
+        else:
+            flat = (*shape[:3], -1) if len(shape) > 4 else tuple(shape)
+            writer.add_tensor(original_name(name), np.zeros(shape, np.float32).reshape(flat))
+    finish(writer)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["fp8", "Q4_K"])
+def test_layers_of_the_published_width_take_what_is_estimated(tiny_wan: Path, tmp_path: Path, kind: str) -> None:
+    """Two blocks, each with two layers of 5120 x 13824, in holes of files that take no disk."""
+    from diffusers import WanTransformer3DModel
+
+    from_config = WanTransformer3DModel.from_config
+    shutil.copytree(tiny_wan, tmp_path / "wan")
+    config = tmp_path / "wan" / "transformer" / "config.json"
+    wide = {"num_attention_heads": 40, "attention_head_dim": 128, "ffn_dim": 13824, "num_layers": 2}
+    config.write_text(json.dumps(json.loads(config.read_text()) | wide))
+    with torch.device("meta"):
+        shapes = {n: w.shape for n, w in from_config(json.loads(config.read_text())).state_dict().items()}
+    write_holes(tmp_path / f"a.{'gguf' if kind == 'Q4_K' else 'safetensors'}", shapes, kind)
+    file = next(tmp_path.glob("a.*"))
+    (tmp_path / "wide.toml").write_text(f'base = "{tmp_path / "wan"}"\n[weights]\ntransformer = "{file.name}"\n')
+    model = resolve(str(tmp_path / "wide.toml"))
+    for weights in ("stored", "made"):
+        compute = ComputeOptions(weights=weights)
+        opened = open_model(model, Role(components=HIGH), CPU, torch.bfloat16, compute)
+        estimated = ModelSize.of(model, "bfloat16", compute).weights("transformer")
+        assert weight_bytes(opened.pipeline.transformer) == pytest.approx(estimated, rel=0.03)
