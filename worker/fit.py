@@ -171,7 +171,7 @@ def know(name: str) -> KnownModel:
     if given is not None:
         size = replace(size, facts=size.family.with_model_file(dict(size.facts), given, name))
         stored = {
-            component: stored_bytes(here[component], size.layout, size.dtype)
+            component: stored_bytes([here[component]], size.layout, size.dtype)
             if component in here
             else _stored_by_name(text, size.num_weights.get(component, 0.0))
             for component, text in replaced.items()

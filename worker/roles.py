@@ -173,7 +173,7 @@ def choose_weights(
     """
     if compute.weights != "auto":
         return compute.weights
-    if not model.weights or not compute.may_keep:
+    if model.family is None or not compute.may_keep:
         return "made"
     size = ModelSize.of(model, name_of(dtype), compute)
     if not size.stored:

@@ -15,7 +15,15 @@ from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import FolderLayout
 from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
 from svdq.pipeline.models.made_weights import load_weights
-from svdq.pipeline.models.model_folder import WEIGHTS, class_in, is_half, loaded_files, read_json, weights_in
+from svdq.pipeline.models.model_folder import (
+    WEIGHTS,
+    class_in,
+    is_half,
+    is_rounded,
+    loaded_files,
+    read_json,
+    weights_in,
+)
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights import (
@@ -24,6 +32,7 @@ from svdq.pipeline.models.weights import (
     open_file,
     open_folder,
     renaming,
+    tied_names,
 )
 
 logger = logging.getLogger(__name__)
@@ -96,7 +105,7 @@ class ComponentLoader:
         """Load one component as the options say, a denoising one configured; raises InputError for whatever reason."""
         with in_a_sentence(f"The {component} of the model {self.name}", device, self._needed_bytes):
             if component not in self.layout.denoisers:
-                return self.load(component, device)
+                return self.load(component, device, is_kept=options.weights == "stored")
             where = torch.device("cpu") if options.offload == "blocks" else device
             found = self.load(component, where, quantization(options), is_kept=options.weights == "stored")
             return apply(found, options, device)
@@ -142,9 +151,9 @@ class ComponentLoader:
         import diffusers
         import transformers
 
-        name = self.layout.components[component][0]
-        kind: Any = getattr(diffusers if hasattr(diffusers, name) else transformers, name)
-        if component in self.model.weights or any(lora.component == component for lora in self.model.loras):
+        kind = class_of(self.layout, component)
+        is_changed = component in self.model.weights or any(lora.component == component for lora in self.model.loras)
+        if is_changed or is_rounded(self._files(component)):
             return self._assemble(kind, component, device, quantized, is_kept=is_kept)
         variant = "fp16" if is_half(self._files(component)[0].name) else None
         arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
@@ -172,7 +181,8 @@ class ComponentLoader:
     def open_changed(self, kind: Any, component: str) -> tuple[Any, dict[str, Stored], list[Lora]]:
         """Open the files of a component that a model file changes, and match them to its config."""
         model = empty_component(kind, read_json(self.path, f"{component}/config.json", self.name))
-        shapes, rename = {name: tensor.shape for name, tensor in model.state_dict().items()}, renaming(kind)
+        names = model.state_dict().keys() - tied_names(model)
+        shapes, rename = {name: model.state_dict()[name].shape for name in sorted(names)}, renaming(kind)
         if component in self.model.weights:
             stored = open_file(self.model.weights[component], shapes, rename)
         else:
@@ -201,16 +211,23 @@ class ComponentLoader:
 def check_model_file(model: ResolvedModel, layout: FolderLayout) -> Iterator[str]:
     """Yield a sentence about each file that a model file names, and warnings; reads headers only."""
     be_quiet()
-    import diffusers
-
     loader = ComponentLoader(model=model, layout=layout, role=Role(), dtype=torch.float16)
     for component in sorted({*model.weights, *(lora.component for lora in model.loras)}):
-        _, _, loras = loader.open_changed(getattr(diffusers, layout.components[component][0]), component)
+        _, _, loras = loader.open_changed(class_of(layout, component), component)
         if component in model.weights:
             yield f"{component}: all weights are in {model.weights[component]}."
         for lora in loras:
             yield f"{component}: {lora.file} changes {len(lora.parts)} weights."
             yield from warnings_of(lora)
+
+
+def class_of(layout: FolderLayout, component: str) -> Any:
+    """Return the class of diffusers or transformers that a component is loaded as."""
+    import diffusers
+    import transformers
+
+    name = layout.components[component][0]
+    return getattr(diffusers if hasattr(diffusers, name) else transformers, name)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from svdq.pipeline.models.compute_options import BLOCKS, KEPT_BUFFER
+from svdq.pipeline.models.compute_options import BLOCKS, KEPT_BUFFER, TEXT_BLOCKS
 from svdq.pipeline.models.loras import Lora
-from svdq.pipeline.models.weights import Stored
+from svdq.pipeline.models.weights import Stored, tied_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def keep_stored(
     layers = {
         f"{place}.{name}.weight": layer
         for place, block in model.named_modules()
-        if type(block).__name__ in BLOCKS
+        if type(block).__name__ in (*BLOCKS, *TEXT_BLOCKS)
         for name, layer in block.named_modules()
         if isinstance(layer, nn.Linear | _ConvNd) and not {*keep} & {*f"{place}.{name}".split(".")}
     }
@@ -135,10 +135,13 @@ def load_weights(
 
     With `is_kept`, layers keep what the file stores where that is smaller; not with a `quantization` of diffusers.
     """
+    import transformers
     from diffusers.models.model_loading_utils import load_model_dict_into_meta
     from diffusers.quantizers import DiffusersAutoQuantizer
 
-    quantizer, keep = None, list(model._keep_in_fp32_modules or ())
+    # transformers keeps modules in float32 for float16 only.
+    is_text = isinstance(model, transformers.PreTrainedModel)
+    quantizer, keep = None, [] if is_text and dtype != torch.float16 else list(model._keep_in_fp32_modules or ())
     if quantization is not None:
         quantizer = DiffusersAutoQuantizer.from_config(quantization, pre_quantized=False)
         keep = keep if getattr(quantizer, "use_keep_in_fp32_modules", False) else []
@@ -150,6 +153,7 @@ def load_weights(
             name=name, stored=stored[name], loras=[lora for lora in loras if name in lora.parts], shape=tensor.shape
         )
         for name, tensor in model.state_dict().items()
+        if name not in tied_names(model)
     }
     if is_kept:
         for name in keep_stored(model, recipes, dtype, device, keep):
@@ -165,4 +169,6 @@ def load_weights(
     if quantizer is not None:
         quantizer.postprocess_model(model)
         model.hf_quantizer = quantizer
+    if is_text:
+        model.tie_weights()
     model.eval()

@@ -15,7 +15,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError, how_to_install, reason_of
 from svdq.pipeline.models.family import FolderLayout
 
-_DTYPES = {"F16", "BF16", "F32"}  # supported types of weights, as named by safetensors
+_DTYPES = {"F16", "BF16", "F32", "F8_E4M3", "F8_E5M2"}  # supported types of weights, as named by safetensors
 #: Names of weights files, whole or in parts, and of the indexes of parts.
 _WEIGHTS_FILE = re.compile(
     r"(diffusion_pytorch_)?model(\.fp16)?(-\d{5}-of-\d{5})?(\.fp16)?\.safetensors(\.index(\.fp16)?\.json)?"
@@ -29,6 +29,7 @@ _SAVED = "give a folder that diffusers' save_pretrained has written"  # advice a
 
 #: Tensors in files of ComfyUI that are no weights: scales, how the inputs of a layer are rounded, notes of the format.
 SCALES, NOTE = ("scale_weight", "weight_scale"), "comfy_quant"
+EMBEDDINGS = ("shared.weight", "token_embd.weight")  # weights that text encoders look up, and multiply by nothing
 NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", NOTE, *SCALES)
 
 Shapes = dict[str, list[int]]  # the shape of each weight, by name
@@ -110,6 +111,11 @@ def weights_in(file: Path) -> list[tuple[str, int, int]]:
     ]
 
 
+def is_rounded(files: Iterable[Path]) -> bool:
+    """Return whether some weights in the files of a folder have a byte each, as in fp8."""
+    return any(number == num_bytes for file in files for _, number, num_bytes in weights_in(file))
+
+
 def gguf_tensors(file: Path) -> Sequence[Any]:
     """Return the tensors of a GGUF file, mapped; raises InputError if it cannot be read."""
     try:
@@ -142,7 +148,7 @@ def _read_shapes(file: Path) -> Shapes | str:
         return f"is cut off or no safetensors file ({reason_of(error)})"
     dtypes = {tensor.get_dtype() for name, tensor in tensors.items() if not name.endswith("position_ids")}
     if not dtypes <= _DTYPES:
-        return f"holds weights as {', '.join(sorted(dtypes - _DTYPES))} in place of F16, BF16 or F32"
+        return f"holds weights as {', '.join(sorted(dtypes - _DTYPES))} in place of F8, F16, BF16 or F32"
     return {name: list(tensor.get_shape()) for name, tensor in tensors.items()}
 
 

@@ -141,11 +141,16 @@ def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedMode
     family = family_named(model.family)
     index = read_json(model.folder, INDEX, model.name)
     denoisers = [each for each in family.layouts[model.layout].denoisers if class_in(index, each) is not None]
-    for component in (*given.weights, *(lora.component for lora in given.lora)):
-        if component not in denoisers:
+    texts = [each for each in family.layouts[model.layout].weighted if each.startswith("text_encoder")]
+    named = [
+        *((each, [*denoisers, *texts]) for each in given.weights),
+        *((each.component, denoisers) for each in given.lora),
+    ]
+    for component, allowed in named:
+        if component not in allowed:
             raise InputError(
                 f"The model file {str(path)!r} names the component {component!r}; the base {given.base} has "
-                f"{' and '.join(sorted(denoisers))}."
+                f"{' and '.join(sorted(allowed))}."
             )
     return model.model_copy(
         update={

@@ -14,7 +14,7 @@ from svdq.pipeline.models.compute_options import DEFAULTS, STREAMED_BLOCKS, Comp
 from svdq.pipeline.models.families import FAMILIES, family_named
 from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel
 from svdq.pipeline.models.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Leaves, Phase, shape_for
-from svdq.pipeline.models.model_folder import DTYPES, WEIGHTS, loaded_files, weights_in
+from svdq.pipeline.models.model_folder import DTYPES, EMBEDDINGS, WEIGHTS, is_rounded, loaded_files, weights_in
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -62,7 +62,11 @@ class ModelSize:
             found[component] = num_weights(files, layout, dtype)
             if component in layout.denoisers:
                 first = found[component], num_bytes
-        stored = {component: stored_bytes(file, layout, dtype) for component, file in model.weights.items()}
+        folder = model.folder
+        files_of = {each: loaded_files(folder, each, WEIGHTS[dtype]) for each in layout.denoisers}
+        files_of = {each: files for each, files in files_of.items() if is_rounded(files)}
+        files_of |= {component: [file] for component, file in model.weights.items()}
+        stored = {component: stored_bytes(files, layout, dtype) for component, files in files_of.items()}
         for lora in model.loras:
             if lora.component in stored:
                 stored[lora.component] += lora.file.stat().st_size
@@ -74,7 +78,7 @@ class ModelSize:
             dtype=dtype,
             int8="int8" in compute.approximate,
             streamed=compute.offload == "blocks",
-            stored={each: size for each, size in stored.items() if size < found[each] * ITEM_BYTES[dtype]},
+            stored={each: size for each, size in stored.items() if size < found.get(each, 0) * ITEM_BYTES[dtype]},
             kept=compute.weights == "stored",
         )
 
@@ -82,7 +86,8 @@ class ModelSize:
         """Return the bytes of a component's weights on the GPU."""
         num_weights = self.num_weights[component]
         if component not in self.layout.denoisers:
-            return int(num_weights * ITEM_BYTES[self.layout.dtype_of(component, self.dtype)])
+            in_dtype = num_weights * ITEM_BYTES[self.layout.dtype_of(component, self.dtype)]
+            return int(self.stored.get(component, in_dtype) if self.kept else in_dtype)
         num_bytes = num_weights * (INT8_BYTES if self.int8 else ITEM_BYTES[self.dtype])
         if self.kept and not self.int8:
             num_bytes = self.stored.get(component, num_bytes)
@@ -168,12 +173,14 @@ def num_weights(files: Iterable[Path], layout: FolderLayout, dtype: str) -> floa
     return sum(number * (4 / item if layout.keeps_float32(name) else 1) for name, number, _ in found)
 
 
-def stored_bytes(file: Path, layout: FolderLayout, dtype: str) -> float:
-    """Return the bytes of a component of a weights file whose layers keep what it stores where that is smaller."""
-    return sum(
-        number * 4 if layout.keeps_float32(name) else min(num_bytes, number * ITEM_BYTES[dtype])
-        for name, number, num_bytes in weights_in(file)
-    )
+def stored_bytes(files: Iterable[Path], layout: FolderLayout, dtype: str) -> float:
+    """Return the bytes of a component of weights files whose layers keep what is stored where that is smaller."""
+    total = 0.0
+    for name, number, num_bytes in (each for file in files for each in weights_in(file)):
+        in_dtype = number * (4 if layout.keeps_float32(name) else ITEM_BYTES[dtype])
+        is_made = layout.keeps_float32(name) or name in EMBEDDINGS
+        total += in_dtype if is_made else min(num_bytes, in_dtype)
+    return total
 
 
 def published(name: str) -> tuple[PublishedModel, ModelSize] | None:

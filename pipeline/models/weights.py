@@ -178,15 +178,45 @@ def _of_blocks(kind: int, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def empty_component(kind: Any, config: Mapping[str, Any]) -> Any:
-    """Create a component of diffusers without memory for its weights; its buffers have their values."""
+    """Create a component without memory for its weights; its buffers have their values."""
     from accelerate import init_empty_weights
 
     with init_empty_weights():
+        if hasattr(kind, "config_class"):  # of transformers
+            return kind(kind.config_class.from_dict(dict(config)))
         return kind.from_config(dict(config))
 
 
+def tied_names(model: Any) -> Collection[str]:
+    """Return the names of weights that are others of the same component under a second name."""
+    return {*(getattr(model, "_tied_weights_keys", None) or ())}
+
+
+#: From names of llama.cpp's T5 encoders in GGUF to those of transformers.
+_T5 = {
+    "token_embd": "shared",
+    "enc.output_norm": "encoder.final_layer_norm",
+    "enc.blk.": "encoder.block.",
+    **{f".attn_{each}": f".layer.0.SelfAttention.{each}" for each in "qkvo"},
+    ".attn_rel_b": ".layer.0.SelfAttention.relative_attention_bias",
+    ".attn_norm": ".layer.0.layer_norm",
+    ".ffn_gate": ".layer.1.DenseReluDense.wi_0",
+    ".ffn_up": ".layer.1.DenseReluDense.wi_1",
+    ".ffn_down": ".layer.1.DenseReluDense.wo",
+    ".ffn_norm": ".layer.1.layer_norm",
+}
+
+
+def _name_in_t5(name: str) -> str:
+    for theirs, ours in _T5.items():
+        name = name.replace(f"{theirs}.", f"{ours}.") if not theirs.endswith(".") else name.replace(theirs, ours)
+    return name
+
+
 def renaming(kind: Any) -> Callable[[str], str]:
-    """Return the conversion of original names of weights to diffusers' for a class of diffusers; most have none."""
+    """Return the conversion of names in files to those of a class of diffusers or transformers; most have none."""
+    if hasattr(kind, "config_class"):
+        return _name_in_t5 if "T5" in kind.__name__ else str
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 
     convert = SINGLE_FILE_LOADABLE_CLASSES.get(kind.__name__, {}).get("checkpoint_mapping_fn")

@@ -245,3 +245,77 @@ def test_layers_of_the_published_width_take_what_is_estimated(tiny_wan: Path, tm
         opened = open_model(model, Role(components=HIGH), CPU, torch.bfloat16, compute)
         estimated = ModelSize.of(model, "bfloat16", compute).weights("transformer")
         assert weight_bytes(opened.pipeline.transformer) == pytest.approx(estimated, rel=0.03)
+
+
+def save_t5_fp8(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    tensors, kept = {"scaled_fp8": torch.zeros(0, dtype=torch.float8_e4m3fn)}, dict(weights)
+    for name, weight in weights.items():
+        tensors[name] = weight.contiguous()
+        if ".layer." in name and name.endswith((".q.weight", ".wo.weight", ".wi_0.weight")):
+            scale = weight.abs().max() / 448
+            tensors[name] = (weight / scale).to(torch.float8_e4m3fn)
+            tensors[name.replace(".weight", ".scale_weight")] = scale
+            kept[name] = tensors[name].float() * scale
+    save_file(tensors, path)
+    return kept
+
+
+def save_t5_gguf(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With llama.cpp's names, in Q8_0 where the width allows it."""
+    import gguf
+
+    writer, kept = gguf.GGUFWriter(path, "t5encoder"), {}
+    quantization = gguf.GGMLQuantizationType.Q8_0
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5ENCODER, 2)
+    for name, weight in weights.items():
+        original, array = f"{names.get_name(name.removesuffix('.weight'))}.weight", weight.float().numpy()
+        kept[name] = weight
+        if array.ndim == 2 and array.shape[1] % 32 == 0:
+            array = gguf.quants.quantize(array, quantization)
+            writer.add_tensor(original, array, raw_dtype=quantization)
+            kept[name] = torch.from_numpy(gguf.quants.dequantize(array, quantization))
+        else:
+            writer.add_tensor(original, array)
+    finish(writer)
+    return kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suffix", "save"), [("safetensors", save_t5_fp8), ("gguf", save_t5_gguf)])
+def test_a_text_encoder_of_comfyui_embeds_as_its_dequantized_weights(tiny_wan, tmp_path, suffix, save) -> None:
+    weights = load_file(next((tiny_wan / "text_encoder").glob("*.safetensors")))
+    kept = save(tmp_path / f"text.{suffix}", weights)
+    file = tmp_path / "mine.toml"
+    file.write_text(f'base = "{tiny_wan}"\n[weights]\ntext_encoder = "text.{suffix}"\n')
+    role, video = Role(embed=True, components=frozenset()), USUAL.model_copy(update={"guidance_scale": 1.0})
+    made, stored = (
+        open_model(resolve(str(file)), role, CPU, torch.float32, ComputeOptions(weights=weights))
+        for weights in ("made", "stored")
+    )
+    for name, weight in made.pipeline.text_encoder.state_dict().items():
+        assert torch.equal(weight, kept[name.replace("encoder.embed_tokens", "shared")]), name
+    layers = [each for each in stored.pipeline.text_encoder.modules() if isinstance(each, MadeWeight)]
+    assert layers
+    embedded = [model.embed(video)["prompt_embeds"] for model in (made, stored)]
+    assert torch.equal(*embedded)
+    assert embedded[0].std() > 0.01
+    assert ModelSize.of(resolve(str(file)), "float32", ComputeOptions(weights="stored")).stored["text_encoder"] > 0
+
+
+def test_a_folder_of_diffusers_in_fp8(tiny_wan: Path, tmp_path: Path, photo) -> None:
+    folder = tmp_path / "wan"
+    shutil.copytree(tiny_wan, folder)
+    for component in ("transformer", "transformer_2"):
+        [file] = (folder / component).glob("*.safetensors")
+        weights = load_file(file)
+        rounded = {n: w.to(torch.float8_e4m3fn) if "attn" in n and w.ndim == 2 else w for n, w in weights.items()}
+        save_file(rounded, file)
+    states = []
+    for weights in ("made", "stored"):
+        role = Role(embed=True, encode=True, decode=True)
+        opened = open_model(resolve(str(folder)), role, CPU, torch.float32, ComputeOptions(weights=weights))
+        video = opened.complete(WanParameters(prompt="A dog.", seed=3, frames=5, steps=4, width=64, height=64))
+        states.append(denoise(opened, opened.encode(photo, video), video)["latents"])
+        layers = [each for each in opened.pipeline.transformer.modules() if isinstance(each, MadeWeight)]
+        assert bool(layers) == (weights == "stored")
+    assert torch.equal(*states)
