@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from svdq.cli.main import cli
 from svdq.cli.worker import divide
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.memory import size_text
 from svdq.producer.text import duration
 from svdq.worker.fit import NUM_VIDEOS, Cards, know, ways
 from svdq.worker.launcher.launcher import LaunchOptions
@@ -128,3 +129,23 @@ def test_a_file_that_is_not_here_is_known_by_the_format_in_its_name(tmp_path: Pa
     small, large = (ways(known, known.video(), Cards.parse(cards), 1, None)[0] for cards in ("1x24", "1x80"))
     assert small.need_bytes < large.need_bytes, "weights are made where there is room"
     assert large.fits
+
+
+def stored_file(folder: Path, kind: str, text: str) -> str:
+    files = "".join(f'{name} = "owner/files:{name}-{kind}"\n' for name in ("transformer", "transformer_2"))
+    path = folder / "mine.toml"
+    path.write_text(f'base = "{A14B}"\n[weights]\n{files}text_encoder = "owner/files:{text}"\n')
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "title"), [("1x12", "12 GB"), ("1x16", "16 GB"), ("1x24", "24 GB"), ("7x24", "seven of 24 GB")]
+)
+def test_the_page_says_what_fp8_and_gguf_files_need(home: Path, tmp_path: Path, gpus: str, title: str) -> None:
+    cells = []
+    for kind, text in (("fp8_scaled.safetensors", "umt5_fp8.safetensors"), ("Q4_K_M.gguf", "umt5-Q8_0.gguf")):
+        known = know(stored_file(tmp_path, kind, text))
+        way = next(each for each in ways(known, known.video(), Cards.parse(gpus), 1, None) if each.fits)
+        cells.append(f"`{way.command}`{', in parts' * way.in_parts}: {size_text(way.need_bytes)}")
+    row = f"| {title} | {' | '.join(cells)} |"
+    assert row in (ROOT / "docs/gpus.md").read_text(encoding="utf-8"), row
