@@ -24,7 +24,7 @@ MANY = 20  # smallest number of things of which commands print totals in place o
 #: Names of options that most people never need, for the help of commands with many.
 ADVANCED = {
     *("checkpoints", "compile", "decode_chunk_size", "depends_on", "dtype", "experts", "log_format"),
-    *("memory_limit", "metrics_address", "metrics_port", "redis_url", "storage", "trace", "warmup"),
+    *("memory_limit", "metrics_address", "metrics_port", "redis_url", "storage", "trace", "warmup", "weights"),
 }
 
 redis_option = click.option("--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL].")

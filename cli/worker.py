@@ -54,6 +54,12 @@ COUNT = click.IntRange(1, 1000)
     help="Memory for a rank's weights and activations, such as 24GB; videos that need more are refused "
     "(SVDQ_MEMORY_LIMIT). Default: the memory of its GPU.",
 )
+@click.option(
+    "--weights",
+    type=click.Choice(["auto", "stored", "made"]),
+    help="How weights of fp8 and GGUF files are held. stored: as in the file, and layers make them when they use them; "
+    "made: in the type computed in. auto: made where there is room (SVDQ_WEIGHTS). The frames stay the same.",
+)
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option(
     "--metrics-port",
@@ -76,6 +82,7 @@ def worker(
     redis_url: str | None,
     storage: str | None,
     memory_limit: str | None,
+    weights: str | None,
     report: Path | None,
     notify: tuple[str, ...],
     **options: Any,
@@ -97,10 +104,10 @@ def worker(
     require_torch("a worker")
     from svdq.worker.launcher.launcher import LaunchOptions
 
-    settings = load_settings(
-        model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit, notify=notify or None
-    )
-    rank = RankConfig(**{name: options.pop(name) for name in RankConfig.model_fields if name in options})
+    flags = {"model": model, "redis_url": redis_url, "storage": storage, "weights": weights}
+    settings = load_settings(**flags, memory_limit=memory_limit, notify=notify or None)
+    given = {name: options.pop(name) for name in RankConfig.model_fields if name in options}
+    rank = RankConfig(**given, weights=settings.weights)
     with _logging(rank.log_format):
         code = _start(settings, LaunchOptions(rank=rank, **options), report)
     sys.exit(code)

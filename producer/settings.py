@@ -3,7 +3,7 @@
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import platformdirs
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, field_validator
@@ -72,6 +72,8 @@ class Settings(BaseModel):
     stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
     #: Memory limit for a rank's weights and activations, such as 24GB; None: its GPU's memory, or no limit on a CPU.
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
+    #: Whether weights of fp8 and GGUF files stay as the file has them; auto: where there is no room for made ones.
+    weights: Literal["auto", "stored", "made"] = "auto"
     #: Token of `svdq serve`; None: the one in its file.
     serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False, exclude=True)
 

@@ -102,7 +102,7 @@ def _resolve_here(rank: RankConfig) -> RunConfig:
 
     settings = load_settings()
     model = resolve(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
-    return RunConfig(rank=rank, settings=settings, model=model)
+    return RunConfig(rank=rank.model_copy(update={"weights": settings.weights}), settings=settings, model=model)
 
 
 def _run(

@@ -171,15 +171,21 @@ def choose_weights(
 
     They are made once where there is room for all that the rank holds, and nothing comes and goes.
     """
-    if compute.weights != "auto":
-        return compute.weights
-    if model.family is None or not compute.may_keep:
+    if (
+        model.family is None
+        or not compute.may_keep
+        or not (size := ModelSize.of(model, name_of(dtype), compute)).stored
+    ):
         return "made"
-    size = ModelSize.of(model, name_of(dtype), compute)
-    if not size.stored:
+    is_forced = compute.weights == "stored" or role.in_rounds or role.leaves != "nothing"
+    if not is_forced and (capacity is None or _need_made(size, role, topology, device) <= capacity):
         return "made"
-    if role.in_rounds or role.leaves != "nothing":
-        return "stored"
+    logger.info("Weights stay as their files store them; layers make them when they use them.")
+    return "stored"
+
+
+def _need_made(size: ModelSize, role: Role, topology: Topology, device: torch.device) -> int:
+    """Return the bytes of a rank that makes all of its weights at load, with a typical video."""
     video = size.family.complete(size.family.parameters.model_validate({"seed": 0}), size.facts)
     phases = size.phases(
         video.model_copy(update={"decode_chunk_size": 1}),
@@ -188,7 +194,7 @@ def choose_weights(
         decodes=topology.last,
         workspace=WORKSPACE_BYTES if device.type == "cuda" else 0,
     )
-    return "made" if capacity is None or max(phases.values()) <= capacity else "stored"
+    return max(phases.values())
 
 
 def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:

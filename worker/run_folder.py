@@ -62,11 +62,6 @@ class RankConfig(BaseModel):
         description="How a rank holds the experts of a model with several: all of them; one; or, if it is the only "
         "rank of its group, one at a time, in rounds over many videos. auto: all where its memory suffices.",
     )
-    weights: Literal["auto", "stored", "made"] = Field(
-        default="auto",
-        description="How the weights of fp8 and GGUF files are held. stored: as in the file, and layers make them when "
-        "they use them; made: in the type computed in. auto: made where there is room. The frames stay the same.",
-    )
     offload: Literal["off", "blocks"] = Field(
         default="off",
         description="Keep the transformers of Wan in host memory; blocks: copy each block to the GPU while the one "
@@ -79,6 +74,7 @@ class RankConfig(BaseModel):
         description="Host memory of a group for parts of the model that are not in use, such as 48GB; what has no room "
         "is read from its files again. Default: what is free less 4 GB, shared by all groups.",
     )
+    weights: Literal["auto", "stored", "made"] = "auto"  # `Settings.weights`
     group: str | None = None  # number of the group in its launcher, for log lines
     num_groups: int = Field(default=1, ge=1)  # of its launcher, which share the queue
     #: Largest number of ranks that share a GPU, those of all groups included; None: count those of this torchrun.

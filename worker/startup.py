@@ -136,10 +136,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
     sharing = config.ranks_per_gpu or ranks_per_gpu(len(gpus), topology.num_ranks)
     role, phase_weights = _choose_role(process, device, lambda: capacity(device, settings.memory_limit, sharing), dtype)
     granted = capacity(device, settings.memory_limit, sharing)
-    kept = choose_weights(resolved, compute, dtype, role, granted, topology, device)
-    if kept == "stored":
-        logger.info("Weights stay as their files store them; each layer makes its own when it uses it.")
-    compute = replace(compute, weights=kept)
+    compute = replace(compute, weights=choose_weights(resolved, compute, dtype, role, granted, topology, device))
     num_threads = torch.get_num_threads()
     if device.type != "cpu":
         # torchrun starts ranks with one thread; weights are converted with this rank's share of the cores.

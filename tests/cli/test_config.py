@@ -34,6 +34,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "notify": {"value": ["json://***", "ntfy://***"], "source": "SVDQ_NOTIFY"},
         "stall_s": {"value": 90.0, "source": str(Path("svdq.toml").absolute())},
         "memory_limit": {"value": None, "source": "default"},
+        "weights": {"value": "auto", "source": "default"},
         "serve_token": {"value": None, "source": "default"},
     }
 
