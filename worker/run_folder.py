@@ -57,6 +57,12 @@ class RankConfig(BaseModel):
         default=(),
         description="Change results by more than rounding, and mark them. int8: weights of linear layers in int8.",
     )
+    attention: str = Field(
+        default="native",
+        title="NAME",
+        description="Backend of diffusers for the attention of Wan, such as _native_cudnn, flash or sage; sage is "
+        "approximate.",
+    )
     experts: Literal["auto", "resident", "bound", "rounds"] = Field(
         default="auto",
         description="How a rank holds the experts of a model with several: all of them; one; or, if it is the only "
@@ -88,6 +94,7 @@ class RankConfig(BaseModel):
         return ComputeOptions(
             dtype=self.dtype,
             compiled=self.compile,
+            attention=self.attention,
             approximate=self.approximate,
             offload=self.offload,
             weights=self.weights,

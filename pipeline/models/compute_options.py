@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from svdq.pipeline.errors import InputError, how_to_install
+from svdq.pipeline.errors import InputError, how_to_install, reason_of
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,7 @@ class ComputeOptions:
     dtype: str = "auto"
     compiled: str = "off"  # what torch.compile compiles, of COMPILED
     approximate: tuple[str, ...] = ()  # what changes results by more than rounding, of APPROXIMATE
+    attention: str = "native"  # the backend of diffusers' attention dispatcher
     offload: str = "off"  # what stays in host memory until it is needed, of OFFLOADED; changes no bits
     weights: str = "auto"  # whether weights stay as files store them, of KEPT; changes no bits
 
@@ -51,7 +52,12 @@ class ComputeOptions:
         found = {name: value for name, value in asdict(self).items() if value != getattr(type(self), name)}
         for name in ("offload", "weights"):
             found.pop(name, None)
-        return found | ({"approximate": list(self.approximate)} if self.approximate else {})
+        return found | ({"approximate": list(self.ways)} if self.ways else {})
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """What makes results approximate: what is asked for, and attention in int8 or fp8."""
+        return self.approximate + ((self.attention,) if "sage" in self.attention else ())
 
 
 DEFAULTS = ComputeOptions()  # the defaults of diffusers
@@ -76,12 +82,32 @@ def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = No
     over_frames = any(type(processor).__name__ == "AttnProcessor2_0" for processor in unet.attn_processors.values())
     if device is not None and device.type == "cuda" and over_frames:
         split_attention(unet)
+    if options.attention != "native":
+        _use_attention(unet, options.attention)
     if options.compiled != "off":
         _compile(unet, options.compiled)
     if options.offload == "blocks":
         assert device is not None
         _stream_blocks(unet, device)
     return unet
+
+
+def _use_attention(transformer: Any, name: str) -> None:
+    """Use a backend of diffusers' attention dispatcher; raises InputError if it is unknown, or cannot be used here."""
+    from diffusers.models.attention_dispatch import AttentionBackendName
+
+    if not any(hasattr(each, "_attention_backend") for each in transformer.attn_processors.values()):
+        raise InputError("--attention is for models of Wan, whose attention diffusers dispatches; leave it out.")
+    known = [backend.value for backend in AttentionBackendName]
+    if name not in known:
+        raise InputError(f"--attention {name} is not known; the backends of this diffusers are {', '.join(known)}.")
+    try:
+        transformer.set_attention_backend(name)
+    except Exception as error:
+        reason = reason_of(error).partition(". ")[0]
+        raise InputError(
+            f"--attention {name} cannot be used here ({reason}); install it, or choose another."
+        ) from error
 
 
 def _stream_blocks(transformer: Any, device: "torch.device") -> None:

@@ -111,7 +111,7 @@ class DiffusersModel(VideoModel):
             self._take_turns()
         self._meter = MemoryMeter(device)
         notices = ["tiny (untrained: shows noise)"] if is_untrained(found.path) else []
-        notices += [f"approximate ({way})" for way in options.approximate]
+        notices += [f"approximate ({way})" for way in options.ways]
         self.info = ModelInfo(
             name=name,
             notice=", ".join(notices),

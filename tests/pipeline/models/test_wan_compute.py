@@ -10,6 +10,7 @@ import pytest
 import torch
 from gpu_checks.references import call_diffusers
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute_options as compute
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import dtype_for, open_model
@@ -151,3 +152,34 @@ def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(folder
     state |= model.denoiser(state, values).step(state, 0)
     assert len(graphs) == 1
     torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_attention_is_dispatched_to_a_backend(tiny_wan, photo):
+    resolved = resolve(str(tiny_wan))
+    plain = open_model(resolved, EVERYTHING, CPU, torch.float32)
+    values = parameters(plain)
+    expected = denoise(plain, plain.encode(photo, values), values)["latents"]
+    other = open_model(resolved, EVERYTHING, CPU, torch.float32, ComputeOptions(attention="_native_math"))
+    torch.testing.assert_close(denoise(other, other.encode(photo, values), values)["latents"], expected)
+    assert other.info.compute == {"dtype": "float32", "attention": "_native_math"}
+    assert "approximate" not in other.info.notice
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("flashy", "--attention flashy is not known; the backends of this diffusers are flash, "),
+        ("sage", r"--attention sage cannot be used here \(.*\); install it, or choose another"),
+    ],
+)
+def test_a_backend_of_attention_that_cannot_be_used_is_a_sentence(tiny_wan, name, says):
+    with pytest.raises(InputError, match=says):
+        open_model(resolve(str(tiny_wan)), EVERYTHING, CPU, torch.float32, ComputeOptions(attention=name))
+
+
+def test_attention_in_int8_is_approximate(tiny_model):
+    assert ComputeOptions(attention="sage").changed() == {"attention": "sage", "approximate": ["sage"]}
+    assert ComputeOptions(attention="flash").changed() == {"attention": "flash"}
+    with pytest.raises(InputError, match="--attention is for models of Wan"):
+        open_model(resolve(str(tiny_model)), EVERYTHING, CPU, torch.float32, ComputeOptions(attention="flash"))
