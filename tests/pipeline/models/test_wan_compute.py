@@ -161,7 +161,9 @@ def test_attention_is_dispatched_to_a_backend(tiny_wan, photo):
     values = parameters(plain)
     expected = denoise(plain, plain.encode(photo, values), values)["latents"]
     other = open_model(resolved, EVERYTHING, CPU, torch.float32, ComputeOptions(attention="_native_math"))
-    torch.testing.assert_close(denoise(other, other.encode(photo, values), values)["latents"], expected)
+    found = denoise(other, other.encode(photo, values), values)["latents"]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    assert not torch.equal(found, expected), "another order of sums"
     assert other.info.compute == {"dtype": "float32", "attention": "_native_math"}
     assert "approximate" not in other.info.notice
 
