@@ -30,6 +30,8 @@ class Case:
     compiled: str = "off"
     approximate: tuple[str, ...] = ()
     offload: str = "off"
+    #: Whether weights are made at load, or stay stored. Steps only.
+    weights: str = "made"
     #: Whether guidance is on, or off: one prediction in place of two. Steps of Wan only.
     guidance: str = "on"
     #: Frames decoded at a time. Decodes only.
@@ -70,7 +72,7 @@ class Row(Case):
     def sentence(self) -> str:
         """Describe the row with its time, or with the reason why it has none."""
         words = [self.dtype, *[f"compiled {self.compiled}"] * (self.compiled != "off"), *self.approximate]
-        words += ["streamed"] * (self.offload != "off")
+        words += ["streamed"] * (self.offload != "off") + ["weights stored"] * (self.weights == "stored")
         words += ["unguided"] * (self.guidance != "on")
         if self.decode_chunk_size is not None:
             words.append(f"{self.decode_chunk_size} frames at a time")
@@ -90,17 +92,19 @@ def cases_of(
     compiled: Sequence[str],
     approximate: Sequence[str],
     offload: Sequence[str] = (),
+    weights: Sequence[str] = (),
     guidance: Sequence[str] = ("on",),
     chunk_sizes: Sequence[int],
 ) -> list[Case]:
     """List the cases, each once, ordered so that those with the same loaded model are adjacent.
 
     The videos have the defaults of the model; `components` are from `denoising_components`. Each value of `compiled`,
-    `approximate` and `offload` is measured alone.
+    `approximate`, `offload` and `weights` is measured alone.
     """
     ways: list[dict[str, Any]] = [{"compiled": what} for what in compiled]
     ways += [{"approximate": (what,)} for what in approximate]
     ways += [{"offload": what} for what in offload]
+    ways += [{"weights": what} for what in weights]
 
     def chunks(frames: int) -> list[dict[str, Any]]:
         return [{"decode_chunk_size": size} for size in sorted(min(size, frames) for size in chunk_sizes)]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gpu_checks.model_cases import PARTS, Case, Row, cases_of, denoising_components
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, OFFLOADED, ComputeOptions
+from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, KEPT, OFFLOADED, ComputeOptions
 from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.failures import is_out_of_memory
 from svdq.pipeline.models.families import family_named
@@ -88,7 +88,7 @@ def random_state(model: DiffusersModel, video: VideoParameters, index: int) -> d
 
 
 def _opened_with(case: Case) -> tuple[Any, ...]:
-    return case.part, case.component, case.dtype, case.compiled, case.approximate, case.offload
+    return case.part, case.component, case.dtype, case.compiled, case.approximate, case.offload, case.weights
 
 
 def _compared_with(case: Case) -> tuple[Any, ...]:
@@ -154,7 +154,11 @@ class _Bench:
         if self._model is None:
             torch.compiler.reset()
             options = ComputeOptions(
-                dtype=case.dtype, compiled=case.compiled, approximate=case.approximate, offload=case.offload
+                dtype=case.dtype,
+                compiled=case.compiled,
+                approximate=case.approximate,
+                offload=case.offload,
+                weights=case.weights,
             )
             started = time.perf_counter()
             self._model = open_model(self._resolved, _role(case), self._device, _torch_dtype(case), options)
@@ -257,6 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compiled=options.compile or ("off",),
         approximate=options.approximate,
         offload=options.offload,
+        weights=options.weights,
         guidance=options.guidance or ("on",),
         # Fewer frames than all at a time are tiles to Wan, whatever the number.
         chunk_sizes=options.decode_chunk_size or (videos[0].smaller_chunk(16), videos[0].num_frames),
@@ -288,7 +293,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "compile": COMPILED,
         "approximate": APPROXIMATE,
     }
-    choices_of |= {"offload": OFFLOADED, "guidance": ("on", "off")}
+    choices_of |= {"offload": OFFLOADED, "weights": KEPT, "guidance": ("on", "off")}
     for name, choices in choices_of.items():
         parser.add_argument(f"--{name}", action="append", choices=list(choices), default=[], help="repeatable")
     parser.add_argument("--size", action="append", default=[], help="WIDTHxHEIGHT; repeatable [default: the model's]")

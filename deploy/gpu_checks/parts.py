@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_checks.check import Check, write_once
-from gpu_checks.wan import LAYERS, write_model_with_lora, write_wide_wan
+from gpu_checks.wan import LAYERS, write_model_in_fp8, write_model_with_lora, write_wide_wan
 from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.svd.family import FAMILY as SVD
@@ -163,6 +163,13 @@ def wan(check: Check) -> None:
     if (few, True) in step_s:
         what = "Seconds of a step with a LoRA, which is fused, over one without"
         check.report.judge(what, f"{row['seconds'] / step_s[few, True]:.3f}", "1", None)
+    fp8 = write_model_in_fp8(check.folder / f"wan-{few}")
+    kept = check.measure_parts("wan-fp8", "--model", fp8, *shape, "--part=step", "--weights=stored")
+    made, stored = (next(row for row in kept if row["weights"] == weights) for weights in ("made", "stored"))
+    what = "A step with weights that stay in fp8 over one that has made them at load: seconds, weights, difference"
+    found = f"{stored['seconds'] / made['seconds']:.3f}, {stored['weight_bytes'] / made['weight_bytes']:.2f}"
+    is_same = stored["difference"] == 0
+    check.report.judge(what, f"{found}, {stored['difference']}", "difference 0", is_same)
     peaks(check, WAN, rows)
     if True in whole_s:
         others = [row for row in rows if row["part"] != "step"]

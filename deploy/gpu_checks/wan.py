@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from gpu_checks.full_size import with_random_weights
 from svdq.pipeline.models.tiny import write_tiny_wan
@@ -59,4 +59,20 @@ def write_model_with_lora(folder: Path) -> Path:
     save_file(lora, folder / "lora.safetensors")
     path = folder / "lora.toml"
     path.write_text(f'base = "."\n[[lora]]\nfile = "lora.safetensors"\ncomponent = "{HIGH_NOISE}"\n')
+    return path
+
+
+def write_model_in_fp8(folder: Path) -> Path:
+    """Write the first expert of a model as ComfyUI's fp8_scaled files have it, and a model file; return that."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted((folder / HIGH_NOISE).glob("*.safetensors")):
+        for name, weight in load_file(file).items():
+            tensors[name] = weight
+            if name.startswith("blocks.") and name.endswith(".weight") and weight.ndim == 2:
+                scale = weight.abs().max().float() / 448
+                tensors[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
+                tensors[name.replace(".weight", ".scale_weight")] = scale
+    save_file(tensors, folder / "fp8.safetensors")
+    path = folder / "fp8.toml"
+    path.write_text(f'base = "."\n[weights]\n{HIGH_NOISE} = "fp8.safetensors"\n')
     return path
