@@ -18,6 +18,7 @@ from svdq.pipeline.models.components import ComponentLoader, name_of
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, stored_parts, weight_bytes
 from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import Family
+from svdq.pipeline.models.made_weights import MadeWeight
 from svdq.pipeline.models.memory import ACTIVITIES, Activity, MemoryShape, shape_for
 from svdq.pipeline.models.model_folder import is_untrained
 from svdq.pipeline.models.residency import Residency, read_ahead
@@ -213,6 +214,9 @@ class DiffusersModel(VideoModel):
             for name, weight in chain(module.named_parameters(), module.named_buffers()):
                 if not all_finite(stored_parts(weight)):
                     return f"{component} ({name})"
+            for name, layer in module.named_modules():
+                if isinstance(layer, MadeWeight) and not all_finite([layer.weight]):
+                    return f"{component} ({name}.weight)"
         return ""
 
     @abstractmethod

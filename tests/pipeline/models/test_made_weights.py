@@ -319,3 +319,11 @@ def test_a_folder_of_diffusers_in_fp8(tiny_wan: Path, tmp_path: Path, photo) -> 
         layers = [each for each in opened.pipeline.transformer.modules() if isinstance(each, MadeWeight)]
         assert bool(layers) == (weights == "stored")
     assert torch.equal(*states)
+
+
+def test_a_stored_weight_that_is_not_finite_is_named(tiny_wan: Path, tmp_path: Path) -> None:
+    model = resolve(str(write_model_file(tmp_path, tiny_wan, "scaled.safetensors", lora=False)))
+    opened = open_model(model, Role(components=HIGH), CPU, torch.float32, ComputeOptions(weights="stored"))
+    assert opened.broken_weights() == ""
+    opened.pipeline.transformer.blocks[1].attn2.to_k.stored_1.fill_(255)  # the scale, as bytes
+    assert opened.broken_weights() == "transformer (blocks.1.attn2.to_k.weight)"
