@@ -262,6 +262,7 @@ def faster_in_rounds(name: str, options: ComputeOptions, cards: Cards) -> float:
         dtype=size.dtype if options.dtype == "auto" else DTYPES[options.dtype],
         int8="int8" in options.approximate,
         streamed=options.offload == "blocks",
+        kept=size.kept and options.may_keep,
     )
     if not _need(size, video, "rounds", 1) <= cards.room_bytes < _need(size, video, "resident", 1):
         return 0.0

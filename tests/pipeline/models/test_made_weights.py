@@ -21,6 +21,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.made_weights import MadeWeight
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.needs import ModelSize
+from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.weights import open_file
@@ -327,3 +328,27 @@ def test_a_stored_weight_that_is_not_finite_is_named(tiny_wan: Path, tmp_path: P
     assert opened.broken_weights() == ""
     opened.pipeline.transformer.blocks[1].attn2.to_k.stored_1.fill_(255)  # the scale, as bytes
     assert opened.broken_weights() == "transformer (blocks.1.attn2.to_k.weight)"
+
+
+def test_the_unet_of_svd_keeps_stored_weights_and_loras(tiny_model: Path, tmp_path: Path, photo) -> None:
+    weights = load_file(next((tiny_model / "unet").glob("*.safetensors")))
+    rounded = {n: w.to(torch.float8_e4m3fn) if w.ndim > 1 and "block" in n else w for n, w in weights.items()}
+    save_file(rounded, tmp_path / "fp8.safetensors")
+    name = next(n for n in weights if n.endswith("attn1.to_q.weight"))
+    rows, columns = weights[name].shape
+    module = f"unet.{name.removesuffix('.weight')}"
+    factors = {f"{module}.lora_A.weight": torch.randn(2, columns), f"{module}.lora_B.weight": torch.randn(rows, 2)}
+    save_file(factors, tmp_path / "lora.safetensors")
+    lora = '[[lora]]\nfile = "lora.safetensors"\ncomponent = "unet"\n'
+    (tmp_path / "mine.toml").write_text(f'base = "{tiny_model}"\n[weights]\nunet = "fp8.safetensors"\n{lora}')
+    states = []
+    for kept in ("made", "stored"):
+        role = Role(embed=True, encode=True, decode=True)
+        opened = open_model(
+            resolve(str(tmp_path / "mine.toml")), role, CPU, torch.float32, ComputeOptions(weights=kept)
+        )
+        video = opened.complete(SvdParameters(seed=3, frames=3, steps=3, width=64, height=64))
+        states.append(denoise(opened, opened.encode(photo, video), video)["latents"])
+        kinds = {type(each).__name__ for each in opened.pipeline.unet.modules() if isinstance(each, MadeWeight)}
+        assert kinds == ({"MadeLinear", "MadeConv2d", "MadeConv3d"} if kept == "stored" else set())
+    assert torch.equal(*states)
