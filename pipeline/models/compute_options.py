@@ -94,7 +94,7 @@ def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = No
 
 def _use_attention(transformer: Any, name: str) -> None:
     """Use a backend of diffusers' attention dispatcher; raises InputError if it is unknown, or cannot be used here."""
-    from diffusers.models.attention_dispatch import AttentionBackendName
+    from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend
 
     if not any(hasattr(each, "_attention_backend") for each in transformer.attn_processors.values()):
         raise InputError("--attention is for models of Wan, whose attention diffusers dispatches; leave it out.")
@@ -102,7 +102,8 @@ def _use_attention(transformer: Any, name: str) -> None:
     if name not in known:
         raise InputError(f"--attention {name} is not known; the backends of this diffusers are {', '.join(known)}.")
     try:
-        transformer.set_attention_backend(name)
+        with attention_backend("native"):  # it also becomes that of all other models in the process, which this undoes
+            transformer.set_attention_backend(name)
     except Exception as error:
         reason = reason_of(error).partition(". ")[0]
         raise InputError(

@@ -1,5 +1,7 @@
 """Opens a resolved model: preview, simulated, or a folder through its family."""
 
+from dataclasses import replace
+
 import torch
 
 from svdq.pipeline.errors import InputError
@@ -31,7 +33,7 @@ def open_model(
         with in_a_sentence(f"The model {model.name}", device):
             opened: VideoModel = imported(family_named(model.family).model)(model, role, device, dtype, options)
             return opened
-    if options != DEFAULTS:
+    if replace(options, weights=DEFAULTS.weights) != DEFAULTS:
         raise InputError(
             f"The model {model.name} has no weights, so it cannot be run with {', '.join(sorted(options.changed()))}; "
             "leave that out, or set SVDQ_MODEL to the folder or hub id of a model."

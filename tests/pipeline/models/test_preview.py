@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import preview
+from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
@@ -171,3 +172,11 @@ def test_a_model_of_one_family_refuses_videos_of_another_with_a_sentence(tiny_mo
     model = open_model(resolve(str(tiny_model)), Role(), CPU, torch.float32)
     with pytest.raises(InputError, match="makes videos of Stable Video Diffusion, and this one is for Wan: start a"):
         model.complete(WanParameters(seed=3))
+
+
+@pytest.mark.parametrize("weights", ["auto", "stored", "made"])
+def test_a_model_without_weights_ignores_how_they_are_held(weights: str) -> None:
+    """The setting may be that of other workers, too."""
+    for name in ("preview", "simulated"):
+        model = open_model(resolve(name), Role(), torch.device("cpu"), torch.float32, ComputeOptions(weights=weights))
+        assert model.info.weight_bytes == 0

@@ -166,6 +166,8 @@ def test_attention_is_dispatched_to_a_backend(tiny_wan, photo):
     assert not torch.equal(found, expected), "another order of sums"
     assert other.info.compute == {"dtype": "float32", "attention": "_native_math"}
     assert "approximate" not in other.info.notice
+    again = denoise(plain, plain.encode(photo, values), values)["latents"]
+    assert torch.equal(again, expected), "other models keep theirs"
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_a_last_frame_is_refused_where_the_configured_model_takes_none(settings:
     for name in ("Wan2.2-I2V-A14B-Diffusers", "Wan2.1-FLF2V-14B-720P-diffusers"):
         submit(settings.model_copy(update={"model": f"Wan-AI/{name}"}), photo, LOOP)
     svd = settings.model_copy(update={"model": "stabilityai/stable-video-diffusion-img2vid-xt"})
-    submit(svd, photo, replace(LOOP, family="wan"))
+    submit(svd, photo, LOOP.replaced(family="wan"))
 
 
 def test_a_last_frame_is_refused_where_no_worker_takes_one(
@@ -204,7 +204,7 @@ def test_a_last_frame_is_refused_where_no_worker_takes_one(
     with pytest.raises(InputError, match="takes no last frame"):
         submit(settings, photo, LOOP)
     connection.zadd(keys.STARTING, {"h:2 wan /models/other": now + 9})
-    submit(settings, photo, replace(LOOP, seed=2))
+    submit(settings, photo, LOOP.replaced(seed=2))
     connection.delete(keys.STARTING)
     running(connection, "/models/other", "wan", "h")
-    submit(settings, photo, replace(LOOP, seed=3))
+    submit(settings, photo, LOOP.replaced(seed=3))
