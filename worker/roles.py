@@ -12,6 +12,7 @@ from svdq.pipeline.models.components import name_of
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
+from svdq.pipeline.models.model_folder import WEIGHTS, is_rounded, loaded_files
 from svdq.pipeline.models.needs import ModelSize, Residency
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.simulated import SimulatedModel
@@ -171,11 +172,15 @@ def choose_weights(
 
     They are made once where there is room for all that the rank holds, and nothing comes and goes.
     """
-    if (
-        model.family is None
-        or not compute.may_keep
-        or not (size := ModelSize.of(model, name_of(dtype), compute)).stored
-    ):
+    if model.family is None or model.folder is None or not compute.may_keep:
+        return "made"
+    # No rank opens files that it does not load.
+    denoisers, precisions = family_named(model.family).layouts[model.layout or ""].denoisers, WEIGHTS[name_of(dtype)]
+    mine = [loaded_files(model.folder, component, precisions) for component in denoisers if role.has(component)]
+    if not model.weights and not any(map(is_rounded, mine)):
+        return "made"
+    size = ModelSize.of(model, name_of(dtype), compute)
+    if not size.stored:
         return "made"
     is_forced = compute.weights == "stored" or role.in_rounds or role.leaves != "nothing"
     if not is_forced and (capacity is None or _need_made(size, role, topology, device) <= capacity):

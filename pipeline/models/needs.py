@@ -48,25 +48,24 @@ class ModelSize:
         assert model.family is not None
         assert model.layout is not None
         family = family_named(model.family)
-        layout, found = family.layouts[model.layout], dict[str, float]()
-        first: tuple[float, int] | None = None  # weights and bytes of the first expert
+        layout, found, stored = family.layouts[model.layout], dict[str, float](), dict[str, float]()
+        first, first_bytes = "", 1  # the first expert, and the bytes of its files
         for component in layout.weighted:
             files = [each for each in loaded_files(model.folder, component, WEIGHTS[dtype]) if each.is_file()]
-            if component in model.weights:
-                found[component] = num_weights([model.weights[component]], layout, dtype)
-                continue
             num_bytes = sum(file.stat().st_size for file in files)
-            if component in layout.denoisers and first is not None:
-                found[component] = first[0] * num_bytes / max(1, first[1])
+            is_expert = component in layout.denoisers and component not in model.weights
+            if is_expert and first:
+                for each in (found, stored):
+                    if first in each:
+                        each[component] = each[first] * num_bytes / first_bytes
                 continue
+            if component in model.weights:
+                files = [model.weights[component]]
             found[component] = num_weights(files, layout, dtype)
-            if component in layout.denoisers:
-                first = found[component], num_bytes
-        folder = model.folder
-        files_of = {each: loaded_files(folder, each, WEIGHTS[dtype]) for each in layout.denoisers}
-        files_of = {each: files for each, files in files_of.items() if is_rounded(files)}
-        files_of |= {component: [file] for component, file in model.weights.items()}
-        stored = {component: stored_bytes(files, layout, dtype) for component, files in files_of.items()}
+            if component in model.weights or (is_expert and is_rounded(files)):
+                stored[component] = stored_bytes(files, layout, dtype)
+            if is_expert:
+                first, first_bytes = component, max(1, num_bytes)
         for lora in model.loras:
             if lora.component in stored:
                 stored[lora.component] += lora.file.stat().st_size
