@@ -17,6 +17,7 @@ from svdq.cli.formatting import echo
 from svdq.cli.option_types import SectionedCommand, storage_options
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, require_torch
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
+from svdq.pipeline.models.compute_options import KEPT
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer.files import check_target, write_file
@@ -56,7 +57,7 @@ COUNT = click.IntRange(1, 1000)
 )
 @click.option(
     "--weights",
-    type=click.Choice(["auto", "stored", "made"]),
+    type=click.Choice(KEPT),
     help="How weights of fp8 and GGUF files are held. stored: as in the file, and layers make them when they use them; "
     "made: in the type computed in. auto: made where there is room (SVDQ_WEIGHTS). The frames stay the same.",
 )

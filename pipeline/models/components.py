@@ -32,7 +32,7 @@ from svdq.pipeline.models.weights import (
     open_file,
     open_folder,
     renaming,
-    tied_names,
+    shapes_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -181,8 +181,7 @@ class ComponentLoader:
     def open_changed(self, kind: Any, component: str) -> tuple[Any, dict[str, Stored], list[Lora]]:
         """Open the files of a component that a model file changes, and match them to its config."""
         model = empty_component(kind, read_json(self.path, f"{component}/config.json", self.name))
-        names = model.state_dict().keys() - tied_names(model)
-        shapes, rename = {name: model.state_dict()[name].shape for name in sorted(names)}, renaming(kind)
+        shapes, rename = shapes_of(model), renaming(kind)
         if component in self.model.weights:
             stored = open_file(self.model.weights[component], shapes, rename)
         else:

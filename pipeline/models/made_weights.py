@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from svdq.pipeline.models.compute_options import BLOCKS, KEPT_BUFFER, TEXT_BLOCKS
 from svdq.pipeline.models.loras import Lora
-from svdq.pipeline.models.weights import Stored, tied_names
+from svdq.pipeline.models.weights import Stored, shapes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +102,10 @@ def keep_stored(
     stored = set()
     for name, layer in layers.items():
         recipe = recipes[name]
-        tensors = recipe.tensors()
-        if (
-            sum(tensor.nbytes for tensor in recipe.stored.read().values())
-            >= recipe.stored.num_elements * dtype.itemsize
-        ):
-            continue  # LoRAs are small
-        kept = {}
+        num_bytes = sum(tensor.nbytes for tensor in recipe.stored.read().values())  # LoRAs are small
+        if num_bytes >= recipe.stored.num_elements * dtype.itemsize:
+            continue
+        tensors, kept = recipe.tensors(), {}
         del layer._parameters["weight"]
         for number, (part, tensor) in enumerate(tensors.items()):
             kept[part] = (f"{KEPT_BUFFER}{number}", tensor.dtype, tensor.shape)
@@ -149,11 +146,8 @@ def load_weights(
         dtype = quantizer.update_torch_dtype(dtype)
         quantizer.preprocess_model(model=model, device_map=None, state_dict=dict(stored), keep_in_fp32_modules=keep)
     recipes = {
-        name: Recipe(
-            name=name, stored=stored[name], loras=[lora for lora in loras if name in lora.parts], shape=tensor.shape
-        )
-        for name, tensor in model.state_dict().items()
-        if name not in tied_names(model)
+        name: Recipe(name=name, stored=stored[name], loras=[each for each in loras if name in each.parts], shape=shape)
+        for name, shape in shapes_of(model).items()
     }
     if is_kept:
         for name in keep_stored(model, recipes, dtype, device, keep):

@@ -32,8 +32,6 @@ SCALES, NOTE = ("scale_weight", "weight_scale"), "comfy_quant"
 EMBEDDINGS = ("shared.weight", "token_embd.weight")  # weights that text encoders look up, and multiply by nothing
 NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", NOTE, *SCALES)
 
-Shapes = dict[str, list[int]]  # the shape of each weight, by name
-
 
 def _fetch_again(folder: Path, name: str, otherwise: str) -> str:
     """Return how to complete a model in the hub's cache, as a clause; for any other folder `otherwise`."""
@@ -85,12 +83,6 @@ def loaded_files(folder: Path, component: str, precisions: Sequence[bool]) -> li
     return next(filter(None, found), [])
 
 
-def stored_shapes(files: Iterable[Path]) -> Shapes:
-    """Return the shapes of the weights in files; broken files are left out."""
-    found = map(_read_shapes, files)
-    return {name: shape for shapes in found if isinstance(shapes, dict) for name, shape in shapes.items()}
-
-
 def weights_in(file: Path) -> list[tuple[str, int, int]]:
     """Return the name of each weight in a file of safetensors or GGUF, its numbers, and the bytes that store them.
 
@@ -99,16 +91,34 @@ def weights_in(file: Path) -> list[tuple[str, int, int]]:
     if file.suffix == ".gguf":
         return [(tensor.name, int(tensor.n_elements), int(tensor.n_bytes)) for tensor in gguf_tensors(file)]
     try:
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    except (OSError, ValueError, OverflowError, MemoryError):
+        found = _header(file)
+    except (OSError, _library().SafetensorError):
         return []
-    found = {name: each for name, each in header.items() if not {name, name.rpartition(".")[2]} & {*NO_WEIGHTS}}
-    found.pop("__metadata__", None)
-    return [
-        (name, math.prod(each["shape"]), each["data_offsets"][1] - each["data_offsets"][0])
-        for name, each in found.items()
-    ]
+    named = {name: each for name, each in found.items() if not {name, name.rpartition(".")[2]} & {*NO_WEIGHTS}}
+    numbers = {name: math.prod(shape) for name, (_, shape) in named.items()}
+    return [(name, number, number * _num_bits(named[name][0]) // 8) for name, number in numbers.items()]
+
+
+def _library() -> Any:
+    """Import safetensors, which machines that only submit may lack; raises InputError."""
+    try:
+        import safetensors
+    except ImportError as error:
+        raise InputError(f"To check weights needs the package safetensors; {how_to_install('worker')}.") from error
+    return safetensors
+
+
+def _header(file: Path) -> dict[str, tuple[str, list[int]]]:
+    """Return the dtype and shape of each tensor in a safetensors file; raises OSError or SafetensorError."""
+    with _library().safe_open(file, framework="numpy") as weights:
+        slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 - not a mapping
+        return {name: (each.get_dtype(), list(each.get_shape())) for name, each in slices.items()}
+
+
+def _num_bits(dtype: str) -> int:
+    """Return the bits of a number by its name in safetensors, such as F8_E4M3."""
+    found = re.search(r"\d+", dtype)
+    return int(found[0]) if found else 8  # BOOL
 
 
 def is_rounded(files: Iterable[Path]) -> bool:
@@ -128,28 +138,24 @@ def gguf_tensors(file: Path) -> Sequence[Any]:
         raise InputError(f"The weights file {file} cannot be read ({error}); fetch it again.") from error
 
 
-def _read_shapes(file: Path) -> Shapes | str:
-    """Read the shapes of the weights in a safetensors file, or return its problem as a predicate, e.g. "is missing"."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise InputError(f"To check weights needs the package safetensors; {how_to_install('worker')}.") from error
+def _problem_of(file: Path) -> str:
+    """Return the problem of a safetensors file as a predicate, e.g. "is missing"; "" if there is none."""
+    library = _library()
     try:
         with file.open("rb") as opened:
             if opened.read(8) == b"version ":
                 return "is a Git LFS pointer, not the weights (run `git lfs pull` there)"
-        with safe_open(file, framework="numpy") as weights:
-            tensors = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 - not a mapping
+        found = _header(file)
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    except SafetensorError as error:
+    except library.SafetensorError as error:
         return f"is cut off or no safetensors file ({reason_of(error)})"
-    dtypes = {tensor.get_dtype() for name, tensor in tensors.items() if not name.endswith("position_ids")}
+    dtypes = {dtype for name, (dtype, _) in found.items() if not name.endswith("position_ids")}
     if not dtypes <= _DTYPES:
         return f"holds weights as {', '.join(sorted(dtypes - _DTYPES))} in place of F8, F16, BF16 or F32"
-    return {name: list(tensor.get_shape()) for name, tensor in tensors.items()}
+    return ""
 
 
 @contextmanager
@@ -240,5 +246,5 @@ def _problems_of_weights(folder: Path, component: str, name: str, precisions: Se
         parts = read_json(folder, f"{component}/{index}", name).get("weight_map")
         files |= set(parts.values()) if isinstance(parts, dict) else set()
     for file in sorted(each for each in files if not each.endswith(".json")):
-        if isinstance(problem := _read_shapes(folder / component / file), str):
+        if problem := _problem_of(folder / component / file):
             yield f"{folder / component / file} of the model {name} {problem}; {again}."

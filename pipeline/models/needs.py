@@ -34,7 +34,7 @@ class ModelSize:
     dtype: str  # torch's name of the dtype computed in
     int8: bool = False  # whether the denoising components have int8 weights
     streamed: bool = False  # whether the blocks of the denoising components come from host memory one by one
-    #: Bytes of denoising components as their files store them, LoRAs included, where that is less than in the dtype.
+    #: Bytes of components as their files store them, LoRAs included, where that is less than in the dtype.
     stored: Mapping[str, float] = field(default_factory=dict)
     kept: bool = False  # whether they stay so: each layer makes its weight when it uses it
 

@@ -90,8 +90,7 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
         if kind == "weight" and dtype.startswith(("F8", "I", "U")):
             quantized.add(module)
         read = partial(_read, tensors, {DATA: key} | ({SCALE: scale} if scale else {}))
-        is_rounded = dtype.startswith("F8")
-        how = scaled if scale else unrounded if is_rounded else plain
+        how = scaled if scale else unrounded if dtype.startswith("F8") else plain
         found[key] = Stored(num_elements=math.prod(shape), read=read, dequantize=how)
     for key in found:
         if key.endswith((".weight", ".bias")):
@@ -149,9 +148,7 @@ def scaled(tensors: Mapping[str, Tensor]) -> Tensor:
 def _open_gguf(file: Path) -> dict[str, Stored]:
     found = {}
     for tensor in gguf_tensors(file):
-        # A writable view: torch warns of others. Nobody writes.
-        data = tensor.data.view()
-        read = partial(_mapped, data)
+        read = partial(_mapped, tensor.data)
         how = partial(_of_blocks, int(tensor.tensor_type))
         found[tensor.name] = Stored(num_elements=int(tensor.n_elements), read=read, dequantize=how)
     return found
@@ -187,9 +184,10 @@ def empty_component(kind: Any, config: Mapping[str, Any]) -> Any:
         return kind.from_config(dict(config))
 
 
-def tied_names(model: Any) -> Collection[str]:
-    """Return the names of weights that are others of the same component under a second name."""
-    return {*(getattr(model, "_tied_weights_keys", None) or ())}
+def shapes_of(model: Any) -> dict[str, torch.Size]:
+    """Return the shapes of a component's weights by name, each once: some have a second name."""
+    tied = {*(getattr(model, "_tied_weights_keys", None) or ())}
+    return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
 
 
 #: From names of llama.cpp's T5 encoders in GGUF to those of transformers.
