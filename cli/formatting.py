@@ -62,8 +62,12 @@ def describe(view: "JobView", estimate: "Estimate | None" = None, *, whole_promp
     name = named(view.name, view.link)
     if prompt:
         name = f'{name}  "{prompt}"'
-    photo = f"  (photo: {view.source})" if whole_prompt and view.source else ""
-    return f"{view.id}  {name}  {state}{': ' if details else ''}{details}{photo}"
+    more = f"  (photo: {view.source})" if whole_prompt and view.source else ""
+    if whole_prompt and (loras := view.parameters.get("loras")):
+        from svdq.producer.job import shown_loras
+
+        more += f"  (LoRA: {shown_loras(loras)})"
+    return f"{view.id}  {name}  {state}{': ' if details else ''}{details}{more}"
 
 
 def expected(estimate: "Estimate") -> str:

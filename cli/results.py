@@ -26,6 +26,7 @@ from svdq.cli.option_types import (
 )
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
+from svdq.producer.job import shown_loras
 from svdq.producer.queue import session, statuses
 from svdq.producer.records import Sidecar
 from svdq.producer.results.fetch import fetch_all, ids_of, results_of
@@ -294,7 +295,7 @@ def _rows(record: Sidecar) -> list[tuple[str, object]]:
     if record.source:
         rows.append(("photo", record.source))
     job = record.job | ({"decode_chunk_size": "all"} if record.job.get("decode_chunk_size", 1) is None else {})
-    rows += [(name, words(value)) for name, value in job.items()]
+    rows += [(name, shown_loras(value) if name == "loras" else words(value)) for name, value in job.items()]
     rows += [(f"compute {name}", words(value)) for name, value in record.model.compute.items()]
     rows += [(f"seconds {name}", words(value)) for name, value in record.seconds.items()]
     rows += [(f"memory {name}", decimal(value)) for name, value in record.memory_bytes.items()]

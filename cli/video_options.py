@@ -93,9 +93,16 @@ def parameter_options(command: Command) -> Command:
         type=click.Choice(formats["items"]["enum"]),
         help=f"{formats['description']}; repeatable [default: {' '.join(formats['default'])}].",
     )
-    own = ("family", "width", "height", "formats", "fit")
+    loras = click.option(
+        "--lora",
+        "loras",
+        metavar="NAME[:STRENGTH]",
+        multiple=True,
+        help="LoRA in the folder SVDQ_LORAS, and its strength; of two experts high=NAME,low=NAME:STRENGTH; repeatable.",
+    )
+    own = ("family", "width", "height", "formats", "fit", "loras")
     plain = [_option(name) for name in VIDEO_FIELDS if name not in own]
-    return with_options(command, [family, size, *plain, file_format, _option("fit")])
+    return with_options(command, [family, size, *plain, loras, file_format, _option("fit")])
 
 
 priority_option = click.option(

@@ -1,9 +1,11 @@
 """The parameters that videos of all families have, named as in diffusers. Does not import torch."""
 
+import re
 from abc import abstractmethod
+from operator import not_
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from svdq.pipeline.errors import InputError
 
@@ -13,6 +15,7 @@ Fit = Literal["crop", "pad", "stretch"]  # how a photo of another aspect ratio i
 MAX_FPS = 120  # largest rate of a file, in frames a second
 MAX_SIDE = 4096  # largest side in pixels
 MAX_FRAMES = 1024
+MAX_LORAS = 16  # of a video
 
 # Fields that all families have, with the same limits.
 #: None means the model's default, filled in when a worker takes the job.
@@ -23,6 +26,57 @@ Fps = Annotated[int, Field(ge=1, le=MAX_FPS, description="Frames a second")]
 #: None means as many as fit into memory. Changes pixels, so it is recorded.
 ChunkSize = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Frames decoded at a time")]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of the noise")]
+
+
+#: The experts that a LoRA may be for, of models with two: that of the noisy steps and that of the others.
+Expert = Literal["high", "low"]
+_HALVES = re.compile(r",(?=\s*(?:high|low)=)")
+
+
+class LoraChoice(BaseModel):
+    """A LoRA that a job chooses: a file in the workers' folder of LoRAs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(min_length=1, max_length=1000)  # its path in that folder, without `.safetensors`
+    strength: float = Field(1.0, ge=-10, le=10)  # factor on all that it adds
+    expert: Expert | None = Field(None, exclude_if=not_)  # None: for all denoising components
+    #: As of `lora_folder.digest_of`, by which workers find the file; "" until the name is looked up.
+    digest: str = Field("", pattern=r"^([0-9a-f]{16})?$", exclude_if=not_)
+
+    @field_validator("name")
+    @classmethod
+    def _is_printable(cls, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError(f"{name!r} cannot be the name of a file")
+        return name
+
+    def __str__(self) -> str:
+        return f"{self.expert + '=' if self.expert else ''}{self.name}:{self.strength:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> tuple[Self, ...]:
+        """Parse `NAME`, `NAME:STRENGTH` or `high=NAME,low=NAME:STRENGTH`, each half alone, too; raises ValueError.
+
+        A strength at the end is for both halves.
+        """
+        found: list[Self] = []
+        for half in reversed(_HALVES.split(text)):
+            expert, equals, rest = half.strip().partition("=")
+            is_half = bool(equals) and expert in ("high", "low")
+            name, strength = _split_strength(rest if is_half else half.strip())
+            strength = found[0].strength if strength is None and found else 1.0 if strength is None else strength
+            values = {"name": name.removesuffix(".safetensors"), "strength": strength}
+            found.insert(0, cls.model_validate(values | ({"expert": expert} if is_half else {})))
+        return tuple(found)
+
+
+def _split_strength(text: str) -> tuple[str, float | None]:
+    name, colon, strength = text.rpartition(":")
+    try:
+        return (name.strip(), float(strength)) if colon else (text, None)
+    except ValueError:
+        return text, None  # a colon in its name
 
 
 class VideoParameters(BaseModel):
@@ -48,6 +102,15 @@ class VideoParameters(BaseModel):
         fps: int
         decode_chunk_size: int | None
         seed: int
+
+    # Left out of the JSON unless they are given, because the ids of earlier jobs were made without them.
+    loras: tuple[LoraChoice, ...] = Field(
+        default=(),
+        max_length=MAX_LORAS,
+        strict=False,
+        exclude_if=not_,
+        description="LoRA of the workers' folder SVDQ_LORAS, with its strength; of two experts high=A,low=B:0.8",
+    )
 
     @classmethod
     def of_shape(cls, text: str) -> Self:

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from svdq.pipeline.models.families import PARAMETERS, class_for
 from svdq.pipeline.models.model_file import SUFFIX
-from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, VideoParameters
+from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, LoraChoice, VideoParameters
 
 MAX_NAME_BYTES = 255  # of a file or a folder, on every usual file system
 MAX_FOLDER_LENGTH = 1000  # in characters
@@ -156,6 +156,14 @@ def parse_job(document: object) -> Job:
     return class_for(document, JOBS).model_validate(document)
 
 
+def shown_loras(recorded: object) -> str:
+    """Return the LoRAs of a job's JSON as users write them, with semicolons between them."""
+    try:
+        return "; ".join(str(LoraChoice.model_validate(each)) for each in recorded)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):  # anyone may have written it
+        return str(recorded)
+
+
 def check_input_key(key: str) -> str:
     """Return the storage key of a photo; raises ValueError if it is none."""
     if not INPUT_KEY.fullmatch(key):
@@ -177,4 +185,9 @@ def is_folder_name(name: str) -> bool:
 #: The parameters that users give: the fields of all families but those of the photos and the names of files.
 VIDEO_FIELDS = tuple(dict.fromkeys(name for job in JOBS.values() for name in job.model_fields if name not in NAMING))
 #: The same as users name them: one size for width and height, and format for formats.
-PARAMETER_KEYS = (*(name for name in VIDEO_FIELDS if name not in ("width", "height", "formats")), "size", "format")
+PARAMETER_KEYS = (
+    *(name for name in VIDEO_FIELDS if name not in ("width", "height", "formats", "loras")),
+    "size",
+    "format",
+    "lora",
+)

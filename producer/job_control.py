@@ -329,8 +329,9 @@ def place(connection: redis.Redis, job_id: str, before: str) -> None:
     """Move a queued job before another one, with the priority of that; raises as `check`."""
     job, other = check(connection, "move", [job_id, before])
     target = SvdqQueue(other.origin, connection=connection)
-    if target.model != _queue_for(job).model:
-        raise InputError(f"Job {job_id!r} is for another model than {before!r}, so it waits in another queue.")
+    own = _queue_for(job)
+    if (target.model, target.lora) != (own.model, own.lora):
+        raise InputError(f"Job {job_id!r} is for another model or LoRA than {before!r}, so it waits in another queue.")
     _move(job, target, "linsert", "before", before, job_id)
 
 

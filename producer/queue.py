@@ -46,7 +46,12 @@ class SvdqQueue(rq.Queue):
     @property
     def model(self) -> str:
         """The model that alone makes its videos; "" for the queues of all models."""
-        return self.name.partition(":")[2]
+        return self.name.partition(":")[2].partition("/")[0]
+
+    @property
+    def lora(self) -> str:
+        """The digest of the LoRA that its jobs wait for, which a worker lacked that took them first; "" for none."""
+        return self.name.partition(":")[2].partition("/")[2]
 
     def __init__(self, name: str = "svdq-default", connection: redis.Redis | None = None, **options: Any) -> None:
         options["serializer"] = options.get("serializer") or JSONSerializer
@@ -59,7 +64,7 @@ def render(**parameters: Any) -> None:
 
 
 def queues(connection: redis.Redis) -> list[SvdqQueue]:
-    """Return all our queues, most urgent first; of a priority, those of models before that of all."""
+    """Return all our queues, most urgent first; of a priority, those of models and LoRAs before that of all."""
     found: Any = connection.smembers(SvdqQueue.redis_queues_keys)
     names = (key.decode(errors="replace").removeprefix(SvdqQueue.redis_queue_namespace_prefix) for key in found)
     known = {*keys.QUEUE_NAMES, *filter(is_queue, names)}
@@ -192,9 +197,10 @@ def priority_of(name: str) -> str:
     return name.partition(":")[0].removeprefix("svdq-")
 
 
-def queue_of(connection: redis.Redis, priority: str, model: str | None = None) -> SvdqQueue:
-    """Return the queue of a priority, or that of its jobs for one model."""
-    return SvdqQueue(f"svdq-{priority}:{model}" if model else f"svdq-{priority}", connection=connection)
+def queue_of(connection: redis.Redis, priority: str, model: str | None = None, lora: str = "") -> SvdqQueue:
+    """Return the queue of a priority, or that of its jobs for one model, or that wait for the LoRA of a digest."""
+    wanted = f"{model or ''}/{lora}" if lora else model
+    return SvdqQueue(f"svdq-{priority}:{wanted}" if wanted else f"svdq-{priority}", connection=connection)
 
 
 def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:

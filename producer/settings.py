@@ -74,6 +74,8 @@ class Settings(BaseModel):
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
     #: Whether weights of fp8 and GGUF files stay as the file has them; auto: where there is no room for made ones.
     weights: Literal["auto", "stored", "made"] = "auto"
+    #: Folder of the LoRAs that jobs may choose, such as ComfyUI's models/loras; None: there are none.
+    loras: Annotated[Path, AfterValidator(absolute)] | None = None
     #: Token of `svdq serve`; None: the one in its file.
     serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False, exclude=True)
 

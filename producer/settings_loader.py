@@ -79,7 +79,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise cannot_be_read(path, error.strerror) from error
     values = {name: value for name, value in values.items() if name.replace("-", "_") not in PHOTO_KEYS}
     folder = path.absolute().parent
-    for name in ("home", "storage"):
+    for name in ("home", "storage", "loras"):
         value = values.get(name)
         if value == "":  # else it would be the folder of the file
             raise cannot_be_read(path, f"its {name} is empty")

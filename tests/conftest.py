@@ -4,8 +4,10 @@ import contextlib
 import fcntl
 import gc
 import io
+import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,6 +178,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of the untrained Wan model with two experts."""
     return _tiny_model(tmp_path_factory, "wan")
+
+
+@pytest.fixture(scope="session")
+def wide_wan(tiny_wan: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny Wan with transformers that are wide enough for all types of GGUF."""
+    import torch
+    from diffusers import WanTransformer3DModel
+
+    folder = tmp_path_factory.mktemp("wide") / "wan"
+    shutil.copytree(tiny_wan, folder)
+    for seed, component in enumerate(("transformer", "transformer_2")):
+        config = json.loads((folder / component / "config.json").read_text())
+        wide = config | {"num_attention_heads": 2, "attention_head_dim": 128, "ffn_dim": 512, "num_layers": 1}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            WanTransformer3DModel.from_config(wide).save_pretrained(folder / component)
+    return folder
 
 
 def _tiny_model(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:

@@ -38,6 +38,7 @@ from svdq.worker.startup import (
     LoadedModel,
     RankProcess,
     exit_without_neighbor,
+    loras_for,
     start,
 )
 
@@ -177,11 +178,16 @@ def _make_intake(
     if info.name == "preview":
         logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: Stable Video Diffusion or Wan.")
     logger.info("Videos go to %s.", storage.location("outputs"))
+    if run.settings.loras is not None and loras_for(run).folder is None:
+        logger.warning(
+            "Jobs with LoRAs wait: leave out --compile, --approximate and --weights made, which fix weights."
+        )
     options = IntakeOptions(
         burst=run.rank.burst,
         max_pixels=run.settings.max_pixels,
         complete=loaded.model.complete,
         embed=loaded.model.embed,
+        loras=loras_for(run),
         memory=plan,
         max_attempts=run.settings.max_attempts,
         # One computed, one received and one sent by each rank, and those that are being written.

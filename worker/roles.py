@@ -167,13 +167,19 @@ def choose_weights(
     capacity: int | None,
     topology: Topology,
     device: torch.device,
+    *,
+    for_loras: bool,
 ) -> str:
     """Return whether the weights of a rank of so many bytes stay as their files store them, of `compute_options.KEPT`.
 
-    They are made once where there is room for all that the rank holds, and nothing comes and goes.
+    They are made once where there is room for all that the rank holds, nothing comes and goes, and no job may add
+    LoRAs.
     """
     if model.family is None or model.folder is None or not compute.may_keep:
         return "made"
+    if for_loras and model.loras:
+        logger.info("Weights that LoRAs change stay as their files store them: jobs may add others.")
+        return "stored"
     # No rank opens files that it does not load.
     denoisers, precisions = family_named(model.family).layouts[model.layout or ""].denoisers, WEIGHTS[name_of(dtype)]
     mine = [loaded_files(model.folder, component, precisions) for component in denoisers if role.has(component)]
@@ -182,7 +188,7 @@ def choose_weights(
     size = ModelSize.of(model, name_of(dtype), compute)
     if not size.stored:
         return "made"
-    is_forced = compute.weights == "stored" or role.in_rounds or role.leaves != "nothing"
+    is_forced = for_loras or compute.weights == "stored" or role.in_rounds or role.leaves != "nothing"
     if not is_forced and (capacity is None or _need_made(size, role, topology, device) <= capacity):
         return "made"
     logger.info("Weights stay as their files store them; layers make them when they use them.")

@@ -15,6 +15,8 @@ from pydantic import TypeAdapter
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.loader import dtype_for, open_model
+from svdq.pipeline.models.lora_folder import KEPT_BYTES as KEPT_LORA_BYTES
+from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.models.video_model import Role, VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
@@ -134,24 +136,33 @@ def _load_model(process: RankProcess) -> LoadedModel:
     if config.compile != "off":
         prepare_compiling(settings.home, topology.num_ranks)
     sharing = config.ranks_per_gpu or ranks_per_gpu(len(gpus), topology.num_ranks)
-    role, phase_weights = _choose_role(process, device, lambda: capacity(device, settings.memory_limit, sharing), dtype)
-    granted = capacity(device, settings.memory_limit, sharing)
-    compute = replace(compute, weights=choose_weights(resolved, compute, dtype, role, granted, topology, device))
+    loras = loras_for(process.run)
+    for_loras = KEPT_LORA_BYTES if device.type == "cuda" and loras.folder is not None else 0
+
+    def granted() -> int | None:
+        found = capacity(device, settings.memory_limit, sharing)
+        return found if found is None else max(0, found - for_loras)
+
+    role, phase_weights = _choose_role(process, device, granted, dtype)
+    how = choose_weights(
+        resolved, compute, dtype, role, granted(), topology, device, for_loras=loras.folder is not None
+    )
+    compute = replace(compute, weights=how)
     num_threads = torch.get_num_threads()
     if device.type != "cpu":
         # torchrun starts ranks with one thread; weights are converted with this rank's share of the cores.
         torch.set_num_threads(max(num_threads, (os.cpu_count() or 1) // topology.num_ranks))
-    model = open_model(resolved, role, device, dtype, compute)
-    granted = capacity(device, settings.memory_limit, sharing)
-    if granted is not None and model.info.weight_bytes > granted and topology.num_ranks > 1:
+    model = open_model(resolved, role, device, dtype, compute, loras)
+    num_bytes = granted()
+    if num_bytes is not None and model.info.weight_bytes > num_bytes and topology.num_ranks > 1:
         # There is no room for the encoders, which rank 0 has in any case, or the decoder, which the last one has.
         role = replace(role, encode=topology.first, decode=topology.last)
         del model
-        model = open_model(resolved, role, device, dtype, compute)
+        model = open_model(resolved, role, device, dtype, compute, loras)
     torch.set_num_threads(num_threads)
     streamed = model.info.streamed_bytes if phase_weights is None else phase_weights.streamed
     info = RankInfo(
-        capacity=granted,
+        capacity=num_bytes,
         weights=max([model.info.weight_bytes, *(phase_weights.by_phase.values() if phase_weights else ())]),
         phase_weights=phase_weights.by_phase if phase_weights else {},
         streamed_weights=streamed if can_stream(resolved) and compute.offload == "off" else None,
@@ -163,6 +174,11 @@ def _load_model(process: RankProcess) -> LoadedModel:
         compute=model.info.compute,
     )
     return LoadedModel(model=model, device=device, info=info)
+
+
+def loras_for(run: RunConfig) -> LoraFolder:
+    """Return the LoRAs that jobs may choose: none where the weights that they change are not there to be changed."""
+    return LoraFolder(run.settings.loras) if run.rank.compute.may_keep else NO_LORAS
 
 
 def _choose_role(

@@ -155,7 +155,9 @@ class Backend:
                         submit_all(self.settings, [request], connection=connection, storage=self.storage)
                     )
                 except InputError as error:
-                    raise ApiError(400, str(error), param=LAST_PHOTO if LAST_PHOTO in str(error) else PHOTO) from error
+                    marks = {LAST_PHOTO: LAST_PHOTO, "LoRA": "loras"}
+                    param = next((name for mark, name in marks.items() if mark in str(error)), PHOTO)
+                    raise ApiError(400, str(error), param=param) from error
             if spec.at is None:  # a scheduled job that is asked for now does not wait for its time
                 for number, submission in enumerate(submissions):
                     if submission.status == "scheduled":

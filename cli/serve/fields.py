@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Any
 
 from svdq.cli.serve.api_errors import ApiError
@@ -58,7 +59,8 @@ NO_OPS: Mapping[str, tuple[str, ...]] = {
 #: Fields that are no parameters of a video, or depend on the family.
 _OWN = (*PROMPTS, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
 _PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in RENAMED.values())
-FIELDS = tuple(dict.fromkeys((*_OWN, "size", *RENAMED, *_PLAIN)))
+FIELDS = tuple(dict.fromkeys((*_OWN, "size", *RENAMED, *_PLAIN, "lora")))
+_OF_LORA = ("name", "local_path", "scale", "int_id")  # keys of vLLM-Omni's object; the last says nothing here
 _NULLS = (None, "null", "None")  # nothing: forms have no null, and Python's clients write `None`
 _NOTHING = ("", *_NULLS)
 _NAMED_SIZES = ((1280, 720), (720, 1280))  # of OpenAI's clients; a model may render only one close by
@@ -179,11 +181,31 @@ def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             message = f"There is no parameter {name[:80]!a}; the parameters are {', '.join((PHOTO, *FIELDS))}."
             param = name[:80] if name.isascii() else None
             raise ApiError(400, message, param=param, code="unknown_parameter")
+        elif name in ("lora", "loras"):
+            given["loras"] = [*given.get("loras", ()), *_loras(name, value)]
         elif name in ("format", "formats"):  # in a form, repeated for each item
             given[name] = [*given.get(name, ()), *(value if isinstance(value, list) else [value])]
         elif str(given.setdefault(name, value)) != str(value):
             raise ApiError(400, f"The parameter {name} is given twice; give it once.", param=name, code="duplicate")
     return given
+
+
+def _loras(name: str, value: Any) -> list[str]:
+    """Return LoRAs as they are written on the command line, from texts or vLLM-Omni's objects, or lists of these."""
+    value = _parsed(name, value)
+    found = []
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, dict) and each.keys() <= {*_OF_LORA} and (each.get("local_path") or each.get("name")):
+            scale, path = each.get("scale"), each.get("local_path")
+            called = PurePosixPath(str(path)).name if path else str(each["name"])
+            found.append(called if scale is None else f"{called}:{scale}")
+        elif isinstance(each, str):
+            found.append(each)
+        else:
+            raise _bad(
+                name, f'{name} must be a text such as "style:0.8", {{"name": "style", "scale": 0.8}}, or a list.'
+            )
+    return found
 
 
 def _object(name: str, value: Any) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """The form of the page: its fields, made from the parameter model, and the jobs that it asks for."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -32,8 +32,9 @@ LABELS: Mapping[str, str] = {
     "decode_chunk_size": "Frames decoded at a time",
     "formats": "File type",
     "fit": "Photos of another shape",
+    "loras": "LoRA",
 }
-PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off"}  # shown in empty fields
+PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off", "loras": "none"}  # shown in empty fields
 #: Shown first; the others are below "More settings".
 MAIN = ("prompt", "shape", "width", "height", "frames", "motion_bucket_id", "formats")
 NUM_PLAIN_WORDS = 3  # descriptions of at most this many words say no more than the label
@@ -46,7 +47,7 @@ class FormField:
 
     name: str
     label: str
-    kind: str  # `number`, `text`, `choice` or `checks`
+    kind: str  # `number`, `text`, `choice`, `checks`, or `known`: a text with suggestions
     default: str  # as text; formats are separated by spaces; "" leaves it to the model
     hint: str = ""  # what it means; "" where the label says it
     placeholder: str = ""  # shown while there is no value
@@ -62,15 +63,30 @@ class FormField:
         return self.name in MAIN
 
 
-def fields(family: str, defaults: Mapping[str, Any]) -> list[FormField]:
-    """Return the fields of all parameters of a family's videos, the main ones first; with a model file's defaults."""
+def fields(family: str, defaults: Mapping[str, Any], loras: Collection[str] = ()) -> list[FormField]:
+    """Return the fields of all parameters of a family's videos, the main ones first; with a model file's defaults.
+
+    `loras` are the names of those that can be chosen; without any, there is no field for them.
+    """
     rules, job = rules_of(family), JOBS[family]
     rules = {name: rule | ({"default": defaults[name]} if name in defaults else {}) for name, rule in rules.items()}
     found = [
         _field(name, rules[name], job.frame_step)
         for name in VIDEO_FIELDS
-        if name in rules and name not in ("family", "model")
+        if name in rules and name not in ("family", "model", "loras")
     ]
+    if loras:
+        found.append(
+            FormField(
+                name="loras",
+                label=label_of("loras"),
+                kind="known",
+                default="",
+                hint="A name, its strength after a colon; several with semicolons between them.",
+                placeholder=PLACEHOLDERS["loras"],
+                choices=tuple((name, name) for name in sorted(loras)),
+            )
+        )
     shapes = (*job.sizes, ("other", "other…"))
     size = "{width}x{height}".format_map(defaults) if {"width", "height"} <= defaults.keys() else "auto"
     shapes = shapes if size in dict(shapes) else ((size, size), *shapes)

@@ -30,6 +30,12 @@ _OTHER_FIELDS: Mapping[str, dict[str, Any]] = {
     "output": {"type": "string", "description": "folder of the files in the storage"},
     "at": {"type": "string", "description": "when the job is queued, such as 22:00 or an RFC 3339 time"},
     "format": {"type": "string", "description": "formats of the files, separated by spaces, such as mp4 gif"},
+    "lora": {
+        "type": ["string", "object"],
+        "description": "a LoRA of the workers, with its strength: style:0.8, or its name and scale",
+        "properties": {"name": _ANY, "local_path": _ANY, "scale": {"type": "number"}, "int_id": {"type": "integer"}},
+    },
+    "loras": {"type": ["string", "array"], "description": "LoRAs, each as in lora"},
     "formats": {"type": ["string", "array"], "items": _ANY, "description": "formats of the files"},
 }
 _PHOTO = {

@@ -29,11 +29,12 @@ from svdq.cli.serve.now import counts_of, events
 from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import PARAMETERS
+from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.producer import job_control, keys
 from svdq.producer.job import JOBS, model_stem
 from svdq.producer.queue import priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
-from svdq.producer.status.registries import newest_ids, running_defaults, running_models
+from svdq.producer.status.registries import newest_ids, running_defaults, running_loras, running_models
 from svdq.producer.submitting.foresight import estimate_of
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.model_choice import running_model
@@ -116,14 +117,16 @@ async def index(request: Request) -> Response:
     try:
         running = await state.backend.read(running_models)
         defaults = await state.backend.read(running_defaults)
+        loras = await state.backend.read(running_loras)
     except ApiError:  # the page says itself that Redis is away
-        running, defaults = {}, {}
+        running, defaults, loras = {}, {}, {}
+    loras |= await state.backend.in_thread(LoraFolder(state.backend.settings.loras).digests)
     names = await state.backend.in_thread(lambda: families(running, state.backend.settings.model))
     known = [
         {
             "name": name,
             "title": PARAMETERS[name].title,
-            "fields": fields(name, defaults.get(name, {})),
+            "fields": fields(name, defaults.get(name, {}), loras.keys()),
             "takes_last_photo": "last_image" in JOBS[name].model_fields,
         }
         for name in dict.fromkeys([*names, *JOBS])

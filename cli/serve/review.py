@@ -16,7 +16,7 @@ from svdq.cli.serve.form import label_of
 from svdq.cli.serve.videos import files_of
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
-from svdq.producer.job import VIDEO_FIELDS, model_stem, parse_job
+from svdq.producer.job import VIDEO_FIELDS, model_stem, parse_job, shown_loras
 from svdq.producer.queue import statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
 from svdq.producer.results.prune import remove_video
@@ -270,5 +270,9 @@ def reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) -
         "duration_s": job.duration_s,
         "photo": str(parameters.get("image", "")),
         "photo_name": job.source or PurePosixPath(job.photo.replace("\\", "/")).name or job.name,
-        "parameters": {name: parameters[name] for name in VIDEO_FIELDS if name in parameters},
+        "parameters": {
+            name: shown_loras(parameters[name]) if name == "loras" else parameters[name]
+            for name in VIDEO_FIELDS
+            if name in parameters
+        },
     }

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from svdq.pipeline.models.model_folder import (
     read_json,
     weights_in,
 )
-from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights import (
     Stored,
@@ -46,6 +46,7 @@ class ComponentLoader:
     layout: FolderLayout
     role: Role
     dtype: torch.dtype  # of the weights, where a component or a layer is not kept in float32
+    _shapes: dict[str, dict[str, torch.Size]] = field(default_factory=dict, init=False)  # by component, for LoRAs
 
     @property
     def path(self) -> Path:
@@ -195,6 +196,19 @@ class ComponentLoader:
                 )
         loras = [open_lora(lora, shapes, rename) for lora in self.model.loras if lora.component == component]
         return model, stored, loras
+
+    def denoisers(self) -> list[str]:
+        """Return all denoising components that the model has."""
+        index = read_json(self.path, "model_index.json", self.name)
+        return [each for each in self.layout.weighted if each in self.layout.denoisers and class_in(index, each)]
+
+    def open_lora(self, lora: LoraFile) -> Lora:
+        """Match a LoRA to the weights of its component, without reading either; may raise InputError."""
+        kind = class_of(self.layout, lora.component)
+        if lora.component not in self._shapes:
+            config = read_json(self.path, f"{lora.component}/config.json", self.name)
+            self._shapes[lora.component] = shapes_of(empty_component(kind, config))
+        return open_lora(lora, self._shapes[lora.component], renaming(kind))
 
     def _of(self, component: str) -> str:
         return f" in {self.model.weights[component]}" if component in self.model.weights else ""

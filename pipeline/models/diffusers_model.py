@@ -18,6 +18,8 @@ from svdq.pipeline.models.components import ComponentLoader, name_of
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, stored_parts, weight_bytes
 from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import Family
+from svdq.pipeline.models.job_loras import JobLoras, put_back
+from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.models.made_weights import MadeWeight
 from svdq.pipeline.models.memory import ACTIVITIES, Activity, MemoryShape, shape_for
 from svdq.pipeline.models.model_folder import is_untrained
@@ -83,6 +85,7 @@ class DiffusersModel(VideoModel):
         device: torch.device,
         dtype: torch.dtype,
         options: ComputeOptions = DEFAULTS,
+        loras: LoraFolder = NO_LORAS,
     ) -> None:
         """Load the components that a role needs; raises InputError if one cannot be loaded."""
         assert model.layout is not None
@@ -103,6 +106,7 @@ class DiffusersModel(VideoModel):
             if component in found.layout.denoisers and (module := getattr(self.pipeline, component)) is not None
         }
         self._found = found
+        self._loras = JobLoras(found, self.family, loras, device)
         #: Held while components come and go, and while prompts are encoded.
         self._holding = threading.Lock()
         #: The components of each set, if they come and go, and the set that is there.
@@ -162,6 +166,8 @@ class DiffusersModel(VideoModel):
         is_streamed = self._options.offload == "blocks"
         with self._holding, in_a_sentence(f"The {components} of the model {self.info.name}", self._device):
             self._held = ""
+            for denoiser in self._denoisers.values():
+                put_back(denoiser)
             # Streamed blocks are pinned in host memory, which holds those of one component.
             wanted = self._of_set[components]
             changed = self._residency.hold(wanted, is_kept=lambda each: not (is_streamed and each in self._denoisers))
@@ -190,7 +196,17 @@ class DiffusersModel(VideoModel):
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in the defaults of this model; see `VideoModel`."""
-        return self.family.fill_in(parameters, self.info.name, self._facts)
+        completed = self.family.fill_in(parameters, self.info.name, self._facts)
+        self._loras.check(completed.loras)
+        return completed
+
+    def _denoiser_for(self, parameters: VideoParameters, component: str) -> Any:
+        """Return a denoising component with the LoRAs of a video, until it is asked for by another one."""
+        return self._loras.applied(parameters.loras, component, self._denoisers[component])
+
+    def _measure_step(self, parameters: VideoParameters) -> Callable[[], None]:
+        """Measure the step of a shape; of a video without LoRAs, which would count among what a step needs."""
+        return (lambda: None) if parameters.loras else self._meter.begin("step", shape_for("step", parameters))
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return which component does which steps of a video."""

@@ -7,7 +7,7 @@ model class of a family, which imports torch, implements `video_model.VideoModel
 import difflib
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,8 @@ class Family:
     tiny: str  # target: the function that writes its untrained model into a folder
     find_segments: str  # target: the function that returns the segments of parameters, from these and facts
     encoded: tuple[str, ...]  # tensors that encoders compute, to compare dtypes by
+    #: The component of each of two experts, where a model may have two.
+    experts: Mapping[str, str] = field(default_factory=dict)
     half: str  # half precision that its weights suit, which is the default on GPUs: fp16 or bf16
     published_as: str  # how the names of its published models begin, in lower case
     published: Facts  # the facts of its published model, which count if no folder is known

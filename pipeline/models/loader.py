@@ -8,6 +8,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions
 from svdq.pipeline.models.families import DEFAULT_FAMILY, family_named
 from svdq.pipeline.models.family import imported
+from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role, VideoModel
@@ -23,15 +24,23 @@ def dtype_for(model: ResolvedModel, device: torch.device, options: ComputeOption
 
 
 def open_model(
-    model: ResolvedModel, role: Role, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
+    model: ResolvedModel,
+    role: Role,
+    device: torch.device,
+    dtype: torch.dtype,
+    options: ComputeOptions = DEFAULTS,
+    loras: LoraFolder = NO_LORAS,
 ) -> VideoModel:
-    """Open a model for a role, with only the components that it needs; raises InputError if it cannot be loaded."""
+    """Open a model for a role, with only the components that it needs; raises InputError if it cannot be loaded.
+
+    `loras` are those that jobs may choose.
+    """
     # Imported on demand: diffusers takes seconds, and a preview or simulated group does not need it.
     if model.family is not None:
         from svdq.pipeline.models.failures import in_a_sentence
 
         with in_a_sentence(f"The model {model.name}", device):
-            opened: VideoModel = imported(family_named(model.family).model)(model, role, device, dtype, options)
+            opened: VideoModel = imported(family_named(model.family).model)(model, role, device, dtype, options, loras)
             return opened
     if replace(options, weights=DEFAULTS.weights) != DEFAULTS:
         raise InputError(

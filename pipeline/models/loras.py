@@ -86,7 +86,9 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
     for key in keys:
         name, kind = _weight_of(key.removeprefix(f"{component}.") if is_of_several else key, shapes, rename)
         if not kind:
-            raise InputError(f"The LoRA {file.file} has {key}: only plain LoRAs are supported, no DoRA, LoHa or LoKr.")
+            raise InputError(
+                f"The LoRA {file.file.name} has {key}: only plain LoRAs are supported, no DoRA, LoHa or LoKr."
+            )
         if name is None:
             lora.unmatched.append(key)
         else:
@@ -98,23 +100,35 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
     if not lora.parts:
         example = keys[0] if keys else "no keys"
         raise InputError(
-            f"None of the {len(keys)} keys of the LoRA {file.file} (such as {example}) match a weight of the "
+            f"None of the {len(keys)} keys of the LoRA {file.file.name} (such as {example}) match a weight of the "
             f"{component}; give a LoRA of this model, or name the component that it is for."
         )
+    others = [name for name, kinds in lora.parts.items() if not _fits(tensors, name, kinds, shapes[name], file)]
+    if unfit := [key for name in others for key in lora.parts[name].values()]:
+        num_matching = len(keys) - len(unfit) - len(lora.unmatched) - len(lora.dropped)
+        raise InputError(
+            f"The LoRA {file.file.name} is of another model: {num_matching} of its {len(keys)} keys match a weight of "
+            f"the {component}, and {unfit[0]} has another shape; give a LoRA of this model."
+        )
     for name, kinds in lora.parts.items():
-        if ("down" in kinds) != ("up" in kinds):
-            raise InputError(f"The LoRA {file.file} has only one of the two factors for {name}; fetch it again.")
-        if "down" in kinds:
-            down, up = (tensors.get_slice(kinds[kind]).get_shape() for kind in ("down", "up"))
-            if (up[0], math.prod(down[1:])) != (shapes[name][0], math.prod(shapes[name][1:])):
-                raise InputError(
-                    f"The LoRA {file.file} is of another model: its {name} has another shape; give another."
-                )
         lora.scales[name] = _scale(name.removesuffix(".weight").removesuffix(".bias"), metadata, component)
         lora.factors[name] = lora.scales[name]
         if "alpha" in kinds and "down" in kinds:
-            lora.factors[name] = float(tensors.get_tensor(kinds["alpha"])) / down[0]
+            rank = tensors.get_slice(kinds["down"]).get_shape()[0]
+            lora.factors[name] = float(tensors.get_tensor(kinds["alpha"])) / rank
     return lora
+
+
+def _fits(tensors: Any, name: str, kinds: Mapping[str, str], shape: Sequence[int], file: LoraFile) -> bool:
+    """Return whether the two factors of a weight make one of a shape; raises InputError for only one of them."""
+    if ("down" in kinds) != ("up" in kinds):
+        raise InputError(f"The LoRA {file.file.name} has only one of the two factors for {name}; fetch it again.")
+    if "diff" in kinds and math.prod(tensors.get_slice(kinds["diff"]).get_shape()) != math.prod(shape):
+        return False
+    if "down" not in kinds:
+        return True
+    down, up = (tensors.get_slice(kinds[kind]).get_shape() for kind in ("down", "up"))
+    return (up[0], math.prod(down[1:])) == (shape[0], math.prod(shape[1:]))
 
 
 def _is_dropped(name: str, parts: Mapping[str, Collection[str]]) -> bool:

@@ -4,9 +4,9 @@ W = dequantize(stored) + sum of strength * (alpha / rank) * B @ A, in float32 an
 Weights that are made once, when they are loaded, are made by the same functions on the same device: same bits.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -20,23 +20,32 @@ from svdq.pipeline.models.weights import Stored, shapes_of
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a weight is made of what its file and its LoRAs store."""
+    """How a weight is made of what its file and the LoRAs of a model file store."""
 
     name: str
     stored: Stored
     loras: Sequence[Lora]
     shape: torch.Size
+    dtype: torch.dtype  # of the weight in the model, which LoRAs are added to: diffusers adds them to loaded weights
+
+    @cached_property
+    def is_smaller(self) -> bool:
+        """Whether the file has fewer bytes of it than the model."""
+        return sum(each.nbytes for each in self.stored.read().values()) < self.stored.num_elements * self.dtype.itemsize
 
     def tensors(self) -> dict[str, Tensor]:
         """Read the tensors that it is made of, by names of their own."""
+        stored = self.stored.read()
+        if self.loras and not self.is_smaller:
+            stored = {part: each.to(self.dtype) if each.is_floating_point() else each for part, each in stored.items()}
         added = (lora.read(self.name).items() for lora in self.loras)
-        return self.stored.read() | {f"{n} {kind}": each for n, found in enumerate(added) for kind, each in found}
+        return stored | {f"{n} {kind}": each for n, found in enumerate(added) for kind, each in found}
 
     def make(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Make the weight of its tensors, on their device; float32 if a LoRA changes it, or it is stored in blocks."""
         weight = self.stored.dequantize(tensors).reshape(self.shape)
         if self.loras:
-            weight = weight.to(torch.float32)
+            weight = (weight if self.is_smaller else weight.to(self.dtype)).to(torch.float32)
         for number, lora in enumerate(self.loras):
             start = f"{number} "
             added = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
@@ -64,20 +73,35 @@ class Weights(dict[str, Tensor]):
 
 
 class MadeWeight:
-    """A part of the classes of layers whose weight is made of their buffers each time that they use it."""
+    """A part of the classes of layers whose weight is made each time that they use it."""
 
-    recipe: Recipe
+    name: str  # of the weight in its component
     made_dtype: torch.dtype
+    #: What makes it of `kept`; None: the layer has the weight itself, and only LoRAs of jobs change it.
+    recipe: Recipe | None = None
     #: The buffer, dtype and shape of each tensor that the weight is made of: as bytes, no `to` changes their type.
     kept: Mapping[str, tuple[str, torch.dtype, torch.Size]]
+    #: The LoRAs of the present video, each with its tensors on the layer's device.
+    job_loras: Sequence[tuple[Lora, Mapping[str, Tensor]]] = ()
 
     @property
     def weight(self) -> Tensor:
         """The weight, made now."""
-        tensors = {
-            name: getattr(self, buffer).view(dtype).reshape(shape) for name, (buffer, dtype, shape) in self.kept.items()
-        }
-        return self.recipe.make(tensors).to(self.made_dtype)
+        weight: Tensor
+        if self.recipe is None:
+            weight = self._parameters["weight"]  # type: ignore[attr-defined]
+            if not self.job_loras:
+                return weight
+        else:
+            weight = self.recipe.make(
+                {
+                    name: getattr(self, buffer).view(dtype).reshape(shape)
+                    for name, (buffer, dtype, shape) in self.kept.items()
+                }
+            )
+        for lora, tensors in self.job_loras:
+            weight = lora.add(self.name, weight.to(torch.float32), tensors)
+        return weight.to(self.made_dtype)
 
 
 @cache
@@ -85,35 +109,47 @@ def _made(kind: Any) -> Any:
     return type(f"Made{kind.__name__}", (MadeWeight, kind), {})
 
 
-def keep_stored(
-    model: nn.Module, recipes: Mapping[str, Recipe], dtype: torch.dtype, device: torch.device, keep: Collection[str]
-) -> set[str]:
-    """Let layers of a component's blocks keep what the file stores where that is smaller; return their weights.
+def make_at_use(layer: nn.Module, name: str) -> MadeWeight:
+    """Let a layer make its weight when it uses it, in the dtype that it has now."""
+    if isinstance(layer, MadeWeight):
+        return layer
+    dtype = layer._parameters["weight"].dtype  # type: ignore[union-attr]
+    layer.__class__ = _made(type(layer))  # type: ignore[arg-type]
+    assert isinstance(layer, MadeWeight)
+    layer.name, layer.made_dtype = name, dtype
+    return layer
 
-    `model` has no memory for its weights; `keep` are the modules whose weights stay in float32, which are made once.
-    """
-    layers = {
+
+def layers_of_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers of a component's repeated blocks by the names of their weights: nearly all that it weighs."""
+    return {
         f"{place}.{name}.weight": layer
         for place, block in model.named_modules()
         if type(block).__name__ in (*BLOCKS, *TEXT_BLOCKS)
         for name, layer in block.named_modules()
-        if isinstance(layer, nn.Linear | _ConvNd) and not {*keep} & {*f"{place}.{name}".split(".")}
+        if isinstance(layer, nn.Linear | _ConvNd)
     }
+
+
+def keep_stored(model: nn.Module, recipes: Mapping[str, Recipe], dtype: torch.dtype, device: torch.device) -> set[str]:
+    """Let layers of a component's blocks keep what the file stores; return the names of their weights.
+
+    That is where it is smaller, and where LoRAs of a model file change a weight, which those of jobs may change, too.
+    `model` has no memory for its weights; those that stay in float32 are made once.
+    """
     stored = set()
-    for name, layer in layers.items():
+    for name, layer in layers_of_blocks(model).items():
         recipe = recipes[name]
-        num_bytes = sum(tensor.nbytes for tensor in recipe.stored.read().values())  # LoRAs are small
-        if num_bytes >= recipe.stored.num_elements * dtype.itemsize:
+        if recipe.dtype != dtype or not (recipe.is_smaller or recipe.loras):
             continue
         tensors, kept = recipe.tensors(), {}
+        made = make_at_use(layer, name)
         del layer._parameters["weight"]
         for number, (part, tensor) in enumerate(tensors.items()):
             kept[part] = (f"{KEPT_BUFFER}{number}", tensor.dtype, tensor.shape)
             bits = tensor.contiguous().reshape(-1).view(torch.uint8).to(device)
             layer.register_buffer(f"{KEPT_BUFFER}{number}", bits, persistent=False)
-        layer.__class__ = _made(type(layer))  # type: ignore[arg-type]
-        assert isinstance(layer, MadeWeight)
-        layer.recipe, layer.made_dtype, layer.kept = recipe, dtype, kept
+        made.recipe, made.made_dtype, made.kept = recipe, dtype, kept
         stored.add(name)
     return stored
 
@@ -146,11 +182,17 @@ def load_weights(
         dtype = quantizer.update_torch_dtype(dtype)
         quantizer.preprocess_model(model=model, device_map=None, state_dict=dict(stored), keep_in_fp32_modules=keep)
     recipes = {
-        name: Recipe(name=name, stored=stored[name], loras=[each for each in loras if name in each.parts], shape=shape)
+        name: Recipe(
+            name=name,
+            stored=stored[name],
+            loras=[each for each in loras if name in each.parts],
+            shape=shape,
+            dtype=torch.float32 if {*keep} & {*name.split(".")} else dtype,
+        )
         for name, shape in shapes_of(model).items()
     }
     if is_kept:
-        for name in keep_stored(model, recipes, dtype, device, keep):
+        for name in keep_stored(model, recipes, dtype, device):
             del recipes[name]
     load_model_dict_into_meta(
         model,
@@ -165,4 +207,6 @@ def load_weights(
         model.hf_quantizer = quantizer
     if is_text:
         model.tie_weights()
+    if is_kept:  # for LoRAs of jobs
+        model.recipes = {name: recipe for name, recipe in recipes.items() if recipe.loras or recipe.is_smaller}
     model.eval()

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import FAMILIES, family_named, family_of
 from svdq.pipeline.models.family import FolderLayout
+from svdq.pipeline.models.lora_folder import add_samples
 from svdq.pipeline.models.model_file import (
     HUB_ID,
     LORA_SUFFIXES,
@@ -35,7 +36,6 @@ from svdq.pipeline.models.model_folder import (
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel, Timings
 
 INDEX = "model_index.json"  # the pipeline's index; the hub's cache finds a model by it
-_NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096  # samples of a file for its fingerprint, and the bytes of each
 
 
 def has_weights(name: str) -> bool:
@@ -189,22 +189,14 @@ def _files_of(model: ResolvedModel, layout: FolderLayout, dtype: str) -> dict[st
 
 
 def _fingerprint(files: Mapping[str, Path], given: ModelFile | None) -> str:
-    """Return a hash of the names, sizes and samples of files, which is the same on all machines.
-
-    Reading gigabytes would take minutes, and other weights of a model differ nearly everywhere.
-    """
+    """Return a hash of the names, sizes and samples of files, which is the same on all machines."""
     digest = hashlib.sha256()
     if given is not None:
         digest.update(given.scheduler.model_dump_json().encode())
     for name, file in files.items():
-        if not file.is_file():  # opening a pipe would block
-            continue
-        size = file.stat().st_size
-        digest.update(f"{name} {size} ".encode())
-        with file.open("rb", buffering=0) as opened:
-            for position in range(0, size, max(_SAMPLE_BYTES, size // _NUM_SAMPLES)):
-                opened.seek(position)
-                digest.update(opened.read(_SAMPLE_BYTES))
+        if file.is_file():  # opening a pipe would block
+            digest.update(f"{name} ".encode())
+            add_samples(digest, file)
     return digest.hexdigest()[:16]
 
 

@@ -91,7 +91,7 @@ def estimate_jobs(
     for job_id, shape in queued.items():
         number, model = num_ahead[job_id], _model_of(wanted[job_id])
         taken, own_s = by(model), alone(model, shape)
-        if reason := _no_model(wanted[job_id], groups):
+        if reason := _what_lacks(wanted[job_id], groups):
             found[job_id] = Estimate(reason=reason)
         elif own_s is None or taken.interval_s is None:
             found[job_id] = Estimate(num_ahead=number, reason=taken.why_none)
@@ -126,7 +126,7 @@ def estimate_all(
     found = _of_started(in_flight, groups, no_group)
     ends = list(found.values())
     reason = next((end.reason for end in ends if end.reason), "")
-    reason = reason or next(filter(None, (_no_model(each, groups) for each in waiting.sample)), "")
+    reason = reason or next(filter(None, (_what_lacks(each, groups) for each in waiting.sample)), "")
     if reason or not waiting.num_jobs:
         return Estimate(eta_s=None if reason else max((end.eta_s or 0.0 for end in ends), default=0.0), reason=reason)
     takers, why_none = _takers(groups, pauses, no_group)
@@ -207,10 +207,21 @@ def _running(model: str, groups: Sequence[GroupStatus]) -> list[GroupStatus]:
     return [group for group in groups if not model or model_stem(group.ranks[0].model) == model]
 
 
-def _no_model(parameters: Parameters, groups: Sequence[GroupStatus]) -> str:
-    """Say that workers run, but not the model that a job is for; else ""."""
+def _what_lacks(parameters: Parameters, groups: Sequence[GroupStatus]) -> str:
+    """Say that workers run, but not with the model or the LoRAs that a job is for; else ""."""
     name = _model_of(parameters)
-    return "" if not groups or _running(name, groups) else f"No worker runs the model {name}."
+    if not groups:
+        return ""
+    if not (able := _running(name, groups)):
+        return f"No worker runs the model {name}."
+    wanted = {lora["digest"]: lora["name"] for lora in parameters.get("loras", ())}
+    there = [{*group.intake.loras.values()} for group in able if group.intake]
+    if not wanted or not there or any(digests >= wanted.keys() for digests in there):
+        return ""
+    missing = next((name for digest, name in wanted.items() if not any(digest in each for each in there)), "")
+    if missing:
+        return f"No running worker has the LoRA {missing}; put it into their folder SVDQ_LORAS."
+    return f"No running worker has all of the LoRAs {', '.join(wanted.values())}."
 
 
 def _rest_s(group: GroupStatus) -> float:

@@ -137,9 +137,14 @@ def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, i
     lengths = dict(zip(found, answers, strict=False))
 
     def begin(name: str) -> int:
-        """Count the jobs of more urgent queues, without those that are for other models."""
+        """Count the jobs of more urgent queues, without those that are for other models or LoRAs."""
         before = itertools.takewhile(lambda other: other != name, found)
-        return sum(lengths[other] for other in before if found[other].model in ("", found[name].model))
+        own = found[name]
+        return sum(
+            lengths[each]
+            for each in before
+            if found[each].model in ("", own.model) and found[each].lora in ("", own.lora)
+        )
 
     begins = {name: begin(name) for name in set(places.values())}
     positions = zip(places.items(), answers[len(found) :], strict=True)
@@ -225,6 +230,12 @@ def running_defaults(connection: redis.Redis) -> dict[str, dict[str, Any]]:
             if found.setdefault(name, rank.defaults) != rank.defaults:
                 found[name] = {}
     return found
+
+
+def running_loras(connection: redis.Redis) -> dict[str, str]:
+    """Return the LoRAs that jobs may choose, by name, with their digests: those of all workers."""
+    intakes = [group.intake for group in read_groups(connection) if group.intake]
+    return {name: digest for intake in intakes for name, digest in intake.loras.items()}
 
 
 def takes_last_photo(connection: redis.Redis, stem: str = "") -> bool:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.wan.family import I2V_A14B
-from svdq.pipeline.video_parameters import MAX_SIDE
+from svdq.pipeline.video_parameters import MAX_SIDE, LoraChoice
 from svdq.producer.job import JOBS, MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name, last_frame_key, model_stem
 from svdq.producer.queue import check_priority
 from svdq.producer.submitting.parameters import (
@@ -31,7 +31,7 @@ from svdq.producer.submitting.parameters import (
 from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size, safe_name
 
 OWN_FIELDS = ("stem", "index", "variation")  # fields of name templates besides the parameters of the video
-NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family"}
+NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family", "loras"}
 
 _AUTO_MULTIPLE = 32  # of sides that are chosen: Wan 2.2 TI2V-5B needs 32
 #: A storage key in place of that of a photo that is not checked yet.
@@ -54,6 +54,8 @@ class JobSpec:
     depends_on: tuple[str, ...] = ()  # ids of jobs, or prefixes of them, that are to have finished or failed first
     #: The prompts of further links, "" for none: each video begins a chain.
     then: tuple[str, ...] = ()
+    #: The LoRAs of each further link that has its own; None: those of the video.
+    then_loras: tuple[tuple[LoraChoice, ...] | None, ...] = ()
     force: bool = False
     request_key: str = ""  # part of the ids unless it is "", so that a request gets jobs of its own
     notes: tuple[tuple[str, str], ...] = ()  # recorded with the jobs; they change neither the videos nor the ids
@@ -142,8 +144,11 @@ class JobSpec:
         self, job: Job, job_id: str, options: SubmitOptions, spell: Callable[[str], str] = as_flag
     ) -> Iterator[tuple[Job, str]]:
         """Create the jobs that continue a chain, each with its id, which the id of the link before is part of."""
+        of_video = job.loras
         for number, prompt in enumerate(self.then, start=2):
-            values = job.model_dump() | {"image": last_frame_key(job_id)}
+            own = self.then_loras[number - 2] if self.then_loras else None
+            loras = of_video if own is None else own
+            values = job.model_dump() | {"image": last_frame_key(job_id), "loras": loras}
             if job.family in WITH_PROMPTS:
                 values |= {"prompt": prompt, "last_image": options.last_image if number == self.num_links else None}
             elif prompt:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, get_args
@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
+from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer.job import JOBS, NAMING, VIDEO_FIELDS
 
 SEED_BITS = 32  # number of bits of random seeds: short enough to type again
@@ -20,12 +21,13 @@ MAX_VIDEOS = 10_000  # largest number of videos of one photo in a submission
 FIELD_OF: Mapping[str, FieldInfo] = {
     name: field for job in reversed(tuple(JOBS.values())) for name, field in job.model_fields.items()
 }
-FIELDS = (*VIDEO_FIELDS, "size", "format")
+FIELDS = (*VIDEO_FIELDS, "size", "format", "lora")
 _OPTIONS = (*VIDEO_FIELDS, "last_image", "auto_size")
 WITH_PROMPTS = frozenset(name for name, job in JOBS.items() if "prompt" in job.model_fields)
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
+_LORAS = re.compile(r"\s*[;\n]\s*")  # what separates LoRAs in a text
 _NO_FRACTION = re.compile(r"(?<=\d)\.0+$")  # the end of a whole number as pandas and spreadsheets write it: 14.0
 
 
@@ -41,7 +43,7 @@ def rules_of(family: str) -> dict[str, dict[str, Any]]:
 
 def as_key(field: str) -> str:
     """Spell a parameter as a column of a list or a key of svdq.toml."""
-    return {"formats": "format", "last_image": "last"}.get(field, field)
+    return {"formats": "format", "last_image": "last", "loras": "lora"}.get(field, field)
 
 
 def as_flag(field: str) -> str:
@@ -73,6 +75,9 @@ class SubmitOptions:
         if unknown := given.keys() - _OPTIONS:
             raise TypeError(f"there is no parameter {min(unknown)!r}; the parameters are {', '.join(_OPTIONS)}")
         self._given = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
+        if isinstance(loras := given.get("loras"), list | tuple):  # texts, as on the command line, or choices
+            parsed = (LoraChoice.parse(each) if isinstance(each, str) else (each,) for each in loras)
+            self._given["loras"] = tuple(itertools.chain.from_iterable(parsed))
 
     def __getattr__(self, name: str) -> Any:
         if name not in _OPTIONS:
@@ -104,7 +109,7 @@ class SubmitOptions:
     def with_defaults_from(self, job: dict[str, Any]) -> "SubmitOptions":
         """Fill the parameters that were not given from those of another job."""
         recorded = {"family": DEFAULT_FAMILY} | {
-            name: tuple(value) if name == "formats" and isinstance(value, list) else value  # JSON has no tuples
+            name: _of_json(name, value)
             for name, value in job.items()
             if name not in NAMING or (name == "last_image" and not self.loop)
         }
@@ -151,6 +156,16 @@ class SubmitOptions:
         return None if len(fitting) == len(JOBS) else fitting[0]
 
 
+def _of_json(name: str, value: Any) -> Any:
+    """Return a recorded value as it was: JSON has no tuples."""
+    if name == "loras":
+        try:
+            return tuple(map(LoraChoice.model_validate, value))
+        except (TypeError, ValueError) as error:  # anyone may have written it
+            raise InputError(f"The LoRAs of the video, {shorten(value)}, cannot be read; give them.") from error
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _titles(families: Iterable[str]) -> str:
     return " and ".join(PARAMETERS[name].title for name in families)
 
@@ -184,6 +199,8 @@ def as_text(name: str, value: Any, called: str) -> str:
     """Convert a value of JSON or TOML to the text of a form or a csv file; InputError if it is not a single value."""
     if isinstance(value, list | tuple) and name in ("format", "formats"):
         return " ".join(map(str, value))
+    if isinstance(value, list | tuple) and name in ("lora", "loras") and not any(isinstance(v, dict) for v in value):
+        return "\n".join(map(str, value))
     if isinstance(value, list | dict) or (isinstance(value, bool) and bool not in _types(name)):
         shown = shorten(json.dumps(value, default=str))
         raise InputError(f"{called} {shown} is not allowed: it must be a single value.")
@@ -210,6 +227,14 @@ def _read(name: str, text: str, called: str) -> dict[str, Any]:
         return size | ({"auto_size": True} if auto == "auto" else {})
     if name in ("format", "formats"):  # a repeated one counts once
         return {"formats": tuple(dict.fromkeys(text.replace(",", " ").split()))}
+    if name in ("lora", "loras"):
+        try:
+            return {"loras": tuple(each for one in _LORAS.split(text) if one for each in LoraChoice.parse(one))}
+        except ValueError as error:
+            raise InputError(
+                f"{called} {shown!r} is not a LoRA: write it as NAME:STRENGTH with a strength from -10 to 10, such as "
+                "style:0.8, or of two experts high=NAME,low=NAME:STRENGTH."
+            ) from error
     if bool in types:
         if text.lower() not in _BOOLEANS:
             raise InputError(f"{called} {shown!r} is not allowed: it must be true or false.")
@@ -233,6 +258,9 @@ def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions,
     taken = set(options.given())
     for text in sweeps:
         column = _column(text)
+        if column[0].keys() == {"strength"}:
+            columns.append([{"loras": _of_strength(options.loras, text, **each)} for each in column])
+            continue
         names = {name for values in column for name in values}  # `size` has other fields for `auto` than for a size
         if names & taken:
             flags = " and ".join(sorted(map(as_flag, names & taken)))
@@ -242,6 +270,12 @@ def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions,
     # One more than allowed is enough to refuse them.
     combinations = itertools.islice(itertools.product(*columns), MAX_VIDEOS + 1)
     return tuple(options.replaced(**{k: v for values in chosen for k, v in values.items()}) for chosen in combinations)
+
+
+def _of_strength(loras: Sequence[LoraChoice] | None, text: str, strength: float) -> tuple[LoraChoice, ...]:
+    if not loras:
+        raise InputError(f"--sweep {text} needs a LoRA whose strength it changes; give it with --lora.")
+    return tuple(each.model_copy(update={"strength": strength}) for each in loras)
 
 
 def _column(text: str) -> list[dict[str, Any]]:
@@ -254,4 +288,12 @@ def _column(text: str) -> list[dict[str, Any]]:
             f"--sweep {text} is not a sweep; write it as motion_bucket_id=60,127,180, with one of {', '.join(allowed)}."
         )
     distinct = dict.fromkeys(values.split(","))
+    if name in ("lora", "loras"):
+        try:
+            return [
+                {"strength": LoraChoice.model_validate({"name": name, "strength": value}).strength}
+                for value in distinct
+            ]
+        except ValueError as error:
+            raise InputError(f"--sweep {text} must have strengths from -10 to 10, such as lora=0.6,0.8,1.0.") from error
     return [read_parameters({name: value}, lambda name: f"--sweep {name}") for value in distinct]

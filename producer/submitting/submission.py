@@ -26,6 +26,7 @@ from svdq.producer.storage.storage import MARKER, Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
 from svdq.producer.submitting.foresight import existing
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec, read_folder
+from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, usual_size, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
@@ -154,6 +155,11 @@ def submit_all(
     checked = _check(settings.max_pixels, requests, skip_bad, observer, spell)
     storage = storage or Storage(settings.storage)
     with contextlib.nullcontext(connection) if connection is not None else session(settings) as connection:
+        known = KnownLoras(settings, connection)
+        specs = {id(spec): known.looked_up(spec) for _, spec in checked}
+        for spec in specs.values():
+            spec.check(spell)
+        checked = [(photo, specs[id(spec)]) for photo, spec in checked]
         parents = {ids: complete_ids(connection, ids) for ids in {spec.depends_on for _, spec in checked} if ids}
         for job_ids in parents.values():
             unfinished(connection, job_ids)

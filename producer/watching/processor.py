@@ -13,6 +13,7 @@ from svdq.producer.queue import statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models
 from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
@@ -67,6 +68,7 @@ class Processor:
     def _submit_or_wait(self, file: WaitingFile, connection: redis.Redis) -> None:
         try:
             asked = self.config.spec_for(file.path)
+            asked = KnownLoras(self.settings, connection).looked_up(asked)
             added = self._beside.add(file, asked if asked.model else replace(asked, model=self.model))
         except InputError as error:
             self._hold(file, f"{error} Its photos wait until this is corrected.")

@@ -35,6 +35,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "stall_s": {"value": 90.0, "source": str(Path("svdq.toml").absolute())},
         "memory_limit": {"value": None, "source": "default"},
         "weights": {"value": "auto", "source": "default"},
+        "loras": {"value": None, "source": "default"},
         "serve_token": {"value": None, "source": "default"},
     }
 

@@ -149,12 +149,13 @@ def test_weights_stay_stored_where_made_ones_have_no_room(tiny_wan: Path, tmp_pa
     (tmp_path / "fp8.toml").write_text(f'base = "{tiny_wan}"\n[weights]\n{files}')
     model, alone = resolve(str(tmp_path / "fp8.toml")), Topology(rank=0, num_ranks=1)
 
-    def choose(capacity: int | None, role: Role, **options: Any) -> str:
-        compute = ComputeOptions(**options)
-        return choose_weights(model, compute, torch.bfloat16, role, capacity, alone, torch.device("cpu"))
+    def choose(capacity: int | None, role: Role, *, for_loras: bool = False, **options: Any) -> str:
+        compute, device = ComputeOptions(**options), torch.device("cpu")
+        return choose_weights(model, compute, torch.bfloat16, role, capacity, alone, device, for_loras=for_loras)
 
     everything = Role.of_rank(0)
     assert choose(None, everything) == choose(ROOM, everything) == "made"
+    assert choose(ROOM, everything, for_loras=True) == "stored"
     least = smallest(lambda num_bytes: choose(num_bytes, everything) == "made")
     assert choose(least - 1, everything) == "stored"
     assert choose(None, replace(everything, in_rounds=True)) == "stored"

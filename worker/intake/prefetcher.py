@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.chains import why_no_video_before
@@ -44,6 +45,7 @@ class IntakeOptions:
     #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
     embed: Callable[[VideoParameters], object] = lambda parameters: None  # prompts ahead of time
+    loras: LoraFolder = NO_LORAS  # those that jobs may choose; jobs with others are left to other groups
     max_attempts: int = 2  # number of crashes of a rank after which the job it computes is set aside
     #: Most jobs in flight at once. Sockets limit the bytes that wait between ranks; without this limit a group with
     #: small samples could take the whole queue while its last rank waits for a slow disk.

@@ -62,6 +62,7 @@ class Intake(Source):
             on_shutdown=self.drain,
             is_burst=options.burst,
             model=model_stem(model.name),
+            loras=options.loras,
         )
         self._recovery = Recovery(self._worker, options.max_attempts)
         self._wake = threading.Event()
@@ -103,6 +104,7 @@ class Intake(Source):
             failed=self._reporter.num_failed,
             pace_s=self._reporter.pace.seconds(time.monotonic()),
             draining=self._dispatcher.draining.is_set(),
+            loras=self._worker.loras,
         )
 
     @property

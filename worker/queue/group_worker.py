@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -15,8 +15,11 @@ from rq.utils import now, utcformat
 from rq.worker import WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register
 
+from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
+from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer import keys
-from svdq.producer.queue import RENDER, read_arguments
+from svdq.producer.job import Job
+from svdq.producer.queue import RENDER, SvdqQueue, priority_of, queue_of, queues, read_arguments
 from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.queue import scripts
@@ -36,9 +39,17 @@ UNREADABLE = (
 class GroupWorker(RqWorker):
     """The RQ worker of a group of ranks."""
 
-    def __init__(self, connection: redis.Redis, **handlers: Any) -> None:
+    def __init__(self, connection: redis.Redis, *, loras: LoraFolder = NO_LORAS, **handlers: Any) -> None:
         super().__init__(connection, **handlers)
         self._due: deque[tuple[rq.Queue, bytes]] = deque()
+        self._lora_folder = loras
+        self._always = [queue for queue in self.queues if isinstance(queue, SvdqQueue)]  # whatever LoRAs there are
+        self.loras: Mapping[str, str] = {}  # the LoRAs that jobs may choose: digests by name
+
+    def start(self) -> None:
+        """Register in RQ and listen for commands; see `RqWorker`."""
+        super().start()
+        self._find_loras()
 
     def renew_leases(self, active_jobs: Iterable[ActiveJob]) -> list[ActiveJob]:
         """Renew the leases of the worker and of all executions in one round trip; return the jobs that are lost.
@@ -46,6 +57,7 @@ class GroupWorker(RqWorker):
         Writes whole records, since they may have expired. A job is lost, too, if one of its keys has the wrong type.
         """
         active_jobs = list(active_jobs)
+        self._find_loras()
         now_s = scripts.server_time(self.connection)
         state = WorkerStatus.BUSY if active_jobs else WorkerStatus.SUSPENDED if self.paused else WorkerStatus.IDLE
         with self.connection.pipeline() as pipeline:
@@ -71,6 +83,14 @@ class GroupWorker(RqWorker):
                 lost.append(active)
                 self.forget(active)
         return lost
+
+    def _find_loras(self) -> None:
+        """Take the jobs that wait for the LoRAs which are there now, too: before the others, as they are older."""
+        self.loras = self._lora_folder.digests()
+        digests, models = {*self.loras.values()}, {"", *(queue.model for queue in self._always)}
+        others = [each for each in queues(self.connection) if each.lora in digests] if digests else []
+        mine: list[rq.Queue] = [*(each for each in others if each.model in models), *self._always]
+        self.queues = sorted(mine, key=lambda queue: keys.PRIORITIES.index(priority_of(queue.name)))
 
     def forget(self, active: ActiveJob) -> None:
         """Remove the record of an execution that was lost, without changing its job."""
@@ -175,6 +195,12 @@ class GroupWorker(RqWorker):
             logger.error("Job %s was refused: %s", rq_job.id, reason)
             self.fail_popped(rq_job, queue, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
             return None
+        if lora := self._missing_lora(arguments.job):
+            logger.info("Job %s waits for a worker with the LoRA %s.", rq_job.id, lora.name)
+            priority = priority_of(queue.name)
+            target = queue_of(self.connection, priority, arguments.job.model, lora.digest)
+            scripts.move_popped(self.connection, queue, target, rq_job.id)
+            return None
         if self.was_canceled(rq_job.id):  # while it returned to the queue
             self._stopped_job_id = rq_job.id
             self.fail_popped(rq_job, queue, STOPPED)
@@ -183,6 +209,13 @@ class GroupWorker(RqWorker):
         if execution is None:
             return None
         return ActiveJob(rq_job=rq_job, queue=queue, execution=execution, arguments=arguments)
+
+    def _missing_lora(self, job: Job) -> LoraChoice | None:
+        """Return a LoRA of a job that this group has not; None if it has all."""
+        lacks = [each for each in job.loras if each.digest and each.digest not in self.loras.values()]
+        if lacks:  # it may have come since
+            self._find_loras()
+        return next((each for each in lacks if each.digest not in self.loras.values()), None)
 
     def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
         """Start the execution of a popped job; None if it was canceled, deleted or returned meanwhile."""

@@ -73,6 +73,14 @@ def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> 
     pipeline.hdel(keys.POPPED, job_id)
 
 
+def move_popped(connection: redis.Redis, queue: rq.Queue, target: rq.Queue, job_id: str) -> None:
+    """Put a popped job at the end of another queue."""
+    connection.sadd(rq.Queue.redis_queues_keys, target.key)
+    names = (key_of(job_id), target.key, queue.intermediate_queue_key)
+    lua.run(connection, "move", names, job_id, target.name, "rpush", job_id)
+    connection.hdel(keys.POPPED, job_id)
+
+
 def return_to_queue(
     connection: redis.Redis, queue: rq.Queue, execution: Execution, lease_until: float = FOREVER
 ) -> bool:

@@ -7,7 +7,7 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import PIL.Image
@@ -17,7 +17,6 @@ from torch import Tensor
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.latent_rgb import rgb_of_latents, some_frames
-from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
 from svdq.pipeline.models.video_model import Denoiser, State
 from svdq.pipeline.video_parameters import VideoParameters
@@ -27,7 +26,8 @@ from svdq.pipeline.video_parameters import VideoParameters
 class SvdDenoiser:
     """The denoising of one sample: (9) of diffusers' `__call__`. B is 2 with guidance and 1 without."""
 
-    unet: Any  # UNetSpatioTemporalConditionModel, shared by all samples: it keeps no state between steps
+    #: Returns the UNetSpatioTemporalConditionModel with the LoRAs of this sample; all share it.
+    unet: Callable[[], Any]
     scheduler: Any  # EulerDiscreteScheduler of this sample alone: it counts steps
     image_embedding: Tensor  # (B, 1, E)
     image_latents: Tensor  # (B, F, 4, H/8, W/8)
@@ -51,7 +51,7 @@ class SvdDenoiser:
         model_input = scheduler.scale_model_input(model_input, timestep)
         # Concatenated over channels: (B, F, 8, H/8, W/8)
         model_input = torch.cat([model_input, self.image_latents], dim=2)
-        noise_pred = self.unet(
+        noise_pred = self.unet()(
             model_input,
             timestep,
             encoder_hidden_states=self.image_embedding,
@@ -140,7 +140,7 @@ class SvdModel(DiffusersModel):
     def denoiser(self, state: State, parameters: VideoParameters) -> SvdDenoiser:
         """Prepare the denoising of one sample, with a scheduler of its own, from any step on."""
         assert isinstance(parameters, SvdParameters)
-        measured = self._meter.begin("step", shape_for("step", parameters))
+        measured = self._measure_step(parameters)
         # (3), (4) With guidance the batch is [unconditional: zeros, conditional].
         image_embedding = state["image_embedding"]  # (1, 1, E)
         image_latents = state["image_latents"]  # (1, 4, H/8, W/8)
@@ -166,7 +166,7 @@ class SvdModel(DiffusersModel):
             parameters.min_guidance_scale, parameters.max_guidance_scale, parameters.num_frames
         )
         return SvdDenoiser(
-            unet=self.pipeline.unet,
+            unet=partial(self._denoiser_for, parameters, "unet"),
             # With its own counter; those with the same number of steps share their constant tables.
             scheduler=copy.copy(self._schedule(parameters.steps)),
             image_embedding=image_embedding,

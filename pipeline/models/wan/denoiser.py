@@ -114,7 +114,8 @@ def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
 class WanDenoiser:
     """The denoising of one sample: (6) of diffusers' `__call__`. Keeps nothing between steps."""
 
-    transformers: Mapping[str, Any]  # the WanTransformer3DModels of this rank by component, shared by all samples
+    #: Returns a WanTransformer3DModel of this rank by its component, with the LoRAs of this sample; all share it.
+    transformer_of: Callable[[str], Any]
     schedule: Schedule  # shared by all samples with the same steps and shift
     prompt_embeds: Tensor  # (1, 512, E), padded with zeros
     negative_prompt_embeds: Tensor | None  # the same of the negative prompt; None: guidance is off
@@ -130,7 +131,7 @@ class WanDenoiser:
     def step(self, state: State, index: int) -> dict[str, Tensor]:
         """Do step `index`: return the next `latents` (1, C, F', H', W') and what the scheduler keeps."""
         component = self.schedule.components[index]
-        transformer = self.transformers[component]
+        transformer = self.transformer_of(component)
         latents = state["latents"]
         t = self.schedule.timesteps[index]
         if self.first_frame_mask is None:

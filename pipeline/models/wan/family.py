@@ -16,7 +16,9 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family, PublishedModel, PublishedStep
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.wan.layout import (
+    HIGH_NOISE,
     LAYOUTS,
+    LOW_NOISE,
     SHIFT_SETTINGS,
     TRANSFORMER_DEFAULTS,
     VAE_DEFAULTS,
@@ -367,6 +369,7 @@ FAMILY = Family(
     tiny="svdq.pipeline.models.tiny:write_tiny_wan",
     find_segments="svdq.pipeline.models.wan.denoiser:segments",
     encoded=("prompt_embeds", "condition"),
+    experts={"high": HIGH_NOISE, "low": LOW_NOISE},
     half="bf16",
     published_as="wan2",
     published=PUBLISHED,

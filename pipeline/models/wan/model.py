@@ -17,7 +17,6 @@ from torch import Tensor
 from svdq.pipeline.errors import InputError, SampleError, how_to_install
 from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.latent_rgb import rgb_of_latents, some_frames
-from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Denoiser, Role, State
 from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names
@@ -137,14 +136,14 @@ class WanModel(DiffusersModel):
     @torch.inference_mode()
     def denoiser(self, state: State, parameters: VideoParameters) -> WanDenoiser:
         assert isinstance(parameters, WanParameters)
-        measured = self._meter.begin("step", shape_for("step", parameters))
+        measured = self._measure_step(parameters)
         scale, scale_2 = parameters.guidance_scale, parameters.guidance_scale_2
         assert scale is not None
         assert parameters.steps is not None
         assert parameters.flow_shift is not None
         image_embeds = state.get("image_embeds")
         return WanDenoiser(
-            transformers=self._denoisers,
+            transformer_of=partial(self._denoiser_for, parameters),
             schedule=self._schedule(parameters.steps, parameters.flow_shift),
             prompt_embeds=_padded(state["prompt_embeds"]),
             negative_prompt_embeds=_padded(state["negative_prompt_embeds"]) if parameters.guided else None,

@@ -1,5 +1,6 @@
 """The page's own views, without a browser: the form, the list of results, actions, zips and the live stream."""
 
+import base64
 import gzip
 import http.client
 import io
@@ -19,6 +20,7 @@ from svdq.producer import keys
 from svdq.producer.job_control import pause, resume
 from svdq.producer.queue import fetch
 from svdq.producer.status.job_view import view
+from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import TYPE, Answer, Serve, Server, multipart
@@ -96,6 +98,47 @@ def test_the_page_says_that_no_worker_takes_a_last_frame(server: Server, photo: 
     ):
         says = "Loop does not apply to the workers' model, which takes no last frame; "
         assert (answer.status, answer.error["message"].startswith(says)) == (400, True)
+
+
+def test_loras_of_workers_are_chosen_on_the_page_and_by_clients(
+    server: Server, photo: Path, connection: redis.Redis
+) -> None:
+    assert 'name="loras"' not in server.get("/").body.decode()
+    loras = {"anime/line": "a" * 16, "style_high": "b" * 16, "style_low": "c" * 16}
+    save(connection, rank(0, num_ranks=1, intake=IntakeStatus(worker="w", loras=loras)))
+    html = server.get("/").body.decode()
+    assert re.search(r'<input type="text" id="wan-loras" name="loras" list="wan-loras-known"', html)
+    assert '<option value="anime/line"></option>' in html
+
+    def names(job_id: str) -> list[str]:
+        found = view(connection, job_id).parameters.get("loras", ())
+        return [f"{each.get('expert') or ''} {each['name']} {each['strength']} {each['digest'][0]}" for each in found]
+
+    answer = upload(server, photo, family="wan", loras="style:0.7; line")
+    wanted = [" anime/line 1.0 a"]
+    both = ["high style_high 0.7 b", "low style_low 0.7 c"]
+    assert names(answer.json["jobs"][0]["id"]) == both + wanted
+    repeated = server.ask(
+        "POST", "/page/repeat", {"id": answer.json["jobs"][0]["id"], "changes": {"loras": "line:0.5"}}
+    )
+    assert repeated.status == 200, repeated.body
+    wrong = upload(server, photo, loras="nothing")
+    assert (wrong.status, "There is no LoRA 'nothing'" in wrong.json["error"]["message"]) == (400, True)
+
+    url = f"data:image/jpeg;base64,{base64.b64encode(photo.read_bytes()).decode()}"
+    for given, expected in (
+        ({"lora": {"name": "line", "scale": 0.5, "int_id": 3}}, [" anime/line 0.5 a"]),
+        ({"lora": {"name": "any", "local_path": "/models/loras/line.safetensors"}}, wanted),
+        ({"extra_params": {"loras": ["style:0.7", "line"]}}, both + wanted),
+        ({"loras": "line"}, wanted),
+    ):
+        made = server.ask("POST", "/v1/videos", {"input_reference": url, "seed": 5} | given)
+        assert made.status == 200, made.body
+        assert names(made.json["id"]) == expected
+    for bad in ({"lora": {"path": "x"}}, {"loras": 3}, {"loras": "nothing"}):
+        answer = server.ask("POST", "/v1/videos", {"input_reference": url} | bad)
+        assert (answer.status, answer.json["error"]["param"]) == (400, next(iter(bad)))
+        assert answer.json["error"]["message"].endswith(".")
 
 
 def test_a_video_and_its_repetition_know_the_folder_of_their_photo(

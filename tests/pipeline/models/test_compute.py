@@ -206,7 +206,7 @@ def test_a_step_never_waits_for_the_device(tiny_model) -> None:
     for guided in (True, False):
         parameters = PARAMETERS if guided else PARAMETERS.model_copy(update={"max_guidance_scale": 1.0})
         denoiser = model.denoiser(made, parameters)
-        denoiser.unet = model.pipeline.unet.to(meta)
+        denoiser.unet = lambda: model.pipeline.unet.to(meta)
         for name in ("image_embedding", "image_latents", "added_time_ids", "guidance_scale"):
             setattr(denoiser, name, getattr(denoiser, name).to(meta))
         denoiser.scheduler.timesteps = denoiser.scheduler.timesteps.to(meta)

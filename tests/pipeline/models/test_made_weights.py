@@ -3,8 +3,7 @@
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from gpu_checks import compare
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -25,13 +23,10 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.weights import open_file
-from tests.pipeline.models.wan_files import original_name, save_fp8_scaled, save_lora
+from tests.pipeline.models.wan_files import SAVE, TYPES, finish, original_name, pack, write_model_file
 from tests.pipeline.rendering import denoise
 
 CPU = torch.device("cpu")
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "BF16", "F16", "F32")
-#: Where blocks of types that the package gguf only reads have their factors, as float16.
-FACTORS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -48,98 +43,6 @@ def test_every_type_of_gguf_is_dequantized_as_the_package_gguf_does(tmp_path: Pa
     expected = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType[kind])
     np.testing.assert_array_equal(made.view(np.int32), expected.view(np.int32))
     assert 0.01 < made.std() < 100
-
-
-def pack(weight: NDArray[np.float32], kind: str) -> NDArray[Any]:
-    """Numbers in a type of GGUF; of those that the package cannot write, any bytes, with small factors."""
-    import gguf
-
-    quantization = gguf.GGMLQuantizationType[kind]
-    if kind not in FACTORS:
-        packed: NDArray[Any] = gguf.quants.quantize(weight, quantization)
-        return packed
-    block, num_bytes = gguf.GGML_QUANT_SIZES[quantization]
-    blocks = np.random.default_rng(weight.size).integers(0, 256, (weight.size // block, num_bytes), dtype=np.uint8)
-    for place in FACTORS[kind]:
-        blocks[:, place : place + 2] = np.array([0.001], np.float16).view(np.uint8)
-    return blocks.reshape(len(weight), -1)
-
-
-def finish(writer: Any) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def save_gguf_as(kind: str, path: Path, weights: dict[str, Tensor]) -> None:
-    import gguf
-
-    writer = gguf.GGUFWriter(path, "wan")
-    for name, weight in weights.items():
-        array = weight.float().numpy()
-        if name.startswith("blocks.") and array.ndim == 2 and name.endswith(".weight"):
-            writer.add_tensor(original_name(name), pack(array, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
-        else:  # at most four dimensions
-            writer.add_tensor(original_name(name), array.reshape(*array.shape[:3], -1) if array.ndim > 4 else array)
-    finish(writer)
-
-
-def save_fp8(path: Path, weights: dict[str, Tensor]) -> None:
-    save_file({original_name(name): weight.to(torch.float8_e4m3fn) for name, weight in weights.items()}, path)
-
-
-def save_fp8_in_blocks(path: Path, weights: dict[str, Tensor]) -> None:
-    tensors = {}
-    for name, weight in weights.items():
-        tensors[original_name(name)] = weight.contiguous()
-        if name.startswith("blocks.") and weight.ndim == 2 and name.endswith(".weight"):
-            scale = torch.rand(2, 4, generator=torch.Generator().manual_seed(len(name))) + 0.5
-            note = json.dumps({"format": "float8_e4m3fn"}).encode()
-            tensors[original_name(name)] = weight.to(torch.float8_e4m3fn)
-            tensors[original_name(name).replace(".weight", ".weight_scale")] = scale
-            tensors[original_name(name).replace(".weight", ".comfy_quant")] = torch.tensor(
-                list(note), dtype=torch.uint8
-            )
-    save_file(tensors, path)
-
-
-SAVE: dict[str, Callable[..., object]] = {
-    "fp8.safetensors": save_fp8,
-    "scaled.safetensors": save_fp8_scaled,
-    "blocks.safetensors": save_fp8_in_blocks,
-    **{f"{kind}.gguf": partial(save_gguf_as, kind) for kind in TYPES if kind not in ("BF16", "F32", "F16")},
-}
-
-
-@pytest.fixture(scope="module")
-def wide_wan(tiny_wan: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny Wan with transformers that are wide enough for all types of GGUF."""
-    from diffusers import WanTransformer3DModel
-
-    folder = tmp_path_factory.mktemp("wide") / "wan"
-    shutil.copytree(tiny_wan, folder)
-    for seed, component in enumerate(("transformer", "transformer_2")):
-        config = json.loads((folder / component / "config.json").read_text())
-        wide = config | {"num_attention_heads": 2, "attention_head_dim": 128, "ffn_dim": 512, "num_layers": 1}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            WanTransformer3DModel.from_config(wide).save_pretrained(folder / component)
-    return folder
-
-
-def write_model_file(folder: Path, base: Path, name: str, *, lora: bool) -> Path:
-    text = f'base = "{base}"\n'
-    for component in ("transformer", "transformer_2"):
-        weights = load_file(next((base / component).glob("*.safetensors")))
-        SAVE[name](folder / f"{component}-{name}", weights)
-        text += f'[weights]\n{component} = "{component}-{name}"\n'.removeprefix("[weights]\n" * ("[weights]" in text))
-    for component in ("transformer", "transformer_2") if lora else ():
-        weights = load_file(next((base / component).glob("*.safetensors")))
-        save_lora(folder / f"{component}-lora.safetensors", weights, "comfyui")
-        text += f'[[lora]]\nfile = "{component}-lora.safetensors"\ncomponent = "{component}"\nstrength = 0.7\n'
-    (folder / "mine.toml").write_text(text)
-    return folder / "mine.toml"
 
 
 @pytest.mark.slow

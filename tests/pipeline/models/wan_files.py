@@ -1,11 +1,20 @@
 """LoRAs and weights of a tiny Wan transformer in the formats in which people have them, with random numbers."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import save_file
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "BF16", "F16", "F32")
+#: Where blocks of types that the package gguf only reads have their factors, as float16.
+FACTORS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 #: From diffusers' names to those of the original code, which ComfyUI, LightX2V and musubi-tuner use.
 ORIGINAL = {
@@ -100,3 +109,80 @@ def save_fp8_scaled(path: Path, weights: Mapping[str, Tensor]) -> dict[str, Tens
             tensors[original] = weight.contiguous()
     save_file(tensors, path)
     return kept
+
+
+def pack(weight: NDArray[np.float32], kind: str) -> NDArray[Any]:
+    """Numbers in a type of GGUF; of those that the package cannot write, any bytes, with small factors."""
+    import gguf
+
+    quantization = gguf.GGMLQuantizationType[kind]
+    if kind not in FACTORS:
+        packed: NDArray[Any] = gguf.quants.quantize(weight, quantization)
+        return packed
+    block, num_bytes = gguf.GGML_QUANT_SIZES[quantization]
+    blocks = np.random.default_rng(weight.size).integers(0, 256, (weight.size // block, num_bytes), dtype=np.uint8)
+    for place in FACTORS[kind]:
+        blocks[:, place : place + 2] = np.array([0.001], np.float16).view(np.uint8)
+    return blocks.reshape(len(weight), -1)
+
+
+def finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def save_gguf_as(kind: str, path: Path, weights: dict[str, Tensor]) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "wan")
+    for name, weight in weights.items():
+        array = weight.float().numpy()
+        if name.startswith("blocks.") and array.ndim == 2 and name.endswith(".weight"):
+            writer.add_tensor(original_name(name), pack(array, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+        else:  # at most four dimensions
+            writer.add_tensor(original_name(name), array.reshape(*array.shape[:3], -1) if array.ndim > 4 else array)
+    finish(writer)
+
+
+def save_fp8(path: Path, weights: dict[str, Tensor]) -> None:
+    save_file({original_name(name): weight.to(torch.float8_e4m3fn) for name, weight in weights.items()}, path)
+
+
+def save_fp8_in_blocks(path: Path, weights: dict[str, Tensor]) -> None:
+    tensors = {}
+    for name, weight in weights.items():
+        tensors[original_name(name)] = weight.contiguous()
+        if name.startswith("blocks.") and weight.ndim == 2 and name.endswith(".weight"):
+            scale = torch.rand(2, 4, generator=torch.Generator().manual_seed(len(name))) + 0.5
+            note = json.dumps({"format": "float8_e4m3fn"}).encode()
+            tensors[original_name(name)] = weight.to(torch.float8_e4m3fn)
+            tensors[original_name(name).replace(".weight", ".weight_scale")] = scale
+            tensors[original_name(name).replace(".weight", ".comfy_quant")] = torch.tensor(
+                list(note), dtype=torch.uint8
+            )
+    save_file(tensors, path)
+
+
+SAVE: dict[str, Callable[..., object]] = {
+    "fp8.safetensors": save_fp8,
+    "scaled.safetensors": save_fp8_scaled,
+    "blocks.safetensors": save_fp8_in_blocks,
+    **{f"{kind}.gguf": partial(save_gguf_as, kind) for kind in TYPES if kind not in ("BF16", "F32", "F16")},
+}
+
+
+def write_model_file(folder: Path, base: Path, name: str, *, lora: bool) -> Path:
+    """Write the weights of both experts, unless `name` is that of no format, and a model file with them."""
+    text = f'base = "{base}"\n'
+    for component in ("transformer", "transformer_2") if name in SAVE else ():
+        weights = load_file(next((base / component).glob("*.safetensors")))
+        SAVE[name](folder / f"{component}-{name}", weights)
+        text += f'[weights]\n{component} = "{component}-{name}"\n'.removeprefix("[weights]\n" * ("[weights]" in text))
+    for component in ("transformer", "transformer_2") if lora else ():
+        weights = load_file(next((base / component).glob("*.safetensors")))
+        save_lora(folder / f"{component}-lora.safetensors", weights, "comfyui")
+        text += f'[[lora]]\nfile = "{component}-lora.safetensors"\ncomponent = "{component}"\nstrength = 0.7\n'
+    (folder / "mine.toml").write_text(text)
+    return folder / "mine.toml"

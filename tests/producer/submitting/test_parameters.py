@@ -8,7 +8,7 @@ from svdq.producer.submitting.parameters import FIELDS, MAX_VIDEOS, SubmitOption
 
 
 def test_every_parameter_of_a_job_can_be_read() -> None:
-    assert set(VIDEO_FIELDS) == set(FIELDS) - {"size", "format"}
+    assert set(VIDEO_FIELDS) == set(FIELDS) - {"size", "format", "lora"}
     given = dict.fromkeys((*VIDEO_FIELDS, "auto_size", "last_image"), 1)
     assert SubmitOptions(**given).given() == given
     with pytest.raises(TypeError, match="there is no parameter 'sparkle'; the parameters are"):

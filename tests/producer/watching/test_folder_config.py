@@ -124,8 +124,8 @@ def test_unusual_folder_names_become_names_that_all_storages_accept(tmp_path: Pa
 
 def test_keys_are_those_of_the_flags() -> None:
     flags = {parameter.opts[0].removeprefix("--").replace("-", "_") for parameter in watch_command.params}
-    options = {*VIDEO_FIELDS} - {"width", "height", "formats", "model"}  # the last one is a setting there
-    assert set(PHOTO_KEYS) == options | {"size", "format", "priority", "then"}
+    options = {*VIDEO_FIELDS} - {"width", "height", "formats", "loras", "model"}  # the last one is a setting there
+    assert set(PHOTO_KEYS) == options | {"size", "format", "lora", "priority", "then"}
     assert set(PHOTO_KEYS) <= flags
 
 

@@ -1,0 +1,109 @@
+"""Jobs with LoRAs that a group has not wait for one that has them, and hold up no other."""
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from svdq.pipeline.models.lora_folder import LoraFolder, digest_of
+from svdq.pipeline.video_parameters import LoraChoice
+from svdq.producer import job_control, keys
+from svdq.producer.queue import SvdqQueue
+from svdq.producer.status import snapshot
+from svdq.producer.status.job_view import view
+from svdq.producer.status.ranks import IntakeStatus
+from svdq.producer.status.registries import counts
+from svdq.worker.queue.group_worker import GroupWorker
+from tests.conftest import Cli
+from tests.queued import enqueue
+from tests.ranks import rank, save
+from tests.worker.jobs import JOB, put
+
+
+def group(connection: redis.Redis, folder: Path | None, model: str | None = None) -> GroupWorker:
+    worker = GroupWorker(connection, on_stop=print, on_shutdown=print, loras=LoraFolder(folder), model=model)
+    worker.register_birth()
+    worker.renew_leases([])
+    return worker
+
+
+def choose(folder: Path, *names: str) -> tuple[LoraChoice, ...]:
+    files = {name: folder / f"{name}.safetensors" for name in names}
+    for name, file in files.items():
+        file.write_text(name)
+    return tuple(LoraChoice(name=name, digest=digest_of(file)) for name, file in files.items())
+
+
+def test_a_job_waits_for_its_loras_and_goes_on_when_they_come(connection, tmp_path, svdq: Cli) -> None:
+    a, b = choose(tmp_path, "a", "b")
+    without, with_a = group(connection, None), group(connection, tmp_path / "new")
+    enqueue(connection, JOB.model_copy(update={"loras": (a,)}), "needs-a", "high")
+    enqueue(connection, JOB.model_copy(update={"loras": (a, b)}), "needs-both")
+    put(connection, "plain")
+    taken = without.pop()
+    assert taken is not None
+    assert taken.rq_job.id == "plain"
+    assert without.pop() is None
+    assert view(connection, "needs-a").queue == f"svdq-high:/{a.digest}"
+    assert counts(connection)[f"svdq-default:/{a.digest}"]["queued"] == 1
+    assert connection.hlen(keys.POPPED) == 0
+    assert with_a.pop() is None
+
+    (tmp_path / "new").mkdir()
+    (tmp_path / "a.safetensors").rename(tmp_path / "new" / "mine.safetensors")
+    with_a.renew_leases([])
+    put(connection, "later", priority="high")
+    taken = with_a.pop()
+    assert taken is not None
+    assert taken.rq_job.id == "needs-a"  # before those that came later
+    with_a.succeed(taken, {"outputs": []})
+    taken = with_a.pop()
+    assert taken is not None
+    assert taken.rq_job.id == "later"
+    assert with_a.pop() is None
+    assert view(connection, "needs-both").queue == f"svdq-default:/{b.digest}"
+
+    intake = IntakeStatus(worker="w", loras=dict(with_a.loras))
+    save(connection, rank(0, num_ranks=1, intake=intake))
+    reason = "No running worker has the LoRA b; put it into their folder SVDQ_LORAS."
+    assert snapshot.estimate(connection, [view(connection, "needs-both")])["needs-both"].reason == reason
+    assert "no running worker has the LoRA b" in svdq("status", "needs-both").stdout
+
+    (tmp_path / "b.safetensors").rename(tmp_path / "new" / "b.safetensors")
+    with_a.renew_leases([])
+    taken = with_a.pop()
+    assert taken is not None
+    assert taken.rq_job.id == "needs-both"
+    assert taken.queue.name == f"svdq-default:/{b.digest}"
+
+
+@pytest.mark.parametrize("action", ["cancel", "move", "retry"])
+def test_a_job_that_waits_for_a_lora_can_be_changed(connection, tmp_path, action: str) -> None:
+    (a,) = choose(tmp_path, "a")
+    without = group(connection, None)
+    enqueue(connection, JOB.model_copy(update={"loras": (a,)}), "needs-a")
+    assert without.pop() is None
+    if action == "move":
+        job_control.move(connection, "needs-a", front=True, priority="high")
+        assert view(connection, "needs-a").queue == "svdq-high"
+    else:
+        job_control.cancel(connection, "needs-a")
+        assert view(connection, "needs-a").status == "canceled"
+        assert not SvdqQueue(f"svdq-default:/{a.digest}", connection=connection).get_job_ids()
+    if action == "retry":
+        job_control.retry(connection, "needs-a")
+    taken = group(connection, tmp_path).pop()
+    assert (taken is None) == (action == "cancel")
+
+
+def test_a_job_of_a_model_waits_for_a_group_with_both(connection, tmp_path) -> None:
+    (a,) = choose(tmp_path, "a")
+    of_model, with_a = group(connection, None, "own"), group(connection, tmp_path, "other")
+    enqueue(connection, JOB.model_copy(update={"loras": (a,), "model": "own"}), "needs-a")
+    assert of_model.pop() is None
+    assert view(connection, "needs-a").queue == f"svdq-default:own/{a.digest}"
+    with_a.renew_leases([])
+    assert with_a.pop() is None
+    taken = group(connection, tmp_path, "own").pop()
+    assert taken is not None
+    assert taken.rq_job.id == "needs-a"
