@@ -109,6 +109,8 @@ def worker(
     settings = load_settings(**flags, memory_limit=memory_limit, notify=notify or None)
     given = {name: options.pop(name) for name in RankConfig.model_fields if name in options}
     rank = RankConfig(**given, weights=settings.weights)
+    if settings.loras is not None and not settings.loras.is_dir():
+        raise InputError(f"There is no folder {str(settings.loras)!r}, which SVDQ_LORAS names; correct it.")
     with _logging(rank.log_format):
         code = _start(settings, LaunchOptions(rank=rank, **options), report)
     sys.exit(code)

@@ -13,7 +13,7 @@ import PIL.Image
 import torch
 from torch import Tensor
 
-from svdq.pipeline.errors import SampleError
+from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.models.components import ComponentLoader, name_of
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, stored_parts, weight_bytes
 from svdq.pipeline.models.failures import in_a_sentence
@@ -197,7 +197,10 @@ class DiffusersModel(VideoModel):
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in the defaults of this model; see `VideoModel`."""
         completed = self.family.fill_in(parameters, self.info.name, self._facts)
-        self._loras.check(completed.loras)
+        try:
+            self._loras.check(completed.loras)
+        except InputError as error:  # which concerns this video alone
+            raise SampleError(str(error)) from error
         return completed
 
     def _denoiser_for(self, parameters: VideoParameters, component: str) -> Any:

@@ -88,7 +88,10 @@ class VideoModel(ABC):
 
     @abstractmethod
     def complete(self, parameters: VideoParameters) -> VideoParameters:
-        """Fill in what a job leaves open; raises InputError if this model cannot make such a video."""
+        """Fill in what a job leaves open; raises InputError if this model cannot make such a video.
+
+        SampleError if it cannot apply one of its LoRAs.
+        """
 
     @abstractmethod
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:

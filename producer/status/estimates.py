@@ -214,7 +214,8 @@ def _what_lacks(parameters: Parameters, groups: Sequence[GroupStatus]) -> str:
         return ""
     if not (able := _running(name, groups)):
         return f"No worker runs the model {name}."
-    wanted = {lora["digest"]: lora["name"] for lora in parameters.get("loras", ())}
+    # A video that is not submitted yet has names only.
+    wanted = {lora["digest"]: lora["name"] for lora in parameters.get("loras", ()) if "digest" in lora}
     there = [{*group.intake.loras.values()} for group in able if group.intake]
     if not wanted or not there or any(digests >= wanted.keys() for digests in there):
         return ""

@@ -110,6 +110,8 @@ def test_loras_of_workers_are_chosen_on_the_page_and_by_clients(
     assert re.search(r'<input type="text" id="wan-loras" name="loras" list="wan-loras-known"', html)
     assert '<option value="anime/line"></option>' in html
 
+    assert server.get("/page/estimate?family=wan&loras=style:0.7").status == 200
+
     def names(job_id: str) -> list[str]:
         found = view(connection, job_id).parameters.get("loras", ())
         return [f"{each.get('expert') or ''} {each['name']} {each['strength']} {each['digest'][0]}" for each in found]

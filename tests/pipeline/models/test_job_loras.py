@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models import job_loras, lora_folder
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
@@ -120,19 +120,21 @@ def test_a_lora_of_another_model_is_refused_with_numbers(tiny_wan, tiny_model, t
     save_loras(tmp_path, tiny_wan)
     svd = open_model(resolve(str(tiny_model)), ALL, CPU, torch.float32, loras=LoraFolder(tmp_path))
     of_svd = SvdParameters(seed=3, width=64, height=64, loras=choices("both", tmp_path))
-    with pytest.raises(InputError, match=r"None of the \d+ keys of the LoRA both.safetensors .* of the unet"):
+    with pytest.raises(SampleError, match=r"None of the \d+ keys of the LoRA both.safetensors .* of the unet"):
         svd.complete(of_svd)
-    with pytest.raises(InputError, match=r"style_high is for the high-noise expert of two, which the model .* has not"):
+    with pytest.raises(
+        SampleError, match=r"style_high is for the high-noise expert of two, which the model .* has not"
+    ):
         svd.complete(of_svd.model_copy(update={"loras": choices("high=style_high", tmp_path)}))
     weights = load_file(next((tiny_wan / "transformer").glob("*.safetensors")))
     wider = {name: torch.zeros(each.shape[0] * 2, *each.shape[1:]) for name, each in weights.items() if each.ndim == 2}
     save_lora(tmp_path / "wider.safetensors", wider, "peft")
     wan = open_model(resolve(str(tiny_wan)), ALL, CPU, torch.float32, loras=LoraFolder(tmp_path))
     video = WanParameters(seed=3, loras=choices("wider", tmp_path))
-    with pytest.raises(InputError, match=r"wider.safetensors is of another model: \d+ of its \d+ keys match"):
+    with pytest.raises(SampleError, match=r"wider.safetensors is of another model: \d+ of its \d+ keys match"):
         wan.complete(video)
     missing = video.loras[0].model_copy(update={"digest": "0" * 16})
-    with pytest.raises(InputError, match=r"The LoRA wider is not in the folder SVDQ_LORAS of this worker"):
+    with pytest.raises(SampleError, match=r"The LoRA wider is not in the folder SVDQ_LORAS of this worker"):
         wan.complete(video.model_copy(update={"loras": (missing,)}))
 
 
