@@ -18,6 +18,7 @@ const problem = byId("results-problem");
 let cards = new Map();
 let next = null;
 let isLoading = false;
+let first = Promise.resolve(); // the load of the first page
 let generation = 0;
 //: What the server has said last: the token of the newest results, and that of the verdicts.
 let latest = null;
@@ -87,7 +88,7 @@ export function start() {
     if (byId(id).selectedIndex < 0) byId(id).value = usual;
   }
   byId("search").value = address.get("search");
-  reload();
+  first = reload();
   follow();
 }
 
@@ -211,10 +212,11 @@ export async function refresh(state) {
   const isJudged = verdicts !== null && verdicts !== state.verdicts;
   latest = state.latest;
   verdicts = state.verdicts;
+  if (isFirst) await first; // what ended after that and before this state is in neither
   if (isJudged) await showVerdicts();
   if (gone.length && !isWorking()) gone.splice(0).forEach((id) => remove({ id }));
   if (isJudged || (!isFirst && !isSame)) showProgress();
-  if (!isFirst && (!isSame || (isBehind && !isWorking()))) await update(false);
+  if (!isSame || (isBehind && !isWorking())) await update(false);
 }
 
 async function showVerdicts() {
