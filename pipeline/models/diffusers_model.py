@@ -229,6 +229,8 @@ class DiffusersModel(VideoModel):
 
     def broken_weights(self) -> str:
         """Return the name of the first weight that is not finite, such as `unet (conv_in.weight)`, or ""."""
+        for denoiser in self._denoisers.values():
+            put_back(denoiser)
         for component, module in self._modules().items():
             for name, weight in chain(module.named_parameters(), module.named_buffers()):
                 if not all_finite(stored_parts(weight)):

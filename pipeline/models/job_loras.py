@@ -113,13 +113,16 @@ class JobLoras:
                 added.setdefault(name, []).append((strong, tensors))
         self._drop_old(len(mine))
         layers = layers_of_blocks(module)
-        module.replaced_by_loras = {}
-        for name, each in added.items():
-            if name in layers:
-                make_at_use(layers[name], name).job_loras = each
-            else:
-                _replace(module, name, each, self._device)
-        module.job_loras = mine
+        module.replaced_by_loras, module.job_loras = {}, mine
+        try:
+            for name, each in added.items():
+                if name in layers:
+                    make_at_use(layers[name], name).job_loras = each
+                else:
+                    _replace(module, name, each, self._device)
+        except BaseException:  # such as an out-of-memory error: the next video may have none
+            put_back(module)
+            raise
         return module
 
 

@@ -116,6 +116,25 @@ def test_tensors_of_loras_are_dropped_beyond_a_bound(tiny_wan, tmp_path, photo, 
     assert torch.equal(latents("edges"), first[1])
 
 
+def test_a_video_after_one_whose_loras_found_no_memory_has_none(tiny_wan, tmp_path, photo, monkeypatch) -> None:
+    save_loras(tmp_path, tiny_wan)
+    model = open_model(resolve(str(tiny_wan)), ALL, CPU, torch.float32, loras=LoraFolder(tmp_path))
+    plain = model.complete(WanParameters(prompt="A dog.", seed=3, frames=5, steps=2, width=64, height=64))
+    state = model.encode(photo, plain)
+    expected = model.denoiser(state, plain).step(state, 0)["latents"]
+    chosen = model.complete(plain.model_copy(update={"loras": choices("both edges", tmp_path)}))
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job_loras, "_replace", fail)  # after the layers of the blocks
+        with pytest.raises(torch.OutOfMemoryError):
+            model.denoiser(state, chosen).step(state, 0)
+    assert torch.equal(model.denoiser(state, plain).step(state, 0)["latents"], expected)
+    assert not torch.equal(model.denoiser(state, chosen).step(state, 0)["latents"], expected)
+
+
 def test_a_lora_of_another_model_is_refused_with_numbers(tiny_wan, tiny_model, tmp_path) -> None:
     save_loras(tmp_path, tiny_wan)
     svd = open_model(resolve(str(tiny_model)), ALL, CPU, torch.float32, loras=LoraFolder(tmp_path))
