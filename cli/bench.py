@@ -110,6 +110,9 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
         columns = BURST_COLUMNS if report.bursts else RUN_COLUMNS
         rows = [[cell(figures) for cell in columns.values()] for figures in report.bursts or report.runs]
         echo(*table([list(columns), *rows]))
+    for run in report.runs:
+        if run.doubt:
+            echo(run.doubt, err=True)
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
 
 

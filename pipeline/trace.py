@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 
 class Span(NamedTuple):
@@ -37,27 +37,29 @@ class Span(NamedTuple):
         return self.end_s - self.start_s
 
 
-class _OpenSpan:
-    """A class because it runs in the step loop: a generator's context manager takes three times as long."""
+class OpenSpan:
+    """Work that is being done.
 
-    __slots__ = ("_job_id", "_name", "_spans", "_start_s")
+    A class because it runs in the step loop: a generator's context manager takes three times as long.
+    """
 
-    def __init__(self, spans: list[Span], name: str, job_id: str) -> None:
+    __slots__ = ("_job_id", "_spans", "_start_s", "name")
+
+    def __init__(self, spans: list[Span] | None, name: str, job_id: str) -> None:
         self._spans = spans
-        self._name = name
+        self.name = name  # of the work; may be set until its end
         self._job_id = job_id
         self._start_s = 0.0
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._start_s = time.time()
+        return self
 
     def __exit__(self, *_: object) -> None:
-        # list.append is atomic, so the step loop needs no lock.
-        thread = threading.current_thread().name
-        self._spans.append(Span(self._name, self._job_id, self._start_s, time.time(), thread))
-
-
-_NO_SPAN = contextlib.nullcontext()
+        if self._spans is not None:
+            # list.append is atomic, so the step loop needs no lock.
+            thread = threading.current_thread().name
+            self._spans.append(Span(self.name, self._job_id, self._start_s, time.time(), thread))
 
 
 class Tracer:
@@ -67,9 +69,9 @@ class Tracer:
         self.on = on
         self.spans: list[Span] = []
 
-    def span(self, name: str, job_id: str = "") -> contextlib.AbstractContextManager[None]:
-        """Record the work in a block."""
-        return _OpenSpan(self.spans, name, job_id) if self.on else _NO_SPAN
+    def span(self, name: str, job_id: str = "") -> contextlib.AbstractContextManager[OpenSpan]:
+        """Record the work in a block, under the `name` that it has at its end."""
+        return OpenSpan(self.spans if self.on else None, name, job_id)
 
 
 def span_events(rank: int, spans: Sequence[Span]) -> list[dict[str, Any]]:

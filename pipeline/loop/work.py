@@ -142,7 +142,7 @@ class UnitLoop:
         index = first = sample.step
         _, stop = sample.steps_of(self.rank)
         try:
-            with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
+            with self._tracer.span("no steps", sample.job_id) as span:
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
                 state = {**sample.tensors}
                 changed: dict[str, Tensor] = {}  # the latest of each tensor that steps here have changed
@@ -161,6 +161,7 @@ class UnitLoop:
                     self._monitor.step(sample, index)
                     what = f"step {index + 1} of {steps} of {sample.job_id}"
                     changed.update(with_second_try(partial(denoiser.step, state, index), what))
+                    span.name = f"steps {first}-{index}"  # those that were done, and not those that were planned
                     state.update(changed)
                     self._monitor.picture(sample, index + 1, lambda: self._model.picture(denoiser))
                 if not all_finite(changed.values()):

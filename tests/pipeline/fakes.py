@@ -234,6 +234,7 @@ class Chain:
         self._components = components
         self.monitors = [ListMonitor() for _ in models]
         self.checkpointers = [ListCheckpointer() for _ in models]
+        self.tracers = [Tracer(on=True) for _ in models]
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         #: The link from each rank to the next one; from the last rank to rank 0.
         self.pairs = [socket.socketpair() for _ in models] if len(models) > 1 else []
@@ -251,6 +252,7 @@ class Chain:
             sink=self.sink if is_last else None,
             monitor=self.monitors[rank],
             checkpointer=self.checkpointers[rank],
+            tracer=self.tracers[rank],
         )
         topology = Topology(rank=rank, num_ranks=self.num_ranks)
         return Stage(topology, links, model, surroundings, planner=self._stage_planner, components=self._components)

@@ -246,6 +246,26 @@ def test_a_sample_that_was_admitted_earlier_interrupts_a_later_one_between_two_s
     assert order.index("job-1") < len(order) - 1 - order[::-1].index("job-2")
     assert [int(frames.max()) for frames in chain.sink.frames.values()] == [5, 5]
     assert [*chain.sink.frames] == ["job-1", "job-2"]
+    names = [span.name for span in chain.tracers[1].spans if span.job_id == "job-2" and "steps" in span.name]
+    assert names == ["no steps", "steps 0-4"], "it was left for the other before its first step"
+    assert steps_of(chain) == {"job-1": 5, "job-2": 5}
+
+
+def steps_of(chain: Chain) -> dict[str, int]:
+    """The steps that the spans of all ranks count, by video."""
+    counted = Counter[str]()
+    for span in (span for tracer in chain.tracers for span in tracer.spans if span.num_steps):
+        counted[span.job_id] += span.num_steps
+    return dict(counted)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted), min_size=1, max_size=6))
+@settings(max_examples=20, deadline=None)
+def test_spans_count_each_step_of_a_video_once(cuts: list[list[int]]) -> None:
+    plans = [(0, 1 + first, 1 + second, 7) for first, second in cuts]
+    chain = Chain([CountingModel() for _ in range(3)], [request(seed) for seed in range(len(plans))], plans)
+    chain.run()
+    assert steps_of(chain) == {f"job-{seed}": 5 for seed in range(len(plans))}
 
 
 @pytest.mark.parametrize("decoder", [0, 1, 2])

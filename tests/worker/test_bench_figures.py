@@ -30,7 +30,7 @@ def test_steady_state_leaves_the_warm_up_out_and_sees_through_turns() -> None:
     for number in range(10):
         finished_s.append(finished_s[-1] + (4 if number % 2 else 3))
     finished_s += [200.0]
-    logs = [log(spans=[("encode", "a", 0.0, 1.0), ("steps 0-9", "a", 1.0, 190.0)]), log(finished_s=finished_s)]
+    logs = [log(spans=[("encode", "a", 0.0, 1.0), ("steps 0-6", "a", 1.0, 190.0)]), log(finished_s=finished_s)]
     costs = Costs(step_s=(1.0, 1.0))
     run = make_run(logs, VideoCosts(steps=7, costs=costs), 1)
     assert run.per_sample_s == run.per_sample_p95_s == pytest.approx(3.5)
@@ -59,6 +59,18 @@ def test_efficiency_is_the_ideal_time_over_the_measured_one() -> None:
     assert run.first_sample_s == 10.0
     assert run.busy_share == pytest.approx([24 / 44, 22 / 44])
     assert run.steps_per_rank == pytest.approx([7 / 12, 7 / 12])
+
+
+def test_figures_that_cannot_be_are_errors_and_those_that_disagree_say_so() -> None:
+    costs = Costs(step_s=(0.5, 0.5))
+    spans = [("encode", "a", 0.0, 0.0), ("steps 0-3", "a", 0.0, 2.0), ("encode", "b", 20.0, 20.0)]
+    logs = [log(spans=spans), log(finished_s=[2.0, 12.0, 22.0, 32.0], spans=[("steps 4-7", "a", 2.0, 4.0)])]
+    assert make_run(logs, VideoCosts(steps=8, costs=costs), 0).doubt.endswith("by the work done: -72.2%.")
+    with pytest.raises(SvdqError, match="The trace has 8 steps of a in place of 9"):
+        make_run(logs, VideoCosts(steps=9, costs=costs), 0)
+    logs = [log(spans=[*spans[:1], ("steps 0-3", "a", 0.0, 20.0)]), log(finished_s=[0.0, 1.0, 2.0, 3.0])]
+    with pytest.raises(SvdqError, match=r"efficiency came out as .* a step took 5000 ms on average, and counts 5e\+04"):
+        make_run(logs, VideoCosts(steps=4, costs=Costs(step_s=(50.0, 50.0))), 0)
 
 
 def test_the_ideal_of_bound_ranks_is_the_pace_of_the_slower_expert() -> None:

@@ -1,6 +1,7 @@
 """Computes the figures of a bench from the logs of its ranks. Does not import torch."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import harmonic_mean, median, quantiles
@@ -9,6 +10,9 @@ from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import Span
+
+MAX_EFFICIENCY = 1.01  # more than that is a wrong measurement
+MAX_DIFFERENCE = 0.03  # between the pace by work and that by the clock, as a share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,15 @@ class Run:
     rss_mb: list[float]  # resident memory at the end, MiB
     gpu_mb: list[float]  # peak GPU memory of tensors in MiB; empty on CPUs and through the daemon
 
+    @property
+    def doubt(self) -> str:
+        """A sentence where the pace by work and that by the clock do not agree, else ""."""
+        by_work, by_clock = self.per_sample_mean_s, self.per_sample_s
+        if abs(by_work / by_clock - 1) <= MAX_DIFFERENCE:
+            return ""
+        difference = by_clock / by_work - 1
+        return f"A video took {by_clock:.4g} s by the clock, and {by_work:.4g} s by the work done: {difference:+.1%}."
+
 
 def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples: int) -> Run:
     """Compute the figures of a run from the logs of its ranks, in order.
@@ -54,6 +67,7 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
     `warmup_samples` finished videos are left out at the start, while costs are measured, and as many at the end, when
     videos finish together; more than K must remain.
     """
+    _check_steps(logs, video.steps)
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
     ranks, costs = len(logs), video.costs
     steady_s = finished_s[warmup_samples : len(finished_s) - warmup_samples]
@@ -61,6 +75,8 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
     one_rank_s = video.video_s(ranks)
     pace_s = one_rank_s / work_rate(logs, costs, steady_s[0])
     began_s = min(span.start_s for log in logs for span in log.spans if span.kind == "encode")
+    efficiency = (one_rank_s / ranks if video.segments is None else video.pace_s(ranks)) / pace_s
+    _check_efficiency(efficiency, logs, costs)
     return Run(
         ranks=ranks,
         steps=video.steps,
@@ -72,11 +88,33 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
         per_sample_s=median(paces_s),
         per_sample_p95_s=_percentile_95(paces_s),
         per_sample_mean_s=pace_s,
-        efficiency=(one_rank_s / ranks if video.segments is None else video.pace_s(ranks)) / pace_s,
+        efficiency=efficiency,
         busy_share=[busy_share(log.spans, steady_s[0], steady_s[-1]) for log in logs],
         steps_per_rank=[sum(span.num_steps for span in log.spans) / len(finished_s) for log in logs],
         rss_mb=[log.rss_mb for log in logs],
         gpu_mb=[log.gpu_mb for log in logs if log.gpu_mb is not None],
+    )
+
+
+def _check_steps(logs: Sequence[RankMeasurements], steps: int) -> None:
+    """Raise an SvdqError unless the spans of each video count all of its steps once."""
+    counted = Counter[str]()
+    for span in (span for log in logs for span in log.spans if span.num_steps):
+        counted[span.job_id] += span.num_steps
+    if wrong := next((f"{number} steps of {job}" for job, number in counted.items() if number != steps), ""):
+        raise SvdqError(f"The trace has {wrong} in place of {steps}, so no figures follow from it; report this.")
+
+
+def _check_efficiency(efficiency: float, logs: Sequence[RankMeasurements], costs: Costs) -> None:
+    """Raise an SvdqError for an efficiency that no group can have, with the cause."""
+    if efficiency <= MAX_EFFICIENCY:
+        return
+    spans = [span for log in logs for span in log.spans if span.num_steps]
+    mean_ms = 1000 * sum(span.seconds for span in spans) / sum(span.num_steps for span in spans)
+    counted_ms = 1000 * harmonic_mean(costs.step_s)
+    raise SvdqError(
+        f"The efficiency came out as {efficiency:.3f}, which is more than there can be: a step took {mean_ms:.4g} ms "
+        f"on average, and counts {counted_ms:.4g} ms; measure again with nothing beside it."
     )
 
 
