@@ -7,14 +7,28 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CheckCommand = Callable[[list[str]], None]
 
 
-def test_slurm_ends_a_worker_before_the_time_is_over_and_starts_it_again_while_jobs_remain(
-    check_command: CheckCommand, until: Callable[..., None], tmp_path: Path
+@pytest.mark.parametrize(
+    ("number", "variables", "requeued"),
+    [
+        (signal.SIGUSR1, {}, ["scontrol requeue 77"]),  # as Slurm does three minutes before the end
+        (signal.SIGUSR1, {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "4"}, ["scontrol requeue 77_4"]),
+        (signal.SIGTERM, {}, []),  # at scancel, and at a preemption
+    ],
+)
+def test_slurm_ends_a_worker_and_starts_it_again_while_jobs_remain_unless_it_was_canceled(
+    check_command: CheckCommand,
+    until: Callable[..., None],
+    tmp_path: Path,
+    number: signal.Signals,
+    variables: dict[str, str],
+    requeued: list[str],
 ) -> None:
     programs = {
         "svdq": "echo $@ >> calls; [ $1 = list ] && echo {} && exit\n"
@@ -25,12 +39,12 @@ def test_slurm_ends_a_worker_before_the_time_is_over_and_starts_it_again_while_j
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\ncd {tmp_path}; {text}\n")
         (tmp_path / name).chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77", "TZ": "UTC"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77", "TZ": "UTC"} | variables
     environment |= {"SVDQ_REDIS_URL": "redis://127.0.0.1:1/0", "SVDQ_STORAGE": str(tmp_path)}
     environment |= {"WORKER_OPTIONS": "--ranks 2 --device cpu"}
     script = subprocess.Popen(["bash", DEPLOY / "slurm/night.sbatch"], env=environment)
     until(lambda: (tmp_path / "runs").exists())
-    script.send_signal(signal.SIGTERM)  # as Slurm does three minutes before the end
+    script.send_signal(number)
     assert script.wait(60) == 0
     worker, *others = (tmp_path / "calls").read_text().splitlines()
     check_command(worker.split())
@@ -38,7 +52,7 @@ def test_slurm_ends_a_worker_before_the_time_is_over_and_starts_it_again_while_j
     assert worker.endswith("--ranks 2 --device cpu")
     [home] = re.findall(r"--report (\S+)/report.json", worker)
     assert not Path(home).exists(), "the folder of the node is removed"
-    assert others == ["list --status queued --limit 1 --json", "scontrol requeue 77"]
+    assert others == (["list --status queued --limit 1 --json", *requeued] if requeued else [])
 
 
 def test_the_task_for_skypilot_calls_commands_of_ours(check_command: CheckCommand) -> None:

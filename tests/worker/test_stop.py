@@ -1,5 +1,6 @@
 """Stops at inconvenient moments: they come in time, and jobs go back to their queue."""
 
+import contextlib
 import json
 import select
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from svdq.producer.status.ranks import read_groups
@@ -79,6 +81,21 @@ def test_a_stop_while_draining_puts_jobs_back(site, until, number: signal.Signal
     assert "1 job went back to the queue" in group.text
     if number == signal.SIGTERM:  # after a second Ctrl-C the launcher kills them so soon that a busy machine is late
         assert time.monotonic() - started < STOP_S, "the launcher would have killed the ranks"
+
+
+@pytest.mark.slow
+def test_a_stop_of_every_process_at_once_is_a_stop(site, until) -> None:
+    """As Slurm and some supervisors do it; torchrun killed its ranks, with a traceback."""
+    group = site.start(2, model="simulated:step_ms=20")
+    job = site.submit(steps=900)
+    until(lambda: site.view(job).step > 2, lambda: group.text)
+    for process in group.family():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+    assert group.end() == 0, group.text
+    assert "Traceback" not in group.text
+    assert "1 job went back to the queue" in group.text
+    assert site.queued() == [job]
 
 
 @pytest.mark.long

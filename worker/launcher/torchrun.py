@@ -27,10 +27,13 @@ from svdq.worker.run_folder import RunConfig
 
 logger = logging.getLogger(__name__)
 
-#: torchrun. Like a rank, it starts in a third less time without garbage collection of what it imports.
+#: torchrun. Like a rank, it starts in a third less time without garbage collection of what it imports. It ends when its
+#: ranks have ended, and by no signal: where a supervisor signals every process, it would kill them, with a traceback.
 TORCHRUN = (
     f"import gc, os; os.environ['{PARENT_PID}'] = str(os.getpid()); "
-    "gc.disable(); from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
+    "gc.disable(); from torch.distributed.elastic.multiprocessing import api; "
+    "api._terminate_process_handler = lambda *_: None; "
+    "from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
 )
 MAX_RESTARTS = 3000  # about twelve hours of waiting for a model or a disk
 STUCK_S, LOOK_S = 60.0, 5.0  # of a rank's wait in its kernel until GPUs are tested; between looks at that
@@ -102,7 +105,7 @@ class GroupProcess:
             [*command, "-m", "svdq.worker", "--run-dir", str(self.run_dir)],
             env=self._environment,
             start_new_session=True,
-            # SIGTERM lets torchrun forget the ranks that it is starting. The end of torchrun stops its ranks.
+            # The end of torchrun stops its ranks; it does not end by SIGTERM.
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
 
