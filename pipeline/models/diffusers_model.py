@@ -18,7 +18,7 @@ from svdq.pipeline.models.components import ComponentLoader, name_of
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, stored_parts, weight_bytes
 from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import Family
-from svdq.pipeline.models.job_loras import JobLoras, put_back
+from svdq.pipeline.models.job_loras import JobLoras
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.models.made_weights import MadeWeight
 from svdq.pipeline.models.memory import ACTIVITIES, Activity, MemoryShape, shape_for
@@ -166,8 +166,7 @@ class DiffusersModel(VideoModel):
         is_streamed = self._options.offload == "blocks"
         with self._holding, in_a_sentence(f"The {components} of the model {self.info.name}", self._device):
             self._held = ""
-            for denoiser in self._denoisers.values():
-                put_back(denoiser)
+            self._put_back_all()
             # Streamed blocks are pinned in host memory, which holds those of one component.
             wanted = self._of_set[components]
             changed = self._residency.hold(wanted, is_kept=lambda each: not (is_streamed and each in self._denoisers))
@@ -205,7 +204,16 @@ class DiffusersModel(VideoModel):
 
     def _denoiser_for(self, parameters: VideoParameters, component: str) -> Any:
         """Return a denoising component with the LoRAs of a video, until it is asked for by another one."""
-        return self._loras.applied(parameters.loras, component, self._denoisers[component])
+        denoiser = self._denoisers[component]
+        return (
+            self._loras.applied(parameters.loras, component, denoiser)
+            if parameters.loras or self._loras.on
+            else denoiser
+        )
+
+    def _put_back_all(self) -> None:
+        for component, denoiser in self._denoisers.items():
+            self._loras.put_back(component, denoiser)
 
     def _measure_step(self, parameters: VideoParameters) -> Callable[[], None]:
         """Measure the step of a shape; of a video without LoRAs, which would count among what a step needs."""
@@ -229,8 +237,7 @@ class DiffusersModel(VideoModel):
 
     def broken_weights(self) -> str:
         """Return the name of the first weight that is not finite, such as `unet (conv_in.weight)`, or ""."""
-        for denoiser in self._denoisers.values():
-            put_back(denoiser)
+        self._put_back_all()
         for component, module in self._modules().items():
             for name, weight in chain(module.named_parameters(), module.named_buffers()):
                 if not all_finite(stored_parts(weight)):

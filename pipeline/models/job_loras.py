@@ -36,6 +36,9 @@ class JobLoras:
         #: By digest and component; the tensors used last are at the end.
         self._opened: dict[tuple[str, str], Lora | InputError] = {}
         self._tensors: dict[tuple[str, str], _Tensors] = {}
+        #: The LoRAs that each component has at present, if any, and the weights that made ones are in place of.
+        self.on: dict[str, tuple[LoraChoice, ...]] = {}
+        self._replaced: dict[str, dict[str, nn.Parameter]] = {}
 
     def check(self, loras: Sequence[LoraChoice]) -> None:
         """Raise an InputError unless each can be applied to the model."""
@@ -97,13 +100,13 @@ class JobLoras:
 
     def applied(self, loras: Sequence[LoraChoice], component: str, module: Any) -> Any:
         """Return a denoising component with the LoRAs of a video, and no other ones of jobs."""
-        if not loras and not getattr(module, "job_loras", ()):
-            return module
         found = [(choice, self._changing(choice)) for choice in loras]
         mine = tuple(choice for choice, by_component in found if component in by_component)
-        if getattr(module, "job_loras", ()) == mine:
+        if self.on.get(component, ()) == mine:
             return module
-        put_back(module)
+        self.put_back(component, module)
+        if not mine:
+            return module
         added: dict[str, list[tuple[Lora, Mapping[str, Tensor]]]] = {}
         for choice, by_component in found:
             if (lora := by_component.get(component)) is None:
@@ -113,40 +116,39 @@ class JobLoras:
                 added.setdefault(name, []).append((strong, tensors))
         self._drop_old(len(mine))
         layers = layers_of_blocks(module)
-        module.replaced_by_loras, module.job_loras = {}, mine
+        self.on[component] = mine
         try:
             for name, each in added.items():
                 if name in layers:
                     make_at_use(layers[name], name).job_loras = each
                 else:
-                    _replace(module, name, each, self._device)
+                    self._replace(component, module, name, each)
         except BaseException:  # such as an out-of-memory error: the next video may have none
-            put_back(module)
+            self.put_back(component, module)
             raise
         return module
 
-
-def _replace(module: Any, name: str, added: Sequence[tuple[Lora, Mapping[str, Tensor]]], device: torch.device) -> None:
-    """Make a weight with LoRAs, and keep the one that it replaces."""
-    place, _, leaf = name.rpartition(".")
-    layer = module.get_submodule(place)
-    before = layer._parameters[leaf]
-    recipe = getattr(module, "recipes", {}).get(name)
-    weight = before if recipe is None else recipe.make({k: part.to(device) for k, part in recipe.tensors().items()})
-    for lora, tensors in added:
-        weight = lora.add(name, weight.to(device, torch.float32), tensors)
-    module.replaced_by_loras[name] = before
-    layer._parameters[leaf] = nn.Parameter(weight.to(before.dtype), requires_grad=False)
-
-
-def put_back(module: Any) -> None:
-    """Take the LoRAs of jobs off a denoising component."""
-    if not getattr(module, "job_loras", ()):
-        return
-    for layer in module.modules():
-        if isinstance(layer, MadeWeight):
-            layer.job_loras = ()
-    for name, before in module.replaced_by_loras.items():
+    def _replace(
+        self, component: str, module: Any, name: str, added: Sequence[tuple[Lora, Mapping[str, Tensor]]]
+    ) -> None:
+        """Make a weight with LoRAs, and keep the one that it replaces."""
         place, _, leaf = name.rpartition(".")
-        module.get_submodule(place)._parameters[leaf] = before
-    module.replaced_by_loras, module.job_loras = {}, ()
+        layer = module.get_submodule(place)
+        before = weight = layer._parameters[leaf]
+        if recipe := getattr(module, "recipes", {}).get(name):
+            weight = recipe.make({part: each.to(self._device) for part, each in recipe.tensors().items()})
+        for lora, tensors in added:
+            weight = lora.add(name, weight.to(self._device, torch.float32), tensors)
+        self._replaced.setdefault(component, {})[name] = before
+        layer._parameters[leaf] = nn.Parameter(weight.to(before.dtype), requires_grad=False)
+
+    def put_back(self, component: str, module: Any) -> None:
+        """Take the LoRAs of jobs off a denoising component."""
+        if self.on.pop(component, None) is None:
+            return
+        for layer in module.modules():
+            if isinstance(layer, MadeWeight):
+                layer.job_loras = ()
+        for name, before in self._replaced.pop(component, {}).items():
+            place, _, leaf = name.rpartition(".")
+            module.get_submodule(place)._parameters[leaf] = before

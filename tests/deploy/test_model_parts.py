@@ -21,10 +21,10 @@ pytestmark = [
 class SmallMemory(SvdModel):
     """Has memory for one frame at a time, and for no float16 at all."""
 
-    def __init__(self, name: str, parts: Any, device: torch.device, dtype: torch.dtype, options: Any) -> None:
+    def __init__(self, name: str, parts: Any, device: torch.device, dtype: torch.dtype, *options: Any) -> None:
         if dtype == torch.float16:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nAnd much more text.")
-        super().__init__(name, parts, device, dtype, options)
+        super().__init__(name, parts, device, dtype, *options)
 
     def decode(self, tensors: Any, parameters: Any, decode_chunk_size: int) -> Any:
         if decode_chunk_size > 1:
