@@ -43,6 +43,7 @@ class Run:
     per_sample_s: float
     per_sample_p95_s: float
     per_sample_mean_s: float  # seconds in which the group does the work of one video
+    per_sample_clock_s: float  # mean seconds between the ends of two videos in steady state
     #: The ideal pace divided by `per_sample_mean_s`: W/K, where t is the harmonic mean of the ranks' step times; if
     #: ranks are bound, the pace of those with the slower expert.
     efficiency: float
@@ -54,7 +55,7 @@ class Run:
     @property
     def doubt(self) -> str:
         """A sentence where the pace by work and that by the clock do not agree, else ""."""
-        by_work, by_clock = self.per_sample_mean_s, self.per_sample_s
+        by_work, by_clock = self.per_sample_mean_s, self.per_sample_clock_s
         if abs(by_work / by_clock - 1) <= MAX_DIFFERENCE:
             return ""
         difference = by_clock / by_work - 1
@@ -88,6 +89,7 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
         per_sample_s=median(paces_s),
         per_sample_p95_s=_percentile_95(paces_s),
         per_sample_mean_s=pace_s,
+        per_sample_clock_s=(steady_s[-1] - steady_s[0]) / (len(steady_s) - 1),
         efficiency=efficiency,
         busy_share=[busy_share(log.spans, steady_s[0], steady_s[-1]) for log in logs],
         steps_per_rank=[sum(span.num_steps for span in log.spans) / len(finished_s) for log in logs],
