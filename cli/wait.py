@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from svdq.cli.formatting import condition_sentence, describe, echo, echo_json, sentence_of_workers
+from svdq.cli.formatting import condition_sentence, describe, echo, echo_json, outage_of, sentence_of_workers
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import json_option, redis_option
+from svdq.pipeline.errors import UnavailableError
 from svdq.producer.job_control import pauses
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
@@ -83,7 +84,8 @@ def wait_for(
     if sys.stderr.isatty() and not quiet:
         live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
         live.start()
-    reasons = _Reasons(partial(live.console.print, markup=False, highlight=False) if live else partial(echo, err=True))
+    log = partial(live.console.print, markup=False, highlight=False) if live else partial(echo, err=True)
+    reasons = _Reasons(log)
     ended: dict[str, JobView] = {}
 
     def show(connection: redis.Redis, views: list[JobView]) -> None:
@@ -99,7 +101,12 @@ def wait_for(
                 sys.stdout.flush()
 
     try:
-        found = wait_for_jobs(settings, job_ids, timeout_s=timeout_s, on_look=show)
+        found = wait_for_jobs(
+            settings, job_ids, timeout_s=timeout_s, on_look=show, on_outage=lambda: log(outage_of(time.time()))
+        )
+    except UnavailableError as error:
+        left = [job_id for job_id in job_ids if job_id not in ended]
+        raise UnavailableError(f"{error} {_interrupted(left)}" if left else str(error)) from error
     except KeyboardInterrupt:
         if left := [job_id for job_id in job_ids if job_id not in ended]:
             echo(_interrupted(left), err=True)

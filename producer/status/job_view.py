@@ -244,17 +244,20 @@ def wait_for_jobs(
     *,
     timeout_s: float | None = None,
     on_look: Callable[[redis.Redis, list[JobView]], object] = lambda connection, views: None,
+    on_outage: Callable[[], object] = lambda: None,
 ) -> list[JobView]:
     """Wait until all jobs have ended, also through a restart of Redis; return them in the given order.
 
     `job_ids` are full ids. After `timeout_s` seconds the jobs are returned as they are. `on_look` is called at each
-    look with the jobs that had not ended before, without most of those that wait. Raises InputError if there is no such
-    job, or it was removed while it was waited for, and UnavailableError if Redis cannot be reached.
+    look with the jobs that had not ended before, without most of those that wait, and `on_outage` once when Redis does
+    not answer. Raises InputError if there is no such job, or it was removed while it was waited for, and
+    UnavailableError if Redis cannot be reached for MAX_OUTAGE_S.
     """
     job_ids = [job_ids] if isinstance(job_ids, str) else list(dict.fromkeys(job_ids))
     answered = time.monotonic()
     deadline = answered + (math.inf if timeout_s is None else timeout_s)
     ended: dict[str, JobView] = {}
+    is_away = False
     with session(settings) as connection:
         while True:
             begin = time.monotonic()
@@ -271,8 +274,11 @@ def wait_for_jobs(
                 ended |= {view.id: view for view in views.values() if view.ended}
                 if begin >= deadline or len(ended) == len(job_ids):
                     return [(ended | views)[job_id] for job_id in job_ids]
-                answered = time.monotonic()
+                answered, is_away = time.monotonic(), False
             except (redis.ConnectionError, redis.TimeoutError):
+                if not is_away:
+                    on_outage()
+                is_away = True
                 if time.monotonic() >= min(deadline, answered + MAX_OUTAGE_S):
                     raise
             rest_s = max(POLL_S, POLL_SHARE * (time.monotonic() - begin))

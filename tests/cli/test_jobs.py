@@ -13,7 +13,10 @@ import rq
 
 from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer import keys
-from svdq.producer.queue import SvdqQueue
+from svdq.producer.embedded_redis import stop_server
+from svdq.producer.queue import SvdqQueue, session
+from svdq.producer.settings import Settings
+from svdq.producer.status import job_view
 from svdq.producer.status.ranks import Condition, IntakeStatus
 from tests.conftest import Cli
 from tests.forks import Piped
@@ -84,6 +87,22 @@ def test_submit_and_wait(svdq: Cli, connection: redis.Redis, photo: Path) -> Non
     answer = json.loads(done.stdout)
     assert (answer["status"], answer["outputs"]) == ("finished", ["/videos/a b.mp4"])
     assert done.returncode == 0
+
+
+def test_a_wait_without_redis_says_so_at_once_and_how_to_go_on(
+    svdq: Cli, own_server: Path, settings: Settings, monkeypatch
+) -> None:
+    monkeypatch.setattr(job_view, "MAX_OUTAGE_S", 2.0)
+    with session(settings) as connection:
+        job = add(connection, 1)
+    timer = threading.Timer(1.0, stop_server, [own_server])
+    timer.start()
+    done = svdq("wait", job.id)
+    timer.join()
+    assert done.returncode == 3
+    *_, outage, error = done.stderr.splitlines()
+    assert re.fullmatch(r"Redis has not answered since \d\d:\d\d; retrying\.", outage)
+    assert f"Job {job.id} goes on; follow it with `svdq wait {job.id}`" in error
 
 
 def test_status_list_info(svdq: Cli, connection: redis.Redis) -> None:
