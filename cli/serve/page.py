@@ -281,13 +281,14 @@ async def progress(request: Request) -> Response:
 
 
 async def verdicts(request: Request) -> Response:
-    """Return the verdicts about videos that a page shows, by id, without those that are gone."""
+    """Return the verdicts about videos that a page shows, by id, without those that are gone, and states of jobs."""
     backend, ids = request.app.state.backend, (await _read(request, _Videos)).ids
     marks = await backend.read(lambda connection: job_control.read(connection, ids))
     known = await backend.read(lambda connection: statuses(connection, ids))
     older = await backend.in_thread(request.app.state.older.ids) if None in known else set()
     found = zip(ids, marks, known, strict=True)
-    return Json({"verdicts": {job_id: mark or "" for job_id, mark, status in found if status or job_id in older}})
+    given = {job_id: mark or "" for job_id, mark, status in found if status or job_id in older}
+    return Json({"verdicts": given, "states": dict(zip(ids, known, strict=True))})
 
 
 async def act(request: Request) -> Response:

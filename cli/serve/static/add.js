@@ -1,5 +1,5 @@
 // The section Add: photos, their settings, and the upload, three photos at a time.
-import { byId, copy, run, sentenceOf, setText, sumOf, tryOn, UNREACHABLE } from "./dom.js";
+import { byId, copy, request, run, sentenceOf, setText, sumOf, tryOn, UNREACHABLE } from "./dom.js";
 import { isText, ofDrop, ofFolder } from "./files.js";
 import { bytes, clock, count, inSeconds } from "./format.js";
 import * as form from "./form.js";
@@ -16,6 +16,10 @@ const LONGEST_PAUSE_S = 30;
 //: Suffixes of photos that are no pictures yet, and of those that every browser shows if they are whole.
 const RAW = /\.(3fr|arw|cr[23w]|dng|erf|iiq|kdc|mef|mos|mrw|nef|nrw|orf|pef|raf|raw|rw2|sr2|srf|srw|x3f)$/i;
 const SHOWN = /\.(jpe?g|png|webp|gif|bmp|avif)$/i;
+//: Words for the states of videos, and those that have ended.
+const WORDS = { started: "is made now", deferred: "waits for others", stopped: "canceled" };
+const ENDED = ["finished", "failed", "stopped", "canceled"];
+const MOST_ASKED = 10_000;
 //: Characters of a prompt.
 const MAX_PROMPT = 5000;
 
@@ -24,6 +28,8 @@ const MAX_PROMPT = 5000;
 let photos = [];
 const ofState = (...states) => photos.filter((photo) => states.includes(photo.state));
 let numOthers = 0;
+//: The numbers of videos at which the states of the uploaded ones were asked for last.
+let asked = "";
 //: The pause after a failure: its timer, when it ends, why it began, and the number of failures in a row.
 const pause = { timer: 0, endsAt: null, reason: "", numFailures: 0 };
 
@@ -45,7 +51,7 @@ export function start() {
     if (files.length) add(files.map((file) => ({ file, folder: "" })));
   });
   form.start(() => {
-    form.plan(ofState("chosen").length);
+    form.plan(ofState("chosen").filter((photo) => !photo.isBad).length);
     ofState("chosen").forEach(showCrop);
     photos.forEach((photo) => { photo.parts.prompt.hidden = !form.takesPrompt(); });
   });
@@ -95,6 +101,28 @@ export function start() {
 export function retry() {
   ofState("failed").forEach((photo) => set(photo, "waiting"));
   endPause();
+}
+
+/** Show what has become of the videos of uploaded photos; those that have ended cannot be canceled. */
+export async function refresh({ latest, counts }) {
+  const now = JSON.stringify([latest, counts]);
+  const made = ofState("done").filter((photo) => photo.newIds.length);
+  if (now === asked || !made.length) return;
+  asked = now;
+  try {
+    const { states } = await request("POST", "/page/verdicts", { ids: made.flatMap((photo) => photo.newIds).slice(0, MOST_ASKED) });
+    made.forEach((photo) => {
+      photo.newIds.filter((id) => ENDED.includes(states[id])).forEach((id) => photo.ended.push(states[id]));
+      photo.newIds = photo.newIds.filter((id) => !ENDED.includes(states[id]));
+      const rest = photo.newIds.map((id) => states[id]).filter(Boolean);
+      const words = [...photo.ended, ...rest].map((state) => WORDS[state] ?? state);
+      const numbers = [...new Set(words)].map((word) => [words.filter((each) => each === word).length, word]);
+      if (words.length) setText(photo.parts.state, words.length > 1 ? numbers.map((each) => each.join(" ")).join(", ") : words[0]);
+    });
+    show();
+  } catch {
+    asked = ""; // the next state tries again
+  }
 }
 
 function endPause() {
@@ -164,6 +192,7 @@ function add(found, { texts = [], numOthers: others = 0 } = {}) {
       if (photo.state !== "chosen" || !SHOWN.test(file.name)) return;
       photo.isBad = true;
       showCrop(photo);
+      show();
     });
     fresh.push(photo);
   }
@@ -246,6 +275,7 @@ function send(photo) {
       const fresh = jobs.filter((job) => job.is_new);
       set(photo, "done", {
         newIds: fresh.map((job) => job.id),
+        ended: [],
         // Its thumbnail has shown the crop, unless the browser cannot show such a photo.
         reason: fresh.length ? [photo.settings.at ? "scheduled" : "queued", !photo.bitmap && jobs[0].warning].filter(Boolean).join("; ") :
           `exists already, ${jobs[0].status}`,
@@ -272,10 +302,12 @@ function showProgress() {
 }
 
 function show() {
+  const numBad = ofState("chosen").filter((photo) => photo.isBad).length;
   const number = Object.fromEntries(["chosen", "waiting", "sending", "done", "refused", "failed"].map((state) => [state, ofState(state).length]));
   byId("uploads").hidden = !photos.length && !numOthers;
   const words = [
-    number.chosen && `${count(number.chosen, "photo")} chosen`,
+    number.chosen - numBad && `${count(number.chosen - numBad, "photo")} chosen`,
+    numBad && `${count(numBad, "photo")} cannot be read`,
     number.waiting + number.sending && `${(number.waiting + number.sending).toLocaleString()} to upload`,
     number.done && `${number.done.toLocaleString()} uploaded`,
     number.refused && `${number.refused.toLocaleString()} refused`,
@@ -290,9 +322,9 @@ function show() {
   setText(byId("retry-uploads"), pause.endsAt ? "Try again now" : `Try again (${number.failed.toLocaleString()})`);
   byId("cancel-uploads").hidden = !isBusy;
   byId("undo-uploads").hidden = isBusy || !numNew;
-  setText(byId("undo-uploads"), `Cancel these ${count(numNew, "video")}`);
+  setText(byId("undo-uploads"), numNew === 1 ? "Cancel this video" : `Cancel these ${count(numNew, "video")}`);
   byId("clear-uploads").hidden = isBusy;
   byId("make").disabled = !number.chosen;
   showProgress();
-  form.plan(number.chosen);
+  form.plan(number.chosen - numBad);
 }

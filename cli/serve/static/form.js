@@ -162,7 +162,7 @@ function offerModels() {
   byId("model-field").hidden = !names.length;
   if ([...select.options].map((option) => option.value).join("\n") === ["", ...names].join("\n")) return;
   const chosen = select.value;
-  select.replaceChildren(new Option("any", ""), ...names.map((name) => new Option(name)));
+  select.replaceChildren(new Option("any", ""), ...names.map((name) => new Option(name, name)));
   select.value = names.includes(chosen) ? chosen : "";
   form.dispatchEvent(new Event("change"));
 }
@@ -170,6 +170,9 @@ function offerModels() {
 /** Offer the families of the models that run, the first one if the chosen one does not; without workers nothing changes. */
 export function offer(state) {
   const names = state.families;
+  for (const option of [...byId("model").options].filter(({ value }) => value)) {
+    setText(option, names.length ? option.value : `${option.value} (no worker runs it)`);
+  }
   if (!names.length) return;
   ({ models } = state);
   offerModels();

@@ -26,6 +26,7 @@ connect((state) => {
   now.show(state);
   form.offer(state);
   results.refresh(state);
+  add.refresh(state);
   done.watch(state);
 }, () => {
   forgetOutage();

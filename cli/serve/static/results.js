@@ -311,6 +311,8 @@ async function mark(some, verdict) {
     toast(`${nameOf(marked)} ${WORDS[verdict]}.`, {
       undo: () => run(null, problem, async () => {
         for (const word of new Set(before.values())) await give(marked.filter((result) => before.get(result.id) === word), word);
+        const card = cards.get(marked[0].id);
+        if (card && !document.querySelector("dialog[open]")) reader.goTo(card);
         return "";
       }),
     });
@@ -330,11 +332,10 @@ async function give(some, verdict) {
   return sentence;
 }
 
-/** Mark a card by a key, and go to the next one at once; a verdict that is taken back stays. */
+/** Mark a card by a key, unless it has this verdict, and go to the next one at once. */
 function markAndGo(card, verdict) {
-  const isBack = card.result.mark === verdict;
-  run(null, problem, () => mark([card.result], verdict));
-  const other = !isBack && neighbor(card.result.id, 1);
+  if (card.result.mark !== verdict) run(null, problem, () => mark([card.result], verdict));
+  const other = neighbor(card.result.id, 1);
   if (other) reader.goTo(other);
 }
 

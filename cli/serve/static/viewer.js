@@ -133,11 +133,10 @@ async function verdict(button, word) {
   showMark();
 }
 
-/** Mark the video by a key, and go to the next one; a verdict that is taken back stays. */
+/** Mark the video by a key, unless it has this verdict, and go to the next one. */
 async function verdictAndGo(word) {
-  const isBack = shown.mark === word;
-  await verdict(null, word);
-  if (!isBack && shown.status === "finished") go(1);
+  if (shown.mark !== word) await verdict(null, word);
+  if (shown.status === "finished") go(1);
 }
 
 /** Go to another video by a finger that moves sideways over this one. */

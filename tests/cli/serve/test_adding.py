@@ -17,6 +17,7 @@ from svdq.producer import keys
 from svdq.producer.queue import fetch, read_job
 from tests.cli.serve.browser import Watched, watched_page
 from tests.cli.serve.servers import Server
+from tests.queued import fail, finish, start
 from tests.waiting import wait_until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
@@ -94,8 +95,29 @@ def queued_ids(connection: redis.Redis) -> list[str]:
     return [job_id.decode() for job_id in connection.lrange("rq:queue:svdq-default", 0, -1)]
 
 
+def test_the_photos_that_were_added_show_what_became_of_them(desk: Watched, connection: redis.Redis) -> None:
+    page = desk.page
+    choose(page, "Lake.png", "Sky.png", "Hill.png")
+    page.click("#make")
+    expect(page.locator("#undo-uploads")).to_have_text("Cancel these 3 videos")
+    jobs = [fetch(connection, job_id) for job_id in queued_ids(connection)]
+    start(next(job for job in jobs if job.kwargs["job"]["name"] == "Hill"), step=1)
+    for job in jobs:
+        if job.kwargs["job"]["name"] != "Hill":
+            connection.lrem("rq:queue:svdq-default", 1, job.id)
+            (finish if job.kwargs["job"]["name"] == "Lake" else fail)(job)
+    photos = page.locator("#upload-list li")
+    expect(photos.filter(has_text="Lake.png").locator(".state")).to_have_text("finished")
+    expect(photos.filter(has_text="Sky.png").locator(".state")).to_have_text("failed")
+    expect(photos.filter(has_text="Hill.png").locator(".state")).to_have_text("is made now")
+    expect(page.locator("#undo-uploads")).to_have_text("Cancel this video")
+
+
 def test_taking_an_upload_back_tells_what_was_too_late(desk: Watched, connection: redis.Redis) -> None:
     page = desk.page
+    page.route(
+        "**/page/verdicts", lambda route: route.fulfill(json={"verdicts": {}, "states": {}})
+    )  # the page has not heard of it yet
     choose(page, "Lake.png", "a'b\"c.png")
     page.click("#make")
     expect(page.locator("#undo-uploads")).to_have_text("Cancel these 2 videos")
@@ -220,6 +242,8 @@ def test_files_that_are_no_photos_are_marked_before_they_are_sent(desk: Watched)
     page.set_input_files("#photos", [broken, raw])
     expect(page.locator("#upload-list .is-refused")).to_contain_text("a RAW photo: export it as JPEG")
     expect(page.locator("#upload-list .is-bad")).to_contain_text("cannot be read")
+    expect(page.locator("#upload-summary")).to_have_text("1 photo cannot be read, 1 refused.")
+    expect(page.locator("#plan")).to_have_text("No photos are chosen.")
     page.get_by_label("Remove Broken.jpg").click()
     expect(page.locator("#make")).to_be_disabled()
 

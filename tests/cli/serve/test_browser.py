@@ -262,7 +262,13 @@ def test_everything_from_the_keyboard(desk: Watched, site: Site) -> None:
     page.keyboard.press("r")
     expect(page.locator(".card").first).to_contain_text("Rejected")
     page.keyboard.press("ArrowLeft")
-    page.keyboard.press("r")  # the same again takes it back
+    page.keyboard.press("r")  # it stays
+    expect(page.locator(".card").first).to_contain_text("Rejected")
+    expect(second).to_be_focused()
+    page.keyboard.press("u")
+    expect(page.locator(".card").first).to_contain_text("Kept")
+    expect(first).to_be_focused()
+    page.keyboard.press("u")
     expect(page.locator(".card .mark").first).to_have_text("")
     expect(first).to_be_focused()
     page.keyboard.press("Space")
