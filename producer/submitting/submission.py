@@ -156,10 +156,11 @@ def submit_all(
     storage = storage or Storage(settings.storage)
     with contextlib.nullcontext(connection) if connection is not None else session(settings) as connection:
         known = KnownLoras(settings, connection)
-        specs = {id(spec): known.looked_up(spec) for _, spec in checked}
-        for spec in specs.values():
-            spec.check(spell)
-        checked = [(photo, specs[id(spec)]) for photo, spec in checked]
+        specs = {id(spec): (spec, known.looked_up(spec)) for _, spec in checked}
+        for before, found in specs.values():
+            if found is not before:
+                found.check(spell)
+        checked = [(photo, specs[id(spec)][1]) for photo, spec in checked]
         parents = {ids: complete_ids(connection, ids) for ids in {spec.depends_on for _, spec in checked} if ids}
         for job_ids in parents.values():
             unfinished(connection, job_ids)

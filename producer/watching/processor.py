@@ -68,14 +68,14 @@ class Processor:
     def _submit_or_wait(self, file: WaitingFile, connection: redis.Redis) -> None:
         try:
             asked = self.config.spec_for(file.path)
-            asked = KnownLoras(self.settings, connection).looked_up(asked)
             added = self._beside.add(file, asked if asked.model else replace(asked, model=self.model))
+            spec = KnownLoras(self.settings, connection).looked_up(added[0]) if added else asked
         except InputError as error:
             self._hold(file, f"{error} Its photos wait until this is corrected.")
             return
         if added is None:
             return
-        spec, last = added
+        _, last = added
         try:
             with open_file(self._root, file.path) as opened:
                 data = read_file(opened, self._root / file.path, MAX_FOREIGN_BYTES)

@@ -1,5 +1,7 @@
 """Jobs with LoRAs that a group has not wait for one that has them, and hold up no other."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,12 @@ from svdq.producer.status import snapshot
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.registries import counts
+from svdq.worker.queue import group_worker
 from svdq.worker.queue.group_worker import GroupWorker
 from tests.conftest import Cli
 from tests.queued import enqueue
 from tests.ranks import rank, save
+from tests.waiting import wait_until
 from tests.worker.jobs import JOB, put
 
 
@@ -107,3 +111,18 @@ def test_a_job_of_a_model_waits_for_a_group_with_both(connection, tmp_path) -> N
     taken = group(connection, tmp_path, "own").pop()
     assert taken is not None
     assert taken.rq_job.id == "needs-a"
+
+
+def test_leases_do_not_wait_for_a_folder_that_hangs(connection, tmp_path, monkeypatch) -> None:
+    (a,) = choose(tmp_path, "a")
+    worker = group(connection, tmp_path)
+    assert worker.loras == {"a": a.digest}
+    monkeypatch.setattr(group_worker, "LISTING_S", 0.1)
+    answers = threading.Event()
+    monkeypatch.setattr(LoraFolder, "digests", lambda self: answers.wait(60) and {})
+    started = time.monotonic()
+    worker.renew_leases([])
+    assert time.monotonic() - started < 10
+    assert worker.loras == {"a": a.digest}, "those that it had before"
+    answers.set()
+    wait_until(lambda: worker.renew_leases([]) == [] and worker.loras == {})

@@ -1,6 +1,7 @@
 """An RQ worker that holds several executions at once, written against rq 2.12; runs nothing that a job names."""
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 #: Due jobs that are queued, and jobs that are refused, at most, between two renewals of leases.
 PROMOTED_AT_ONCE, LOOKED_AT_ONCE = 1000, 100
+LISTING_S = 1.0  # seconds that leases may wait for a folder of LoRAs
 UNREADABLE = (
     "Its parameters are not those of a job of this version of svdq; if a newer one submitted it, `svdq retry` it when "
     "the workers are upgraded."
@@ -43,6 +45,8 @@ class GroupWorker(RqWorker):
         super().__init__(connection, **handlers)
         self._due: deque[tuple[rq.Queue, bytes]] = deque()
         self._lora_folder = loras
+        self._listing = threading.Thread()  # lists that folder, which may be a share that does not answer
+        self._listed: Mapping[str, str] = {}
         self._always = [queue for queue in self.queues if isinstance(queue, SvdqQueue)]  # whatever LoRAs there are
         self.loras: Mapping[str, str] = {}  # the LoRAs that jobs may choose: digests by name
 
@@ -86,11 +90,20 @@ class GroupWorker(RqWorker):
 
     def _find_loras(self) -> None:
         """Take the jobs that wait for the LoRAs which are there now, too: before the others, as they are older."""
-        self.loras = self._lora_folder.digests()
+        if self._lora_folder.folder is None:
+            return
+        if not self._listing.is_alive():
+            self._listing = threading.Thread(target=self._list_loras, name="loras", daemon=True)
+            self._listing.start()
+        self._listing.join(LISTING_S)
+        self.loras = self._listed
         digests, models = {*self.loras.values()}, {"", *(queue.model for queue in self._always)}
         others = [each for each in queues(self.connection) if each.lora in digests] if digests else []
         mine: list[rq.Queue] = [*(each for each in others if each.model in models), *self._always]
         self.queues = sorted(mine, key=lambda queue: keys.PRIORITIES.index(priority_of(queue.name)))
+
+    def _list_loras(self) -> None:
+        self._listed = self._lora_folder.digests()
 
     def forget(self, active: ActiveJob) -> None:
         """Remove the record of an execution that was lost, without changing its job."""

@@ -146,6 +146,11 @@ def test_lists_folders_and_commands_choose_loras_and_ids_without_them_stay(
     (inbox / "svdq.toml").write_text('lora = ["style:0.7", "detail"]\nfamily = "wan"\nseed = 1\n')
     done = svdq("watch", inbox, "--existing", "--once", "--stable-for", "0.1")
     assert chosen["id"] in done.stdout
+    (inbox / "svdq.toml").write_text('lora = ["style:0.7"]\nfamily = "wan"\nseed = 1\n')
+    (inbox / "other.txt").write_text("<lora:detail>")
+    (inbox / "other.jpg").write_bytes(photo.read_bytes())
+    done = svdq("watch", inbox, "--existing", "--once", "--stable-for", "0.1")
+    assert f"{chosen['id']}  other.jpg" in done.stdout
     (inbox / "svdq.toml").write_text('lora = "nothing"\nfamily = "wan"\n')
     (inbox / "photo.jpg").write_bytes(photo.read_bytes() + b" ")
     done = svdq("watch", inbox, "--existing", "--once", "--stable-for", "0.1")
