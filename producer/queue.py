@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import re
 import uuid
 from collections.abc import Iterator, Sequence
@@ -119,16 +120,27 @@ def _unless_refused(error: Exception) -> None:
 
 def check_url(url: str) -> None:
     """Raise an InputError unless redis-py understands a URL; does not connect."""
-    shown = without_secrets(url)
+    shown, why = without_secrets(url), ""
     try:
-        if urlsplit(url).scheme in ("redis", "rediss") and "@" in urlsplit(url).path:
-            raise ValueError("a password is cut in two")  # its rest would become the name of a host
+        parts = urlsplit(url)
+        if parts.scheme in ("redis", "rediss") and "@" in parts.path:
+            raise ValueError  # a password is cut in two, and its rest would become the name of a host
+        database = parts.path.strip("/")
+        if parts.scheme in ("redis", "rediss") and database and not database.isdecimal():
+            why = f": its path {parts.path!r} is no number of a database"  # redis-py would take database 0
+            raise ValueError
         pool = redis.ConnectionPool.from_url(url)
+        for name in _FILES:
+            if (file := pool.connection_kwargs.get(name)) and not os.path.isfile(file):
+                why = f": there is no file {file!r}, which {name} names"
+                raise ValueError
         pool.connection_class(**pool.connection_kwargs)
         str(pool.connection_kwargs.get("host", "")).encode("idna")  # UnicodeError would be no RedisError later
     except (TypeError, ValueError, RedisError) as error:  # their texts have parts of passwords
+        if option := _NO_OPTION.search(str(error)):
+            why = f": it has an option {option[1]!r}, which this kind of URL has not"
         raise InputError(
-            f"The Redis URL {shown!r} cannot be understood; write it as redis://host:6379/0, rediss://… "
+            f"The Redis URL {shown!r} cannot be understood{why}; write it as redis://host:6379/0, rediss://… "
             "or unix:///path (in a password, @ as %40, / as %2F, % as %25), or leave it out for the embedded server."
         ) from error
 
@@ -146,6 +158,8 @@ def plain_errors(settings: Settings) -> Iterator[None]:
         raise UnavailableError(f"The Redis server {where} {_complaint(error)}") from error
 
 
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # options of URLs that name files
+_NO_OPTION = re.compile(r"unexpected keyword argument '(\w+)'")
 #: What redis-py puts before the answer of the server: the whole script or command, and its arguments.
 _COMMAND = re.compile(r"Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
 
@@ -164,6 +178,10 @@ def _complaint(error: RedisError) -> str:
         return "needs a password; set SVDQ_REDIS_URL with it, such as redis://:PASSWORD@host:6379/0."
     if isinstance(error, redis.AuthenticationError):
         return "refuses the user or the password; correct them in SVDQ_REDIS_URL."
+    if "WRONG_VERSION_NUMBER" in reason or "wrong version number" in reason:
+        return "speaks no TLS; write its URL with redis:// in place of rediss://."
+    if "Connection closed by server" in reason:
+        return "has closed the connection; if it expects TLS, write its URL with rediss:// in place of redis://."
     if isinstance(error, NoPermissionError) or "NOPERM" in reason:
         return f"does not allow its user to do this ({reason}); give that user the rights listed in docs/redis.md."
     return f"cannot be used ({reason}); check that it runs and that SVDQ_REDIS_URL or --redis-url is right."

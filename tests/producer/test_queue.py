@@ -1,6 +1,9 @@
+import contextlib
 import os
+import re
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -106,6 +109,39 @@ def test_unreachable(home: object, url: str) -> None:
         connect(load_settings(redis_url=url))
     assert "secret" not in str(caught.value).replace("secret.sock", "")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis://h:6379/queue", "its path '/queue' is no number of a database"),
+        (
+            "rediss://h:6379/0?ssl_ca_certs=/nowhere/ca.pem",
+            "there is no file '/nowhere/ca.pem', which ssl_ca_certs names",
+        ),
+        ("redis://h:6379/0?sparkle=1", "it has an option 'sparkle', which this kind of URL has not"),
+    ],
+)
+def test_what_is_wrong_with_a_url_is_named(home: object, url: str, why: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"cannot be understood: {why}; write it as")):
+        connect(load_settings(redis_url=url))
+
+
+def test_tls_to_a_plain_server_is_named(settings: Settings, own_server: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer() -> None:
+            for _ in range(20):
+                with contextlib.suppress(OSError):
+                    end, _ = listener.accept()
+                    end.recv(1000)
+                    end.sendall(b"-ERR unknown command\r\n")
+                    end.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(UnavailableError, match=r"speaks no TLS; write its URL with redis://"):
+            connect(load_settings(redis_url=f"rediss://127.0.0.1:{port}"))
 
 
 def test_a_server_that_never_answers(home: object, monkeypatch: pytest.MonkeyPatch) -> None:
