@@ -48,6 +48,8 @@ MAX_SHARE = 0.02  # of a core for reading one
 #: Seconds that a request waits for a job in flight to stop, between two looks, and until nobody waits any more.
 STOP_S = 1.5
 POLL_S = 0.25
+#: Seconds without a request after which the next one connects anew: routers forget idle connections, and say nothing.
+IDLE_S = 30.0
 GIVE_UP_S = 600.0
 MAX_NAME = 255  # characters of a file's name that are kept
 
@@ -62,7 +64,7 @@ class Backend:
         #: Jobs in flight that are removed when they have stopped, by id.
         self.removals: dict[str, asyncio.Task[None]] = {}
         self._connection: redis.Redis | None = None
-        self._away_until = 0.0
+        self._away_until = self._used_at = 0.0
         self._lock = threading.Lock()
         self._reading = anyio.CapacityLimiter(READING_THREADS)
         self._writing = anyio.CapacityLimiter(WRITING_THREADS)
@@ -181,8 +183,11 @@ class Backend:
     def _connect(self) -> redis.Redis:
         """Return the connection; if it was lost, connect again, which starts the embedded server."""
         with self._lock:
-            if self._connection is None:
-                if time.monotonic() < self._away_until:
+            now, before = time.monotonic(), self._used_at
+            self._used_at = now
+            if self._connection is None or now - before > IDLE_S:
+                self._connection = None
+                if now < self._away_until:
                     raise RedisAwayError()
                 try:
                     self._connection = connect(self.settings)
