@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from svdq.cli.formatting import echo, echo_json, named
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import MANY
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit_all
 from svdq.producer.text import duration, rfc3339
@@ -75,7 +75,8 @@ def submit_and_print(
     """
     if dry_run and do_wait:
         raise InputError("--dry-run queues nothing to --wait for; leave out one of them.")
-    is_bulk = sum(request.spec.num_jobs for request in requests if isinstance(request, PhotoRequest)) >= MANY
+    num_jobs = sum(request.spec.num_jobs for request in requests if isinstance(request, PhotoRequest))
+    is_bulk = num_jobs >= MANY
     has_lines = not as_json and (verbose or not is_bulk)
     # Lines and a bar on the same terminal would mix.
     is_drawn = is_bulk and sys.stderr.isatty() and not (sys.stdout.isatty() and (as_json or has_lines))
@@ -96,6 +97,12 @@ def submit_and_print(
     except BadPhotosError as error:
         print_reasons(error.reasons)
         raise
+    except UnavailableError as error:
+        if not made or dry_run:
+            raise
+        raise UnavailableError(
+            f"{error} Of {num_jobs:,} jobs, {len(made):,} are queued; the same command queues the rest."
+        ) from error
     num_new = sum(submission.is_new for submission in made)
     if dry_run and not as_json:
         echo(f"Nothing was queued. New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}.")

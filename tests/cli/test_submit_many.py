@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from rq.results import Result
 from svdq.producer.queue import SvdqQueue, fetch, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting import submission
+from svdq.producer.submitting.enqueue import Enqueued, Entry, enqueue_many
 from tests.conftest import Cli
 from tests.forks import Piped
 from tests.terminal import terminal
@@ -155,6 +158,28 @@ def test_a_submission_that_was_killed_can_be_repeated(svdq: Cli, connection: red
         recorded = seeds[str(job["id"])]
         assert recorded is not None
         assert job["seed"] == recorded.seed
+
+
+def test_a_submission_that_loses_redis_says_how_far_it_came(
+    svdq: Cli, connection: redis.Redis, folder: Path, monkeypatch
+) -> None:
+    calls = []
+
+    def enqueue(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqueued]:
+        calls.append(len(entries))
+        if len(calls) > 2:
+            raise redis.ConnectionError("lost")
+        return enqueue_many(connection, entries)
+
+    monkeypatch.setattr(submission, "CHUNK", 5)
+    monkeypatch.setattr(submission, "enqueue_many", enqueue)
+    cut = svdq("submit", folder, "--recursive", "--family", "svd")
+    assert cut.returncode == 3
+    assert "Of 22 jobs, 10 are queued; the same command queues the rest." in cut.stderr
+    monkeypatch.setattr(submission, "enqueue_many", enqueue_many)
+    done = svdq("submit", folder, "--recursive", "--family", "svd")
+    assert "New jobs: 12; existing jobs: 10." in done.stdout
+    assert len(queued(connection)) == 22
 
 
 def test_all_photos_are_submitted_though_nobody_reads_the_output(connection: redis.Redis, photo: Path) -> None:
