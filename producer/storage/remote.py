@@ -16,14 +16,18 @@ from svdq.producer.threads import ordered_map
 
 #: Protocols of object stores, which have no folders; `memory` is for tests.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
+S3 = ("s3", "s3a")
 #: The extra that installs the plugin of a protocol.
 EXTRAS = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(S3, "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
     **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
 }
 #: Keys of the last write in the metadata of fsspec's backends; some have only `created`.
 _TIMES = ("LastModified", "last_modified", "updated", "modified", "created")
+#: Seconds for connecting to S3 and without a byte from it, and attempts of each call: commands end in half a minute,
+#: and workers, which go on trying, say so. By default it takes minutes, in two layers of retries.
+CONNECT_S, SILENT_S, ATTEMPTS = 4.0, 10.0, 2
 AT_ONCE = 64  # number of files read or removed in parallel, to hide latency
 
 
@@ -135,12 +139,14 @@ class RemoteFiles:
                 "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix."
             )
         try:
-            fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True)
+            fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **_limits(self._protocol))
         except ImportError as error:
             advice = how_to_install(EXTRAS[self._protocol])
             raise InputError(
                 f"A storage at {self._protocol}:// needs a package that is not installed; {advice}."
             ) from error
+        if self._protocol in S3:
+            fs.retries = 1  # around those of botocore
         self.connected, self._root = fs, str(root).rstrip("/")
         return fs
 
@@ -160,3 +166,11 @@ class RemoteFiles:
         if not isinstance(written, datetime):
             raise ValueError("the storage does not report when its files were written")
         return FileInfo(key=key, size=int(info["size"] or 0), modified_at=as_utc(written))
+
+
+def _limits(protocol: str) -> dict[str, Any]:
+    """Return the limits of calls as options of fsspec's backend; only S3's is known to wait for minutes."""
+    if protocol not in S3:
+        return {}
+    retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
+    return {"config_kwargs": {"connect_timeout": CONNECT_S, "read_timeout": SILENT_S, "retries": retries}}

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from svdq.producer.queue import SvdqQueue, fetch, read_arguments
 from svdq.producer.records import sidecar_digest
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
+from svdq.producer.storage import remote
 from svdq.producer.storage.storage import Storage
 from tests.conftest import Cli
 from tests.finished import add_video
+from tests.proxy import Proxy
 from tests.queued import SvdJob, enqueue
 
 pytestmark = pytest.mark.slow
@@ -170,3 +173,23 @@ def test_a_server_that_does_not_answer_is_exit_code_3(svdq: Cli, connection: red
         assert os.environ["AWS_SECRET_ACCESS_KEY"] not in done.stderr
     assert connection.dbsize() == 0, "nothing was enqueued"
     assert list(Path().iterdir()) in ([], [Path("videos")]), "no page, no video"
+
+
+def test_a_storage_that_does_not_answer_ends_a_command_in_time(
+    svdq: Cli, s3: str, s3_server: str, connection: redis.Redis, photo: Path, monkeypatch
+) -> None:
+    with Proxy(s3_server) as proxy, monkeypatch.context() as patch:
+        patch.setattr(remote, "CONNECT_S", 1.0)
+        patch.setattr(remote, "SILENT_S", 1.0)
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        patch.setenv("SVDQ_STORAGE", s3)
+        assert svdq("submit", photo).returncode == 0
+        proxy.silent.set()
+        for command in (("submit", photo, "--force"), ("fetch", "--all", "-o", "videos"), ("doctor", "--quick")):
+            started = time.monotonic()
+            done = svdq(*command)
+            assert time.monotonic() - started < 15, "ten times the limits, and not a hundred"
+            assert (command, done.returncode) != (command, 0)
+            assert "Traceback" not in done.stderr
+        proxy.silent.clear()
+        proxy.shutdown()
