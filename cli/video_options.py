@@ -131,6 +131,7 @@ _JOB_OPTIONS = (
     ),
     click.option(
         "--sweep",
+        "--vary",
         "sweeps",
         metavar="NAME=VALUE,...",
         multiple=True,

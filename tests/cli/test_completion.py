@@ -22,7 +22,7 @@ def complete(svdq: Cli, words: str, **environment: str) -> list[str]:
     [
         ("svdq do", ["plain,doctor"]),
         ("svdq redis st", ["plain,start", "plain,stop"]),
-        ("svdq submit --var", ["plain,--variations"]),
+        ("svdq submit --vari", ["plain,--variations"]),
         ("svdq submit --priority l", ["plain,low"]),
         ("svdq submit pho", ["file,pho"]),
     ],
