@@ -1,6 +1,10 @@
 """The arithmetic behind `svdq bench`, on known times."""
 
+from itertools import accumulate
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.planning.capacity import VideoCosts
@@ -12,6 +16,8 @@ from svdq.worker.bench.figures import (
     check_failures,
     make_bursts,
     make_run,
+    measured_costs,
+    steady_part,
     work_rate,
 )
 
@@ -85,13 +91,29 @@ def test_the_ideal_of_bound_ranks_is_the_pace_of_the_slower_expert() -> None:
 def test_work_counts_from_the_first_videos_to_the_last_admission() -> None:
     costs = Costs(step_s=(1.0, 1.0), encode_s=0.5, decode_s=2.0)
     logs = [
-        log(spans=[("encode", "a", 0.0, 0.5), ("steps 0-3", "a", 0.5, 4.5), ("encode", "b", 6.0, 6.5)]),
+        log(
+            finished_s=[2.5, 6.5],
+            spans=[("encode", "a", 0.0, 0.5), ("steps 0-3", "a", 0.5, 4.5), ("encode", "b", 6.0, 6.5)],
+        ),
         log(spans=[("decode", "a", 4.5, 6.5), ("steps 0-3", "b", 6.5, 12.5)]),
     ]
     # From 2.5 to 6: two steps, and three quarters of a decode.
-    assert work_rate(logs, costs, 2.5) == pytest.approx((2 + 1.5) / 3.5)
+    assert work_rate(logs, costs, *steady_part(logs, 0)) == pytest.approx((2 + 1.5) / 3.5)
     # All admitted before: to the end.
-    assert work_rate(logs, costs, 6.5) == pytest.approx(4 / 6)
+    assert work_rate(logs, costs, *steady_part(logs, 1)) == pytest.approx(4 / 6)
+
+
+@given(st.lists(st.lists(st.floats(0.001, 10.0), min_size=4, max_size=12), min_size=1, max_size=3))
+def test_no_group_does_more_than_all_of_its_time_by_measured_costs(durations_s: list[list[float]]) -> None:
+    """However times scatter, as on a machine that computes something else too."""
+    logs = []
+    for times_s in durations_s:
+        ends_s = list(accumulate(times_s))
+        spans = [("steps 0-1", "a", end_s - time_s, end_s) for end_s, time_s in zip(ends_s, times_s, strict=True)]
+        logs.append(log(spans=spans))
+    end_s = min(log.spans[-1].end_s for log in logs)
+    costs = measured_costs(logs, 0.3 * end_s, end_s)
+    assert work_rate(logs, costs, 0.3 * end_s, end_s) <= len(logs) * (1 + 1e-9)
 
 
 def test_a_step_costs_the_harmonic_mean_of_the_ranks() -> None:

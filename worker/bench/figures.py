@@ -1,6 +1,7 @@
 """Computes the figures of a bench from the logs of its ranks. Does not import torch."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
     steady_s = finished_s[warmup_samples : len(finished_s) - warmup_samples]
     paces_s = [(later - earlier) / ranks for earlier, later in zip(steady_s, steady_s[ranks:], strict=False)]
     one_rank_s = video.video_s(ranks)
-    pace_s = one_rank_s / work_rate(logs, costs, steady_s[0])
+    pace_s = one_rank_s / work_rate(logs, costs, *steady_part(logs, warmup_samples))
     began_s = min(span.start_s for log in logs for span in log.spans if span.kind == "encode")
     efficiency = (one_rank_s / ranks if video.segments is None else video.pace_s(ranks)) / pace_s
     # Ranks of the faster expert work ahead for a while, by as many videos as are in flight.
@@ -129,39 +130,66 @@ def check_failures(logs: Sequence[RankMeasurements]) -> None:
         raise SvdqError(f"{len(failures)} of the videos failed; the first one: {failures[0]}")
 
 
-def work_rate(logs: Sequence[RankMeasurements], costs: Costs, start_s: float) -> float:
-    """Return the seconds of work that a group does per second, from `start_s` until its last video is admitted.
+def work_rate(logs: Sequence[RankMeasurements], costs: Costs, start_s: float, end_s: float) -> float:
+    """Return the seconds of work that a group does per second from `start_s` to `end_s`.
 
-    Videos cannot be counted for this: they finish late at the start of a run and together at its end. Work counts as
-    in `VideoCosts.video_s`, however long it took.
+    Work counts as in `VideoCosts.video_s`, however long it took.
     """
+    step_s = harmonic_mean(costs.step_s)
+    work_s = {"encode": costs.encode_s, "decode": costs.decode_s}
+    done_s = 0.0
+    for span in (span for log in logs for span in log.spans):
+        done_s += (span.num_steps * step_s or work_s.get(span.kind, 0.0)) * _share_within(span, start_s, end_s)
+    return done_s / (end_s - start_s)
+
+
+def steady_part(logs: Sequence[RankMeasurements], warmup_samples: int) -> tuple[float, float]:
+    """Return from when to when work counts: from the end of the warm-up until the last video is admitted.
+
+    Videos cannot be counted: they finish late at the start of a run and together at its end.
+    """
+    start_s = sorted(time_s for log in logs for time_s in log.finished_s)[warmup_samples]
     spans = [span for log in logs for span in log.spans]
     end_s = max((span.start_s for span in spans if span.kind == "encode"), default=start_s)
     if end_s <= start_s:  # all were admitted at once
         end_s = max(span.end_s for span in spans)
-    step_s = harmonic_mean(costs.step_s)
-    work_s = {"encode": costs.encode_s, "decode": costs.decode_s}
-    done_s = 0.0
-    for span in spans:
-        seconds = span.num_steps * step_s or work_s.get(span.kind, 0.0)
-        inside_s = max(0.0, min(span.end_s, end_s) - max(span.start_s, start_s))
-        done_s += seconds * inside_s / max(span.seconds, 1e-9)
-    return done_s / (end_s - start_s)
+    return start_s, end_s
 
 
-def measured_costs(logs: Sequence[RankMeasurements]) -> Costs:
-    """Measure the costs of a video: medians of each rank's spans; a rank without steps counts as typical."""
-    step_s = [[span.seconds / span.num_steps for span in log.spans if span.num_steps] for log in logs]
-    typical_s = median(median(times) for times in step_s if times)
+def measured_costs(logs: Sequence[RankMeasurements], start_s: float = 0.0, end_s: float = math.inf) -> Costs:
+    """Measure the costs of a video from `start_s` to `end_s`; a rank without steps counts as typical.
+
+    A step, an encode or a decode costs the median or the mean of its spans, whichever is less: no rank then does more
+    work in that time than there can be, however the times scatter.
+    """
+
+    def typical(spans: Sequence[Span]) -> float | None:
+        within = [(span, _share_within(span, start_s, end_s)) for span in spans]
+        parts = [part for part in within if part[1]] or [(span, 1.0) for span in spans]
+        if not parts:
+            return None
+        mean_s = sum(share * span.seconds for span, share in parts) / sum(
+            share * (span.num_steps or 1) for span, share in parts
+        )
+        return min(median(span.seconds / (span.num_steps or 1) for span, _ in parts), mean_s)
+
+    step_s = [typical([span for span in log.spans if span.num_steps]) for log in logs]
+    typical_s = median(cost_s for cost_s in step_s if cost_s is not None)
 
     def seconds_of(kind: str) -> float:
-        return median([span.seconds for log in logs for span in log.spans if span.kind == kind] or [0.0])
+        return typical([span for log in logs for span in log.spans if span.kind == kind]) or 0.0
 
     return Costs(
-        step_s=tuple(median(times) if times else typical_s for times in step_s),
+        step_s=tuple(typical_s if cost_s is None else cost_s for cost_s in step_s),
         encode_s=seconds_of("encode"),
         decode_s=seconds_of("decode"),
     )
+
+
+def _share_within(span: Span, start_s: float, end_s: float) -> float:
+    """Return the share of a span that lies within a period."""
+    inside_s = min(span.end_s, end_s) - max(span.start_s, start_s)
+    return max(0.0, inside_s) / max(span.seconds, 1e-9)
 
 
 def busy_share(spans: Sequence[Span], start_s: float, end_s: float) -> float:

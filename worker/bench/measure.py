@@ -108,7 +108,8 @@ def run_bench(options: BenchOptions) -> BenchReport:
     logs = (run_daemon if options.through == "daemon" else run_loop)(workload)
     figures.check_failures(logs)
     segments = None if options.segments is None else split_steps(options.steps, options.segments)
-    costs = _costs(options) if options.is_simulated else figures.measured_costs(logs)
+    steady = figures.steady_part(logs, options.num_warmup) if options.burst is None else ()
+    costs = _costs(options) if options.is_simulated else figures.measured_costs(logs, *steady)
     video = VideoCosts(steps=options.steps, costs=costs, segments=segments)
     runs = [figures.make_run(logs, video, options.num_warmup)] if options.burst is None else []
     bursts = figures.make_bursts(logs, video, workload.bursts) if options.burst is not None else []
