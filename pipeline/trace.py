@@ -4,7 +4,8 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 
@@ -72,6 +73,15 @@ class Tracer:
     def span(self, name: str, job_id: str = "") -> contextlib.AbstractContextManager[OpenSpan]:
         """Record the work in a block, under the `name` that it has at its end."""
         return OpenSpan(self.spans if self.on else None, name, job_id)
+
+
+def steps_by_job(spans: Iterable[Span]) -> dict[str, int]:
+    """Count the denoising steps of each job that has any."""
+    counted = Counter[str]()
+    for span in spans:
+        if span.num_steps:
+            counted[span.job_id] += span.num_steps
+    return dict(counted)
 
 
 def span_events(rank: int, spans: Sequence[Span]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.planner import Planner
+from svdq.pipeline.trace import steps_by_job
 from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request
 from tests.pipeline.rendering import diffusers_frames
 
@@ -248,15 +249,7 @@ def test_a_sample_that_was_admitted_earlier_interrupts_a_later_one_between_two_s
     assert [*chain.sink.frames] == ["job-1", "job-2"]
     names = [span.name for span in chain.tracers[1].spans if span.job_id == "job-2" and "steps" in span.name]
     assert names == ["no steps", "steps 0-4"], "it was left for the other before its first step"
-    assert steps_of(chain) == {"job-1": 5, "job-2": 5}
-
-
-def steps_of(chain: Chain) -> dict[str, int]:
-    """The steps that the spans of all ranks count, by video."""
-    counted = Counter[str]()
-    for span in (span for tracer in chain.tracers for span in tracer.spans if span.num_steps):
-        counted[span.job_id] += span.num_steps
-    return dict(counted)
+    assert steps_by_job(span for tracer in chain.tracers for span in tracer.spans) == {"job-1": 5, "job-2": 5}
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted), min_size=1, max_size=6))
@@ -265,7 +258,9 @@ def test_spans_count_each_step_of_a_video_once(cuts: list[list[int]]) -> None:
     plans = [(0, 1 + first, 1 + second, 7) for first, second in cuts]
     chain = Chain([CountingModel() for _ in range(3)], [request(seed) for seed in range(len(plans))], plans)
     chain.run()
-    assert steps_of(chain) == {f"job-{seed}": 5 for seed in range(len(plans))}
+    assert steps_by_job(span for tracer in chain.tracers for span in tracer.spans) == {
+        f"job-{seed}": 5 for seed in range(len(plans))
+    }
 
 
 @pytest.mark.parametrize("decoder", [0, 1, 2])

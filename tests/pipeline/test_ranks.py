@@ -1,7 +1,6 @@
 """Real processes in a chain: the same bits for any number of ranks, whatever else is in flight, equal to diffusers'."""
 
 import os
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.trace import steps_by_job
 from svdq.worker.bench.loop_runs import Workload, run_loop
 from tests.pipeline.rendering import diffusers_frames, render
 from tests.pipeline.test_chain import VIDEOS
@@ -49,10 +49,7 @@ def test_the_simulated_model_checks_that_every_step_is_done_once_in_order() -> N
     assert dict(os.environ) == environment, "processes that the caller starts later may find no modules"
     assert len(logs[-1].finished_s) == 30
     assert logs[0].failures == []
-    counted = Counter[str]()
-    for span in (span for log in logs for span in log.spans):
-        counted[span.job_id] += span.num_steps
-    assert {number for job, number in counted.items() if job} == {9}
+    assert {*steps_by_job(span for log in logs for span in log.spans).values()} == {9}
 
 
 def test_a_model_that_is_not_there_ends_every_rank_with_its_sentence(image) -> None:

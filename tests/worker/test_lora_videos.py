@@ -39,7 +39,7 @@ def test_twelve_photos_with_four_sets_of_loras(svdq: Cli, home: Path, wide_wan, 
     random.Random(5).shuffle(photos)
 
     def render(where: str, model: Path, sets: dict[int, str], *words: object) -> tuple[dict[str, str], str]:
-        """Submit the photos of some numbers with LoRAs, and have a worker make their videos in a storage of its own."""
+        """Render the photos numbered in `sets` with their LoRAs; return the frames' digests and the worker's log."""
         settings = {"SVDQ_MODEL": str(model), "SVDQ_STORAGE": str(home / where / "storage"), "SVDQ_LORAS": str(loras)}
         rows = [f'{photo},"{sets[n]}",{n},a dog,5,4,64x64,png\n' for photo, n in photos if n in sets]
         path = tmp_path / f"{where}.csv"

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import harmonic_mean, median, quantiles
@@ -10,7 +9,7 @@ from statistics import harmonic_mean, median, quantiles
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
-from svdq.pipeline.trace import Span
+from svdq.pipeline.trace import Span, steps_by_job
 
 MAX_EFFICIENCY = 1.01  # more than that is a wrong measurement
 MAX_DIFFERENCE = 0.03  # between the pace by work and that by the clock, as a share
@@ -103,9 +102,7 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
 
 def _check_steps(logs: Sequence[RankMeasurements], steps: int) -> None:
     """Raise an SvdqError unless the spans of each video count all of its steps once."""
-    counted = Counter[str]()
-    for span in (span for log in logs for span in log.spans if span.num_steps):
-        counted[span.job_id] += span.num_steps
+    counted = steps_by_job(span for log in logs for span in log.spans)
     if wrong := next((f"{number} steps of {job}" for job, number in counted.items() if number != steps), ""):
         raise SvdqError(f"The trace has {wrong} in place of {steps}, so no figures follow from it; report this.")
 
