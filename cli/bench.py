@@ -29,6 +29,9 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--model", default="simulated", show_default=True, help="simulated, preview, or a model folder.")
 @click.option("--ranks", type=click.IntRange(1, 512), default=7, show_default=True, help="Ranks of the group.")
 @click.option("--steps", type=click.IntRange(1, 1000), default=25, show_default=True, help="Denoising steps.")
+@click.option(
+    "--skipped", type=click.IntRange(0), default=0, show_default=True, help="Simulated steps that cost nothing."
+)
 @click.option("--step-ms", type=STEP_MS, default=50.0, show_default=True, help="Simulated step.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated encode.")
 @click.option("--decode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated decode.")
@@ -81,8 +84,9 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
     """Measure the pipeline: pace, efficiency, busy shares and memory.
 
     Efficiency is the ideal time per video, (steps x step + encode + decode) / ranks, divided by the measured time
-    between finished videos in steady state. For ranks of unequal speed, step is the harmonic mean of theirs. With
-    --segments, the ideal is what the ranks with the slower expert need; of rounds, it has no time to load.
+    between finished videos in steady state. Steps that are skipped do not count. For ranks of unequal speed, step is
+    the harmonic mean of theirs. With --segments, the ideal is what the ranks with the slower expert need; of rounds, it
+    has no time to load.
 
     With --burst, the same ranks get each number N of videos at once. The table compares the time until the last one
     ends with the lower bound of any schedule, the larger of one video's time W and N x W / ranks, and with the shortest

@@ -25,12 +25,17 @@ class Span(NamedTuple):
         return kind if kind in {"encode", "steps", "decode"} else ""
 
     @property
+    def steps(self) -> range:
+        """Its denoising steps."""
+        if self.kind != "steps":
+            return range(0)
+        first, _, last = self.name.removeprefix("steps ").partition("-")
+        return range(int(first), int(last) + 1)
+
+    @property
     def num_steps(self) -> int:
         """Number of denoising steps."""
-        if self.kind != "steps":
-            return 0
-        first, _, last = self.name.removeprefix("steps ").partition("-")
-        return int(last) - int(first) + 1
+        return len(self.steps)
 
     @property
     def seconds(self) -> float:

@@ -13,7 +13,7 @@ from svdq.pipeline.loop.rounds import RoundsInbox
 from svdq.pipeline.loop.sample import PHOTOS, Sample
 from svdq.pipeline.models.failures import describe_failure
 from svdq.pipeline.models.video_model import VideoModel
-from svdq.pipeline.planning.binding import Bounds, Components, bounds_of
+from svdq.pipeline.planning.binding import Bounds, Components, bounds_of, step_costs
 from svdq.pipeline.planning.blocks import Row
 from svdq.pipeline.planning.costs import CostModel, Shape
 from svdq.pipeline.planning.planner import Planner
@@ -114,7 +114,7 @@ class Admission:
         index, self._num_admitted = self._num_admitted, self._num_admitted + 1
         parameters, resume = request.parameters, request.resume
         segments = self._model.segments(parameters)
-        steps = [segment.cost for segment in segments for _ in range(segment.start, segment.stop)]
+        steps = step_costs(segments)
         shape = Shape.of(parameters)
         with self._lock:
             boundaries = self._planner.admit(
@@ -164,8 +164,8 @@ class Admission:
                 if (admitted := self._in_flight.get(each.sample)) is None:
                     continue
                 kind = "encode" if each.stop == 1 else "decode" if each.start > len(admitted.steps) else "steps"
-                number = sum(admitted.steps[max(each.start - 1, 0) : each.stop - 1])
-                self._costs.record(admitted.shape, each.rank, kind, number, each.seconds)
+                number, cost = (each.stop - each.start, admitted.steps[each.start - 1]) if kind == "steps" else (0, 1.0)
+                self._costs.record(admitted.shape, each.rank, kind, number, each.seconds, cost=cost)
                 self._planner.finished(each.sample, each.rank, each.stop, time.monotonic())
                 if self._inbox is not None and self._costs.is_measured(admitted.shape):
                     self._inbox.learn(self._row(admitted).upto_s[-1])

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from PIL import Image
@@ -15,6 +16,7 @@ from svdq.pipeline.loop.sample import PHOTOS, Sample, sample_body
 from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
 from svdq.pipeline.models.memory import chunk_of
 from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_advice
+from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.planning.rounds import ENCODERS, REST, TEXT_ENCODER
 from svdq.pipeline.trace import Tracer
@@ -137,7 +139,9 @@ class UnitLoop:
     def _denoise(self, sample: Sample) -> Sample:
         """Do steps and save the sample after them."""
         steps = sample.parameters.steps
+        costs = step_costs(self._model.segments(sample.parameters))
         started = time.perf_counter()
+        laps = [(sample.step, started)]  # the first of successive steps of the same cost, and when it began
         keep_at = started + self._keep_every_s
         index = first = sample.step
         _, stop = sample.steps_of(self.rank)
@@ -147,12 +151,17 @@ class UnitLoop:
                 state = {**sample.tensors}
                 changed: dict[str, Tensor] = {}  # the latest of each tensor that steps here have changed
                 for index in range(first, stop):
-                    if self._is_interrupted(sample):
+                    # A skipped step needs what the step before has left here.
+                    if costs[index] and self._is_interrupted(sample):
                         stop = index
                         break
                     if self._monitor.canceled(sample.job_id):
                         return replace(sample, step=index, canceled=True, tensors={})
-                    if time.perf_counter() >= keep_at:
+                    if index > first and costs[index] != costs[index - 1]:
+                        if self._device.type == "cuda":
+                            torch.cuda.synchronize(self._device)
+                        laps.append((index, time.perf_counter()))
+                    if costs[index] and time.perf_counter() >= keep_at:
                         keep_at += self._keep_every_s
                         # A copy: the next step may compute in place.
                         seconds = time.perf_counter() - started
@@ -169,9 +178,11 @@ class UnitLoop:
                     return sample.failed(f"The latents became NaN or infinite {which}{nan_advice(self._model)}")
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(describe_failure(error, f"in step {index + 1} of {steps}"))
-        seconds = time.perf_counter() - started
-        if stop > first:
-            self._done(Work(self.rank, sample.index, first + 1, stop + 1, seconds))
+        laps.append((stop, time.perf_counter()))
+        for (begin, begun_s), (end, ended_s) in pairwise(laps):
+            if end > begin:
+                self._done(Work(self.rank, sample.index, begin + 1, end + 1, ended_s - begun_s))
+        seconds = laps[-1][1] - started
         sample = self._advanced(sample, stop, state, seconds)
         self._checkpointer.save(sample)
         return sample

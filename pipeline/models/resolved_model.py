@@ -13,6 +13,10 @@ def _parsed(segments: object) -> object:
     return parse_segments(segments) if isinstance(segments, str) else segments
 
 
+def _parsed_costs(costs: object) -> object:
+    return [float(cost) for cost in costs.split("+")] if isinstance(costs, str) else costs
+
+
 class Timings(BaseModel):
     """The simulated costs of a model: of a denoising step, an encode and a decode, in milliseconds."""
 
@@ -25,6 +29,8 @@ class Timings(BaseModel):
     load_ms: float = Field(0.0, ge=0)  # milliseconds of loading a set of components, in rounds
     #: Two experts, each of which does some of the steps: 15+25 of 40, and of other numbers in proportion.
     segments: Annotated[tuple[int, int], BeforeValidator(_parsed)] | None = None
+    #: The costs of successive steps, relative to `step_ms`, such as 1+1+0+4; the others cost 1. See `Segment.costs`.
+    costs: Annotated[tuple[Annotated[float, Field(ge=0)], ...], BeforeValidator(_parsed_costs)] = ()
     slowdown: float = Field(1.0, gt=0)  # factor by which this rank's steps are slower than `step_ms`
 
 

@@ -17,7 +17,7 @@ from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.families import family_for
 from svdq.pipeline.models.resolved_model import Timings
 from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel
-from svdq.pipeline.planning.binding import Segment, split_steps
+from svdq.pipeline.planning.binding import Segment, split_steps, step_costs
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS
 from svdq.pipeline.video_parameters import VideoParameters
@@ -47,6 +47,8 @@ class SimulatedModel(VideoModel):
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0
         self._missing: list[Segment] = []  # the segments of the present sample that this rank does not have
+        self._costs_of_steps: list[float] = []
+        self._last = -1  # the last step of the present sample here
         #: The latents of the present sample, flat on the host, and their first element.
         self._latents = torch.zeros(1)
         self._flat = np.zeros(1, np.float16)
@@ -70,11 +72,16 @@ class SimulatedModel(VideoModel):
         """Return the segment of each simulated expert, which does the steps of any family; an empty one is left out."""
         given = self._timings.segments
         first = parameters.steps if given is None else split_steps(parameters.steps, given)[0]
+        costs = self._costs(parameters)
         segments = (
-            Segment(component="simulated", start=0, stop=first),
-            Segment(component="simulated_2", start=first, stop=parameters.steps),
+            Segment(component="simulated", start=0, stop=first, costs=costs[:first]),
+            Segment(component="simulated_2", start=first, stop=parameters.steps, costs=costs[first:]),
         )
         return tuple(segment for segment in segments if segment.start < segment.stop)
+
+    def _costs(self, parameters: VideoParameters) -> tuple[float, ...]:
+        given = self._timings.costs
+        return given and (*given, *[1.0] * parameters.steps)[: parameters.steps]
 
     def warm_up(self, parameters: VideoParameters) -> None:
         self._clock_s = time.perf_counter()
@@ -100,7 +107,9 @@ class SimulatedModel(VideoModel):
         """Return this model: it keeps the present sample only."""
         self._clock_s = time.perf_counter()
         here = self._role.has if not self.sets else self._held.__eq__
-        self._missing = [each for each in self.segments(parameters) if not here(each.component)]
+        segments = self.segments(parameters)
+        self._missing = [each for each in segments if not here(each.component)]
+        self._costs_of_steps, self._last = step_costs(segments), -1
         # numpy sets one element ten times faster than torch, which keeps the host's share of a simulated step small.
         self._latents = state["latents"]
         self._flat = self._latents.cpu().numpy().reshape(-1)
@@ -108,14 +117,21 @@ class SimulatedModel(VideoModel):
         return self
 
     def step(self, state: State, index: int) -> dict[str, Tensor]:
-        """Sleep, and move the first latent in place; raises SampleError without the expert of this step."""
+        """Sleep, and move the first latent in place; raises SampleError without the expert of this step.
+
+        Or, if it is a skipped step, without the step before.
+        """
         if any(each.start <= index < each.stop for each in self._missing):
             raise SampleError(f"Step {index} came to a rank that does not have its simulated expert.")
+        cost = self._costs_of_steps[index]
+        if not cost and self._last != index - 1:
+            raise SampleError(f"Step {index}, which is skipped, came to a rank that has not done the step before.")
+        self._last = index
         self._number = _moved(self._number, index)
         self._flat[0] = self._number
         if not self._latents.is_cpu:
             self._latents.view(-1)[0] = float(self._number)  # otherwise both are the same memory
-        self._sleep(self._timings.step_ms * self._timings.slowdown)
+        self._sleep(self._timings.step_ms * self._timings.slowdown * cost)
         return {"latents": self._latents}
 
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:

@@ -3,6 +3,7 @@
 Samples go down the chain, so the ranks with the component of the first steps come before those of the next.
 """
 
+import itertools
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,16 @@ class Segment:
     component: str  # name of the component in the model folder, such as `unet`
     start: int  # its first step
     stop: int  # the step after its last
-    cost: float = 1.0  # the cost of a step, relative to other segments
+    #: The cost of each step, relative to a usual one; none: all are usual. A step of cost 0 is skipped: it needs what
+    #: the step before has left on its rank, so nothing may come between the two.
+    costs: tuple[float, ...] = ()
+
+
+def step_costs(segments: Sequence[Segment]) -> list[float]:
+    """Return the relative cost of each step of a video."""
+    return [
+        cost for segment in segments for cost in segment.costs or itertools.repeat(1.0, segment.stop - segment.start)
+    ]
 
 
 def bind(segments: Sequence[Segment], has_room: Sequence[bool], prior: CostPrior) -> list[Components]:
@@ -34,8 +44,8 @@ def bind(segments: Sequence[Segment], has_room: Sequence[bool], prior: CostPrior
     if len(segments) == 1 or num_ranks == 1 or all(has_room):
         return [None] * num_ranks
     first, second = segments
-    first_steps = first.stop - first.start + prior.encode_steps
-    second_steps = second.stop - second.start + prior.decode_steps
+    first_steps = sum(step_costs([first])) + prior.encode_steps
+    second_steps = sum(step_costs([second])) + prior.decode_steps
     choices = []
     for start in range(num_ranks + 1):  # the ranks with all components are those from `start` to `stop`
         for stop in range(start, num_ranks + 1):

@@ -5,7 +5,7 @@ to share evenly: some reach their last unit before they have done as much as the
 cut, and the ranks on either side of the cut are a block of their own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import median
@@ -20,22 +20,33 @@ _TOLERANCE = 1e-9  # rounding of floats, in seconds
 class Row:
     """The costs of the successive units of a video: its encode, its steps and its decode."""
 
-    def __init__(self, unit_s: Iterable[float], slowness: Sequence[float]) -> None:
-        """Take the seconds of each unit on a typical rank, and how many times as long each rank takes."""
+    def __init__(
+        self, unit_s: Iterable[float], slowness: Sequence[float], is_skipped: Container[int] = frozenset()
+    ) -> None:
+        """Take the seconds of each unit on a typical rank, and how many times as long each rank takes.
+
+        `is_skipped` has the units that go on with what the one before has left on its rank.
+        """
         self.upto_s = [0.0, *accumulate(unit_s)]  # the seconds before each unit, and of all, on a typical rank
         self.slowness = slowness
+        self._is_skipped = is_skipped
 
     @classmethod
-    def of(cls, costs: Costs, steps: Iterable[float]) -> Self:
-        """Return the row of a video with these relative costs of its steps."""
+    def of(cls, costs: Costs, steps: Sequence[float]) -> Self:
+        """Return the row of a video with these relative costs of its steps; see `Segment`."""
         typical_s = median(costs.step_s)
-        unit_s = [costs.encode_s, *(typical_s * step for step in steps), costs.decode_s]
-        return cls(unit_s, [step_s / typical_s for step_s in costs.step_s])
+        unit_s = [costs.encode_s, *(typical_s * step for step in costs.refined(steps)), costs.decode_s]
+        is_skipped = {unit for unit, step in enumerate(steps, start=1) if not step}
+        return cls(unit_s, [step_s / typical_s for step_s in costs.step_s], is_skipped)
 
     @property
     def num_units(self) -> int:
         """The number of units."""
         return len(self.upto_s) - 1
+
+    def cuts(self, first_unit: int) -> list[int]:
+        """Return the units from `first_unit` on before which the video may pass to another rank."""
+        return [unit for unit in range(first_unit, self.num_units) if unit not in self._is_skipped]
 
     @property
     def typical_s(self) -> float:

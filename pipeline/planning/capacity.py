@@ -5,6 +5,7 @@ ranks. Where ranks hold one of two experts each, K1 of them do T1 steps and K2 t
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,11 +19,18 @@ class VideoCosts:
 
     #: T.
     steps: int
+    #: Their relative costs, by which they count in T; none: each costs 1. See `Segment.costs`.
+    step_costs: Sequence[float] = ()
     #: t, E and D. A step's time for each measured GPU: a larger group has further GPUs like the median one, a smaller
     #: group goes without the slowest.
     costs: Costs
     #: T1 and T2, if each rank of a pipeline holds one of two experts; None if every rank holds all of the model.
     segments: tuple[int, int] | None = None
+
+    def work(self, stop: int | None = None) -> float:
+        """Return the work of the steps before `stop`, or of all, in steps of cost 1."""
+        steps = self.costs.refined(self.step_costs or [1.0] * self.steps)
+        return sum(steps[:stop])
 
     def step_s(self, ranks: int) -> float:
         """Return the time of a step on `ranks` GPUs that share the steps by their speeds: the harmonic mean."""
@@ -32,7 +40,7 @@ class VideoCosts:
 
     def video_s(self, ranks: int = 1) -> float:
         """Return W, the time of one video on a typical GPU of `ranks`."""
-        return self.steps * self.step_s(ranks) + self.costs.encode_s + self.costs.decode_s
+        return self.work() * self.step_s(ranks) + self.costs.encode_s + self.costs.decode_s
 
     def pace_s(self, ranks: int) -> float:
         """Return the seconds between two videos of a pipeline: W/K, but at least the time of the slower expert."""
@@ -59,7 +67,7 @@ class VideoCosts:
     def _experts_s(self, ranks: int) -> tuple[float, float]:
         """Return the seconds of each expert's ranks for a video: T1·t + E and T2·t + D."""
         assert self.segments is not None
-        first_s = self.segments[0] * self.step_s(ranks) + self.costs.encode_s
+        first_s = self.work(self.segments[0]) * self.step_s(ranks) + self.costs.encode_s
         return first_s, self.video_s(ranks) - first_s
 
     def time_s(self, ranks: int, num_videos: int) -> float:

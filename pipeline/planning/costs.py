@@ -8,6 +8,7 @@ shares that follow noise cost more than they gain.
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import not_
 from statistics import median
 from typing import Annotated, NamedTuple, Self
 
@@ -27,10 +28,18 @@ class Costs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]  # a denoising step on each rank; K values above 0
+    #: A denoising step of relative cost 1 on each rank; K values above 0.
+    step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    #: The other relative costs of steps (`Segment.costs`) of which some were measured, each with the measured one.
+    relative: tuple[tuple[Seconds, Seconds], ...] = Field(default=(), exclude_if=not_)
     #: Encoding the photo, and decoding the frames, on a rank of typical speed.
     encode_s: Seconds = 0.0
     decode_s: Seconds = 0.0
+
+    def refined(self, steps: Sequence[float]) -> Sequence[float]:
+        """Return relative costs of steps as they were measured, and as they are given where none was."""
+        measured = dict(self.relative)
+        return [measured.get(cost, cost) for cost in steps] if measured else steps
 
     def scaled(self, *, step: float = 1.0, encode: float = 1.0, decode: float = 1.0) -> Self:
         """Return the costs with each part multiplied by a factor."""
@@ -81,7 +90,10 @@ class _Measured:
     """The last measurements of one shape in seconds, by rank."""
 
     def __init__(self) -> None:
-        self.step_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        #: By relative cost.
+        self.step_s: dict[float, dict[int, deque[float]]] = defaultdict(
+            lambda: defaultdict(lambda: deque(maxlen=WINDOW))
+        )
         self.ends_s = {kind: deque[tuple[int, float]](maxlen=WINDOW) for kind in ("encode", "decode")}
 
 
@@ -93,13 +105,13 @@ class CostModel:
         self._prior = prior
         self._measured: dict[Shape, _Measured] = defaultdict(_Measured)
 
-    def record(self, shape: Shape, rank: int, kind: str, num_steps: float, seconds: float) -> None:
-        """Add the duration of an `encode`, a `decode` or, together, of `num_steps` `steps` on a rank."""
+    def record(self, shape: Shape, rank: int, kind: str, num_steps: int, seconds: float, *, cost: float = 1.0) -> None:
+        """Add the duration of an `encode`, a `decode` or, together, of `num_steps` `steps` of one `cost` on a rank."""
         measured = self._measured[shape]
         if kind in measured.ends_s:
             measured.ends_s[kind].append((rank, seconds))
         elif num_steps:
-            measured.step_s[rank].append(seconds / num_steps)
+            measured.step_s[cost][rank].append(seconds / num_steps)
 
     def is_measured(self, shape: Shape) -> bool:
         """Return whether all costs of a shape are measured."""
@@ -115,7 +127,7 @@ class CostModel:
         """Estimate the costs of a video; unmeasured ones follow from the other ranks, or else from the prior."""
         measured = self._measured[shape] if shape in self._measured else _Measured()
         prior = self._prior
-        step_s = self._step_s(measured.step_s)
+        step_s, relative = self._steps(measured.step_s)
         typical_s = median(step_s)
 
         def end_s(kind: str, guess: float) -> float:
@@ -123,19 +135,41 @@ class CostModel:
             return _lower_quartile(times) if times else guess * typical_s
 
         return Costs(
-            step_s=step_s, encode_s=end_s("encode", prior.encode_steps), decode_s=end_s("decode", prior.decode_steps)
+            step_s=step_s,
+            relative=relative,
+            encode_s=end_s("encode", prior.encode_steps),
+            decode_s=end_s("decode", prior.decode_steps),
         )
 
-    def _step_s(self, measured: Mapping[int, Sequence[float]]) -> tuple[float, ...]:
-        """Estimate a step on each rank; one that is not measured is assumed to be as fast as the others."""
+    def _steps(
+        self, measured: Mapping[float, Mapping[int, Sequence[float]]]
+    ) -> tuple[tuple[float, ...], tuple[tuple[float, float], ...]]:
+        """Estimate a step on each rank, and the other relative costs of steps.
+
+        A rank that is not measured is assumed to be as fast as the others. A relative cost is measured where one rank
+        has done steps of it and of cost 1; otherwise it would not be clear whether the rank or the steps are slow.
+        """
         # Copies, since the thread that publishes the costs reads them while another adds some.
-        known = {rank: _lower_quartile(tuple(times)) for rank, times in list(measured.items())}
+        quartiles = {
+            cost: {rank: _lower_quartile(tuple(times)) for rank, times in list(ranks.items())}
+            for cost, ranks in list(measured.items())
+        }
+        known, relative = quartiles.pop(1.0, {}), dict[float, float]()
+        for cost, ranks in quartiles.items():
+            ratios = [step_s / known[rank] for rank, step_s in ranks.items() if known.get(rank)]
+            if ratios:
+                relative[cost] = median(ratios)
+        for cost, ranks in quartiles.items():
+            for rank, step_s in ranks.items():
+                if rank not in known and (ratio := relative.get(cost, cost)):
+                    known[rank] = step_s / ratio
         # A measured zero would make a rank infinitely fast.
         typical_s = max(median(known.values()) if known else self._prior.step_s, 1e-9)
-        return tuple(
+        estimated_s = tuple(
             max(1e-9, known[rank]) if rank in known and abs(known[rank] / typical_s - 1) >= EQUAL_WITHIN else typical_s
             for rank in range(self._num_ranks)
         )
+        return estimated_s, tuple(relative.items())
 
 
 def _lower_quartile(times: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ the ranks behind it, by the forecast of when each of them is free. Ranks may be 
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -82,14 +83,14 @@ class Planner:
         num_ranks, num_units = self._num_ranks, row.num_units
         self._forecast.rows[shape] = row
         free_s = self._forecast.free_s(now)
-        marks = [*range(first_unit, num_units + 1)]
         if bounds is None:
             marks = _marks(row, first_unit, num_ranks, many=num_waiting >= num_ranks)
             bounds = [(0, len(marks) - 1)] * num_ranks
         else:
+            marks = [*row.cuts(first_unit), num_units]
             if len(self._forecast.in_flight) + num_waiting < num_ranks:
                 bounds = narrow(row, bounds)
-            bounds = [(max(first - first_unit, 0), max(stop - first_unit, 0)) for first, stop in bounds]
+            bounds = [(bisect_left(marks, first), bisect_left(marks, stop)) for first, stop in bounds]
         left, last = row.part(marks, range(num_ranks)), len(marks) - 1
         boundaries, share_s = [0], [0.0] * num_ranks
         ready_s, reach = now, []
@@ -149,8 +150,8 @@ class Planner:
 
 def _marks(row: Row, first_unit: int, num_ranks: int, *, many: bool) -> list[int]:
     """Return the units before which a video may be cut, where very short ones stay together, and its end."""
-    num_units, work_s = row.num_units, row.upto_s[-1] - row.upto_s[first_unit]
+    cuts, work_s = row.cuts(first_unit), row.upto_s[-1] - row.upto_s[first_unit]
     together = 1
     if many and work_s / num_ranks < MIN_STAGE_S:
-        together = math.ceil((num_units - first_unit) / max(1, round(work_s / MIN_STAGE_S)))
-    return [*range(first_unit, num_units - 1, together), num_units - 1, num_units]
+        together = math.ceil(len(cuts) / max(1, round(work_s / MIN_STAGE_S)))
+    return [*cuts[:-1:together], cuts[-1], row.num_units]

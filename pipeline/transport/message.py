@@ -32,7 +32,7 @@ class Work(NamedTuple):
 
     rank: int  # who did them
     sample: int  # `Sample.index`
-    #: The units: the encode alone, steps alone, or the decode alone.
+    #: The units: the encode alone, steps of the same relative cost alone, or the decode alone.
     start: int
     stop: int
     seconds: float  # how long they took

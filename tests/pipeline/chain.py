@@ -17,6 +17,7 @@ class Video:
 
     costs: Costs
     num_steps: int
+    steps: Sequence[float] = ()  # relative costs of its steps; none: 1 each
     bounds: Sequence[tuple[int, int]] | None = None  # the units that each rank may do; None: all
     first_unit: int = 0  # the unit from which it resumes
     queued_s: float = 0.0
@@ -25,6 +26,10 @@ class Video:
     finished_s: float = inf
     boundaries: tuple[int, ...] | None = None
     unit: int = 0  # the next unit
+
+    def row(self, costs: Costs) -> Row:
+        """Return its row of units at these costs."""
+        return Row.of(costs, self.steps or [1.0] * self.num_steps)
 
 
 @dataclass
@@ -94,8 +99,8 @@ class Chain:
             video.taken_s, video.unit = self._now, video.first_unit
             video.boundaries = self._planner.admit(
                 index,
-                Row.of(self._estimate(video), [1.0] * video.num_steps),
-                shape=(id(video.costs), video.num_steps),
+                video.row(self._estimate(video)),
+                shape=(id(video.costs), video.num_steps, *video.steps),
                 num_waiting=len(self._waiting),
                 now=self._now,
                 first_unit=video.first_unit,
@@ -125,13 +130,15 @@ class Chain:
         index, video = heapq.heappop(rank.arrived)
         video.begun_s = min(video.begun_s, self._now)
         rank.is_busy = True
-        row = Row.of(video.costs, [1.0] * video.num_steps)
-        seconds = row.seconds(number, video.unit, video.unit + 1) * self._noise()
+        row = video.row(video.costs)
+        assert video.unit in row.cuts(0), "a skipped step needs what the step before left on its rank"
+        following = (*row.cuts(video.unit + 1), row.num_units)[0]
+        seconds = row.seconds(number, video.unit, following) * self._noise()
         rank.busy_s += seconds
 
         def end() -> None:
             rank.is_busy = False
-            video.unit += 1
+            video.unit = following
             assert video.boundaries is not None
             if video.unit < video.boundaries[number + 1]:
                 heapq.heappush(rank.arrived, (index, video))

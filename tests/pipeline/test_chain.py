@@ -15,6 +15,8 @@ from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.resolved_model import Timings
+from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.planner import Planner
@@ -260,6 +262,23 @@ def test_spans_count_each_step_of_a_video_once(cuts: list[list[int]]) -> None:
     chain.run()
     assert steps_by_job(span for tracer in chain.tracers for span in tracer.spans) == {
         f"job-{seed}": 5 for seed in range(len(plans))
+    }
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_skipped_step_is_done_where_the_step_before_was(data: st.DataObject) -> None:
+    """The model raises otherwise, and its decode if a step is missing."""
+    costs = data.draw(st.lists(st.sampled_from("0015"), max_size=12))
+    timings = Timings(step_ms=0.2, costs=(1.0, *map(float, costs)))
+    num_ranks = data.draw(st.integers(1, 4))
+    models = [SimulatedModel(timings, Role.of_rank(rank), CPU) for rank in range(num_ranks)]
+    requests = [request(seed, steps=len(timings.costs)) for seed in range(8)]
+    chain = Chain(models, requests, planner=Planner(num_ranks))
+    chain.run()
+    assert [chain.source.reports[each.job_id].failure for each in requests] == [None] * 8
+    assert steps_by_job(span for tracer in chain.tracers for span in tracer.spans) == {
+        each.job_id: len(timings.costs) for each in requests
     }
 
 

@@ -87,6 +87,13 @@ def test_bound_ranks_do_only_the_steps_of_their_expert_in_the_daemon(svdq, tmp_p
 
 
 @pytest.mark.slow
+def test_skipped_steps_cost_nothing(svdq) -> None:
+    steps = ["--steps", "40", "--step-ms", "5", "--skipped", "17", "--frames", "2", "--size", "64x64"]
+    printed = svdq("bench", "--ranks", "2", *steps, "--burst", "3", "--json")
+    assert json.loads(printed.stdout)["bursts"][-1]["bound_s"] == pytest.approx(1.5 * 23 * 0.005)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
 def test_bursts_are_compared_with_their_bound_and_replicas(svdq, tmp_path, through) -> None:
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "png")}
@@ -134,6 +141,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["--segments", "15+25", "--ranks", "1"], "at least two ranks"),
         (["--segments", "15+25", "--steps", "1"], "a step for each expert"),
         (["--segments", "15+25", "--model", "preview"], "needs the simulated model"),
+        (["--skipped", "5", "--model", "preview"], "needs the simulated model"),
+        (["--skipped", "28", "--steps", "40"], "of 40 steps, 22 can be skipped"),
         (["--plot", "plot.jpg"], "ends in .png"),
         (["--json", "gone/x.json"], "There is no folder"),
         (["--trace", "."], "is a directory"),

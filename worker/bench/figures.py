@@ -74,12 +74,12 @@ def make_run(logs: Sequence[RankMeasurements], video: VideoCosts, warmup_samples
     steady_s = finished_s[warmup_samples : len(finished_s) - warmup_samples]
     paces_s = [(later - earlier) / ranks for earlier, later in zip(steady_s, steady_s[ranks:], strict=False)]
     one_rank_s = video.video_s(ranks)
-    pace_s = one_rank_s / work_rate(logs, costs, *steady_part(logs, warmup_samples))
+    pace_s = one_rank_s / work_rate(logs, costs, *steady_part(logs, warmup_samples), step_costs=video.step_costs)
     began_s = min(span.start_s for log in logs for span in log.spans if span.kind == "encode")
     efficiency = (one_rank_s / ranks if video.segments is None else video.pace_s(ranks)) / pace_s
     # Ranks of the faster expert work ahead for a while, by as many videos as are in flight.
     most = MAX_EFFICIENCY + (ranks / len(steady_s) if video.segments is not None else 0.0)
-    _check_efficiency(efficiency, most, logs, costs)
+    _check_efficiency(efficiency, most, logs, video)
     return Run(
         ranks=ranks,
         steps=video.steps,
@@ -107,13 +107,13 @@ def _check_steps(logs: Sequence[RankMeasurements], steps: int) -> None:
         raise SvdqError(f"The trace has {wrong} in place of {steps}, so no figures follow from it; report this.")
 
 
-def _check_efficiency(efficiency: float, most: float, logs: Sequence[RankMeasurements], costs: Costs) -> None:
+def _check_efficiency(efficiency: float, most: float, logs: Sequence[RankMeasurements], video: VideoCosts) -> None:
     """Raise an SvdqError for an efficiency that no group can have, with the cause."""
     if efficiency <= most:
         return
     spans = [span for log in logs for span in log.spans if span.num_steps]
-    mean_ms = 1000 * sum(span.seconds for span in spans) / sum(span.num_steps for span in spans)
-    counted_ms = 1000 * harmonic_mean(costs.step_s)
+    mean_ms = 1000 * sum(span.seconds for span in spans) / sum(_work(span, video.step_costs) for span in spans)
+    counted_ms = 1000 * harmonic_mean(video.costs.step_s)
     raise SvdqError(
         f"The efficiency came out as {efficiency:.3f}, which is more than there can be: a step took {mean_ms:.4g} ms "
         f"on average, and counts {counted_ms:.4g} ms; measure again with nothing beside it."
@@ -127,7 +127,9 @@ def check_failures(logs: Sequence[RankMeasurements]) -> None:
         raise SvdqError(f"{len(failures)} of the videos failed; the first one: {failures[0]}")
 
 
-def work_rate(logs: Sequence[RankMeasurements], costs: Costs, start_s: float, end_s: float) -> float:
+def work_rate(
+    logs: Sequence[RankMeasurements], costs: Costs, start_s: float, end_s: float, *, step_costs: Sequence[float] = ()
+) -> float:
     """Return the seconds of work that a group does per second from `start_s` to `end_s`.
 
     Work counts as in `VideoCosts.video_s`, however long it took.
@@ -136,7 +138,8 @@ def work_rate(logs: Sequence[RankMeasurements], costs: Costs, start_s: float, en
     work_s = {"encode": costs.encode_s, "decode": costs.decode_s}
     done_s = 0.0
     for span in (span for log in logs for span in log.spans):
-        done_s += (span.num_steps * step_s or work_s.get(span.kind, 0.0)) * _share_within(span, start_s, end_s)
+        steps_s = _work(span, step_costs) * step_s
+        done_s += (steps_s or work_s.get(span.kind, 0.0)) * _share_within(span, start_s, end_s)
     return done_s / (end_s - start_s)
 
 
@@ -153,8 +156,21 @@ def steady_part(logs: Sequence[RankMeasurements], warmup_samples: int) -> tuple[
     return start_s, end_s
 
 
-def measured_costs(logs: Sequence[RankMeasurements], start_s: float = 0.0, end_s: float = math.inf) -> Costs:
+def _work(span: Span, step_costs: Sequence[float]) -> float:
+    """Return the work of a span's steps, in steps of cost 1."""
+    return sum(step_costs[step] for step in span.steps) if step_costs else len(span.steps)
+
+
+def measured_costs(
+    logs: Sequence[RankMeasurements],
+    start_s: float = 0.0,
+    end_s: float = math.inf,
+    *,
+    step_costs: Sequence[float] = (),
+) -> Costs:
     """Measure the costs of a video from `start_s` to `end_s`; a rank without steps counts as typical.
+
+    `step_costs` are relative, as of `VideoCosts`.
 
     A step, an encode or a decode costs the median or the mean of its spans, whichever is less: no rank then does more
     work in that time than there can be, however the times scatter.
@@ -166,9 +182,9 @@ def measured_costs(logs: Sequence[RankMeasurements], start_s: float = 0.0, end_s
         if not parts:
             return None
         mean_s = sum(share * span.seconds for span, share in parts) / sum(
-            share * (span.num_steps or 1) for span, share in parts
+            share * (_work(span, step_costs) or 1) for span, share in parts
         )
-        return min(median(span.seconds / (span.num_steps or 1) for span, _ in parts), mean_s)
+        return min(median(span.seconds / (_work(span, step_costs) or 1) for span, _ in parts), mean_s)
 
     step_s = [typical([span for span in log.spans if span.num_steps]) for log in logs]
     typical_s = median(cost_s for cost_s in step_s if cost_s is not None)

@@ -1,6 +1,7 @@
 """`svdq bench`: does a run or bursts through loop or daemon, and writes and plots the figures."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +51,7 @@ class BenchOptions:
     segments: tuple[int, int] | None = None
     experts: str = "bound"  # whether ranks hold one expert each, or one rank works in rounds: bound or rounds
     load_ms: float = 0.0  # of the encoders and of each expert in rounds
+    skipped: int = 0  # simulated steps that cost nothing
 
     @property
     def is_simulated(self) -> bool:
@@ -82,6 +84,10 @@ class BenchOptions:
             raise InputError("--experts rounds needs --ranks 1, and two experts, such as --segments 15+25.")
         if self.load_ms and not in_rounds:
             raise InputError(f"--load-ms {self.load_ms:g} needs --experts rounds: other ranks load only once.")
+        if self.skipped and not self.is_simulated:
+            raise InputError(f"--skipped {self.skipped} needs the simulated model.")
+        if self.skipped > (most := len(self._skippable())):
+            raise InputError(f"--skipped {self.skipped} is too many: of {self.steps} steps, {most} can be skipped.")
         needed = 2 * self.num_warmup + self.ranks + 2
         if self.burst is None and self.samples < needed:
             raise InputError(
@@ -89,6 +95,23 @@ class BenchOptions:
                 f"{self.num_warmup}; give at least {needed}."
             )
         check_device(self.device)
+
+    def _skippable(self) -> list[int]:
+        """Return the steps that MagCache may skip, those first that it skips first.
+
+        The first fifth of each expert's steps is computed, and then every third one at least.
+        """
+        first = self.steps if self.segments is None else split_steps(self.steps, self.segments)[0]
+        places = []
+        for start, stop in ((0, first), (first, self.steps)):
+            number, kept = stop - start, math.ceil((stop - start) / 5)
+            places += [(each / number, start + each) for each in range(kept, number) if (each - kept) % 3 < 2]
+        return [step for _, step in sorted(places)]
+
+    def step_costs(self) -> tuple[float, ...]:
+        """Return the relative costs of simulated steps; none: each costs 1."""
+        skipped = self._skippable()[: self.skipped]
+        return tuple(float(step not in skipped) for step in range(self.steps)) if skipped else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +133,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
     segments = None if options.segments is None else split_steps(options.steps, options.segments)
     steady = figures.steady_part(logs, options.num_warmup) if options.burst is None else ()
     costs = _costs(options) if options.is_simulated else figures.measured_costs(logs, *steady)
-    video = VideoCosts(steps=options.steps, costs=costs, segments=segments)
+    video = VideoCosts(steps=options.steps, step_costs=options.step_costs(), costs=costs, segments=segments)
     runs = [figures.make_run(logs, video, options.num_warmup)] if options.burst is None else []
     bursts = figures.make_bursts(logs, video, workload.bursts) if options.burst is not None else []
     return BenchReport(model=options.model, runs=runs, bursts=bursts, logs=logs)
@@ -145,6 +168,8 @@ def _models(options: BenchOptions) -> tuple[ResolvedModel, ...]:
     timings = f"step_ms={options.step_ms},encode_ms={options.encode_ms},decode_ms={options.decode_ms}"
     if options.segments is not None:
         timings += f",segments={options.segments[0]}+{options.segments[1]},load_ms={options.load_ms}"
+    if step_costs := options.step_costs():
+        timings += f",costs={'+'.join(f'{cost:g}' for cost in step_costs)}"
     speeds = options.rank_speed or (1.0,) * options.ranks
     return tuple(resolve(f"simulated:{timings},slowdown={speed}") for speed in speeds)
 

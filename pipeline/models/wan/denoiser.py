@@ -16,7 +16,7 @@ from torch import Tensor
 from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.family import Facts
 from svdq.pipeline.models.video_model import State
-from svdq.pipeline.models.wan.family import complete
+from svdq.pipeline.models.wan.family import WanParameters, complete
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.video_parameters import VideoParameters
@@ -104,10 +104,17 @@ def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
     assert completed.steps is not None
     assert completed.flow_shift is not None
     be_quiet()  # ranks are bound before they load anything else of diffusers
-    found = Schedule(completed.steps, completed.flow_shift, facts).segments
+    return segments_of(completed, Schedule(completed.steps, completed.flow_shift, facts))
+
+
+def segments_of(completed: WanParameters, schedule: Schedule) -> tuple[Segment, ...]:
+    """Return which expert does which steps of a video, with the costs of steps without their second prediction."""
     if not completed.guided or completed.guidance_scale_2 != 1:
-        return found
-    return tuple(replace(each, cost=0.5) if each.component == LOW_NOISE else each for each in found)
+        return schedule.segments
+    return tuple(
+        replace(each, costs=(0.5,) * (each.stop - each.start)) if each.component == LOW_NOISE else each
+        for each in schedule.segments
+    )
 
 
 @dataclass(kw_only=True)

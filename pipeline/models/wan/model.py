@@ -19,9 +19,10 @@ from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.latent_rgb import rgb_of_latents, some_frames
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Denoiser, Role, State
-from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names
+from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names, segments_of
 from svdq.pipeline.models.wan.family import FAMILY, FLF2V_14B, WanParameters, needs_last_photo
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
+from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.rounds import TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -44,6 +45,13 @@ class WanModel(DiffusersModel):
         self._schedule = lru_cache(CACHED_SCHEDULES)(partial(Schedule, facts=self._facts, device=self._device))
         self._texts: dict[str, Tensor] = {}  # embeddings by text, the latest last
         self._asked: set[str] = set()  # texts that were asked for without the text encoder
+
+    def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
+        """Return which expert does which steps of a video, by the schedule that its steps use."""
+        assert isinstance(parameters, WanParameters)
+        assert parameters.steps is not None
+        assert parameters.flow_shift is not None
+        return segments_of(parameters, self._schedule(parameters.steps, parameters.flow_shift))
 
     def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros, with all that the scheduler may keep; see `_encode` for the others."""

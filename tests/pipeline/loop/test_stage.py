@@ -9,6 +9,9 @@ import torch
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.loop.sample import Resumption, Sample
+from svdq.pipeline.models.resolved_model import Timings
+from svdq.pipeline.models.simulated import SimulatedModel
+from svdq.pipeline.models.video_model import Role
 from tests.pipeline.fakes import Alone, CountingModel, request
 
 
@@ -265,6 +268,14 @@ def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
     # Each as it was, whatever the steps after it did to their latents.
     assert [int(sample.tensors["latents"].max()) for sample in group.checkpointer.samples[1:]] == [1, 2, 3, 4, 5]
     assert [sum(steps for _, steps, _ in sample.stages) for sample in group.checkpointer.samples] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_sample_is_kept_before_computed_steps_only() -> None:
+    model = SimulatedModel(Timings(step_ms=0, costs=(1, 0, 0, 1, 0)), Role.of_rank(0), torch.device("cpu"))
+    group = Alone(model, [request(1, steps=5)], keep_every_s=0.0)
+    group.stage.run()
+    assert [sample.step for sample in group.checkpointer.samples] == [0, 3, 5]
+    assert group.source.reports["job-1"].failure is None
 
 
 @pytest.mark.parametrize("step", [1, 4, 5])

@@ -90,6 +90,18 @@ def test_the_prior_may_know_how_long_a_step_takes() -> None:
     assert (costs.step_s, costs.encode_s, costs.decode_s) == ((0.2, 0.2), 0.1, 0.2 * 3.0)
 
 
+def test_steps_of_another_cost_are_measured_where_a_rank_does_both() -> None:
+    model = cost_model()
+    assert model.estimate(SHAPE).refined([1.0, 5.0, 0.0]) == [1.0, 5.0, 0.0]
+    record(model, [(0, 4, 0.4), (1, 2, 0.2)])
+    model.record(SHAPE, 1, "steps", 3, 1.8, cost=5.0)
+    model.record(SHAPE, 1, "steps", 2, 0.01, cost=0.0)
+    model.record(SHAPE, 2, "steps", 1, 0.9, cost=5.0)
+    costs = model.estimate(SHAPE)
+    assert costs.refined([1.0, 5.0, 0.0, 0.5]) == pytest.approx([1.0, 6.0, 0.05, 0.5])
+    assert costs.step_s == pytest.approx((0.1, 0.1, 0.15)), "the last rank is slow, as its costly steps show"
+
+
 def test_costs_are_read_while_another_rank_is_measured_for_the_first_time() -> None:
     """The thread that publishes the costs reads them beside the stage loop, and ended with an error."""
     model = CostModel(3, CostPrior(encode_steps=0.5, decode_steps=3.0))

@@ -94,6 +94,43 @@ def test_very_short_steps_stay_together_while_many_videos_wait() -> None:
     assert wall_s <= 1.06 * 200 * (28 * 0.001 + 0.0006) / RANKS
 
 
+#: 40 steps as MagCache skips 17 of them, and a model whose last steps are larger.
+SKIPPED = [float(character == "X") for character in "XXXXXXXX..X..X..X..X..X..X..X..X.XXXXXXX"]
+LARGER = [1.0] * 15 + [4.0] * 3
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 7])
+@pytest.mark.parametrize("steps", [SKIPPED, LARGER], ids=["skipped", "larger"])
+def test_steps_of_unequal_costs_take_hardly_longer_than_the_bound(steps: list[float], num_ranks: int) -> None:
+    costs = costs_of(0.02, 0.01, 0.03, [1.0] * num_ranks)
+    row = Row.of(costs, steps)
+    for num_videos in [*range(1, 21), 50]:
+        videos = [Video(costs=costs, num_steps=len(steps), steps=steps) for _ in range(num_videos)]
+        wall_s = Chain(Planner(num_ranks), num_ranks).run(videos)
+        work_s = row.upto_s[-1]
+        assert wall_s <= 1.06 * max(work_s, num_videos * work_s / num_ranks), num_videos
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_video_is_cut_before_computed_steps_only(data: st.DataObject) -> None:
+    """`Chain` asserts it; bound ranks and videos that resume, too."""
+    num_ranks = data.draw(st.integers(1, 8))
+    step_costs = st.sampled_from([0.0, 0.0, 0.5, 1.0, 5.0])
+    videos = []
+    for _ in range(12):
+        steps = [1.0, *data.draw(st.lists(step_costs, max_size=30))]
+        costs = costs_of(data.draw(st.floats(1e-4, 0.1)), 0.01, data.draw(st.floats(0, 0.1)), [1.0] * num_ranks)
+        cuts = Row.of(costs, steps).cuts(0)
+        cut, end = data.draw(st.sampled_from(cuts[1:])), len(steps) + 2
+        bounds = [(0, cut)] * (num_ranks // 2) + [(cut, end)] * (num_ranks - num_ranks // 2)
+        if num_ranks == 1 or data.draw(st.booleans()):
+            bounds = None
+        first_unit = data.draw(st.sampled_from(cuts))
+        videos.append(Video(costs=costs, num_steps=len(steps), steps=steps, bounds=bounds, first_unit=first_unit))
+    Chain(Planner(num_ranks), num_ranks).run(videos)
+
+
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_steps_that_stay_together_are_done_once_and_in_about_the_same_time(data: st.DataObject) -> None:
