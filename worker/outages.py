@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ANSWER_TIMEOUT_S = 5.0  # seconds after which a call to Redis without an answer is tried again
+ANSWER_TIMEOUT_S, NUM_RETRIES = 5.0, 3  # seconds after which a call to Redis without an answer is tried again
+#: The same of the thread that renews leases: it notices within 15 s that Redis does not answer.
+LEASE_TIMEOUT_S, NUM_LEASE_RETRIES = 4.0, 1
 RETRY_S = 1.0  # seconds between two attempts of Redis
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0  # until the storage is tried again, doubling up to the second
 FILE_TIMEOUT_S = 300.0  # seconds that a storage which works otherwise may refuse one file before its job fails
@@ -32,33 +34,39 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})  # a small file may fit where a video does not
 
 
-def connect(url: str) -> redis.Redis:
+def connect(url: str, timeout_s: float = ANSWER_TIMEOUT_S, num_retries: int = NUM_RETRIES) -> redis.Redis:
     """Make a connection pool, which connects at its first use."""
     return redis.Redis.from_url(
         url,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), 3),
-        socket_connect_timeout=ANSWER_TIMEOUT_S,
-        socket_timeout=ANSWER_TIMEOUT_S,
+        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), num_retries),
+        socket_connect_timeout=timeout_s,
+        socket_timeout=timeout_s,
         health_check_interval=30,
     )
 
 
 class ConnectionHealth:
-    """Logs once that Redis is unavailable and once that it is back; with settings, restarts a dead embedded server."""
+    """Logs once that Redis is unavailable and once that it is back; with settings, restarts a dead embedded server.
+
+    Each of several threads says what it has found; Redis is back when it has answered all of them.
+    """
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings
-        self._is_unavailable = False
+        self._lock = threading.Lock()
+        self._waiting: set[int] = set()  # the threads that it has not answered
 
     def failed(self, error: redis.RedisError) -> None:
         """Record that Redis did not answer."""
-        if not self._is_unavailable:
+        with self._lock:
+            is_first = not self._waiting
+            self._waiting.add(threading.get_ident())
+        if is_first:
             # Such as a command that its user may not give, or that needs more than maxmemory.
             is_refused = isinstance(error, redis.ResponseError | AuthenticationError)
             what = "refuses" if is_refused else "does not answer"
             sentence = "Redis %s (%s); jobs in flight continue, and their ends are reported later."
             logger.warning(sentence, what, answer_of(error))
-        self._is_unavailable = True
         if self._settings is not None and not self._settings.redis_url:
             try:
                 ensure_server(self._settings.home)
@@ -67,9 +75,12 @@ class ConnectionHealth:
 
     def succeeded(self) -> None:
         """Record that Redis answered."""
-        if self._is_unavailable:
+        with self._lock:
+            was_waiting = bool(self._waiting)
+            self._waiting.discard(threading.get_ident())
+            is_back = was_waiting and not self._waiting
+        if is_back:
             logger.info("Redis is back.")
-        self._is_unavailable = False
 
 
 def wait_for(connection: redis.Redis, connection_health: ConnectionHealth) -> None:

@@ -27,7 +27,7 @@ from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, plan_of
 from svdq.worker.intake.prefetcher import IntakeOptions
 from svdq.worker.intake.source import Intake
-from svdq.worker.outages import ConnectionHealth, connect, wait_for
+from svdq.worker.outages import LEASE_TIMEOUT_S, NUM_LEASE_RETRIES, ConnectionHealth, connect, wait_for
 from svdq.worker.output.writer import ResultWriter, is_held
 from svdq.worker.queue.crashes import MAX_WRITERS, CrashMarker, read_suspects
 from svdq.worker.run_folder import free_host_bytes
@@ -198,7 +198,8 @@ def _make_intake(
     )
     connection, connection_health = connect(server_url(run.settings)), ConnectionHealth(run.settings)
     wait_for(connection, connection_health)
-    return Intake(connection, storage, info, options, checkpoints, connection_health)
+    lease_connection = connect(server_url(run.settings), LEASE_TIMEOUT_S, NUM_LEASE_RETRIES)
+    return Intake(connection, storage, info, options, checkpoints, connection_health, lease_connection)
 
 
 def _warm_up(stage: Stage, plan: MemoryPlan, process: RankProcess, model: VideoModel) -> None:

@@ -23,11 +23,14 @@ from svdq.producer.status.registries import view_workers
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import CheckpointStore, Codec, open_checkpoint_store
+from svdq.worker.intake import leases as leases_module
 from svdq.worker.intake import source as intake_module
 from svdq.worker.intake.reporter import CircuitBreaker
 from svdq.worker.intake.source import Intake
+from svdq.worker.outages import connect
 from svdq.worker.queue.rq_worker import LEASE_S
-from tests.worker.jobs import lossy
+from tests.proxy import Proxy
+from tests.worker.jobs import leases, lossy
 
 Open = Callable[..., Intake]  # makes an intake that has started
 
@@ -474,3 +477,18 @@ def test_ids_in_reasons_do_not_make_them_different() -> None:
     breaker = CircuitBreaker()
     jobs = ("0123456789abcdef0123", "ffffffffff0123456789", "a0a0a0a0a0a0a0a0a0a0")
     assert [breaker.record_failure(job, f"Job {job} failed.") for job in jobs] == [False, False, True]
+
+
+def test_leases_are_renewed_while_the_bookkeeping_waits(site, open_intake: Open, until, monkeypatch) -> None:
+    """Its connection does not answer; a living group must not lose its jobs for that."""
+    monkeypatch.setattr(leases_module, "BEAT_S", 0.1)
+    with Proxy(site.settings.redis_url) as proxy:
+        job_id = site.submit()
+        link = connect(proxy.url)
+        take(open_intake(link, lease_connection=site.connection))
+        proxy.silent.set()
+        (held,) = leases(site.connection)
+        end_s = leases(site.connection)[held]
+        until(lambda: leases(site.connection)[held] > end_s + 1)
+        assert site.view(job_id).status == "started"
+        proxy.silent.clear()

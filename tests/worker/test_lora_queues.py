@@ -27,6 +27,7 @@ from tests.worker.jobs import JOB, put
 def group(connection: redis.Redis, folder: Path | None, model: str | None = None) -> GroupWorker:
     worker = GroupWorker(connection, on_stop=print, on_shutdown=print, loras=LoraFolder(folder), model=model)
     worker.register_birth()
+    worker.find_loras()
     worker.renew_leases([])
     return worker
 
@@ -55,7 +56,7 @@ def test_a_job_waits_for_its_loras_and_goes_on_when_they_come(connection, tmp_pa
 
     (tmp_path / "new").mkdir()
     (tmp_path / "a.safetensors").rename(tmp_path / "new" / "mine.safetensors")
-    with_a.renew_leases([])
+    with_a.find_loras()
     put(connection, "later", priority="high")
     taken = with_a.pop()
     assert taken is not None
@@ -74,7 +75,7 @@ def test_a_job_waits_for_its_loras_and_goes_on_when_they_come(connection, tmp_pa
     assert "no running worker has the LoRA b" in svdq("status", "needs-both").stdout
 
     (tmp_path / "b.safetensors").rename(tmp_path / "new" / "b.safetensors")
-    with_a.renew_leases([])
+    with_a.find_loras()
     taken = with_a.pop()
     assert taken is not None
     assert taken.rq_job.id == "needs-both"
@@ -106,14 +107,14 @@ def test_a_job_of_a_model_waits_for_a_group_with_both(connection, tmp_path) -> N
     enqueue(connection, JOB.model_copy(update={"loras": (a,), "model": "own"}), "needs-a")
     assert of_model.pop() is None
     assert view(connection, "needs-a").queue == f"svdq-default:own/{a.digest}"
-    with_a.renew_leases([])
+    with_a.find_loras()
     assert with_a.pop() is None
     taken = group(connection, tmp_path, "own").pop()
     assert taken is not None
     assert taken.rq_job.id == "needs-a"
 
 
-def test_leases_do_not_wait_for_a_folder_that_hangs(connection, tmp_path, monkeypatch) -> None:
+def test_nothing_waits_for_a_folder_of_loras_that_hangs(connection, tmp_path, monkeypatch) -> None:
     (a,) = choose(tmp_path, "a")
     worker = group(connection, tmp_path)
     assert worker.loras == {"a": a.digest}
@@ -121,8 +122,8 @@ def test_leases_do_not_wait_for_a_folder_that_hangs(connection, tmp_path, monkey
     answers = threading.Event()
     monkeypatch.setattr(LoraFolder, "digests", lambda self: answers.wait(60) and {})
     started = time.monotonic()
-    worker.renew_leases([])
+    worker.find_loras()
     assert time.monotonic() - started < 10
     assert worker.loras == {"a": a.digest}, "those that it had before"
     answers.set()
-    wait_until(lambda: worker.renew_leases([]) == [] and worker.loras == {})
+    wait_until(lambda: worker.find_loras() or worker.loras == {})

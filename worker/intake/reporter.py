@@ -1,4 +1,7 @@
-"""Owns the active jobs of a group: renews their leases, and writes to RQ how they end. Bookkeeping thread only."""
+"""Owns the active jobs of a group: renews their leases, and writes to RQ how they end.
+
+The bookkeeping thread takes and ends jobs; another one renews their leases beside it.
+"""
 
 import logging
 import queue
@@ -58,6 +61,7 @@ class Reporter:
         self._wake = wake
         self.active: dict[str, ActiveJob] = {}  # executions by job id
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()  # ends that are not in Redis yet
+        self._ending: ActiveJob | None = None  # its end is being written
         self._lost: set[str] = set()  # executions that this group has lost, whose samples are still in flight
         self._breaker = CircuitBreaker()
         #: How fast videos are finished, and how many jobs have ended so far.
@@ -78,12 +82,15 @@ class Reporter:
         self._reports.put(report)
         self._wake.set()
 
-    def renew_leases(self) -> None:
-        """Renew the leases of the active jobs, except those that this group has lost."""
-        ours = [active for active in self.active.values() if active.execution.id not in self._lost]
-        for active in self._worker.renew_leases(ours):
+    def renew_leases(self, connection: redis.Redis) -> None:
+        """Renew the leases of the active jobs, except those that this group has lost; in the thread of `connection`."""
+        ours = [active for active in list(self.active.values()) if active.execution.id not in self._lost]
+        for active in self._worker.renew_leases(ours, connection):
+            if self.active.get(active.rq_job.id) is not active or self._ending is active:
+                continue  # its end was written meanwhile
             self._lost.add(active.execution.id)
             logger.warning("Job %s was canceled or taken over; this group drops it.", active.rq_job.id)
+            self._worker.forget(active, connection)
 
     def cancel(self, job_id: str) -> None:
         """Make an active job stop at its next step: RQ's stop command."""
@@ -99,10 +106,12 @@ class Reporter:
             active = self.active.get(report.job_id)
             if active is None or (report.body and report.body["job"]["execution"][1] != active.execution.composite_key):
                 continue  # of a lost execution; the same job may be active again
+            self._ending = active
             try:
                 self._write_end(active, report)
             except redis.RedisError as error:
                 if not scripts.is_wrong_type(error):
+                    self._ending = None
                     self._reports.put(report)  # tried again when Redis is back
                     raise
                 logger.error("The end of job %s cannot be written: another program changed its keys.", report.job_id)
@@ -110,6 +119,7 @@ class Reporter:
             except Exception:
                 logger.exception("The end of job %s cannot be written; it is taken again later.", report.job_id)
             del self.active[report.job_id]
+            self._ending = None
             self._lost.discard(active.execution.id)
             if not self.active:
                 self.pace.idle()

@@ -1,7 +1,7 @@
 """Rank 0's source: takes jobs while earlier ones are in flight, and reports their ends.
 
-One bookkeeping thread with its own connection talks to Redis; the stage loop only waits for a request. Another thread
-loads photos in advance.
+One bookkeeping thread with its own connection talks to Redis; the stage loop only waits for a request. Other threads
+renew the leases, and load photos in advance.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.intake.dispatcher import Dispatcher
+from svdq.worker.intake.leases import LeaseThread
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher
 from svdq.worker.intake.reporter import Reporter
 from svdq.worker.outages import RETRY_S, ConnectionHealth
@@ -51,8 +52,12 @@ class Intake(Source):
         options: IntakeOptions,
         checkpoints: Checkpoints | None = None,
         connection_health: ConnectionHealth | None = None,
+        lease_connection: redis.Redis | None = None,
     ) -> None:
-        """Take no job before `start`; Redis must answer. `connection` is for the bookkeeping thread alone."""
+        """Take no job before `start`; Redis must answer.
+
+        `connection` is for the bookkeeping thread alone, `lease_connection` for the one that renews leases.
+        """
         self._options = options
         self._checkpoints = checkpoints
         self._connection_health = connection_health or ConnectionHealth()
@@ -71,11 +76,12 @@ class Intake(Source):
         self._dispatcher = Dispatcher(
             self._worker, self._reporter, self._recovery, self._prefetcher, options, checkpoints, self._wake
         )
+        self._leases = LeaseThread(lease_connection or connection, self._reporter.renew_leases, self._connection_health)
         self._num_taken = 0  # number of requests that the stage has taken or waits for; it alone writes it
         self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()  # jobs named by RQ's stop commands
         #: Whether the group is registered in Redis and has taken back the jobs of its dead predecessors.
         self._begun = False
-        self._beat_at = self._due_at = self._maintain_at = self._sweep_at = 0.0
+        self._loras_at = self._due_at = self._maintain_at = self._sweep_at = 0.0
         self._busy_at = time.monotonic()  # when jobs were last in flight
         self._closing = threading.Event()
         self._give_up_at: float | None = None  # when to stop waiting for Redis at the end
@@ -132,6 +138,7 @@ class Intake(Source):
         self._closing.set()
         self._wake.set()
         self._thread.join()
+        self._leases.stop(GIVE_UP_S)
         try:
             if return_to_queue:
                 self._worker.return_to_queue(self._reporter.active.values())
@@ -164,7 +171,7 @@ class Intake(Source):
                     return
                 time.sleep(RETRY_S)
             except Exception:
-                # An error of this program with one job must not let the leases of the others expire.
+                # An error of this program with one job must not stop the others.
                 logger.exception("The bookkeeping failed; it continues.")
                 time.sleep(RETRY_S)
             self._wake.wait(self._pause_s())
@@ -185,11 +192,11 @@ class Intake(Source):
         if not self._begun:
             self._worker.start()
             self._recovery.at_start(self._options.suspects)
+            self._leases.start()
             self._begun = True
-        # Leases first: nothing below may delay their renewal.
-        if time.monotonic() >= self._beat_at:
-            self._reporter.renew_leases()
-            self._beat_at = time.monotonic() + BEAT_S
+        if time.monotonic() >= self._loras_at:
+            self._worker.find_loras()
+            self._loras_at = time.monotonic() + BEAT_S
         while not self._stops.empty():
             self._reporter.cancel(self._stops.get())
         self._reporter.write_ends()
@@ -207,7 +214,7 @@ class Intake(Source):
                 self._worker.maintain()
             self._maintain_at = time.monotonic() + MAINTENANCE_S
         if time.monotonic() >= self._sweep_at:
-            # In a thread, since listing a bucket takes longer than leases can wait.
+            # In a thread, since listing a bucket takes long.
             threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
             self._sweep_at = time.monotonic() + SWEEP_S
 

@@ -5,14 +5,12 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Any
 
 import redis
 import rq
 from rq.executions import Execution
 from rq.job import JobStatus
-from rq.utils import now, utcformat
 from rq.worker import WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register
 
@@ -53,42 +51,34 @@ class GroupWorker(RqWorker):
     def start(self) -> None:
         """Register in RQ and listen for commands; see `RqWorker`."""
         super().start()
-        self._find_loras()
+        self.find_loras()
 
-    def renew_leases(self, active_jobs: Iterable[ActiveJob]) -> list[ActiveJob]:
-        """Renew the leases of the worker and of all executions in one round trip; return the jobs that are lost.
+    def renew_leases(self, active_jobs: Iterable[ActiveJob], connection: redis.Redis | None = None) -> list[ActiveJob]:
+        """Renew the leases of the worker and of all executions; return the jobs that are lost.
 
         Writes whole records, since they may have expired. A job is lost, too, if one of its keys has the wrong type.
+        May be called beside all other methods, with a connection of that thread.
         """
-        active_jobs = list(active_jobs)
-        self._find_loras()
-        now_s = scripts.server_time(self.connection)
+        active_jobs, connection = list(active_jobs), connection or self.connection
+        now_s = scripts.server_time(connection)
         state = WorkerStatus.BUSY if active_jobs else WorkerStatus.SUSPENDED if self.paused else WorkerStatus.IDLE
-        with self.connection.pipeline() as pipeline:
+        with connection.pipeline() as pipeline:
             pipeline.hset(self.key, mapping=self.serialize())
             register(self, pipeline)
             self.set_state(state, pipeline=pipeline)
             self.heartbeat(LEASE_S, pipeline=pipeline)
-            ends = [len(pipeline)]
             for active in active_jobs:
                 active.execution.last_heartbeat = datetime.fromtimestamp(now_s, UTC)
-                active.execution.save(LEASE_S, pipeline=pipeline)
-                scripts.write_lease(pipeline, active.queue, active.execution, now_s + LEASE_S)
-                scripts.set_field(pipeline, active.rq_job.id, "last_heartbeat", utcformat(now()))
-                pipeline.zscore(active.queue.started_job_registry.key, active.execution.composite_key)
-                ends.append(len(pipeline))
+                scripts.renew_lease(pipeline, active.queue, active.execution, now_s + LEASE_S, LEASE_S)
             answers = pipeline.execute(raise_on_error=False)
-        lost = []
-        for active, (start, end) in zip(active_jobs, pairwise(ends), strict=True):
-            errors = [answer for answer in answers[start:end] if isinstance(answer, Exception)]
-            if error := next((error for error in errors if not scripts.is_wrong_type(error)), None):
-                raise error
-            if errors or answers[end - 1] is None:
-                lost.append(active)
-                self.forget(active)
-        return lost
+        renewed = answers[len(answers) - len(active_jobs) :]
+        if error := next(
+            (each for each in renewed if isinstance(each, Exception) and not scripts.is_wrong_type(each)), None
+        ):
+            raise error
+        return [active for active, answer in zip(active_jobs, renewed, strict=True) if answer != 1]
 
-    def _find_loras(self) -> None:
+    def find_loras(self) -> None:
         """Take the jobs that wait for the LoRAs which are there now, too: before the others, as they are older."""
         if self._lora_folder.folder is None:
             return
@@ -105,9 +95,9 @@ class GroupWorker(RqWorker):
     def _list_loras(self) -> None:
         self._listed = self._lora_folder.digests()
 
-    def forget(self, active: ActiveJob) -> None:
+    def forget(self, active: ActiveJob, connection: redis.Redis | None = None) -> None:
         """Remove the record of an execution that was lost, without changing its job."""
-        with self.connection.pipeline() as pipeline:
+        with (connection or self.connection).pipeline() as pipeline:
             active.execution.delete(job=active.rq_job, pipeline=pipeline)
             pipeline.execute(raise_on_error=False)  # a key may have the wrong type
 
@@ -227,7 +217,7 @@ class GroupWorker(RqWorker):
         """Return a LoRA of a job that this group has not; None if it has all."""
         lacks = [each for each in job.loras if each.digest and each.digest not in self.loras.values()]
         if lacks:  # it may have come since
-            self._find_loras()
+            self.find_loras()
         return next((each for each in lacks if each.digest not in self.loras.values()), None)
 
     def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
@@ -238,7 +228,7 @@ class GroupWorker(RqWorker):
         pipeline.hset(rq_job.key, "origin", queue.name)
         execution = Execution.create(rq_job, LEASE_S, pipeline=pipeline, worker_name=self.name)
         until_s = scripts.server_time(self.connection) + LEASE_S
-        scripts.write_lease(pipeline, queue, execution, until_s, is_new=True)
+        scripts.write_lease(pipeline, queue, execution, until_s)
         rq_job.prepare_for_execution(self.name, pipeline=pipeline)
         scripts.drop_popped(pipeline, queue, rq_job.id)
         self.set_state(WorkerStatus.BUSY, pipeline=pipeline)

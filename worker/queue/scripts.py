@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import redis
 import rq
 from rq.executions import Execution, ExecutionRegistry
-from rq.utils import utcformat
+from rq.utils import now, utcformat
 
 from svdq.producer import keys, lua
 from svdq.producer.untrusted_job import key_of
@@ -109,11 +109,18 @@ def set_field(pipeline: redis.Redis, job_id: str, field: str, value: str) -> Non
     lua.run(pipeline, "set_field", [key_of(job_id)], field, value)
 
 
-def write_lease(
-    pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float, *, is_new: bool = False
-) -> None:
-    """Write the lease of an execution, which ends at `until_s` by the clock of Redis; an old one only if it exists."""
-    pipeline.zadd(queue.started_job_registry.key, {execution.composite_key: until_s}, xx=not is_new)
+def renew_lease(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float, lease_s: int) -> None:
+    """Renew a lease, until `until_s` by the clock of Redis; the answer is 0 if the worker has lost the job."""
+    executions = ExecutionRegistry(execution.job_id, pipeline)
+    names = (queue.started_job_registry.key, execution.key, executions.key, key_of(execution.job_id))
+    fields = [word for item in execution.serialize().items() for word in item]
+    values = (execution.composite_key, execution.id, until_s, lease_s, utcformat(now()), *fields)
+    lua.run(pipeline, "renew_lease", names, *values)
+
+
+def write_lease(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float) -> None:
+    """Write the lease of a new execution, which ends at `until_s` by the clock of Redis."""
+    pipeline.zadd(queue.started_job_registry.key, {execution.composite_key: until_s})
     # RQ keeps a job's list of its executions for a minute longer.
     executions = ExecutionRegistry(execution.job_id, pipeline)
     pipeline.zadd(executions.key, {execution.id: until_s + 60})
