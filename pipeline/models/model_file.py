@@ -4,7 +4,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -18,6 +18,9 @@ PRESETS = {path.stem: str(path) for path in sorted(Path(__file__).with_name("pre
 
 #: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+
+#: Schedules of ComfyUI, which `sigmas.py` computes.
+ScheduleName = Literal["simple", "normal", "sgm_uniform", "beta", "linear_quadratic"]
 
 _Sigma = Annotated[float, Field(gt=0, le=1)]
 
@@ -40,12 +43,32 @@ class SchedulerEntry(_Section):
 
     class_name: str | None = Field(None, alias="class")
     shift: float | None = Field(None, gt=0, le=100)
-    sigmas: tuple[_Sigma, ...] | None = Field(None, min_length=1)  # before the shift, falling; as many as steps
+    #: Noise levels before the shift, falling, as many as steps; or a schedule by its name, for any number of steps.
+    sigmas: tuple[_Sigma, ...] | ScheduleName | None = None
+    # Left out of the fingerprint unless they are given, so that earlier model files keep theirs.
+    #: The noise level from which on the second of two experts does the steps; in place of the base's.
+    boundary: float | None = Field(None, gt=0, lt=1, exclude_if=lambda value: value is None)
+    #: The number of steps that the first of two experts does; in place of a boundary.
+    switch_at: int | None = Field(None, ge=1, exclude_if=lambda value: value is None)
+
+    @field_validator("sigmas", mode="before")
+    @classmethod
+    def _known(cls, sigmas: object) -> object:
+        if isinstance(sigmas, str) and sigmas not in get_args(ScheduleName):
+            raise ValueError(
+                f"there is no schedule {sigmas!r}; it may be {', '.join(get_args(ScheduleName))}, or a list"
+            )
+        return sigmas
 
     @model_validator(mode="after")
-    def _falling(self) -> "SchedulerEntry":
-        if self.sigmas and list(self.sigmas) != sorted(set(self.sigmas), reverse=True):
-            raise ValueError("sigmas must fall from step to step")
+    def _valid(self) -> "SchedulerEntry":
+        if isinstance(self.sigmas, tuple):
+            if not self.sigmas:
+                raise ValueError("sigmas must name one noise level at least")
+            if list(self.sigmas) != sorted(set(self.sigmas), reverse=True):
+                raise ValueError("sigmas must fall from step to step")
+        if None not in (self.boundary, self.switch_at):
+            raise ValueError("boundary and switch_at exclude each other")
         return self
 
 
@@ -68,7 +91,7 @@ class ModelFile(_Section):
     @model_validator(mode="after")
     def _as_many_sigmas_as_steps(self) -> "ModelFile":
         sigmas, steps = self.scheduler.sigmas, self.defaults.get("steps")
-        if sigmas and steps not in (None, len(sigmas)):
+        if isinstance(sigmas, tuple) and steps not in (None, len(sigmas)):
             raise ValueError(f"there are {len(sigmas)} sigmas for {steps} steps; give as many as steps")
         return self
 

@@ -73,6 +73,4 @@ class ResolvedModel(BaseModel):
             described["weights"] = {component: file.name for component, file in self.weights.items()}
         if self.loras:
             described["loras"] = [lora.model_dump() | {"file": lora.file.name} for lora in self.loras]
-        if "sigmas" in self.facts:
-            described["sigmas"] = self.facts["sigmas"]
-        return described
+        return described | {name: self.facts[name] for name in ("sigmas", "switch_at") if name in self.facts}

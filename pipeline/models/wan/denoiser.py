@@ -15,6 +15,7 @@ from torch import Tensor
 
 from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.family import Facts
+from svdq.pipeline.models.sigmas import sigmas_of
 from svdq.pipeline.models.video_model import State
 from svdq.pipeline.models.wan.family import WanParameters, complete
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
@@ -33,10 +34,13 @@ class Schedule:
 
         config, ratio = facts["scheduler"], facts["boundary_ratio"]
         kind = config["_class_name"]
+        sigmas = facts.get("sigmas")
+        if isinstance(sigmas, str):
+            sigmas, shift = sigmas_of(sigmas, steps, shift), 1.0  # which are shifted
         self._scheduler: Any = getattr(diffusers, kind).from_config(config, **{SHIFT_SETTINGS[kind]: shift})
         # (4) of diffusers' `__call__`.
-        if "sigmas" in facts:
-            self._scheduler.set_timesteps(sigmas=np.array(facts["sigmas"]), device=device)
+        if sigmas is not None:
+            self._scheduler.set_timesteps(sigmas=np.array(sigmas), device=device)
         else:
             self._scheduler.set_timesteps(steps, device=device)
         self.timesteps: Tensor = self._scheduler.timesteps  # the timestep of each step, (T,), on the device
@@ -45,6 +49,8 @@ class Schedule:
         self.components = [
             HIGH_NOISE if ratio is None or t >= ratio * num_train else LOW_NOISE for t in self.timesteps.cpu()
         ]
+        if (first := facts.get("switch_at")) is not None:
+            self.components = [HIGH_NOISE if index < first else LOW_NOISE for index in range(len(self.timesteps))]
 
     @property
     def segments(self) -> tuple[Segment, ...]:

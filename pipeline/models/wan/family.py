@@ -260,8 +260,8 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
     ours = _defaults(facts)
     defaults = vars(ours) | facts.get("defaults", {})
     usual = {name: value for name, value in defaults.items() if getattr(parameters, name, "") is None}
-    # A schedule is for its number of steps.
-    steps = {"steps": len(facts["sigmas"])} if "sigmas" in facts else {}
+    # A list of noise levels is for its number of steps.
+    steps = {"steps": len(facts["sigmas"])} if isinstance(facts.get("sigmas"), list) else {}
     parameters = parameters.model_copy(update=usual | steps)
     assert parameters.width is not None
     assert parameters.height is not None

@@ -111,5 +111,11 @@ def use_scheduler(facts: Facts, given: SchedulerEntry) -> Facts:
         settings = flow if given.class_name == "UniPCMultistepScheduler" else {}
         changed["scheduler"] = {"_class_name": given.class_name, "num_train_timesteps": 1000, **settings}
     if given.sigmas is not None:
-        changed["sigmas"] = list(given.sigmas)
+        changed["sigmas"] = given.sigmas if isinstance(given.sigmas, str) else list(given.sigmas)
+    if (given.boundary or given.switch_at) and facts["boundary_ratio"] is None:
+        raise InputError("The base has one transformer, so it has no boundary and no switch_at; leave these out.")
+    if given.boundary is not None:
+        changed["boundary_ratio"] = given.boundary
+    if given.switch_at is not None:
+        changed["switch_at"] = given.switch_at
     return changed

@@ -105,7 +105,12 @@ def test_the_fingerprint_is_that_of_the_content(tiny_wan: Path, tmp_path: Path) 
     one, two = (write_model_file(tmp_path / name, tiny_wan) for name in ("a", "b"))
     renamed = two.rename(two.with_name("other.toml"))
     assert resolve(str(one), dtype="fp32").fingerprint == resolve(str(renamed), dtype="fp32").fingerprint
-    for old, new in (("0.8", "0.7"), ("0.25]", "0.2]"), ("shift = 5.0", "shift = 3.0")):
+    for old, new in (
+        ("0.8", "0.7"),
+        ("0.25]", "0.2]"),
+        ("shift = 5.0", "shift = 3.0"),
+        ("0.25]", "0.25]\nswitch_at = 2"),
+    ):
         changed = one.with_name("changed.toml")
         changed.write_text(one.read_text().replace(old, new))
         assert resolve(str(changed), dtype="fp32").fingerprint != resolve(str(one), dtype="fp32").fingerprint
@@ -137,6 +142,9 @@ def test_the_fingerprint_is_that_of_the_content(tiny_wan: Path, tmp_path: Path) 
         ),
         ("FlowMatchEulerDiscreteScheduler", "DDIMScheduler", r"There is no scheduler 'DDIMScheduler'"),
         ("[1.0, 0.75", "[0.5, 0.75", r"sigmas must fall from step to step"),
+        (f"sigmas = {SIGMAS}", 'sigmas = "karras"', r"there is no schedule 'karras'; it may be simple, normal"),
+        (f"sigmas = {SIGMAS}", "sigmas = []", r"sigmas must name one noise level"),
+        ("shift = 5.0", "boundary = 0.9\nswitch_at = 2", r"boundary and switch_at exclude each other"),
         ("base =", "base", r"is not valid TOML"),
         ("base = ", 'base = "../none" #', r"base: '../none' is neither a folder, relative to the file, nor a hub id"),
         ("guidance_scale = 1.0", "seed = 1", r"has a default for seed, which every job has of its own"),
