@@ -139,8 +139,8 @@ def tiny(folder: Path, family: str, as_json: bool) -> None:
     """Write a small untrained model into DIR.
 
     It has the real classes and the same bits every time. svd is Stable Video Diffusion, less than 15 MB; wan is Wan 2.2
-    I2V-A14B with both of its experts, less than 1 MB. Its videos show noise. It serves for tests and for comparisons
-    with diffusers.
+    I2V-A14B with both of its experts, less than 1 MB; ltx is LTX-2.3 distilled, less than 15 MB. Its videos show noise.
+    It serves for tests and for comparisons with diffusers.
 
     \b
     Examples:

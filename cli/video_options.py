@@ -1,6 +1,6 @@
 """Options that several commands share: the parameters of videos, derived from the jobs, and the submission options."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ class VideoCommand(SectionedCommand):
     def section_of(self, option: click.Option) -> str:
         """Return the section of the only family that has a parameter, or that of all."""
         families = [job.title for job in JOBS.values() if option.name in job.model_fields]
-        return f"Options for {families[0]}" if 0 < len(families) < len(JOBS) else super().section_of(option)
+        is_own = 0 < len(families) < len(JOBS)
+        return f"Options for {' and '.join(families)}" if is_own else super().section_of(option)
 
 
 _OPEN_DEFAULTS = {
@@ -43,10 +44,11 @@ def _option(name: str) -> Callable[[Command], Command]:
     families = [family for family in JOBS if name in rules_of(family)]
     rules = rules_of(families[0])[name]
     if rules["type"] == "boolean":
-        return click.option(as_flag(name), is_flag=True, default=None, help=f"{rules['description']}.")
+        flag = f"{as_flag(name)}/--no-{as_flag(name)[2:]}" if rules.get("default") else as_flag(name)
+        return click.option(flag, is_flag=True, default=None, help=f"{rules['description']}.")
     has_limits = "minimum" in rules and rules.get("maximum", _MAX_SHOWN) < _MAX_SHOWN
     limits = f"{rules['minimum']:g} to {rules['maximum']:g}; " if has_limits else ""
-    defaults = _by_family([_default(name, family) for family in families])
+    defaults = _by_family({family: _default(name, family) for family in families})
     return click.option(
         as_flag(name),
         type=click.Choice(rules["enum"]) if "enum" in rules else _TYPES[rules["type"]],
@@ -60,10 +62,12 @@ def _default(name: str, family: str) -> str:
     return f"{_OPEN_DEFAULTS.get(name) or (default if default is not None else _MODELS_OWN)}{rule}"
 
 
-def _by_family(texts: Sequence[str]) -> str:
-    """Join the texts of all families; one that equals the first is left out."""
-    others = zip(list(PARAMETERS.values())[1:], texts[1:], strict=False)
-    return "; ".join([texts[0], *(f"{cls.title}: {text}" for cls, text in others if text != texts[0])])
+def _by_family(texts: Mapping[str, str]) -> str:
+    """Join the texts of families; one that equals the first is left out."""
+    first = next(iter(texts.values()))
+    return "; ".join(
+        [first, *(f"{PARAMETERS[family].title}: {text}" for family, text in texts.items() if text != first)]
+    )
 
 
 def _size(family: str) -> str:
@@ -83,7 +87,7 @@ def parameter_options(command: Command) -> Command:
         "--size",
         metavar="WxH|auto",
         help="Size in pixels; auto: the shape of the photo with as many pixels; auto:576x320: with as many as that "
-        f"[default: {_by_family([_size(family) for family in JOBS])}].",
+        f"[default: {_by_family({family: _size(family) for family in JOBS})}].",
     )
     formats = next(map(rules_of, JOBS))["formats"]
     file_format = click.option(

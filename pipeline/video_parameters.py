@@ -1,11 +1,13 @@
 """The parameters that videos of all families have, named as in diffusers. Does not import torch."""
 
 import re
+import unicodedata
 from abc import abstractmethod
+from collections.abc import Callable
 from operator import not_
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from svdq.pipeline.errors import InputError
 
@@ -16,6 +18,7 @@ MAX_FPS = 120  # largest rate of a file, in frames a second
 MAX_SIDE = 4096  # largest side in pixels
 MAX_FRAMES = 1024
 MAX_LORAS = 16  # of a video
+MAX_PROMPT = 5000  # characters; text encoders read 512 or 1024 tokens, some 2,000 or 4,000 characters of English
 
 # Fields that all families have, with the same limits.
 #: None means the model's default, filled in when a worker takes the job.
@@ -26,6 +29,18 @@ Fps = Annotated[int, Field(ge=1, le=MAX_FPS, description="Frames a second")]
 #: None means as many as fit into memory. Changes pixels, so it is recorded.
 ChunkSize = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Frames decoded at a time")]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of the noise")]
+
+
+def _printable(prompt: str | None) -> str | None:
+    """Refuse control characters: a prompt is shown on terminals and written to the JSON beside the video."""
+    for character in prompt or "":
+        if unicodedata.category(character) == "Cc" and character not in "\t\n\r":
+            raise ValueError(f"text without control characters; it has {character!r}")
+    return prompt
+
+
+#: Of the families whose models read one.
+Prompt = Annotated[str, Field(max_length=MAX_PROMPT), AfterValidator(_printable)]
 
 
 #: The experts that a LoRA may be for, of models with two: that of the noisy steps and that of the others.
@@ -139,6 +154,19 @@ class VideoParameters(BaseModel):
     @abstractmethod
     def guided(self) -> bool:
         """Whether classifier-free guidance is on (diffusers: do_classifier_free_guidance)."""
+
+
+def one_more_than_a_multiple(step: int) -> Callable[[int | None], int | None]:
+    """Return the check of a number of frames whose first one is encoded alone, and the others `step` at a time."""
+
+    def check(frames: int | None) -> int | None:
+        if frames is not None and (rest := (frames - 1) % step):
+            fewer = frames - rest
+            more = f" and {fewer + step}" if fewer + step <= MAX_FRAMES else ""
+            raise ValueError(f"1 more than a multiple of {step}, the nearest being {fewer}{more}")
+        return frames
+
+    return check
 
 
 def side(multiple: int) -> object:

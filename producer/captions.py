@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install, reason_of
-from svdq.pipeline.models.wan.family import MAX_PROMPT
+from svdq.pipeline.video_parameters import MAX_PROMPT
 from svdq.producer.files import check_target, create_file, sweep
 from svdq.producer.results.poster import poster_of_picture
 from svdq.producer.submitting.parameters import shorten

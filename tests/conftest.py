@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A test that imports diffusers is slow: that takes 4 s of a core in each test process.
     """
     for item in items:
-        if isinstance(item, pytest.Function) and {"tiny_model", "tiny_wan"} & {*item.fixturenames}:
+        if isinstance(item, pytest.Function) and {"tiny_model", "tiny_wan", "tiny_ltx"} & {*item.fixturenames}:
             item.add_marker("slow")
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -num_slow[item.path])
@@ -178,6 +178,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of the untrained Wan model with two experts."""
     return _tiny_model(tmp_path_factory, "wan")
+
+
+@pytest.fixture(scope="session")
+def tiny_ltx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the untrained LTX-2.3, distilled."""
+    return _tiny_model(tmp_path_factory, "ltx")
 
 
 @pytest.fixture(scope="session")

@@ -121,7 +121,7 @@ def _read(
     if family in WITH_PROMPTS:
         plain |= prompts
     else:  # recorded, and so as clean as prompts that are used
-        JobSpec(options=(SubmitOptions(family=min(WITH_PROMPTS), **prompts),)).check(spell)
+        JobSpec(options=(SubmitOptions(family=WITH_PROMPTS[0], **prompts),)).check(spell)
         notes = tuple(prompts.items())
     _add_guidance_and_frames(plain, own, family, base)
     spec = JobSpec(

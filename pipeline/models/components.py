@@ -1,9 +1,11 @@
 """Loads components from a diffusers folder, from safetensors alone and offline, with errors that name the weight."""
 
+import importlib
 import logging
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import FolderLayout
 from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
 from svdq.pipeline.models.made_weights import load_weights
+from svdq.pipeline.models.memory import Phase
 from svdq.pipeline.models.model_folder import (
     WEIGHTS,
     class_in,
     is_half,
     is_rounded,
     loaded_files,
+    read_index,
     read_json,
     weights_in,
 )
@@ -61,16 +65,20 @@ class ComponentLoader:
 
     def needed(self) -> list[str]:
         """Return the components with weights that the role needs, of those that the model has."""
-        index, role = read_json(self.path, "model_index.json", self.name), self.role
+        role, layout = self.role, self.layout
+        phases: dict[Phase, bool] = {"embed": role.embed, "encode": role.encode, "step": True, "decode": role.decode}
+        found = layout.of_phases(*(phase for phase, is_done in phases.items() if is_done))
+        found |= {each for each in layout.denoisers if role.has(each)}
+        return [each for each in layout.weighted if class_in(self._index, each) is not None and each in found]
 
-        def is_needed(component: str) -> bool:
-            if component in self.layout.denoisers:
-                return role.has(component)
-            if component.startswith("text_encoder"):
-                return role.embed
-            return role.encode or (component == "vae" and role.decode)
+    @cached_property
+    def _index(self) -> dict[str, Any]:
+        return read_index(self.path, self.name, self.layout)
 
-        return [each for each in self.layout.weighted if class_in(index, each) is not None and is_needed(each)]
+    def class_of(self, component: str) -> Any:
+        """Return the class of diffusers or transformers that a component is loaded as."""
+        named = class_in(self._index, component)
+        return class_of(self.layout, component, named if component in self.layout.as_named else None)
 
     def dtype_of(self, component: str) -> torch.dtype:
         """Return the dtype that a component is loaded in."""
@@ -87,14 +95,18 @@ class ComponentLoader:
         be_quiet()
         import diffusers
 
-        parts: dict[str, Any] = dict.fromkeys(self.layout.components)
+        layout = self.layout
+        parts: dict[str, Any] = dict.fromkeys(layout.components)
         # In rounds, the others come when they are needed. diffusers reads sizes from the VAE.
         for each in ["vae"] if self.role.in_rounds else self.needed():
-            if self.role.leaves == "nothing" or not each.startswith("text_encoder"):
+            if self.role.leaves == "nothing" or each not in layout.of_phases("embed"):
                 parts[each] = self.load_for(each, device, options)
         with in_a_sentence(f"The model {self.name}", device, self._needed_bytes):
             parts |= self._without_weights()
-            pipeline: Any = getattr(diffusers, pipeline_class)(**parts)
+            beside = {each: parts.pop(each) for each in layout.beside}
+            pipeline: Any = getattr(diffusers, layout.runs or pipeline_class)(**parts)
+            for each, module in beside.items():
+                setattr(pipeline, each, module)
             if pipeline.vae is not None:
                 if not self.role.encode:
                     pipeline.vae.encoder = pipeline.vae.quant_conv = None
@@ -116,7 +128,7 @@ class ComponentLoader:
         import diffusers
         import transformers
 
-        index = read_json(self.path, "model_index.json", self.name)
+        index = self._index
         parts: dict[str, Any] = {name: index[name] for name in self.layout.settings if name in index}
         for component in self.layout.components.keys() - {*self.layout.weighted}:
             kind: Any = class_in(index, component)
@@ -152,7 +164,7 @@ class ComponentLoader:
         import diffusers
         import transformers
 
-        kind = class_of(self.layout, component)
+        kind = self.class_of(component)
         is_changed = component in self.model.weights or any(lora.component == component for lora in self.model.loras)
         if is_changed or is_rounded(self._files(component)):
             return self._assemble(kind, component, device, quantized, is_kept=is_kept)
@@ -199,12 +211,11 @@ class ComponentLoader:
 
     def denoisers(self) -> list[str]:
         """Return all denoising components that the model has."""
-        index = read_json(self.path, "model_index.json", self.name)
-        return [each for each in self.layout.weighted if each in self.layout.denoisers and class_in(index, each)]
+        return [each for each in self.layout.weighted if each in self.layout.denoisers and class_in(self._index, each)]
 
     def open_lora(self, lora: LoraFile) -> Lora:
         """Match a LoRA to the weights of its component, without reading either; may raise InputError."""
-        kind = class_of(self.layout, lora.component)
+        kind = self.class_of(lora.component)
         if lora.component not in self._shapes:
             config = read_json(self.path, f"{lora.component}/config.json", self.name)
             self._shapes[lora.component] = shapes_of(empty_component(kind, config))
@@ -226,7 +237,7 @@ def check_model_file(model: ResolvedModel, layout: FolderLayout) -> Iterator[str
     be_quiet()
     loader = ComponentLoader(model=model, layout=layout, role=Role(), dtype=torch.float16)
     for component in sorted({*model.weights, *(lora.component for lora in model.loras)}):
-        _, _, loras = loader.open_changed(class_of(layout, component), component)
+        _, _, loras = loader.open_changed(loader.class_of(component), component)
         if component in model.weights:
             yield f"{component}: all weights are in {model.weights[component]}."
         for lora in loras:
@@ -234,13 +245,10 @@ def check_model_file(model: ResolvedModel, layout: FolderLayout) -> Iterator[str
             yield from warnings_of(lora)
 
 
-def class_of(layout: FolderLayout, component: str) -> Any:
-    """Return the class of diffusers or transformers that a component is loaded as."""
-    import diffusers
-    import transformers
-
-    name = layout.components[component][0]
-    return getattr(diffusers if hasattr(diffusers, name) else transformers, name)
+def class_of(layout: FolderLayout, component: str, name: str | None = None) -> Any:
+    """Return the class that a component is loaded as: the first of its layout, unless a `name` is given."""
+    name = name or layout.components[component][0]
+    return next(kind for module in layout.modules if (kind := getattr(importlib.import_module(module), name, None)))
 
 
 def name_of(dtype: torch.dtype) -> str:

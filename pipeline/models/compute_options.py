@@ -17,6 +17,7 @@ KEPT = ("auto", "stored", "made")
 #: The repeated blocks of a UNet or transformer, compiled one by one: much faster to compile than the whole, for nearly
 #: the same gain.
 BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock", "WanTransformerBlock")
+BLOCKS += ("LTX2VideoTransformerBlock",)
 #: The same of text encoders: their layers may keep what weights files store, too.
 TEXT_BLOCKS = ("UMT5Block",)
 #: Blocks that a GPU holds at a time if they are streamed: the present one, the next one, and one for what the allocator

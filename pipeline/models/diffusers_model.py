@@ -21,7 +21,7 @@ from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.job_loras import JobLoras
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.models.made_weights import MadeWeight
-from svdq.pipeline.models.memory import ACTIVITIES, Activity, MemoryShape, shape_for
+from svdq.pipeline.models.memory import ACTIVITIES, Activity, MemoryShape, Phase, shape_for
 from svdq.pipeline.models.model_folder import is_untrained
 from svdq.pipeline.models.residency import Residency, read_ahead
 from svdq.pipeline.models.resolved_model import ResolvedModel
@@ -125,6 +125,7 @@ class DiffusersModel(VideoModel):
             made_of=model.described(),
             identity=name if model.base is None else "a model file",
             prior=self.family.prior(self._facts),
+            sound_rate=self._facts.get("sound_rate", 0),
             weight_bytes=self._weight_bytes(streamed=options.offload == "blocks"),
             streamed_bytes=self._weight_bytes(streamed=True),
             compute=options.changed()
@@ -135,8 +136,11 @@ class DiffusersModel(VideoModel):
 
     def _take_turns(self) -> None:
         needed, denoisers = self._found.needed(), self._found.layout.denoisers
-        texts = [each for each in needed if each.startswith("text_encoder")]
-        photos = [each for each in needed if each not in denoisers and each not in texts]
+
+        def of(*phases: Phase) -> list[str]:
+            return [each for each in needed if each in self._found.layout.of_phases(*phases)]
+
+        texts, beside_steps = of("embed"), of("step")
         steps = [each for each in needed if each in denoisers]
 
         def load(component: str) -> Any:
@@ -147,9 +151,11 @@ class DiffusersModel(VideoModel):
         self._residency = Residency(self._device, self._role.host_bytes, load)
         if self._role.in_rounds:
             of_texts = {TEXT_ENCODER: texts} if texts else {}
-            self._of_set = {**of_texts, ENCODERS: photos, **{each: [each] for each in steps}, DECODER: ["vae"]}
+            of_steps = {each: [each, *beside_steps] for each in steps}
+            self._of_set = {**of_texts, ENCODERS: of("encode"), **of_steps, DECODER: of("decode")}
             self.sets = tuple(self._of_set)
         else:
+            photos = of("encode", "step", "decode")
             beside = [] if self._role.leaves == "experts" else steps
             self._of_set = {TEXT_ENCODER: [*texts, *photos, *beside], ENCODERS: [*photos, *beside]}
             self._of_set[REST] = [*photos, *steps]
@@ -228,7 +234,7 @@ class DiffusersModel(VideoModel):
         return self._meter.measured(parameters)
 
     def _modules(self) -> dict[str, torch.nn.Module]:
-        parts = self.pipeline.components.items()
+        parts = ((name, getattr(self.pipeline, name)) for name in self._found.layout.weighted)
         return {name: part for name, part in parts if isinstance(part, torch.nn.Module)}
 
     def _weight_bytes(self, *, streamed: bool) -> int:

@@ -8,6 +8,7 @@ from pydantic import PlainValidator, SerializeAsAny
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Family, FolderLayout
+from svdq.pipeline.models.ltx.family import FAMILY as LTX
 from svdq.pipeline.models.model_folder import pipeline_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.svd.family import FAMILY as SVD
@@ -16,7 +17,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 
 _Class = TypeVar("_Class")
 
-FAMILIES: tuple[Family, ...] = (SVD, WAN)
+FAMILIES: tuple[Family, ...] = (SVD, WAN, LTX)
 DEFAULT_FAMILY = SVD.name  # the family of parameters that name none
 PARAMETERS: Mapping[str, type[VideoParameters]] = {family.name: family.parameters for family in FAMILIES}
 

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.memory import Phase
 from svdq.pipeline.models.model_file import ModelFile, SchedulerEntry
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
@@ -33,14 +34,23 @@ class FolderLayout:
     """The folder of a model family: a pipeline as diffusers' save_pretrained writes it."""
 
     pipeline: str
+    runs: str | None = None  # the pipeline class that svdq runs, if it is another one
     example: str  # a hub id of the family, for messages
     components: Mapping[str, tuple[str, ...]]  # the components and the classes that each may have; svdq loads the first
     optional: frozenset[str] = frozenset()  # components that a model may lack
+    beside: frozenset[str] = frozenset()  # components that the pipeline and its index lack; their configs name classes
+    as_named: frozenset[str] = frozenset()  # components that are loaded as the class that the index names
+    modules: tuple[str, ...] = ("diffusers", "transformers")  # the modules that have the classes
     denoisers: frozenset[str]
+    phases: Mapping[Phase, frozenset[str]]  # the components that each phase needs, besides the denoisers for steps
     float32: frozenset[str] = frozenset()  # components that are loaded in float32 whatever the dtype
     kept_float32: tuple[str, ...] = ()  # parts of the names of weights that diffusers keeps in float32
     settings: tuple[str, ...] = ()  # entries of the index that are arguments of the pipeline
     weighted: tuple[str, ...]
+
+    def of_phases(self, *phases: Phase) -> frozenset[str]:
+        """Return the components that some phases need, besides denoisers."""
+        return frozenset().union(*(self.phases.get(phase, frozenset()) for phase in phases))
 
     def dtype_of(self, component: str, dtype: str) -> str:
         """Return torch's name of the dtype that a component is loaded in."""

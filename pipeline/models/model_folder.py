@@ -180,6 +180,18 @@ def pipeline_of(folder: Path, name: str) -> str:
     return pipeline
 
 
+def read_index(folder: Path, name: str, layout: FolderLayout) -> dict[str, Any]:
+    """Read the model_index.json of a folder, with the components beside it that the folder has; may raise InputError.
+
+    These are entered with the class that their configs name.
+    """
+    index = read_json(folder, "model_index.json", name)
+    for component in layout.beside:
+        if (folder / component / "config.json").is_file():
+            index[component] = ["diffusers", read_json(folder, f"{component}/config.json", name).get("_class_name")]
+    return index
+
+
 def class_in(index: Mapping[str, Any], component: str) -> str | None:
     """Return the class that model_index.json names for a component; None if it has none."""
     entry = index.get(component)  # [library, class]; null or two nulls for an optional component
@@ -215,7 +227,7 @@ def find_problems(
 
 def _check_index(folder: Path, name: str, layout: FolderLayout) -> dict[str, Any]:
     """Check that the index names all components by the right classes and that they exist; return the index."""
-    index = read_json(folder, "model_index.json", name)
+    index = read_index(folder, name, layout)
     for component, accepted in layout.components.items():
         kind = class_in(index, component)
         if kind is None and component in layout.optional:

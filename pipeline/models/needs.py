@@ -100,16 +100,18 @@ class ModelSize:
         If not in rounds, `encodes` says whether it has the encoders, and `leaves` what of them and the rest comes and
         goes.
         """
-        text = {name for name in self.num_weights if name.startswith("text_encoder")}
-        photo = self.num_weights.keys() - self.layout.denoisers - text
         if residency == "rounds":
-            own = {"embed": text, "encode": photo, "decode": {"vae"}}
-            return self.denoisers(residency) if phase == "step" else sum(map(self.weights, own[phase]))
+            return self._others(phase) + (self.denoisers(residency) if phase == "step" else 0)
         if not encodes:
-            return self.weights("vae") + self.denoisers(residency)
+            return self._others("step", "decode") + self.denoisers(residency)
         has_text = leaves == "nothing" or phase == "embed"
         has_experts = leaves != "experts" or phase in ("step", "decode")
-        return sum(map(self.weights, photo | text if has_text else photo)) + self.denoisers(residency) * has_experts
+        others = self._others("encode", "step", "decode", *(["embed"] if has_text else []))
+        return others + self.denoisers(residency) * has_experts
+
+    def _others(self, *phases: Phase) -> int:
+        """Return the bytes of the weights that phases need besides the denoising components."""
+        return sum(map(self.weights, self.layout.of_phases(*phases) & self.num_weights.keys()))
 
     def denoisers(self, residency: Residency) -> int:
         """Return the bytes of the weights of the denoising components that a rank holds."""
@@ -128,7 +130,7 @@ class ModelSize:
         An expert leaves only if it is the only one there, of a group of several ranks: else bound ranks or rounds are
         better. Streamed ones are small.
         """
-        if not any(name.startswith("text_encoder") for name in self.num_weights):
+        if not self.layout.of_phases("embed") & self.num_weights.keys():
             return "nothing"
         is_only = residency == "bound" or len(self.layout.denoisers & self.num_weights.keys()) == 1
         choices: list[Leaves] = ["nothing", "text"]

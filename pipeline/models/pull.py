@@ -98,7 +98,7 @@ def _choose(
 ) -> list[str]:
     chosen = [name for name in names if "/" not in name and (name == INDEX or name.upper().startswith("LICENSE"))]
     for component in layout.components:
-        if class_in(index, component) is None:
+        if class_in(index, component) is None and component not in layout.beside:
             continue
         inside = [path.name for path in map(PurePosixPath, names) if str(path.parent) == component]
         weights = weight_files(inside) if component in layout.weighted and component not in replaced else []

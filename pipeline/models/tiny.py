@@ -62,7 +62,7 @@ makes is noise. Use it to test a pipeline, and to compare one with diffusers.
 """
 
 
-def _claim(folder: Path, title: str) -> None:
+def claim(folder: Path, title: str) -> None:
     """Create and mark a folder for the model; one that svdq has written may be written again."""
     with writing(folder):
         if folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
@@ -72,7 +72,7 @@ def _claim(folder: Path, title: str) -> None:
         (folder / UNTRAINED).write_text(_README.format(title=title), encoding="utf-8")
 
 
-def _save(pipeline: Any, folder: Path, **classes: object) -> None:
+def save(pipeline: Any, folder: Path, **classes: object) -> None:
     """Write the model; its index names `classes` as published models do, whatever the libraries call them here."""
     with writing(folder):
         pipeline.save_pretrained(folder)
@@ -82,7 +82,7 @@ def _save(pipeline: Any, folder: Path, **classes: object) -> None:
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _enlarge(weight: torch.Tensor, factor: float) -> None:
+def enlarge(weight: torch.Tensor, factor: float) -> None:
     """Scale a last layer by an empirical factor: fresh layers shrink their input, and frames would hardly vary."""
     with torch.no_grad():
         weight.mul_(factor)
@@ -95,7 +95,7 @@ def write_tiny_model(folder: Path) -> None:
 
 def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any]) -> None:
     """Write a model of SVD with any UNet; `embedding_dim` is its cross_attention_dim, CLIP's projection."""
-    _claim(folder, SvdParameters.title)
+    claim(folder, SvdParameters.title)
     be_quiet()
     from diffusers import AutoencoderKLTemporalDecoder, EulerDiscreteScheduler, StableVideoDiffusionPipeline
     from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
@@ -112,8 +112,8 @@ def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any
         )
         clip = CLIPVisionConfig(hidden_size=32, projection_dim=embedding_dim, **_CLIP)
         image_encoder = CLIPVisionModelWithProjection(clip)
-    _enlarge(vae.quant_conv.weight, 6.0)
-    _enlarge(vae.decoder.conv_out.weight, 4.0)
+    enlarge(vae.quant_conv.weight, 6.0)
+    enlarge(vae.decoder.conv_out.weight, 4.0)
     pipeline: Any = StableVideoDiffusionPipeline(
         vae=vae.eval(),
         image_encoder=image_encoder.eval(),
@@ -121,7 +121,7 @@ def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any
         scheduler=EulerDiscreteScheduler(**SVD_SCHEDULER),
         feature_extractor=_image_processor(),
     )
-    _save(pipeline, folder, feature_extractor=["transformers", "CLIPImageProcessor"])
+    save(pipeline, folder, feature_extractor=["transformers", "CLIPImageProcessor"])
 
 
 def _tiny_unet() -> Any:
@@ -140,7 +140,7 @@ def _tiny_unet() -> Any:
         projection_class_embeddings_input_dim=3 * 32,
         num_frames=14,
     )
-    _enlarge(unet.conv_out.weight, 3.0)
+    enlarge(unet.conv_out.weight, 3.0)
     return unet
 
 
@@ -152,7 +152,7 @@ def _image_processor() -> Any:
 
 def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: str = "UniPCMultistepScheduler") -> None:
     """Write a model of Wan of less than 1 MB into a folder; raises InputError if it has content of others."""
-    _claim(folder, WanParameters.title)
+    claim(folder, WanParameters.title)
     be_quiet()
     import diffusers
     import transformers
@@ -182,7 +182,7 @@ def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: st
         boundary_ratio=0.9 if has_experts else None,
         expand_timesteps=is_expanded,
     )
-    _save(
+    save(
         pipeline,
         folder,
         _class_name="WanPipeline" if is_expanded else "WanImageToVideoPipeline",
@@ -211,9 +211,9 @@ def _transformer(variant: Variant) -> Any:
     )
     if variant == "flf2v-14b":
         torch.nn.init.normal_(transformer.condition_embedder.image_embedder.pos_embed)
-    _enlarge(transformer.proj_out.weight, 3.0)
+    enlarge(transformer.proj_out.weight, 3.0)
     for block in transformer.blocks:
-        _enlarge(block.attn2.to_out[0].weight, 16.0)
+        enlarge(block.attn2.to_out[0].weight, 16.0)
     return transformer
 
 
@@ -226,7 +226,7 @@ def _wan_vae(variant: Variant) -> Any:
         config |= {"z_dim": 48, "latents_mean": [0.0] * 48, "latents_std": [1.0] * 48, "is_residual": True}
         config |= {"in_channels": 12, "out_channels": 12, "patch_size": 2, "scale_factor_spatial": 16}
     vae: Any = AutoencoderKLWan(**config)
-    _enlarge(vae.decoder.conv_out.weight, 2.0)
+    enlarge(vae.decoder.conv_out.weight, 2.0)
     return vae
 
 

@@ -77,7 +77,7 @@ class JobSpec:
 
     def _family_of(self, options: SubmitOptions) -> str | None:
         """Return the family of videos, None if it is open; the prompts of further links decide it, too."""
-        return options.family_for(self.model) or (min(WITH_PROMPTS) if any(self.then) else None)
+        return options.family_for(self.model) or (WITH_PROMPTS[0] if any(self.then) else None)
 
     def with_prompt(self, prompt: str) -> "JobSpec":
         """Return it with a prompt for the videos that have none; itself if their families have no prompts."""

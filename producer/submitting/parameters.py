@@ -23,7 +23,7 @@ FIELD_OF: Mapping[str, FieldInfo] = {
 }
 FIELDS = (*VIDEO_FIELDS, "size", "format", "lora")
 _OPTIONS = (*VIDEO_FIELDS, "last_image", "auto_size")
-WITH_PROMPTS = frozenset(name for name, job in JOBS.items() if "prompt" in job.model_fields)
+WITH_PROMPTS = tuple(name for name, job in JOBS.items() if "prompt" in job.model_fields)
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.media.image import open_photo
-from svdq.pipeline.models.wan.family import MAX_PROMPT
+from svdq.pipeline.video_parameters import MAX_PROMPT
 from svdq.producer.files import open_regular
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_flag

@@ -225,7 +225,7 @@ def _specs(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]:
 
 def _with_family_of_prompts(requests: Sequence[PhotoRequest | InputError]) -> Sequence[PhotoRequest | InputError]:
     """Choose a family with prompts for videos whose family is open if one of their photos has a prompt."""
-    model = ExpectedModel(name="", family=min(WITH_PROMPTS), is_configured=False)
+    model = ExpectedModel(name="", family=WITH_PROMPTS[0], is_configured=False)
     specs = {id(spec): replace(spec, model=model) for spec in _specs(requests) if spec.is_open}
 
     def is_open(request: PhotoRequest | InputError) -> TypeGuard[PhotoRequest]:
@@ -287,7 +287,7 @@ def _check(
     if prompts.num_ignored:
         observer.note(
             f"Prompts (.txt) that are ignored, because this family of models takes none: {prompts.num_ignored:,}; "
-            f"give --family {' or '.join(sorted(WITH_PROMPTS))} if the workers' model takes them."
+            f"give --family {' or '.join(WITH_PROMPTS)} if the workers' model takes them."
         )
     return checked
 

@@ -114,7 +114,7 @@ class Companions:
 
 def _takes_prompts(spec: JobSpec) -> bool:
     """Return whether its family takes prompts, or nothing but a prompt would decide it."""
-    return spec.options[0].family_for(spec.model) in {None, *WITH_PROMPTS}
+    return spec.options[0].family_for(spec.model) in (None, *WITH_PROMPTS)
 
 
 def _stem_of(path: str) -> str:

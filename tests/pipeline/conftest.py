@@ -8,6 +8,8 @@ import pytest
 from PIL.Image import Image
 
 from svdq.pipeline.media.image import load_photo, prepare_photo
+from svdq.pipeline.models.ltx.tiny import VARIANTS as LTX_VARIANTS
+from svdq.pipeline.models.ltx.tiny import write_tiny_ltx
 from svdq.pipeline.models.tiny import write_tiny_wan
 from tests.pipeline.rendering import one_thread
 
@@ -47,13 +49,15 @@ def photo(image: Image) -> Image:
 
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory, tiny_model: Path, tiny_wan: Path) -> Callable[[str], Path]:
-    """Give the folder of the untrained SVD, of a variant of Wan, or of Wan with the scheduler of distilled models."""
+    """Give the folder of an untrained model: SVD, Wan or LTX-2 by variant, or Wan with distilled models' scheduler."""
 
     @cache
     def write(kind: str) -> Path:
         folder = tmp_path_factory.mktemp(kind)
         if kind == "distilled":
             write_tiny_wan(folder, scheduler="FlowMatchEulerDiscreteScheduler")
+        elif kind in LTX_VARIANTS:
+            write_tiny_ltx(folder, kind)
         else:
             write_tiny_wan(folder, kind)
         return folder

@@ -79,6 +79,7 @@ LAYOUT = FolderLayout(
         "scheduler": ("EulerDiscreteScheduler",),
     },
     denoisers=frozenset({"unet"}),
+    phases={"encode": frozenset({"vae", "image_encoder"}), "decode": frozenset({"vae"})},
     weighted=("unet", "vae", "image_encoder"),
 )
 

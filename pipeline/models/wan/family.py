@@ -4,7 +4,6 @@
 and the last frame, and 2.2 TI2V-5B one transformer that gets the photo as its first latent frame.
 """
 
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import not_
@@ -26,33 +25,22 @@ from svdq.pipeline.models.wan.layout import (
     use_scheduler,
 )
 from svdq.pipeline.planning.costs import CostPrior
-from svdq.pipeline.video_parameters import MAX_FRAMES, ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
+from svdq.pipeline.video_parameters import (
+    ChunkSize,
+    Fps,
+    Frames,
+    Prompt,
+    Seed,
+    Steps,
+    VideoParameters,
+    one_more_than_a_multiple,
+    side,
+)
 
 SIZE_MULTIPLE = 16  # 8 for the VAE times 2 for the transformer's patches
 FRAME_STEP = 4  # the VAE compresses the frames after the first by fours
-MAX_PROMPT = 5000  # characters; the text encoder reads 512 tokens, some 2,000 characters of English
-
-_SPACES = "\t\n\r"
-
-
-def _one_more_than_a_multiple(frames: int | None) -> int | None:
-    if frames is not None and (rest := (frames - 1) % FRAME_STEP):
-        fewer = frames - rest
-        more = f" and {fewer + FRAME_STEP}" if fewer + FRAME_STEP <= MAX_FRAMES else ""
-        raise ValueError(f"1 more than a multiple of {FRAME_STEP}, the nearest being {fewer}{more}")
-    return frames
-
-
-def _printable(prompt: str | None) -> str | None:
-    """Refuse control characters: a prompt is shown on terminals and written to the JSON beside the video."""
-    for character in prompt or "":
-        if unicodedata.category(character) == "Cc" and character not in _SPACES:
-            raise ValueError(f"text without control characters; it has {character!r}")
-    return prompt
-
 
 Side = Annotated[int | None, side(SIZE_MULTIPLE)]
-_Text = Annotated[str, Field(max_length=MAX_PROMPT), AfterValidator(_printable)]
 
 
 class WanParameters(VideoParameters):
@@ -72,13 +60,13 @@ class WanParameters(VideoParameters):
     )
 
     family: Literal["wan"] = "wan"
-    frames: Annotated[Frames, AfterValidator(_one_more_than_a_multiple)] = None
+    frames: Annotated[Frames, AfterValidator(one_more_than_a_multiple(FRAME_STEP))] = None
     steps: Steps | None = None  # type: ignore[assignment]  # the pipeline gets numbers
     width: Side = None  # type: ignore[assignment]
     height: Side = None  # type: ignore[assignment]
     fps: Fps | None = None  # type: ignore[assignment]
-    prompt: _Text = Field(default="", description="What happens in the video")
-    negative_prompt: _Text | None = Field(default=None, description="What to avoid")  # None: the model's own
+    prompt: Prompt = Field(default="", description="What happens in the video")
+    negative_prompt: Prompt | None = Field(default=None, description="What to avoid")  # None: the model's own
     #: Guidance is off if it is 1 or less.
     guidance_scale: float | None = Field(
         default=None, ge=0.0, le=100.0, description="Guidance by the prompt; of two experts, that of the noisy steps"

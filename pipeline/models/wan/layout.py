@@ -51,6 +51,11 @@ _LAYOUT = FolderLayout(
     },
     optional=frozenset({LOW_NOISE, "image_encoder", "image_processor"}),
     denoisers=frozenset({HIGH_NOISE, LOW_NOISE}),
+    phases={
+        "embed": frozenset({"text_encoder"}),
+        "encode": frozenset({"vae", "image_encoder"}),
+        "decode": frozenset({"vae"}),
+    },
     float32=frozenset({"vae", "image_encoder"}),  # as diffusers' documentation recommends
     kept_float32=("time_embedder", "time_embedding"),  # diffusers' name and the original one; norms are small
     settings=("boundary_ratio", "expand_timesteps"),

@@ -15,27 +15,26 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError, SampleError, how_to_install
-from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.latent_rgb import rgb_of_latents, some_frames
+from svdq.pipeline.models.prompted_model import PromptedModel, Texts
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Denoiser, Role, State
 from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names, segments_of
 from svdq.pipeline.models.wan.family import FAMILY, FLF2V_14B, WanParameters, needs_last_photo
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.planning.binding import Segment
-from svdq.pipeline.planning.rounds import TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
-CACHED_TEXTS = 64  # number of texts whose embeddings are kept. Each has at most 4 MB in half precision.
 CACHED_SCHEDULES = 256  # number of schedules that are kept
 MAX_TOKENS = 512  # of a prompt; longer ones are cut off, shorter ones padded, which does not travel
 IMAGE_TOKENS = 257  # tokens of a photo, for the warm-up: CLIP's patches of ViT-H/14 and one for the whole
 
 
-class WanModel(DiffusersModel):
+class WanModel(PromptedModel):
     """Any image-to-video model of Wan."""
 
     family = FAMILY
+    embedded = ("prompt_embeds", "negative_prompt_embeds")  # (1, N, E), without the padding, which the denoiser adds
 
     def __init__(self, model: ResolvedModel, role: Role, *args: Any, **kwargs: Any) -> None:
         if role.embed and importlib.util.find_spec("ftfy") is None:  # diffusers raises a NameError for each prompt
@@ -43,8 +42,6 @@ class WanModel(DiffusersModel):
         super().__init__(model, role, *args, **kwargs)
         # Setting timesteps waits for the device, and a long prompt takes seconds.
         self._schedule = lru_cache(CACHED_SCHEDULES)(partial(Schedule, facts=self._facts, device=self._device))
-        self._texts: dict[str, Tensor] = {}  # embeddings by text, the latest last
-        self._asked: set[str] = set()  # texts that were asked for without the text encoder
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return which expert does which steps of a video, by the schedule that its steps use."""
@@ -70,29 +67,6 @@ class WanModel(DiffusersModel):
             num_photos = 2 if needs_last_photo(self._facts) else 1
             state["image_embeds"] = text.new_zeros((num_photos, IMAGE_TOKENS, config["image_dim"]))
         return state
-
-    @torch.inference_mode()
-    def embed(self, parameters: VideoParameters) -> dict[str, Tensor] | None:
-        """Encode the prompts, those of the last texts from memory: `prompt_embeds` (1, N, E), of guidance both.
-
-        They lack the padding, which the denoiser adds. None for other texts while the text encoder is not there; they
-        are encoded with the next ones that it comes for.
-        """
-        assert isinstance(parameters, WanParameters)
-        texts = {parameters.prompt, *([parameters.negative_prompt or ""] if parameters.guided else [])}
-        with self._holding:
-            if self._of_set and self._held != TEXT_ENCODER and (unknown := texts - self._texts.keys()):
-                self._asked |= unknown if not self.sets else set()
-                return None
-            while self._asked:
-                with contextlib.suppress(Exception):  # raised again for the video that asks for it
-                    self._embed(self._asked.pop())
-            state = {"prompt_embeds": self._embed(parameters.prompt)}  # (3)
-            if parameters.guided:
-                assert parameters.negative_prompt is not None
-                # A copy, because both texts may be the same, and safetensors refuses tensors that share memory.
-                state["negative_prompt_embeds"] = self._embed(parameters.negative_prompt).clone()
-            return state
 
     def _encode(
         self, photo: PIL.Image.Image, parameters: VideoParameters, last_photo: PIL.Image.Image | None
@@ -127,19 +101,16 @@ class WanModel(DiffusersModel):
             )[:2]
         return {**state, "latents": latents, "condition": condition}
 
-    def _embed(self, text: str) -> Tensor:
-        embedding = self._texts.pop(text, None)
-        self._texts[text] = embedding = self._embed_text(text) if embedding is None else embedding
-        if len(self._texts) > CACHED_TEXTS:
-            del self._texts[next(iter(self._texts))]
-        return embedding
+    def _texts_of(self, parameters: VideoParameters) -> list[Texts]:
+        assert isinstance(parameters, WanParameters)
+        return [(parameters.prompt,), *([(parameters.negative_prompt or "",)] if parameters.guided else [])]
 
-    def _embed_text(self, text: str) -> Tensor:
+    def _embed_texts(self, texts: Texts) -> tuple[Tensor, ...]:
         """Return the embedding of a text (1, N, E) without padding, which is zeros."""
-        padded = self.pipeline._get_t5_prompt_embeds(text, max_sequence_length=MAX_TOKENS, device=self._device)
+        # (3)
+        padded = self.pipeline._get_t5_prompt_embeds(*texts, max_sequence_length=MAX_TOKENS, device=self._device)
         is_text = padded[0].ne(0).any(dim=1).nonzero()
-        embedding: Tensor = padded[:, : int(is_text.max()) + 1].to(self._dtype).clone()
-        return embedding
+        return (padded[:, : int(is_text.max()) + 1].to(self._dtype).clone(),)
 
     @torch.inference_mode()
     def denoiser(self, state: State, parameters: VideoParameters) -> WanDenoiser:

@@ -97,7 +97,7 @@ def test_experts_stay_where_several_or_streamed_ones_are_on_a_rank() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("name", [name for name in IDS if "LTX" not in name])
 def test_the_published_numbers_of_weights_are_those_of_diffusers_modules(name: str) -> None:
     """On the meta device, from the configs that the facts are of; the encoders' configs are those of their papers."""
     import torch

@@ -1,0 +1,107 @@
+"""The folders of LTX-2 models, and the facts that their configs give. Does not import torch."""
+
+from pathlib import Path
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.family import Facts, FolderLayout
+from svdq.pipeline.models.model_file import SchedulerEntry
+from svdq.pipeline.models.model_folder import read_index, read_json
+
+TRANSFORMER, UPSAMPLER = "transformer", "latent_upsampler"
+#: The noise levels of distilled models, of the first or only stage and of the second one; diffusers has them under the
+#: same names, in a module that imports torch.
+DISTILLED_SIGMA_VALUES = (1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875)
+STAGE_2_DISTILLED_SIGMA_VALUES = (0.909375, 0.725, 0.421875)
+#: Settings of a scheduler for given noise levels, as diffusers' documentation has them.
+GIVEN_SIGMAS: dict[str, Any] = {"use_dynamic_shifting": False, "shift_terminal": None}
+#: H.264's constant rate factor with which photos are compressed before they are encoded, as in training, by text
+#: encoder; diffusers' names are DEFAULT_IMAGE_CRF and LTX2_5_IMAGE_CRF.
+IMAGE_CRF = {"Gemma3ForConditionalGeneration": 33, "Gemma4UnifiedForConditionalGeneration": 18}
+
+#: Defaults of the configs, which are the published models' values.
+TRANSFORMER_DEFAULTS: dict[str, Any] = {
+    "num_attention_heads": 32,
+    "attention_head_dim": 128,
+    "in_channels": 128,
+    "num_layers": 48,
+    "cross_attention_dim": 4096,
+    "audio_in_channels": 128,
+    "audio_cross_attention_dim": 2048,
+}
+AUDIO_VAE_DEFAULTS: dict[str, Any] = {
+    "latent_channels": 8,
+    "mel_bins": 64,
+    "sample_rate": 16000,
+    "mel_hop_length": 160,
+}
+#: Settings of a scheduler with which a step draws random numbers.
+_UNSUPPORTED = ("stochastic_sampling",)
+
+LAYOUT = FolderLayout(
+    pipeline="LTX2Pipeline",
+    runs="LTX2ConditionPipeline",
+    example="diffusers/LTX-2.3-Distilled-Diffusers",
+    components={
+        TRANSFORMER: ("LTX2VideoTransformer3DModel",),
+        "vae": ("AutoencoderKLLTX2Video",),
+        "audio_vae": ("AutoencoderKLLTX2Audio",),
+        "vocoder": ("LTX2VocoderWithBWE",),
+        "connectors": ("LTX2TextConnectors",),
+        "text_encoder": tuple(IMAGE_CRF),
+        "tokenizer": ("GemmaTokenizer", "GemmaTokenizerFast"),
+        UPSAMPLER: ("LTX2LatentUpsamplerModel",),
+        "scheduler": ("FlowMatchEulerDiscreteScheduler",),
+    },
+    optional=frozenset({UPSAMPLER}),
+    beside=frozenset({UPSAMPLER}),
+    as_named=frozenset({"text_encoder"}),
+    modules=("diffusers", "transformers", "diffusers.pipelines.ltx2"),
+    denoisers=frozenset({TRANSFORMER}),
+    float32=frozenset({"vocoder"}),  # in bfloat16 it is audibly wrong
+    phases={
+        "embed": frozenset({"text_encoder", "connectors"}),
+        "encode": frozenset({"vae"}),
+        "step": frozenset({UPSAMPLER}),
+        "decode": frozenset({"vae", "audio_vae", "vocoder"}),
+    },
+    weighted=(TRANSFORMER, UPSAMPLER, "vae", "audio_vae", "vocoder", "connectors", "text_encoder"),
+)
+
+
+def read_facts(folder: Path, name: str) -> Facts:
+    """Return the values of `PUBLISHED` for a model folder; raises InputError if svdq cannot run it exactly."""
+    index = read_index(folder, name, LAYOUT)
+    scheduler = read_json(folder, "scheduler/scheduler_config.json", name)
+    # Without it, transformers makes a tokenizer that reads every prompt as unknown words.
+    read_json(folder, "tokenizer/tokenizer.json", name)
+    if unsupported := [setting for setting in _UNSUPPORTED if scheduler.get(setting)]:
+        raise InputError(
+            f"The scheduler of the model {name} has {unsupported[0]} on, which svdq does not support; use a model with "
+            "the scheduler settings of the published ones."
+        )
+    vae = read_json(folder, "vae/config.json", name)
+    if vae.get("timestep_conditioning"):
+        raise InputError(f"The VAE of the model {name} adds noise as it decodes, which svdq does not support.")
+    encoder = index["text_encoder"]
+    transformer = TRANSFORMER_DEFAULTS | read_json(folder, f"{TRANSFORMER}/config.json", name)
+    if not transformer.get("cross_attn_mod"):
+        raise InputError(f"The model {name} is LTX-2.0; svdq makes videos with LTX-2.3 and 2.5.")
+    return {
+        "image_crf": IMAGE_CRF[encoder[1]] if encoder[1] in IMAGE_CRF else IMAGE_CRF["Gemma3ForConditionalGeneration"],
+        "has_upsampler": UPSAMPLER in index,
+        "scheduler": scheduler,
+        "transformer": transformer,
+        "vae": vae,
+        "audio_vae": AUDIO_VAE_DEFAULTS | read_json(folder, "audio_vae/config.json", name),
+        "sound_rate": read_json(folder, "vocoder/config.json", name).get("output_sampling_rate", 48000),
+        # A scheduler that shifts noise levels by the size of a video is that of a model that is not distilled.
+        **({} if scheduler.get("use_dynamic_shifting") else {"sigmas": list(DISTILLED_SIGMA_VALUES)}),
+    }
+
+
+def use_scheduler(facts: Facts, given: SchedulerEntry) -> Facts:
+    """Return the facts that noise levels of a distilled model change; raises InputError for any other change."""
+    if given.class_name not in (None, "FlowMatchEulerDiscreteScheduler") or given.shift is not None:
+        raise InputError("The scheduler of LTX-2 takes sigmas only: leave class and shift out.")
+    return {"scheduler": {**facts["scheduler"], **GIVEN_SIGMAS}, "sigmas": list(given.sigmas or ())}
