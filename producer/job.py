@@ -22,6 +22,7 @@ MAX_FOLDER_LENGTH = 1000  # in characters
 
 #: Of a photo, and of the last frame of a link of a chain.
 INPUT_KEY = re.compile(r"inputs/(?:[0-9a-f]{64}\.[a-z0-9]{1,5}|[0-9a-f]{20}\.png)")
+_SOUND_SO_FAR = re.compile(r"inputs/[0-9a-f]{20}\.wav")
 _LAST_FRAME = re.compile(r"inputs/([0-9a-f]{20})\.png")
 
 
@@ -174,6 +175,16 @@ def check_input_key(key: str) -> str:
 def last_frame_key(job_id: str) -> str:
     """Return the storage key of the last frame of a link of a chain."""
     return f"inputs/{job_id}.png"
+
+
+def sound_key(job_id: str) -> str:
+    """Return the storage key of the sound of a chain up to a link, if its videos have sound."""
+    return f"inputs/{job_id}.wav"
+
+
+def last_frame_beside(key: str) -> str:
+    """Return the storage key of the last frame beside the sound of a chain; any other key as it is."""
+    return f"{key.removesuffix('.wav')}.png" if _SOUND_SO_FAR.fullmatch(key) else key
 
 
 def is_folder_name(name: str) -> bool:

@@ -1,5 +1,7 @@
 """Passes on the work of a rank: samples down the chain, frames to the sink, ends and finished work to rank 0."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from svdq.pipeline.loop.admission import Admission
@@ -35,13 +37,16 @@ class Outlet:
             self.report(Report.of(sample))
 
     def deliver(self, sample: Sample, frames: Tensor) -> None:
-        """Give frames (F, H, W, 3) to the sink, or send them to the rank that has it."""
+        """Give frames (F, H, W, 3), and the sound in the sample, to the sink, or send them to the rank that has it."""
         if self.downstream is not None:
             # The link's thread copies them to the host and sends them.
-            self.downstream.send(Message(kind=Kind.FRAMES, body=sample_body(sample), tensors={"frames": frames}))
+            tensors = {"frames": frames, **sample.tensors}
+            self.downstream.send(Message(kind=Kind.FRAMES, body=sample_body(sample), tensors=tensors))
             return
         assert self._sink is not None
-        self._sink.deliver(sample, on_host({"frames": frames})["frames"].numpy(), self.report)
+        outputs = dict(on_host({"frames": frames, **sample.tensors}))
+        frames = outputs.pop("frames")
+        self._sink.deliver(replace(sample, tensors=outputs), frames.numpy(), self.report)
 
     def relay(self, message: Message) -> None:
         """Pass on a message that is not for this rank."""

@@ -15,6 +15,7 @@ from svdq.pipeline.models.families import AnyParameters
 from svdq.pipeline.models.video_model import State
 
 PHOTOS = ("photo", "last_photo")  # tensors that are photos: the first frame and, for some jobs, the last
+SOUND = "sound"  # the tensor that is left after the decode of a video with sound: (channels, N), float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,8 @@ class Sample:
     #: The next denoising step; -1 before it is encoded, -2 before its prompts are, where these wait for their encoder;
     #: `parameters.steps` when denoising is done.
     step: int
-    #: The state; before the encode the `PHOTOS`, (H, W, 3), uint8, and embeddings of texts. Empty for a sample that has
-    #: failed or was canceled and travels on as a header alone.
+    #: The state; before the encode the `PHOTOS`, (H, W, 3), uint8, and embeddings of texts; after the decode a `SOUND`.
+    #: Empty for a sample that has failed or was canceled and travels on as a header alone.
     tensors: State = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)  # the job as JSON, which the pipeline does not read
     failure: str | None = None  # why it failed, as a sentence; None while all is well

@@ -170,7 +170,9 @@ class Stage:
                 self._handle_sample(message)
             case Kind.FRAMES if is_last:
                 self._outlet.note(*message.work)
-                self._outlet.deliver(sample_from(message.body, {}), message.tensors["frames"])
+                outputs = dict(message.tensors)
+                frames = outputs.pop("frames")
+                self._outlet.deliver(sample_from(message.body, outputs), frames)
             case Kind.FRAMES | Kind.WORK:
                 self._outlet.relay(message)
             case Kind.WARM:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.loop.protocols import Surroundings
-from svdq.pipeline.loop.sample import PHOTOS, Sample, sample_body
+from svdq.pipeline.loop.sample import PHOTOS, SOUND, Sample, sample_body
 from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
 from svdq.pipeline.models.memory import chunk_of
 from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_advice
@@ -215,7 +215,7 @@ class Decoder:
         self._largest: dict[Shape, int] = {}  # the largest chunk size to try, of shapes that ran out of memory
 
     def decode(self, sample: Sample) -> tuple[Sample, Tensor | None]:
-        """Decode a sample whose steps are done: the sample without tensors, and frames (F, H, W, 3); None: failed.
+        """Decode a sample whose steps are done: the sample with its sound alone, and frames (F, H, W, 3); None: failed.
 
         A decode_chunk_size set by the job is tried first, since chunks change pixels; one chosen by the worker is
         limited to those that have not run out of memory for such a video. The sample has the size that was used.
@@ -230,6 +230,7 @@ class Decoder:
             parameters = _in_chunks(asked_for, chunk)
             try:
                 frames = self._model.decode(sample.tensors, parameters, chunk)
+                sound = self._model.sound(sample.tensors, parameters)
                 break
             except Exception as error:  # noqa: BLE001 - one bad job must not affect others
                 if not is_out_of_memory(error):
@@ -245,7 +246,8 @@ class Decoder:
                 release_memory(error)
                 chunk = smaller
         seconds = {**sample.seconds, "decode": time.perf_counter() - started}
-        return replace(sample, parameters=parameters, tensors={}, seconds=seconds), frames
+        tensors = {} if sound is None else {SOUND: sound}
+        return replace(sample, parameters=parameters, tensors=tensors, seconds=seconds), frames
 
 
 def _in_chunks(parameters: VideoParameters, chunk: int) -> VideoParameters:

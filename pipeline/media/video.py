@@ -18,15 +18,24 @@ from PIL import ExifTags, Image, PngImagePlugin
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.ffmpeg import run_ffmpeg, run_ffmpeg_on_files
+from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.video_parameters import Format
 
 GIF_MAX_FPS = 50  # browsers show frames of less than two hundredths of a second for a tenth
 
 
-def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int, comment: str) -> None:  # noqa: A002
+def write_video(
+    frames: NDArray[np.uint8],
+    path: Path,
+    format: Format,  # noqa: A002
+    fps: int,
+    comment: str,
+    sound: Sound | None = None,
+) -> None:
     """Write a video to `path`, replacing an existing one; a failure may leave a partial file.
 
-    mp4: H.264 in yuv420p, BT.709, the index first (faststart); `comment` in the comment tag.
+    mp4: H.264 in yuv420p, BT.709, the index first (faststart); `comment` in the comment tag; `sound` in AAC. The other
+    formats are silent.
     gif: 256 colors chosen for this video, endless; `comment` in a comment block. Delays are whole hundredths of a
     second, so of more than 50 frames a second it has 50, which last as long.
     webp: lossy, endless; `comment` in EXIF's ImageDescription, as UTF-8.
@@ -43,7 +52,7 @@ def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int,
         )
     match format:
         case "mp4":
-            _write_mp4(frames, path, fps, comment)
+            _write_mp4(frames, path, fps, comment, sound)
         case "gif":
             _write_gif(frames, path, fps, comment)
         case "webp":
@@ -58,7 +67,7 @@ def _run_ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: Sequence[str], i
     return run_ffmpeg(np.ascontiguousarray(frames).reshape(-1).data, (width, height), fps, arguments, inputs)
 
 
-def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
+def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, sound: Sound | None) -> None:
     # The RGB to YUV matrix is set in the conversion and in the file: otherwise players guess it from the size.
     filters = [
         "scale=out_color_matrix=bt709:out_range=tv:flags=lanczos+accurate_rnd+full_chroma_int",
@@ -67,8 +76,8 @@ def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
     ]
     arguments = ["-vf", ",".join(filters), "-c:v", "libx264", "-preset", "medium", "-crf", "17"]
     arguments += ["-flags:v", "+bitexact"]
-    with _metadata_file(path.parent, comment) as inputs:
-        _run_ffmpeg(frames, fps, [*arguments, *_MP4, f"file:{path}"], inputs)
+    with _metadata_file(path.parent, comment) as inputs, _sound_file(path.parent, sound) as (sound_input, track):
+        _run_ffmpeg(frames, fps, [*arguments, *track, *_MP4, f"file:{path}"], [*inputs, *sound_input])
 
 
 #: Bit-exact: no version strings, so that the same frames give the same bytes.
@@ -85,10 +94,27 @@ def _metadata_file(folder: Path, comment: str) -> Iterator[list[str]]:
         yield ["-f", "ffmetadata", "-i", f"file:{metadata.name}"]
 
 
-def join_mp4(parts: Mapping[Path, int], path: Path, fps: int, comment: str) -> None:
-    """Write an mp4 of others of the same size and rate, each with its number of frames; raises as `write_video`."""
+@contextlib.contextmanager
+def _sound_file(folder: Path, sound: Sound | None) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the arguments of a third input with sound, and of the track that is encoded from it; of none, no track."""
+    if sound is None:
+        yield [], []
+        return
+    with tempfile.NamedTemporaryFile("wb", dir=folder, suffix=".wav") as file:
+        file.write(sound.wav)
+        file.flush()
+        aac = ["-c:a", "aac", "-b:a", "192k", "-flags:a", "+bitexact"]
+        yield ["-f", "wav", "-i", f"file:{file.name}"], ["-map", "0:v", "-map", "2:a", *aac]
+
+
+def join_mp4(parts: Mapping[Path, int], path: Path, fps: int, comment: str, sound: Sound | None = None) -> None:
+    """Write an mp4 of others of the same size and rate, each with its number of frames; raises as `write_video`.
+
+    `sound` is that of the whole, which is encoded once: each track that is copied would begin later by a frame of AAC.
+    """
     with (
         _metadata_file(path.parent, comment) as metadata,
+        _sound_file(path.parent, sound) as (sound_input, track),
         tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8") as names,
     ):
         for part, num_frames in parts.items():
@@ -96,8 +122,8 @@ def join_mp4(parts: Mapping[Path, int], path: Path, fps: int, comment: str) -> N
             # An mp4 gives its duration in milliseconds, which would move the frames after it.
             names.write(f"file 'file:{quoted}'\nduration {num_frames / fps:.6f}\n")
         names.flush()
-        inputs = ["-f", "concat", "-safe", "0", "-i", f"file:{names.name}", *metadata]
-        run_ffmpeg_on_files([*inputs, "-c", "copy", *_MP4, f"file:{path}"])
+        inputs = ["-f", "concat", "-safe", "0", "-i", f"file:{names.name}", *metadata, *sound_input]
+        run_ffmpeg_on_files([*inputs, "-c:v", "copy", *(track or ["-an"]), *_MP4, f"file:{path}"])
 
 
 def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:

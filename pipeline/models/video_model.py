@@ -62,6 +62,7 @@ class ModelInfo:
     compute: dict[str, Any] = field(default_factory=dict)  # dtype and other compute options, as in sidecars
     made_of: dict[str, Any] = field(default_factory=dict)  # what a model file put into the folder, as in sidecars
     identity: str = ""  # names the model in checkpoints: of a model file, its fingerprint in `compute` is enough
+    sound_rate: int = 0  # samples a second of the sound of its videos; 0: they have none
     weight_bytes: int = 0  # that the device holds
     streamed_bytes: int = 0  # the same if blocks were streamed from host memory
     #: What encode and decode cost before they are measured.
@@ -144,6 +145,13 @@ class VideoModel(ABC):
 
         Returns frames on the device: (F, H, W, 3), uint8, RGB. Raises SampleError if they are not finite.
         """
+
+    def sound(self, state: State, parameters: VideoParameters) -> Tensor | None:
+        """Decode the sound of a state after the last step: a waveform (channels, N), float32, -1 to 1; None: no sound.
+
+        Only with `Role.decode`; it has `ModelInfo.sound_rate` samples a second. Raises SampleError if it is not finite.
+        """
+        return None
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

@@ -20,7 +20,7 @@ class Kind(Enum):
     """The kind of a message."""
 
     SAMPLE = "sample"
-    FRAMES = "frames"  # the frames of a video for the last rank, uint8, and its sample
+    FRAMES = "frames"  # the frames of a video for the last rank, uint8, its sound, if any, and its sample
     WARM = "warm"  # a shape of video to warm up for
     WORK = "work"  # finished work alone; other messages carry it along
     CLOSE = "close"  # the last message
@@ -82,7 +82,7 @@ class Message:
 
     kind: Kind
     body: Mapping[str, Any] = field(default_factory=dict)  # the content as JSON; empty for a close
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # of a sample, or `frames` (F, H, W, 3)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # of a sample, or `frames` (F, H, W, 3) and `sound`
     shared: SharedTensors | None = None  # the memory of the tensors, once they have been sent; passed on as it is
     work: Sequence[Work] = ()  # what ranks up the chain have finished
 

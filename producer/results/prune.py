@@ -18,7 +18,7 @@ from rq.job import JobStatus
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.chains import later_links, link_before
-from svdq.producer.job import INPUT_KEY, Job, parse_job
+from svdq.producer.job import INPUT_KEY, Job, last_frame_beside, parse_job
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import ENDED, database_id, fetch, fetch_many, is_ours, no_such_job, read_job, statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
@@ -63,7 +63,7 @@ def find_removals(
     inputs = [
         entry
         for entry in storage.entries("inputs")
-        if entry.modified_at < min(cutoff, now - 2 * INPUT_AGE) and INPUT_KEY.fullmatch(entry.key)
+        if entry.modified_at < min(cutoff, now - 2 * INPUT_AGE) and INPUT_KEY.fullmatch(last_frame_beside(entry.key))
     ]
     # Read after the photos: later submissions have photos that are too young to be in the list.
     unfinished, images = _read_jobs(connection, on_bad)
@@ -73,7 +73,8 @@ def find_removals(
     gone = {key for removal in removals for key in removal.keys}
     if inputs:
         used = images | _images_of(storage, [entry for entry in outputs if entry.key not in gone])
-        removals += [_removal("photo", "", storage, (entry.key,), [entry]) for entry in inputs if entry.key not in used]
+        unused = [entry for entry in inputs if last_frame_beside(entry.key) not in used]
+        removals += [_removal("photo", "", storage, (entry.key,), [entry]) for entry in unused]
     for place in {place.shown: place for place in (home, storage)}.values():
         removals += [removal for removal in _checkpoints(place, cutoff) if removal.job_id not in unfinished]
     if not any(removal.storage is storage for removal in removals):

@@ -79,6 +79,9 @@ class CountingModel:
     def denoiser(self, tensors, parameters: SvdParameters) -> "CountingDenoiser":
         return CountingDenoiser(self, parameters)
 
+    def sound(self, tensors, parameters: SvdParameters) -> None:
+        return None
+
     def decode(self, tensors, parameters: SvdParameters, decode_chunk_size: int) -> torch.Tensor:
         self.chunk_sizes.append(decode_chunk_size)
         if parameters.seed in self.fail_decode:

@@ -22,14 +22,15 @@ import redis
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Sink
-from svdq.pipeline.loop.sample import Sample, sample_body
+from svdq.pipeline.loop.sample import SOUND, Sample, sample_body
 from svdq.pipeline.media import video
+from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.video_model import Frames, ModelInfo
 from svdq.pipeline.trace import Tracer
 from svdq.producer import keys
 from svdq.producer.chains import why_no_video_before
-from svdq.producer.job import Job, last_frame_key
+from svdq.producer.job import Job, last_frame_key, sound_key
 from svdq.producer.records import Sidecar, SidecarModel
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
@@ -190,22 +191,29 @@ class ResultWriter(Sink):
             )
             if job.chained:  # nothing is shown between its last frame and the first one of the next link
                 shown = shown[: (len(frames) - 1) * (fps // job.fps) + 1]
-            num_frames = len(shown)
+            num_frames, num_before = len(shown), 0
+            sound = self._sound_of(sample, job)
             if job.predecessor:
                 shown = shown[1:]  # the first one is the last one of the link before
                 self._storage.copy_out(job.output_keys(job.predecessor)["mp4"], staging / "before.mp4")
                 num_before = Sidecar.parse(self._storage.read(job.sidecar_key(job.predecessor))).num_frames
                 num_frames = num_before + len(shown)
+            if sound is not None:  # the first frame of a link is that of the one before
+                sound = sound.during(1 if job.predecessor else 0, len(shown), fps)
+                if job.predecessor:
+                    sound = sound.after(self._sound_before(job.predecessor, sound), num_before, fps)
             if (num_frames, fps) != (len(frames), job.fps):
                 sidecar = sidecar.model_copy(update={"shown": {"frames": num_frames, "fps": fps}})
             for kind, key in keys.items():
-                video.write_video(shown, paths[key], kind, fps, sidecar.comment)
+                video.write_video(shown, paths[key], kind, fps, sidecar.comment, None if job.predecessor else sound)
                 if job.predecessor:
                     own = paths[key].rename(staging / "own.mp4")
                     parts = {staging / "before.mp4": num_before, own: len(shown)}
-                    video.join_mp4(parts, paths[key], fps, sidecar.comment)
+                    video.join_mp4(parts, paths[key], fps, sidecar.comment, sound)
             if not self._is_held(sample):
                 raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
+            if job.chained and sound is not None:
+                self._storage.write_bytes(sound_key(sample.job_id), sound.wav)
             if job.chained:
                 self._storage.write_bytes(last_frame_key(sample.job_id), video.png_of(frames[-1]))
             for key, path in paths.items():
@@ -213,6 +221,17 @@ class ResultWriter(Sink):
         sidecar = sidecar.model_copy(update=timings_of(sample, time.perf_counter() - started))
         self._storage.write_text(job.sidecar_key(sample.job_id), sidecar.text)
         return sidecar.result.model_dump(mode="json")
+
+    def _sound_of(self, sample: Sample, job: Job) -> Sound | None:
+        """Return the sound that the model made; a boomerang has none, since it would be played backwards."""
+        if SOUND not in sample.tensors or job.boomerang:
+            return None
+        return Sound.of(sample.tensors[SOUND].numpy(), self._model.sound_rate)
+
+    def _sound_before(self, job_id: str, sound: Sound) -> Sound:
+        """Return the sound of a chain up to a link; silence if that has none."""
+        key = sound_key(job_id)
+        return Sound.parse(self._storage.read(key)) if self._storage.exists(key) else sound.during(0, 0, 1)
 
 
 def notice_for(model: ModelInfo, job: Job) -> str:
