@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute_options import ComputeOptions, apply, quantization
+from svdq.pipeline.models.compute_options import ComputeOptions, apply, quantization, stream_layers
 from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import FolderLayout
 from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
@@ -117,11 +117,19 @@ class ComponentLoader:
     def load_for(self, component: str, device: torch.device, options: ComputeOptions) -> Any:
         """Load one component as the options say, a denoising one configured; raises InputError for whatever reason."""
         with in_a_sentence(f"The {component} of the model {self.name}", device, self._needed_bytes):
+            if self.is_streamed(component):
+                return stream_layers(
+                    self.load(component, torch.device("cpu"), is_kept=options.weights == "stored"), device
+                )
             if component not in self.layout.denoisers:
                 return self.load(component, device, is_kept=options.weights == "stored")
             where = torch.device("cpu") if options.offload == "blocks" else device
             found = self.load(component, where, quantization(options), is_kept=options.weights == "stored")
             return apply(found, options, device)
+
+    def is_streamed(self, component: str) -> bool:
+        """Return whether the layers of a text encoder come from host memory one by one."""
+        return component in self.layout.streamed and (self.role.in_rounds or self.role.leaves != "nothing")
 
     def _without_weights(self) -> dict[str, Any]:
         """Load the scheduler and, to encode, the tokenizer and the image processor; return all settings, too."""

@@ -129,6 +129,32 @@ def _stream_blocks(transformer: Any, device: "torch.device") -> None:
     )
 
 
+def stream_layers(encoder: Any, device: "torch.device") -> Any:
+    """Put a text encoder, in host memory, on a device, but for its layers, each of which comes when it computes."""
+    import torch
+    from diffusers.hooks import apply_group_offloading
+
+    lists = (getattr(module, "layers", None) for module in encoder.modules())
+    layers = max((each for each in lists if isinstance(each, torch.nn.ModuleList)), key=len)
+    inside = {id(each) for each in (*layers.parameters(), *layers.buffers())}
+    for weight in (*encoder.parameters(), *encoder.buffers()):
+        if id(weight) not in inside:
+            weight.data = weight.data.to(device)
+    holder: Any = torch.nn.Module()  # diffusers would take embeddings off the device that the head is tied to
+    holder.layers = layers
+    on_gpu = device.type == "cuda"
+    apply_group_offloading(
+        holder,
+        onload_device=device,
+        offload_device=torch.device("cpu"),
+        offload_type="block_level",
+        num_blocks_per_group=1,
+        use_stream=on_gpu,
+        low_cpu_mem_usage=on_gpu,  # which pins a layer when it comes, and leaves the weights mapped
+    )
+    return encoder
+
+
 def split_attention(unet: Any, max_batch: int = MAX_ATTENTION_BATCH) -> None:
     """Limit the batch of attention calls to `max_batch` elements."""
     from diffusers.models.attention_processor import AttnProcessor2_0

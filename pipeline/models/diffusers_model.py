@@ -175,7 +175,12 @@ class DiffusersModel(VideoModel):
             self._put_back_all()
             # Streamed blocks are pinned in host memory, which holds those of one component.
             wanted = self._of_set[components]
-            changed = self._residency.hold(wanted, is_kept=lambda each: not (is_streamed and each in self._denoisers))
+            changed = self._residency.hold(
+                wanted,
+                is_kept=lambda each: (
+                    not (is_streamed and each in self._denoisers) and not self._found.is_streamed(each)
+                ),
+            )
             for component, module in changed.items():
                 setattr(self.pipeline, component, module)
                 if component not in self._found.layout.denoisers:

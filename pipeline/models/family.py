@@ -46,6 +46,9 @@ class FolderLayout:
     float32: frozenset[str] = frozenset()  # components that are loaded in float32 whatever the dtype
     kept_float32: tuple[str, ...] = ()  # parts of the names of weights that diffusers keeps in float32
     settings: tuple[str, ...] = ()  # entries of the index that are arguments of the pipeline
+    #: Text encoders whose layers come from host memory one by one where components take turns, because they would never
+    #: fit beside anything, with the share of their weights that is on the GPU then.
+    streamed: Mapping[str, float] = field(default_factory=dict)
     weighted: tuple[str, ...]
 
     def of_phases(self, *phases: Phase) -> frozenset[str]:

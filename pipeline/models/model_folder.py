@@ -29,6 +29,7 @@ _SAVED = "give a folder that diffusers' save_pretrained has written"  # advice a
 
 #: Tensors in files of ComfyUI that are no weights: scales, how the inputs of a layer are rounded, notes of the format.
 SCALES, NOTE = ("scale_weight", "weight_scale"), "comfy_quant"
+_DENOISER, _CONNECTOR = "model.diffusion_model.", "_embeddings_connector."  # in names of files with all components
 EMBEDDINGS = ("shared.weight", "token_embd.weight")  # weights that text encoders look up, and multiply by nothing
 NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", NOTE, *SCALES)
 
@@ -95,6 +96,8 @@ def weights_in(file: Path) -> list[tuple[str, int, int]]:
     except (OSError, _library().SafetensorError):
         return []
     named = {name: each for name, each in found.items() if not {name, name.rpartition(".")[2]} & {*NO_WEIGHTS}}
+    if any(name.startswith(_DENOISER) for name in named):  # the others are of other components in the same file
+        named = {name: each for name, each in named.items() if name.startswith(_DENOISER) and _CONNECTOR not in name}
     numbers = {name: math.prod(shape) for name, (_, shape) in named.items()}
     return [(name, number, number * _num_bits(named[name][0]) // 8) for name, number in numbers.items()]
 

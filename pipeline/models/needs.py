@@ -101,17 +101,19 @@ class ModelSize:
         goes.
         """
         if residency == "rounds":
-            return self._others(phase) + (self.denoisers(residency) if phase == "step" else 0)
+            return self._others(phase, streams=True) + (self.denoisers(residency) if phase == "step" else 0)
         if not encodes:
             return self._others("step", "decode") + self.denoisers(residency)
         has_text = leaves == "nothing" or phase == "embed"
         has_experts = leaves != "experts" or phase in ("step", "decode")
-        others = self._others("encode", "step", "decode", *(["embed"] if has_text else []))
+        others = self._others("encode", "step", "decode", *(["embed"] if has_text else []), streams=leaves != "nothing")
         return others + self.denoisers(residency) * has_experts
 
-    def _others(self, *phases: Phase) -> int:
+    def _others(self, *phases: Phase, streams: bool = False) -> int:
         """Return the bytes of the weights that phases need besides the denoising components."""
-        return sum(map(self.weights, self.layout.of_phases(*phases) & self.num_weights.keys()))
+        shares = self.layout.streamed if streams else {}
+        components = self.layout.of_phases(*phases) & self.num_weights.keys()
+        return sum(int(self.weights(each) * shares.get(each, 1)) for each in components)
 
     def denoisers(self, residency: Residency) -> int:
         """Return the bytes of the weights of the denoising components that a rank holds."""

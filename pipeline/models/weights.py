@@ -211,6 +211,10 @@ def _name_in_t5(name: str) -> str:
     return name
 
 
+#: What diffusers' conversions leave as it is (diffusers#14145): of LTX-2.3.
+_MISSED = {"prompt_adaln_single.": "prompt_adaln."}
+
+
 def renaming(kind: Any) -> Callable[[str], str]:
     """Return the conversion of names in files to those of a class of diffusers or transformers; most have none."""
     if hasattr(kind, "config_class"):
@@ -218,5 +222,14 @@ def renaming(kind: Any) -> Callable[[str], str]:
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 
     convert = SINGLE_FILE_LOADABLE_CLASSES.get(kind.__name__, {}).get("checkpoint_mapping_fn")
-    # It renames the keys of a dict and leaves the values alone.
-    return (lambda name: str(next(iter(convert({name: name}))))) if convert else str
+    if not convert:
+        return str
+
+    def rename(name: str) -> str:
+        # It renames the keys of a dict and leaves the values alone; it drops those of other components.
+        name = str(next(iter(convert({name: name})), name))
+        for theirs, ours in _MISSED.items():
+            name = name.replace(theirs, ours)
+        return name
+
+    return rename
