@@ -28,6 +28,7 @@ from svdq.producer.submitting.photos import nearest_side
 from svdq.producer.text import parse_future
 
 RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}  # the API's other names for parameters
+SOUND = ("generate_audio", "generate_sound")  # vLLM-Omni's name, and SGLang's, for the sound of families that have it
 PROMPTS = ("prompt", "negative_prompt")  # texts for families that take them; of others, they are recorded
 #: Names of the photo: those of OpenAI, of vLLM-Omni, and of SGLang and FastVideo.
 PHOTOS = ("input_reference", "image_reference", "reference_url")
@@ -50,14 +51,13 @@ NO_OPS: Mapping[str, tuple[str, ...]] = {
     "enable_frame_interpolation": _OFF,
     "frame_interpolation_exp": ("1",),
     "frame_interpolation_scale": ("1", "1.0"),
-    "generate_sound": _OFF,
     "true_cfg_scale": ("1", "1.0"),
     "max_sequence_length": ("512",),
     "generator_device": ("cpu",),
     "response_format": ("url",),
 }
 #: Fields that are no parameters of a video, or depend on the family.
-_OWN = (*PROMPTS, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
+_OWN = (*PROMPTS, *SOUND, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
 _PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in RENAMED.values())
 FIELDS = tuple(dict.fromkeys((*_OWN, "size", *RENAMED, *_PLAIN, "lora")))
 _OF_LORA = ("name", "local_path", "scale", "int_id")  # keys of vLLM-Omni's object; the last says nothing here
@@ -92,7 +92,7 @@ def read_request(
     def spell(field: str) -> str:
         if field in ("min_guidance_scale", "max_guidance_scale") and field not in given:
             return "guidance_scale" if "guidance_scale" in given else field
-        names = RENAMED | {LAST_PHOTO: "last_image"}
+        names = RENAMED | {LAST_PHOTO: "last_image"} | {name: "sound" for name in SOUND if name in given}
         return next((name for name, own in names.items() if own == field), as_key(field))
 
     try:
@@ -110,14 +110,19 @@ def _read(
     base: SubmitOptions,
     spell: Callable[[str], str],
 ) -> VideoRequest:
-    texts = {name: as_text(name, value, name) for name, value in given.items()}
+    texts = {name: as_text("sound" if name in SOUND else name, value, name) for name, value in given.items()}
     own = {name: text.strip() for name, text in texts.items() if name in _OWN}
     prompts: dict[str, Any] = {name: text for name, text in texts.items() if name in PROMPTS}
     plain = read_parameters({RENAMED.get(name, name): text for name, text in texts.items() if name not in _OWN}, spell)
+    sound = [_is_on(name, own[name]) for name in SOUND if name in own]
+    if any(sound):
+        plain["sound"] = True
     asked = SubmitOptions(**({"family": base.family, "last_image": base.last_image} | plain))
     family = asked.family_for(model, spell) or DEFAULT_FAMILY
     notice = _take_nearest_size(plain, JOBS[family].side_multiple)
     notes: tuple[tuple[str, str], ...] = ()
+    if sound and not any(sound) and "sound" in JOBS[family].model_fields:
+        plain["sound"] = False
     if family in WITH_PROMPTS:
         plain |= prompts
     else:  # recorded, and so as clean as prompts that are used
@@ -261,6 +266,10 @@ def _add_guidance_and_frames(fields: dict[str, Any], own: Mapping[str, str], fam
             rule = "more than 0" if frames <= 0 else "shorter; videos have 1,024 frames at most"
             raise InputError(f"seconds {own['seconds'][:80]} is not allowed: it must be {rule}.")
         fields["frames"] = max(0, round((frames - 1) / step)) * step + 1
+
+
+def _is_on(name: str, text: str) -> bool:
+    return bool(read_parameters({"sound": text}, lambda _: name)["sound"])
 
 
 def _number(name: str, text: str) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from starlette.routing import BaseRoute, Route
 
-from svdq.cli.serve.fields import EXTRAS, FIELDS, LAST_PHOTO, NO_OPS, PHOTO, RENAMED
+from svdq.cli.serve.fields import EXTRAS, FIELDS, LAST_PHOTO, NO_OPS, PHOTO, RENAMED, SOUND
 from svdq.cli.serve.videos import Video
 from svdq.producer import keys
 from svdq.producer.job import JOBS
@@ -23,6 +23,7 @@ _OTHER_FIELDS: Mapping[str, dict[str, Any]] = {
     "family": {"type": "string", "enum": list(JOBS), "description": "the kind of model"},
     "model": {"type": "string", "description": "a model that workers run; leave it out for any"},
     "seconds": _TEXT_OR_NUMBER | {"description": "length; ignored if num_frames is given"},
+    **{name: {"type": ["boolean", "string"], "description": "whether the video has sound"} for name in SOUND},
     "size": {"type": "string", "description": "width and height, such as 576x320, or auto", "examples": ["576x320"]},
     "guidance_scale": _TEXT_OR_NUMBER,
     "priority": {"type": "string", "enum": list(keys.PRIORITIES)},

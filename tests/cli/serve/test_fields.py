@@ -228,3 +228,14 @@ def test_a_remix_keeps_the_pace_and_the_guidance_of_its_video() -> None:
     base = SubmitOptions(family="wan", fps=24)
     [options] = read_request([("seconds", "2")], NOW, base=base).spec.options
     assert (options.frames, options.fps) == (49, 24)
+
+
+@pytest.mark.parametrize("name", ["generate_audio", "generate_sound"])
+def test_sound_is_asked_for_by_the_names_of_other_servers(name):
+    for value, sound in ((True, True), ("false", False)):
+        asked = options_of([("family", "ltx"), (name, value), ("seconds", "5")])
+        assert (asked.sound, asked.frames, asked.fps) == (sound, 121, 24)
+    assert options_of([(name, "true")]).family == "ltx"
+    assert options_of([("family", "wan"), (name, "false")]).given().keys() == {"family"}
+    refused = read([("family", "wan"), (name, "true")])
+    assert str(refused).startswith(f"{name} does not apply to Wan (family wan), only to LTX-2")
