@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.models.family import Facts
-from svdq.pipeline.models.ltx.family import STG_BLOCK, LtxParameters, Stage, audio_frames, complete
+from svdq.pipeline.models.ltx.family import (
+    STG_BLOCK,
+    LtxParameters,
+    Stage,
+    audio_frames,
+    complete,
+    stage_work,
+    stages_of,
+)
 from svdq.pipeline.models.ltx.layout import GIVEN_SIGMAS, TRANSFORMER
 from svdq.pipeline.models.video_model import State
 from svdq.pipeline.planning.binding import Segment
@@ -22,10 +30,15 @@ from svdq.pipeline.video_parameters import VideoParameters
 
 
 def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
-    """Return that the transformer does all steps of both stages."""
-    steps = complete(parameters, facts).steps
-    assert steps is not None
-    return (Segment(component=TRANSFORMER, start=0, stop=steps),)
+    """Return that the transformer does all steps, of which those of a second stage cost more."""
+    completed = complete(parameters, facts)
+    assert completed.steps is not None
+    first, *others = stages_of(completed, facts)
+    work = stage_work(first, facts)
+    costs = [1.0] * first.num_steps
+    for stage in others:
+        costs += [round(stage_work(stage, facts) / work, 2)] * stage.num_steps
+    return (Segment(component=TRANSFORMER, start=0, stop=completed.steps, costs=tuple(costs) if others else ()),)
 
 
 class Schedule:

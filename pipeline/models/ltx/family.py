@@ -276,11 +276,17 @@ def memory(activity: Activity, shape: MemoryShape, dtype: str, facts: Facts, *, 
     return int(tokens * _hidden(facts) * STEP_ELEMENTS * item * shape[3])
 
 
+def stage_work(stage: Stage, facts: Facts) -> float:
+    """Return the work of a prediction, in that of the other layers for a token of the video.
+
+    Attention to all tokens comes on top, and the layers of the sound, which are as 192 tokens.
+    """
+    return stage.tokens * (1 + 0.119 * stage.tokens / _hidden(facts)) + 192
+
+
 def step_work(parameters: VideoParameters, facts: Facts) -> float:
-    """Return the work of a prediction at full size, in that of the other layers for a token; attention comes on top."""
-    assert isinstance(parameters, LtxParameters)
-    tokens = ((parameters.num_frames - 1) // FRAME_STEP + 1) * parameters.width * parameters.height // LATENT_SIDE**2
-    return tokens * (1 + 0.119 * tokens / _hidden(facts))
+    """Return the work of a prediction in the first stage."""
+    return stage_work(stages_of(complete(parameters, facts), facts)[0], facts)
 
 
 def _hidden(facts: Facts) -> int:

@@ -34,6 +34,16 @@ def test_a_distilled_model_takes_two_stages_of_8_and_3_steps_without_guidance():
     assert FAMILY.complete(values, PUBLISHED) == values
 
 
+@pytest.mark.parametrize(("size", "cost"), [((768, 512), 4.1), ((1280, 704), 4.9), ((1536, 1024), 5.7)])
+def test_steps_of_the_second_stage_cost_more(size, cost):
+    values = completed(width=size[0], height=size[1])
+    (segment,) = FAMILY.segments(values, PUBLISHED)
+    assert (segment.component, segment.start, segment.stop) == ("transformer", 0, 11)
+    assert segment.costs == pytest.approx((1.0,) * 8 + (cost,) * 3, abs=0.1)
+    (segment,) = FAMILY.segments(completed(stages=1), PUBLISHED)
+    assert segment.costs == ()
+
+
 def test_a_model_that_is_not_distilled_takes_one_stage_with_guidance():
     values = completed(DEV)
     assert (values.stages, values.steps, values.guided) == (1, 30, True)
