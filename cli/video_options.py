@@ -104,9 +104,15 @@ def parameter_options(command: Command) -> Command:
         multiple=True,
         help="LoRA in the folder SVDQ_LORAS, and its strength; of two experts high=NAME,low=NAME:STRENGTH; repeatable.",
     )
-    own = ("family", "width", "height", "formats", "fit", "loras")
+    step_cache = click.option(
+        "--step-cache",
+        metavar="THRESHOLD|1.5x",
+        help="Skip steps that change little: up to this estimated error, such as 0.06, or as many as make the steps so "
+        "many times as fast [0 to 1; default: 0, none].",
+    )
+    own = ("family", "width", "height", "formats", "fit", "loras", "step_cache")
     plain = [_option(name) for name in VIDEO_FIELDS if name not in own]
-    return with_options(command, [family, size, *plain, loras, file_format, _option("fit")])
+    return with_options(command, [family, size, *plain, step_cache, loras, file_format, _option("fit")])
 
 
 priority_option = click.option(

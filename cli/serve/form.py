@@ -23,6 +23,7 @@ LABELS: Mapping[str, str] = {
     "modality_scale": "Guidance by each other",
     "flow_shift": "Noise shift",
     "loop": "Loop",
+    "step_cache": "Skip steps",
     "last_image": "Last frame",
     "fps": "Frames a second",
     "motion_bucket_id": "Motion",
@@ -119,6 +120,8 @@ def _field(name: str, rules: Mapping[str, Any], frame_step: int) -> FormField:
     match rules["type"]:
         case "integer":
             kind, step = "number", str(frame_step if name == "frames" else rules.get("multipleOf", 1))
+        case "number" if name == "step_cache":  # which may be 1.5x
+            low = high = None
         case "number":
             kind = "number"
         case "array":

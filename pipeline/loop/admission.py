@@ -117,6 +117,7 @@ class Admission:
         steps = step_costs(segments)
         shape = Shape.of(parameters)
         with self._lock:
+            self._costs.admit(parameters, steps)
             boundaries = self._planner.admit(
                 index,
                 Row.of(self._costs.estimate(shape), steps),

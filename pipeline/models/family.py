@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.memory import Phase
-from svdq.pipeline.models.model_file import ModelFile, SchedulerEntry
+from svdq.pipeline.models.model_file import ModelFile, SchedulerEntry, StepCacheEntry
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
@@ -114,13 +114,15 @@ class Family:
     complete: Callable[[VideoParameters, Facts], VideoParameters]
     #: Returns the facts that another scheduler changes; None: this family's cannot be changed.
     use_scheduler: Callable[[Facts, SchedulerEntry], Facts] | None = None
+    #: Returns the facts that another curve of skipped steps changes; None: this family skips none.
+    use_step_cache: Callable[[Facts, StepCacheEntry], Facts] | None = None
     prior: Callable[[Facts], CostPrior]  # returns what encode and decode cost before they are measured
     #: Estimates the peak bytes of an activity, besides the weights, from the activity, its shape (`memory.shape_for`),
     #: torch's name of the compute dtype and the facts; `has_decoder`: whether the encoding rank also has the decoder.
     memory: Callable[..., int]
 
     def with_model_file(self, facts: dict[str, Any], given: ModelFile, path: str) -> dict[str, Any]:
-        """Return the facts of a model with the defaults and scheduler of a model file; may raise InputError."""
+        """Return the facts of a model with the defaults, scheduler and curve of a model file; may raise InputError."""
         defaults = dict(given.defaults)
         if given.scheduler != SchedulerEntry():  # type: ignore[call-arg]
             if self.use_scheduler is None:
@@ -129,6 +131,13 @@ class Family:
                 )
             facts |= self.use_scheduler(facts, given.scheduler)
             defaults |= {"flow_shift": given.scheduler.shift} if given.scheduler.shift else {}
+        if given.step_cache is not None:
+            if self.use_step_cache is None:
+                raise InputError(f"The model file {path!r} has a step_cache, which {self.parameters.title} cannot use.")
+            try:
+                facts |= self.use_step_cache(facts, given.step_cache)
+            except InputError as error:
+                raise InputError(f"The model file {path!r} cannot be used: {error}") from error
         if "seed" in defaults:
             raise InputError(f"The model file {path!r} has a default for seed, which every job has of its own.")
         try:

@@ -35,8 +35,14 @@ def chunk_of(parameters: VideoParameters) -> int:
 
 
 def shape_for(activity: Activity, parameters: VideoParameters) -> MemoryShape:
-    """Return what determines the memory of an activity: size, frames, and passes of a step or chunk of a decode."""
+    """Return what determines the memory of an activity: size, frames, and passes of a step or chunk of a decode.
+
+    A step has a fifth number where steps are skipped: of how many passes it keeps the residual.
+    """
     width, height, frames = parameters.width, parameters.height, parameters.num_frames
     if activity == "encode":
         return (width, height)
-    return (width, height, frames, 1 + parameters.guided if activity == "step" else chunk_of(parameters))
+    if activity == "decode":
+        return (width, height, frames, chunk_of(parameters))
+    passes = 1 + parameters.guided
+    return (width, height, frames, passes, *((passes,) if getattr(parameters, "step_cache", 0.0) else ()))

@@ -72,6 +72,27 @@ class SchedulerEntry(_Section):
         return self
 
 
+_Ratio = Annotated[float, Field(gt=0, lt=10, allow_inf_nan=False)]
+_Ratios = Annotated[tuple[_Ratio, ...], Field(min_length=1, max_length=1000)]
+
+
+class StepCacheEntry(_Section):
+    """The curve by which steps are skipped, in place of the base's; see `wan/step_cache.py`."""
+
+    ratios: _Ratios | None = None
+    #: The same of each of two experts.
+    high: _Ratios | None = None
+    low: _Ratios | None = None
+    max_skip: int | None = Field(None, ge=1, le=100)  # most successive steps that are skipped
+    retention: float | None = Field(None, ge=0, le=1)  # share of the steps, the first ones, that are computed
+
+    @model_validator(mode="after")
+    def _whole(self) -> "StepCacheEntry":
+        if (self.high is None) != (self.low is None) or (self.ratios and self.high):
+            raise ValueError("give ratios, or both high and low for two experts")
+        return self
+
+
 class ModelFile(_Section):
     """The contents of a model file."""
 
@@ -80,6 +101,7 @@ class ModelFile(_Section):
     lora: tuple[LoraEntry, ...] = ()
     defaults: dict[str, Any] = {}  # parameters that a job leaves open
     scheduler: SchedulerEntry = SchedulerEntry()  # type: ignore[call-arg]
+    step_cache: StepCacheEntry | None = None
 
     @field_validator("base")
     @classmethod

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import FAMILIES, family_named, family_of
-from svdq.pipeline.models.family import FolderLayout
+from svdq.pipeline.models.family import Facts, FolderLayout
 from svdq.pipeline.models.lora_folder import add_samples
 from svdq.pipeline.models.model_file import (
     HUB_ID,
@@ -193,6 +193,8 @@ def _fingerprint(files: Mapping[str, Path], given: ModelFile | None) -> str:
     digest = hashlib.sha256()
     if given is not None:
         digest.update(given.scheduler.model_dump_json().encode())
+        if given.step_cache is not None:
+            digest.update(given.step_cache.model_dump_json().encode())
     for name, file in files.items():
         if file.is_file():  # opening a pipe would block
             digest.update(f"{name} ".encode())
@@ -202,15 +204,26 @@ def _fingerprint(files: Mapping[str, Path], given: ModelFile | None) -> str:
 
 def takes_last_photo(name: str) -> bool:
     """Return whether a model takes a photo of the last frame, by its name; True if that is not known here."""
+    family = next((each for each in FAMILIES if each.name == family_of_model(name)), None)
+    facts = facts_of(name)
+    return family is None or facts is None or family.takes_last_photo(facts)
+
+
+def facts_of(name: str) -> Facts | None:
+    """Return the facts of a model by its name; None if they are not known here."""
     try:
-        name = read_model_file(Path(name)).base if is_model_file(name) else name
-        folder = find_folder(name)
-        family, _ = family_of(folder, name)
-        return family.takes_last_photo(family.read_facts(folder, name))
-    except InputError:
-        hub_id = name.partition("@")[0]
-        known = (each.takes_last_photo(each.models[hub_id].facts) for each in FAMILIES if hub_id in each.models)
-        return next(known, True)
+        given = read_model_file(Path(name)) if is_model_file(name) else None
+        base = given.base if given else name
+        hub_id = base.partition("@")[0]
+        try:
+            folder = find_folder(base)
+            family, _ = family_of(folder, base)
+            facts = family.read_facts(folder, base)
+        except InputError:
+            family, facts = next((each, each.models[hub_id].facts) for each in FAMILIES if hub_id in each.models)
+        return family.with_model_file(dict(facts), given, name) if given else facts
+    except (InputError, StopIteration):
+        return None
 
 
 def check_name(name: str) -> None:

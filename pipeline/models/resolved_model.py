@@ -73,4 +73,6 @@ class ResolvedModel(BaseModel):
             described["weights"] = {component: file.name for component, file in self.weights.items()}
         if self.loras:
             described["loras"] = [lora.model_dump() | {"file": lora.file.name} for lora in self.loras]
-        return described | {name: self.facts[name] for name in ("sigmas", "switch_at") if name in self.facts}
+        return described | {
+            name: self.facts[name] for name in ("sigmas", "switch_at", "step_cache") if name in self.facts
+        }

@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import not_
-from statistics import median
+from statistics import mean, median
 from typing import Annotated, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -75,6 +75,8 @@ class ShapeCosts(Costs):
     width: Annotated[int, Field(ge=1, lt=2**63)]
     height: Annotated[int, Field(ge=1, lt=2**63)]
     guided: bool
+    #: The mean relative cost of a step, by the `step_cache` of videos, where it is not 1.
+    mean_steps: dict[str, Seconds] = Field(default={}, exclude_if=not_)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,12 @@ class CostModel:
         self._num_ranks = num_ranks
         self._prior = prior
         self._measured: dict[Shape, _Measured] = defaultdict(_Measured)
+        self._steps_of: dict[Shape, dict[str, Sequence[float]]] = defaultdict(dict)
+
+    def admit(self, parameters: VideoParameters, steps: Sequence[float]) -> None:
+        """Note the relative costs of the steps of a video."""
+        if set(steps) != {1.0}:
+            self._steps_of[Shape.of(parameters)][f"{getattr(parameters, 'step_cache', 0.0):g}"] = steps
 
     def record(self, shape: Shape, rank: int, kind: str, num_steps: int, seconds: float, *, cost: float = 1.0) -> None:
         """Add the duration of an `encode`, a `decode` or, together, of `num_steps` `steps` of one `cost` on a rank."""
@@ -121,7 +129,12 @@ class CostModel:
     def measured(self) -> list[ShapeCosts]:
         """Return the costs of the last shapes of which all was measured, in the order of their first measurement."""
         whole = [shape for shape in list(self._measured) if self.is_measured(shape)]
-        return [ShapeCosts(**self.estimate(shape).model_dump(), **shape._asdict()) for shape in whole[-MAX_SHAPES:]]
+        found = []
+        for shape in whole[-MAX_SHAPES:]:
+            costs, steps_of = self.estimate(shape), self._steps_of.get(shape, {})
+            means = {key: mean(costs.refined(steps)) for key, steps in list(steps_of.items())}
+            found.append(ShapeCosts(**costs.model_dump(), **shape._asdict(), mean_steps=means))
+        return found
 
     def estimate(self, shape: Shape) -> Costs:
         """Estimate the costs of a video; unmeasured ones follow from the other ranks, or else from the prior."""

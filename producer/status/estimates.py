@@ -274,13 +274,22 @@ class _Shape(NamedTuple):
     height: float | None
     guided: bool
     steps: int
+    step_cache: float
 
 
 def _shape_of(parameters: Parameters) -> _Shape:
-    frames, width, height, steps = (_positive(parameters.get(name)) for name in ("frames", "width", "height", "steps"))
+    names = ("frames", "width", "height", "steps", "step_cache")
+    frames, width, height, steps, step_cache = (_positive(parameters.get(name)) for name in names)
     if parameters.get("steps") is None:
         steps = _default_steps(str(parameters.get("family")))
-    return _Shape(frames=frames, width=width, height=height, guided=_is_guided(parameters), steps=int(steps or 1))
+    return _Shape(
+        frames=frames,
+        width=width,
+        height=height,
+        guided=_is_guided(parameters),
+        steps=int(steps or 1),
+        step_cache=step_cache or 0.0,
+    )
 
 
 def _alone_s(shape: _Shape, groups: Sequence[GroupStatus]) -> float | None:
@@ -323,6 +332,8 @@ def _costs_of(shape: _Shape, group: GroupStatus) -> VideoCosts | None:
         return None
     # Guidance doubles the batch of a step.
     step_factor = factor * {(True, False): 2.0, (False, True): 0.5}.get((shape.guided, nearest.guided), 1.0)
+    # Steps count by their mean: which of them are skipped is known to workers.
+    step_factor *= nearest.mean_steps.get(f"{shape.step_cache:g}", 1.0)
     costs = nearest.scaled(step=step_factor, encode=factor, decode=factor)
     return VideoCosts(steps=shape.steps, costs=costs)
 

@@ -11,7 +11,7 @@ from svdq.producer.queue import statuses
 from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, with_more
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.enqueue import CHUNK, Entry
-from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec, make_job
+from svdq.producer.submitting.job_spec import JobSpec
 
 
 def existing(connection: redis.Redis, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str, bool]]:
@@ -26,7 +26,7 @@ def existing(connection: redis.Redis, entries: Iterable[Entry]) -> Iterator[tupl
 
 def estimate_of(snapshot: Snapshot, spec: JobSpec, num_videos: int, now: datetime) -> Estimate:
     """Estimate when videos that are not queued yet will be done, after all that waits already."""
-    parameters = make_job(spec.options[0], image=ANY_PHOTO, name="photo").model_dump(mode="json")
+    parameters = spec.example().model_dump(mode="json")
     common = (snapshot.groups, snapshot.pauses, snapshot.no_group)
     if spec.at is None:
         jobs = [job for job in snapshot.jobs if job.is_readable]

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
-from svdq.pipeline.models.wan.family import I2V_A14B
+from svdq.pipeline.models.model_names import facts_of
+from svdq.pipeline.models.wan.family import I2V_A14B, WanParameters, complete, threshold_for
 from svdq.pipeline.video_parameters import MAX_SIDE, LoraChoice
 from svdq.producer.job import JOBS, MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name, last_frame_key, model_stem
 from svdq.producer.queue import check_priority
@@ -108,8 +109,13 @@ class JobSpec:
                 self._check_chain(job, spell)
                 *_, (end, _) = [(job, ""), *self._links(job, "0" * 20, options, spell)]
                 self._check_last_frame(end, spell)
+                self._check_step_cache(job)
             if self.name is not None:
                 _render(self.name, job, job.name, index=1, variation=0)
+
+    def example(self) -> Job:
+        """Return the first job of any photo."""
+        return self._make(self.options[0], 0, image=ANY_PHOTO, name="photo")
 
     def jobs(self, photo: Photo, first_index: int) -> Iterator[tuple[Job, str]]:
         """Create the jobs of a photo, each with its id; the first is number `first_index` of the submission, from 1."""
@@ -124,6 +130,9 @@ class JobSpec:
         photo |= {"folder": self.folder, "chained": bool(self.then)}
         if options.family_for(self.model, spell) is None:
             options = options.replaced(family=self._family_of(options))
+        if isinstance(options.step_cache, str):
+            plain = make_job(options.replaced(step_cache=None), model=self.model, spell=spell, **photo)
+            options = options.replaced(step_cache=self._threshold(plain, options.step_cache, spell))
         job = make_job(options, model=self.model, spell=spell, variation=variation, **photo)
         # The last frame is that of the last link.
         return job.model_copy(update={"last_image": None}) if self.then and getattr(job, "last_image", None) else job
@@ -165,13 +174,35 @@ class JobSpec:
                 job = job.model_copy(update={"seed": _seed_of(job_id)})
             yield job, job_id
 
+    def _threshold(self, job: Job, speedup: str, spell: Callable[[str], str]) -> float:
+        """Return the threshold with which the expected model makes a video as many times as fast as `1.5x` says."""
+        facts = facts_of(self.model.name) if self.model is not None and self._is_for(self.model, job) else None
+        if facts is None:
+            raise InputError(
+                f"{spell('step_cache')} {speedup} needs the model, which is not known here; give a threshold, such as "
+                "0.06."
+            )
+        assert isinstance(job, WanParameters)
+        return threshold_for(job, facts, float(speedup.removesuffix("x")))
+
+    def _check_step_cache(self, job: Job) -> None:
+        if not getattr(job, "step_cache", 0.0) or self.model is None or not self._is_for(self.model, job):
+            return
+        if (facts := facts_of(self.model.name)) is not None:
+            assert isinstance(job, WanParameters)
+            complete(job, facts)
+
+    def _is_for(self, model: ExpectedModel, job: Job) -> bool:
+        """Return whether the expected model makes a job, as far as is known."""
+        # Later there may be other workers, and the configured model decides only about its family.
+        is_for_it = model.family == job.family if model.is_configured else self.at is None
+        return is_for_it and job.model in (None, model_stem(model.name))
+
     def _check_last_frame(self, job: Job, spell: Callable[[str], str]) -> None:
         model = self.model
         if model is None or model.takes_last_photo or not getattr(job, "has_last_photo", False):
             return
-        # Later there may be other workers, and the configured model decides only about its family.
-        is_for_it = model.family == job.family if model.is_configured else self.at is None
-        if is_for_it and job.model in (None, model_stem(model.name)):
+        if self._is_for(model, job):
             is_loop = getattr(job, "loop", False)
             whose = f"configured model {model.name}" if model.is_configured else f"workers' model {model.name}".rstrip()
             raise InputError(

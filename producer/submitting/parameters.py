@@ -28,6 +28,7 @@ WITH_PROMPTS = tuple(name for name, job in JOBS.items() if "prompt" in job.model
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
 _LORAS = re.compile(r"\s*[;\n]\s*")  # what separates LoRAs in a text
+_SPEEDUP = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)[xX]")  # a step_cache that is chosen by what it saves
 _NO_FRACTION = re.compile(r"(?<=\d)\.0+$")  # the end of a whole number as pandas and spreadsheets write it: 14.0
 
 
@@ -67,8 +68,8 @@ class SubmitOptions:
     """Requested parameters of a video, by the names of its job's fields; None, or one that is not given: the default.
 
     Besides the fields of the jobs of all families there is `auto_size`: for each photo's shape, with as many pixels as
-    given or by default. `last_image` is a storage key, which `Photo.last` replaces; `seed` is random for each video
-    without one. A value that is not allowed is refused by the job.
+    given or by default. `step_cache` may be a speedup, such as "1.5x". `last_image` is a storage key, which
+    `Photo.last` replaces; `seed` is random for each video without one. The job refuses a value that is not allowed.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -235,6 +236,8 @@ def _read(name: str, text: str, called: str) -> dict[str, Any]:
                 f"{called} {shown!r} is not a LoRA: write it as NAME:STRENGTH with a strength from -10 to 10, such as "
                 "style:0.8, or of two experts high=NAME,low=NAME:STRENGTH."
             ) from error
+    if name == "step_cache" and (speedup := _SPEEDUP.fullmatch(text)):
+        return {name: f"{speedup[1]}x"}
     if bool in types:
         if text.lower() not in _BOOLEANS:
             raise InputError(f"{called} {shown!r} is not allowed: it must be true or false.")

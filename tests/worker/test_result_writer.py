@@ -21,6 +21,7 @@ from svdq.pipeline.loop.protocols import Report
 from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
+from svdq.pipeline.models.wan.family import FAMILY as WAN
 from svdq.pipeline.trace import Tracer
 from svdq.producer.job import Job
 from svdq.producer.records import SOURCE_NOTE
@@ -119,6 +120,12 @@ def test_the_notice_of_a_preview_has_the_prompt_that_it_ignored() -> None:
     for job in (prompted.model_copy(update={"prompt": ""}), SvdJob(image=IMAGE, name="photo", seed=1)):
         assert notice_for(preview, job) == preview.notice
     assert notice_for(tiny, prompted) == "untrained"
+
+
+def test_a_video_with_skipped_steps_says_how_many_were_computed() -> None:
+    model = ModelInfo(name="/models/wan", notice="", family=WAN, facts=WAN.published)
+    job = WanJob(image=IMAGE, name="photo", seed=1, step_cache=0.06)
+    assert notice_for(model, job) == "approximate (23 of 40 steps computed)"
 
 
 def read_provenance_text(path: Path) -> str:

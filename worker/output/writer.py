@@ -27,6 +27,7 @@ from svdq.pipeline.media import video
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.video_model import Frames, ModelInfo
+from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.trace import Tracer
 from svdq.producer import keys
 from svdq.producer.chains import why_no_video_before
@@ -235,7 +236,15 @@ class ResultWriter(Sink):
 
 
 def notice_for(model: ModelInfo, job: Job) -> str:
-    """Return the notice of a model; those without weights ignore prompts, and name them."""
+    """Return the notice of a video: that of its model, and what its job leaves out.
+
+    Models without weights ignore prompts, and name them.
+    """
+    threshold: float = getattr(job, "step_cache", 0.0)
+    if model.family is not None and threshold:
+        costs = step_costs(model.family.segments(job.parameters, model.facts))
+        skipping = f"approximate ({sum(map(bool, costs))} of {len(costs)} steps computed)"
+        return ", ".join(filter(None, [model.notice, skipping]))
     prompt = getattr(job, "prompt", "")
     return model.notice if model.family is not None or not prompt else f"{model.notice}, ignored the prompt: {prompt}"
 

@@ -1,12 +1,13 @@
-"""The denoising loop of WanImageToVideoPipeline for one sample, one step per call.
+"""The denoising loop of WanImageToVideoPipeline for one sample, one step per call, with MagCache where it is on.
 
 diffusers' schedulers keep nothing between steps here: what they remember is in the state of a sample, and their
 counters follow from the index of the step, so that a step can be done anywhere, in any order.
 """
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.family import Facts
 from svdq.pipeline.models.sigmas import sigmas_of
 from svdq.pipeline.models.video_model import State
-from svdq.pipeline.models.wan.family import WanParameters, complete
+from svdq.pipeline.models.wan.family import WanParameters, complete, skipped
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.video_parameters import VideoParameters
@@ -110,22 +111,26 @@ def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
     assert completed.steps is not None
     assert completed.flow_shift is not None
     be_quiet()  # ranks are bound before they load anything else of diffusers
-    return segments_of(completed, Schedule(completed.steps, completed.flow_shift, facts))
+    return segments_of(completed, facts, Schedule(completed.steps, completed.flow_shift, facts))
 
 
-def segments_of(completed: WanParameters, schedule: Schedule) -> tuple[Segment, ...]:
-    """Return which expert does which steps of a video, with the costs of steps without their second prediction."""
-    if not completed.guided or completed.guidance_scale_2 != 1:
+def segments_of(completed: WanParameters, facts: Facts, schedule: Schedule) -> tuple[Segment, ...]:
+    """Return which expert does which steps of a video, with the costs of steps that compute less than others."""
+    is_halved = completed.guided and completed.guidance_scale_2 == 1  # the other expert makes one prediction
+    if not is_halved and not completed.step_cache:
         return schedule.segments
-    return tuple(
-        replace(each, costs=(0.5,) * (each.stop - each.start)) if each.component == LOW_NOISE else each
-        for each in schedule.segments
-    )
+    costs = [
+        0.0 if is_skipped else 0.5 if is_halved and component == LOW_NOISE else 1.0
+        for is_skipped, component in zip(
+            skipped(completed, facts, schedule.components), schedule.components, strict=True
+        )
+    ]
+    return tuple(replace(each, costs=tuple(costs[each.start : each.stop])) for each in schedule.segments)
 
 
 @dataclass(kw_only=True)
 class WanDenoiser:
-    """The denoising of one sample: (6) of diffusers' `__call__`. Keeps nothing between steps."""
+    """The denoising of one sample: (6) of diffusers' `__call__`. Between steps it keeps what a skipped one needs."""
 
     #: Returns a WanTransformer3DModel of this rank by its component, with the LoRAs of this sample; all share it.
     transformer_of: Callable[[str], Any]
@@ -137,6 +142,8 @@ class WanDenoiser:
     first_frame_mask: Tensor | None  # (1, 1, F', H', W') of a TI2V model: 0 in the first frame, which is the photo
     guidance_scales: Mapping[str, float]  # the guidance scale of each component
     dtype: torch.dtype  # of the transformers' inputs
+    is_skipped: Sequence[bool]  # whether each step adds the residuals of the one before, and computes no blocks
+    residuals: dict[str, Tensor] = field(default_factory=dict)  # of the last computed step: (1, tokens, width), by pass
     last: tuple[Tensor, Tensor, int] | None = None  # of the last step: latents before it, prediction, index
     measured: Callable[[], None] = lambda: None  # called at the end of a step, which ends the measurement of its memory
 
@@ -156,25 +163,42 @@ class WanDenoiser:
             # One for each token: 0 in the first frame. (1, F' * H'/2 * W'/2)
             timestep = (self.first_frame_mask[0][0][:, ::2, ::2] * t).flatten().unsqueeze(0)
 
-        def predict(prompt_embeds: Tensor) -> Tensor:
-            noise: Tensor = transformer(
-                hidden_states=model_input,
-                timestep=timestep,
-                encoder_hidden_states=prompt_embeds,
-                encoder_hidden_states_image=self.image_embeds,
-                return_dict=False,
-            )[0]
+        def predict(prompt_embeds: Tensor, which: str = "cond") -> Tensor:
+            with self._cached(transformer, index, which):
+                noise: Tensor = transformer(
+                    hidden_states=model_input,
+                    timestep=timestep,
+                    encoder_hidden_states=prompt_embeds,
+                    encoder_hidden_states_image=self.image_embeds,
+                    return_dict=False,
+                )[0]
             return noise
 
         noise_pred = predict(self.prompt_embeds)
         # At a scale of 1 the prediction without the prompt would cancel out, but for rounding; diffusers computes it.
         if self.negative_prompt_embeds is not None and self.guidance_scales[component] != 1:
-            unconditional = predict(self.negative_prompt_embeds)
+            unconditional = predict(self.negative_prompt_embeds, "uncond")
             noise_pred = unconditional + self.guidance_scales[component] * (noise_pred - unconditional)
         self.last = (latents, noise_pred, index)
         changed = self.schedule.step(noise_pred, index, state)
         self.measured()
         return changed
+
+    @contextmanager
+    def _cached(self, transformer: Any, index: int, which: str) -> Iterator[None]:
+        """Let the blocks add the residual of the step before where a step is skipped, or keep it for the next one."""
+        if self.is_skipped[index]:
+            with _instead_of_blocks(transformer, [_Add(self.residuals[which])]):
+                yield
+            return
+        self.residuals.pop(which, None)  # before the blocks need memory
+        if not any(self.is_skipped[index + 1 : index + 2]):
+            yield
+            return
+        first, last = _Keep(), _Keep()
+        with _instead_of_blocks(transformer, [first, *transformer.blocks, last]):
+            yield
+        self.residuals[which] = last.kept - first.kept
 
     def expected(self, choose: Callable[[Tensor], Tensor]) -> Tensor | None:
         """Return frames (F, C, H', W') of the latents of the whole video by the last prediction, as `choose` picks."""
@@ -186,6 +210,43 @@ class WanDenoiser:
             latents, noise_pred = latents.clone(), noise_pred.clone()
             latents[0], noise_pred[0] = self.condition[0, :, 0], 0
         return self.schedule.expected(latents, noise_pred, index)
+
+
+class _Keep(torch.nn.Module):
+    """Stands among the blocks of a transformer and keeps what passes."""
+
+    kept: Tensor
+
+    def forward(self, hidden_states: Tensor, *_: Any) -> Tensor:
+        self.kept = hidden_states
+        return hidden_states
+
+
+class _Add(torch.nn.Module):
+    """Stands for the blocks of a transformer and adds what they have added in an earlier step."""
+
+    def __init__(self, residual: Tensor) -> None:
+        super().__init__()
+        self._residual = residual
+
+    def forward(self, hidden_states: Tensor, *_: Any) -> Tensor:
+        return hidden_states + self._residual
+
+
+@contextmanager
+def _instead_of_blocks(transformer: Any, blocks: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Have a transformer run other blocks; where all of it is compiled, as if it were not."""
+    own, forward = transformer.blocks, transformer.forward
+    transformer.blocks = torch.nn.ModuleList(blocks)
+    is_compiled = hasattr(forward, "_torchdynamo_orig_callable")
+    if is_compiled:
+        transformer.forward = forward._torchdynamo_orig_callable
+    try:
+        yield
+    finally:
+        transformer.blocks = own
+        if is_compiled:
+            transformer.forward = forward
 
 
 def first_frame_mask(latents: Tensor) -> Tensor:

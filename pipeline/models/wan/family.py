@@ -4,7 +4,8 @@
 and the last frame, and 2.2 TI2V-5B one transformer that gets the photo as its first latent frame.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -24,6 +25,7 @@ from svdq.pipeline.models.wan.layout import (
     read_facts,
     use_scheduler,
 )
+from svdq.pipeline.models.wan.step_cache import Curve, find_curve, use_step_cache
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import (
     ChunkSize,
@@ -83,6 +85,14 @@ class WanParameters(VideoParameters):
     loop: bool = Field(default=False, exclude_if=not_, description="End the video on its first frame, so that it loops")
     #: Names the photo that is the last frame; what it names is up to the caller. None: there is none.
     last_image: str | None = Field(default=None, exclude_if=not_, description="Photo that is the last frame")
+    #: MagCache's threshold of the error; 0 skips none. See `step_cache.py`.
+    step_cache: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        exclude_if=not_,
+        description="Skip steps that change little, up to this estimated error, such as 0.06; 0: none",
+    )
 
     @model_validator(mode="after")
     def _one_last_frame(self) -> Self:
@@ -140,16 +150,37 @@ class Defaults:
     #: The default of flow_shift, above and at 480p.
     shift: float = 5.0
     shift_480p: float = 5.0
+    #: The curve for step_cache, above and at 480p; "" for none.
+    curve: str = ""
+    curve_480p: str = ""
 
 
-I2V_A14B = Defaults(title="Wan 2.2 I2V-A14B", guidance_scale=3.5)  # two experts
-I2V_14B = Defaults(title="Wan 2.1 I2V-14B", guidance_scale=5.0, shift_480p=3.0)  # a transformer and CLIP
+#: Two experts.
+I2V_A14B = Defaults(title="Wan 2.2 I2V-A14B", guidance_scale=3.5, curve="Wan2.2-I2V-A14B", curve_480p="Wan2.2-I2V-A14B")
+#: A transformer, and CLIP's image encoder.
+I2V_14B = Defaults(
+    title="Wan 2.1 I2V-14B",
+    guidance_scale=5.0,
+    shift_480p=3.0,
+    curve="Wan2.1-I2V-14B-720P",
+    curve_480p="Wan2.1-I2V-14B-480P",
+)
 #: One transformer, and CLIP's image encoder for both frames.
 FLF2V_14B = Defaults(
     title="Wan 2.1 FLF2V-14B", width=1280, height=720, steps=50, guidance_scale=5.0, shift=16.0, shift_480p=16.0
 )
 #: One transformer that denoises the frames after the photo's (expand_timesteps).
-TI2V_5B = Defaults(title="Wan 2.2 TI2V-5B", frames=121, fps=24, width=1280, height=704, steps=50, guidance_scale=5.0)
+TI2V_5B = Defaults(
+    title="Wan 2.2 TI2V-5B",
+    frames=121,
+    fps=24,
+    width=1280,
+    height=704,
+    steps=50,
+    guidance_scale=5.0,
+    curve="Wan2.2-TI2V-5B",
+    curve_480p="Wan2.2-TI2V-5B",
+)
 
 #: The facts of Wan 2.2 I2V-A14B as published.
 PUBLISHED: Facts = {
@@ -273,7 +304,70 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
         parameters = parameters.model_copy(update={"guidance_scale_2": parameters.guidance_scale})  # as in diffusers
     if parameters.flow_shift is None:
         parameters = parameters.model_copy(update={"flow_shift": _shift(pixels, facts["scheduler"], ours)})
+    if parameters.step_cache:
+        check_step_cache(parameters, facts)
     return parameters
+
+
+def check_step_cache(completed: WanParameters, facts: Facts) -> None:
+    """Raise an InputError if none of the steps of a video can be skipped, with the reason."""
+    if not any(skipped(completed, facts, experts_of(completed, facts))):
+        raise InputError(
+            f"step_cache {completed.step_cache:g} skips none of {completed.steps} steps of {_defaults(facts).title}; "
+            "give more steps or a larger number, or leave it out."
+        )
+
+
+def threshold_for(parameters: WanParameters, facts: Facts, speedup: float) -> float:
+    """Return the smallest `step_cache` that leaves at most 1/`speedup` of the steps; raises InputError if none does."""
+    completed = complete(parameters, facts)
+    return curve_of(completed, facts).threshold_for(experts_of(completed, facts), speedup)
+
+
+def skipped(completed: WanParameters, facts: Facts, experts: Sequence[str]) -> list[bool]:
+    """Return whether each step of a video is skipped, by the expert of each; InputError if the model has no curve."""
+    if not completed.step_cache:
+        return [False] * len(experts)
+    return curve_of(completed, facts).skipped(experts, completed.step_cache)
+
+
+def curve_of(completed: WanParameters, facts: Facts) -> Curve:
+    """Return the curve of the model for a video of this size; raises InputError if there is none."""
+    ours = _defaults(facts)
+    if "sigmas" in facts:
+        raise InputError(
+            f"step_cache does not apply to a distilled schedule of {completed.steps} steps, all of which are needed; "
+            "leave it out."
+        )
+    assert completed.width is not None
+    assert completed.height is not None
+    is_480p = completed.width * completed.height <= PIXELS_480P
+    if (found := find_curve(ours.curve_480p if is_480p else ours.curve, facts)) is None:
+        raise InputError(
+            f"step_cache needs a curve, which {ours.title} has none of; leave it out, or measure one with "
+            "`svdq model calibrate`."
+        )
+    return found
+
+
+def experts_of(completed: WanParameters, facts: Facts) -> list[str]:
+    """Return the expert of each step by the shifted noise levels alone, which `Schedule` has from diffusers."""
+    assert completed.steps is not None
+    assert completed.flow_shift is not None
+    steps, shift, ratio = completed.steps, completed.flow_shift, facts["boundary_ratio"]
+    if ratio is None:
+        return [HIGH_NOISE] * steps
+    is_unipc, num_train = facts["scheduler"]["_class_name"] == "UniPCMultistepScheduler", 1000
+    last = 1 / num_train if is_unipc else _shifted(1 / num_train, shift)
+    even = [1 - (1 - last) * step / max(1, steps - (not is_unipc)) for step in range(steps)]
+    levels = [_shifted(sigma, shift) * num_train for sigma in facts.get("sigmas", even)]
+    if is_unipc:  # its timesteps are whole
+        levels = [math.trunc(min(level, num_train - 1e-3)) for level in levels]
+    return [HIGH_NOISE if level >= ratio * num_train else LOW_NOISE for level in levels]
+
+
+def _shifted(sigma: float, shift: float) -> float:
+    return shift * sigma / (1 + (shift - 1) * sigma)
 
 
 def takes_last_photo(facts: Facts) -> bool:
@@ -326,7 +420,8 @@ def memory(activity: Activity, shape: MemoryShape, dtype: str, facts: Facts, *, 
         return int((tile + pixels * frames * TILED_FRAME_ELEMENTS) * _VAE_ITEM_BYTES)
     if activity == "decode":
         return int(pixels * (DECODE_ELEMENTS[is_expanded] * width + FRAME_ELEMENTS * frames) * _VAE_ITEM_BYTES)
-    return int(_tokens(pixels, frames, facts) * _hidden(facts) * STEP_ELEMENTS[is_expanded] * ITEM_BYTES[dtype])
+    elements = STEP_ELEMENTS[is_expanded] + sum(shape[4:])  # with a residual for each pass
+    return int(_tokens(pixels, frames, facts) * _hidden(facts) * elements * ITEM_BYTES[dtype])
 
 
 def step_work(parameters: VideoParameters, facts: Facts) -> float:
@@ -366,6 +461,7 @@ FAMILY = Family(
     num_blocks=lambda facts: int(facts["transformer"]["num_layers"]),
     read_facts=read_facts,
     use_scheduler=use_scheduler,
+    use_step_cache=use_step_cache,
     takes_last_photo=takes_last_photo,
     complete=complete,
     prior=prior,

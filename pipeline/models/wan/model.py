@@ -20,7 +20,7 @@ from svdq.pipeline.models.prompted_model import PromptedModel, Texts
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Denoiser, Role, State
 from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names, segments_of
-from svdq.pipeline.models.wan.family import FAMILY, FLF2V_14B, WanParameters, needs_last_photo
+from svdq.pipeline.models.wan.family import FAMILY, FLF2V_14B, WanParameters, needs_last_photo, skipped
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.video_parameters import VideoParameters
@@ -48,7 +48,7 @@ class WanModel(PromptedModel):
         assert isinstance(parameters, WanParameters)
         assert parameters.steps is not None
         assert parameters.flow_shift is not None
-        return segments_of(parameters, self._schedule(parameters.steps, parameters.flow_shift))
+        return segments_of(parameters, self._facts, self._schedule(parameters.steps, parameters.flow_shift))
 
     def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros, with all that the scheduler may keep; see `_encode` for the others."""
@@ -121,9 +121,11 @@ class WanModel(PromptedModel):
         assert parameters.steps is not None
         assert parameters.flow_shift is not None
         image_embeds = state.get("image_embeds")
+        schedule = self._schedule(parameters.steps, parameters.flow_shift)
         return WanDenoiser(
             transformer_of=partial(self._denoiser_for, parameters),
-            schedule=self._schedule(parameters.steps, parameters.flow_shift),
+            schedule=schedule,
+            is_skipped=skipped(parameters, self._facts, schedule.components),
             prompt_embeds=_padded(state["prompt_embeds"]),
             negative_prompt_embeds=_padded(state["negative_prompt_embeds"]) if parameters.guided else None,
             # Created here like all other inputs: the compiler treats received tensors as another kind.

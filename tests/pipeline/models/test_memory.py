@@ -10,10 +10,21 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters, memory
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.models.wan.family import PUBLISHED
+from svdq.pipeline.models.wan.family import PUBLISHED, WanParameters
 from svdq.pipeline.models.wan.family import memory as wan_memory
 
 SMALL = SvdParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)
+
+
+def test_skipped_steps_need_room_for_two_residuals() -> None:
+    """2 x tokens x width of bfloat16: 32,760 tokens at 832x480 with 81 frames, 75,600 at 1280x720."""
+    for width, height, expected in ((832, 480, 0.67), (1280, 720, 1.55)):
+        values = WanParameters(seed=1, width=width, height=height, frames=81)
+        plain, cached = (
+            wan_memory("step", shape_for("step", each), "bfloat16", PUBLISHED, has_decoder=True)
+            for each in (values, values.model_copy(update={"step_cache": 0.06}))
+        )
+        assert (cached - plain) / 1e9 == pytest.approx(expected, abs=0.005)
 
 
 def estimate(activity, shape, dtype: str, *, has_decoder: bool = False) -> int:

@@ -4,6 +4,7 @@ from statistics import quantiles
 
 import pytest
 
+from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
 
 SHAPE = Shape(frames=14, width=576, height=320, guided=True)
@@ -100,6 +101,19 @@ def test_steps_of_another_cost_are_measured_where_a_rank_does_both() -> None:
     costs = model.estimate(SHAPE)
     assert costs.refined([1.0, 5.0, 0.0, 0.5]) == pytest.approx([1.0, 6.0, 0.05, 0.5])
     assert costs.step_s == pytest.approx((0.1, 0.1, 0.15)), "the last rank is slow, as its costly steps show"
+
+
+def test_the_mean_cost_of_a_step_is_published_by_what_skips_steps() -> None:
+    model, video = cost_model(), WanParameters(seed=1, frames=81, width=832, height=480)
+    shape = Shape.of(video)
+    model.admit(video, [1.0] * 4)
+    model.admit(video.model_copy(update={"step_cache": 0.06}), [1.0, 0.0, 1.0, 0.0])
+    for kind in ("encode", "decode"):
+        model.record(shape, 0, kind, 0, 1.0)
+    model.record(shape, 0, "steps", 2, 2.0)
+    model.record(shape, 0, "steps", 2, 0.2, cost=0.0)
+    [costs] = model.measured()
+    assert costs.mean_steps == {"0.06": pytest.approx(0.55)}
 
 
 def test_costs_are_read_while_another_rank_is_measured_for_the_first_time() -> None:

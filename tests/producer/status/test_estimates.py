@@ -46,6 +46,16 @@ def test_a_job_in_flight_has_its_steps_and_the_decode_before_it() -> None:
     assert eta(started("a", 8), group(in_flight=("a",))).eta_s == pytest.approx(2.0)
 
 
+def test_skipped_steps_count_by_the_mean_that_workers_have_measured() -> None:
+    known = group(in_flight=("a",))
+    assert known.ranks[0].intake
+    costs = COSTS.model_copy(update={"mean_steps": {"0.06": 0.6}})
+    intake = known.ranks[0].intake.model_copy(update={"costs": (costs,)})
+    skipping = replace(known, ranks=(known.ranks[0].model_copy(update={"intake": intake}), known.ranks[1]))
+    for threshold, mean in ((0.06, 0.6), (0.03, 1.0)):
+        assert eta(started("a", 3, step_cache=threshold), skipping).eta_s == pytest.approx(5 * STEP_S * mean + 2.0)
+
+
 def test_a_job_that_waits_for_another_is_done_when_it_has_been_rendered_alone_after_that() -> None:
     links = [
         JobView(id=job_id, status="deferred", parameters=PARAMETERS, after=(before,))
