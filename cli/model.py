@@ -10,12 +10,16 @@ import click
 from svdq.cli.formatting import echo, echo_json, table
 from svdq.cli.option_types import GivenPath, json_option
 from svdq.pipeline.errors import InputError, require_torch
+from svdq.pipeline.models.comfyui.folders import find_folders
+from svdq.pipeline.models.comfyui.model_toml import command, to_model_file
+from svdq.pipeline.models.comfyui.recipe import read_recipe
+from svdq.pipeline.models.comfyui.workflow_file import read_workflow
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, family_named
 from svdq.pipeline.models.family import imported
 from svdq.pipeline.models.memory import size_text
-from svdq.pipeline.models.model_file import PRESETS, is_model_file, read_model_file, with_presets
+from svdq.pipeline.models.model_file import PRESETS, SUFFIX, is_model_file, read_model_file, with_presets
 from svdq.pipeline.models.model_folder import DTYPES
-from svdq.pipeline.models.model_names import family_of_model, find_folder, resolve
+from svdq.pipeline.models.model_names import family_of_model, find_folder, has_weights, resolve
 from svdq.pipeline.models.pull import pull as fetch
 from svdq.pipeline.models.pull import pull_model_file
 from svdq.worker.launcher.gpus import visible_gpus
@@ -23,7 +27,7 @@ from svdq.worker.launcher.gpus import visible_gpus
 
 @click.group()
 def model() -> None:
-    """List, fetch and check models, or create a small untrained one for tests."""
+    """List, fetch, import and check models, or create a small untrained one for tests."""
 
 
 @model.command("list")
@@ -186,3 +190,55 @@ def convert_command(source: str, folder: Path, dtype: str, as_json: bool) -> Non
         echo_json({"folder": str(folder), "dtype": dtype, "bytes": total})
         return
     echo(f"{folder}: {size_text(total)} of weights in {dtype}. Use it with SVDQ_MODEL={shlex.quote(str(folder))}")
+
+
+@model.command("import")
+@click.argument("workflow", metavar="WORKFLOW", type=GivenPath())
+@click.option(
+    "--models",
+    "folder",
+    type=GivenPath(),
+    metavar="DIR",
+    help="ComfyUI's folder, or its models folder [default: around WORKFLOW, or ~/ComfyUI].",
+)
+@click.option(
+    "--output", type=GivenPath(), metavar="FILE", help="Model file to write [default: WORKFLOW's name .toml]."
+)
+@click.option("--force", is_flag=True, help="Replace the model file if it exists.")
+@json_option()
+def import_command(workflow: Path, folder: Path | None, output: Path | None, force: bool, as_json: bool) -> None:
+    """Write a ComfyUI workflow as a model file.
+
+    WORKFLOW is the JSON that ComfyUI saves or exports for its API, or a PNG, WebP or mp4 that it has written with the
+    workflow inside. Prints the command that submits the same video, what cannot be carried over, by node, and the files
+    that are missing. Files are looked up in ComfyUI's folders, and in those of its extra_model_paths.yaml.
+
+    \b
+    Examples:
+      svdq model import wan22.json --models ~/ComfyUI
+      svdq model import ~/ComfyUI/output/video_00001.png --output mine.toml
+    """
+    target = output or Path(f"{workflow.stem}{SUFFIX}")
+    if target.suffix != SUFFIX or not has_weights(target.stem):
+        raise InputError(
+            f"{str(target)!r} cannot be the name of a model file; give another as --output, such as mine.toml."
+        )
+    if target.exists() and not force:
+        raise InputError(f"{str(target)!r} exists; give another file as --output, or --force to replace it.")
+    made = to_model_file(read_recipe(read_workflow(workflow)), find_folders(folder, workflow), workflow)
+    try:
+        target.write_bytes(made.toml.encode("utf-8", "replace"))
+    except OSError as error:
+        raise InputError(f"{str(target)!r} cannot be written ({error.strerror}); give another as --output.") from error
+    read_model_file(target)
+    if as_json:
+        missing = [{"path": str(each.path), "about": each.about, "url": each.url} for each in made.missing]
+        echo_json({"model": str(target), "notes": list(made.notes), "missing": missing, "submit": list(made.submit)})
+        return
+    echo(f"{target}: written")
+    for title, lines in (("Not carried over:", made.notes), ("Missing files:", made.missing)):
+        if lines:
+            echo("", title, *(f"  {line}" for line in lines))
+    echo(
+        "", "The same video:", f"  {command(made, str(target))}", f"  SVDQ_MODEL={shlex.quote(str(target))} svdq worker"
+    )

@@ -141,9 +141,9 @@ def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedMode
     family = family_named(model.family)
     index = read_json(model.folder, INDEX, model.name)
     denoisers = [each for each in family.layouts[model.layout].denoisers if class_in(index, each) is not None]
-    texts = [each for each in family.layouts[model.layout].weighted if each.startswith("text_encoder")]
+    weighted = [each for each in family.layouts[model.layout].weighted if class_in(index, each) is not None]
     named = [
-        *((each, [*denoisers, *texts]) for each in given.weights),
+        *((each, weighted) for each in given.weights),
         *((each.component, denoisers) for each in given.lora),
     ]
     for component, allowed in named:

@@ -5,6 +5,7 @@ They come from a folder of diffusers, or from one file as ComfyUI has it: safete
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,7 +191,7 @@ def shapes_of(model: Any) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
 
 
-#: From names of llama.cpp's T5 encoders in GGUF to those of transformers.
+#: From names of T5 encoders to transformers': llama.cpp's in GGUF, and those of Wan's original code.
 _T5 = {
     "token_embd": "shared",
     "enc.output_norm": "encoder.final_layer_norm",
@@ -203,12 +204,44 @@ _T5 = {
     ".ffn_down": ".layer.1.DenseReluDense.wo",
     ".ffn_norm": ".layer.1.layer_norm",
 }
+_T5_OF_WAN = {
+    "token_embedding": "shared",
+    ".norm1": ".layer.0.layer_norm",
+    **{f".attn.{each}": f".layer.0.SelfAttention.{each}" for each in "qkvo"},
+    ".pos_embedding.embedding": ".layer.0.SelfAttention.relative_attention_bias",
+    ".norm2": ".layer.1.layer_norm",
+    ".ffn.gate.0": ".layer.1.DenseReluDense.wi_0",
+    ".ffn.fc1": ".layer.1.DenseReluDense.wi_1",
+    ".ffn.fc2": ".layer.1.DenseReluDense.wo",
+}
 
 
 def _name_in_t5(name: str) -> str:
+    if name.startswith(("blocks.", "token_embedding.", "norm.")):
+        for theirs, ours in _T5_OF_WAN.items():
+            name = name.replace(f"{theirs}.", f"{ours}.")
+        return re.sub(r"^blocks\.", "encoder.block.", re.sub(r"^norm\.", "encoder.final_layer_norm.", name))
     for theirs, ours in _T5.items():
         name = name.replace(f"{theirs}.", f"{ours}.") if not theirs.endswith(".") else name.replace(theirs, ours)
     return name
+
+
+#: A layer of a level of Wan 2.2's VAE in the original names: encoder.downsamples.0.downsamples.2.resample.1.weight.
+_LEVEL = re.compile(r"(encoder|decoder)\.(?:down|up)samples\.(\d+)\.(?:down|up)samples\.(\d+)\.(.+)")
+_RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2"}
+
+
+def _name_in_residual_vae(name: str) -> str | None:
+    """Return diffusers' name of a layer of Wan 2.2's VAE, whose levels diffusers' own conversion does not know."""
+    if (found := _LEVEL.fullmatch(name)) is None:
+        return None
+    half, level, place, rest = found.groups()
+    way = "down" if half == "encoder" else "up"
+    if rest.startswith(("resample.", "time_conv.")):
+        return f"{half}.{way}_blocks.{level}.{way}sampler.{rest}"
+    for theirs, ours in {**_RESIDUAL, "shortcut": "conv_shortcut"}.items():
+        rest = re.sub(rf"^{re.escape(theirs)}\.", f"{ours}.", rest)
+    return f"{half}.{way}_blocks.{level}.resnets.{place}.{rest}"
 
 
 #: What diffusers' conversions leave as it is (diffusers#14145): of LTX-2.3.
@@ -218,7 +251,8 @@ _MISSED = {"prompt_adaln_single.": "prompt_adaln."}
 def renaming(kind: Any) -> Callable[[str], str]:
     """Return the conversion of names in files to those of a class of diffusers or transformers; most have none."""
     if hasattr(kind, "config_class"):
-        return _name_in_t5 if "T5" in kind.__name__ else str
+        # Versions of transformers differ in whether CLIP's names have the prefix.
+        return _name_in_t5 if "T5" in kind.__name__ else lambda name: name.removeprefix("vision_model.")
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 
     convert = SINGLE_FILE_LOADABLE_CLASSES.get(kind.__name__, {}).get("checkpoint_mapping_fn")
@@ -226,6 +260,8 @@ def renaming(kind: Any) -> Callable[[str], str]:
         return str
 
     def rename(name: str) -> str:
+        if (found := _name_in_residual_vae(name)) is not None:
+            return found
         # It renames the keys of a dict and leaves the values alone; it drops those of other components.
         name = str(next(iter(convert({name: name})), name))
         for theirs, ours in _MISSED.items():

@@ -47,12 +47,18 @@ sigmas = {SIGMAS}
     return folder / "tiny-4step.toml"
 
 
-def with_diffusers(base: Path, folder: Path, image: Image.Image, video: WanParameters) -> NDArray[Any]:
+def with_diffusers(
+    base: Path,
+    folder: Path,
+    image: Image.Image,
+    video: WanParameters,
+    strengths: tuple[float, float] = (0.8, 1.0),
+) -> NDArray[Any]:
     """The frames of diffusers with the same LoRAs and scheduler."""
     import diffusers
 
     pipeline = diffusers.WanImageToVideoPipeline.from_pretrained(base)
-    for component, strength in (("transformer", 0.8), ("transformer_2", 1.0)):
+    for component, strength in zip(("transformer", "transformer_2"), strengths, strict=True):
         file = str(folder / f"{component}.safetensors")
         pipeline.load_lora_weights(file, load_into_transformer_2=component == "transformer_2")
         pipeline.fuse_lora(components=[component], lora_scale=strength)
@@ -129,6 +135,11 @@ def test_the_fingerprint_is_that_of_the_content(tiny_wan: Path, tmp_path: Path) 
         ),
         ("strength", "weight", r"lora\.0\.weight: is no key of a model file"),
         ('component = "transformer_2"', 'component = "vae"', r"the component 'vae'; the base .* has transformer and"),
+        (
+            "[defaults]",
+            '[weights]\nunet = "a.gguf"\n[defaults]',
+            r"the component 'unet'; the base .* has text_encoder and",
+        ),
         (
             '"transformer.safetensors"',
             '"none.safetensors"',

@@ -12,9 +12,16 @@ from svdq.pipeline.models.components import check_model_file
 from svdq.pipeline.models.made_weights import load_weights
 from svdq.pipeline.models.model_folder import weights_in
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.wan.family import FAMILY
 from svdq.pipeline.models.weights import empty_component, open_file, renaming
-from tests.pipeline.models.wan_files import original_name, save_fp8_scaled, save_gguf
+from tests.pipeline.models.wan_files import (
+    original_name,
+    original_t5_name,
+    original_vae_name,
+    save_fp8_scaled,
+    save_gguf,
+)
 
 
 def save_bf16(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -117,3 +124,42 @@ def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"no weights" * 10)
     with pytest.raises(InputError, match=r"^The weights file .* (cannot be read|is no safetensors file)"):
         open_file(tmp_path / name, [], str)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_vae_of_comfyui_loads_to_the_weights_of_diffusers(tmp_path: Path, residual: bool) -> None:
+    import diffusers
+
+    channels = {"in_channels": 12, "out_channels": 12, "patch_size": 2, "is_residual": True} if residual else {}
+    # As many blocks and levels as the published ones.
+    made = diffusers.AutoencoderKLWan(base_dim=8, z_dim=16, num_res_blocks=2, **channels)
+    weights = made.state_dict()
+    renamed = {original_vae_name(name, residual=residual): weight.bfloat16() for name, weight in weights.items()}
+    assert len(renamed) == len(weights)
+    save_file(renamed, tmp_path / "vae.safetensors")
+    kind = diffusers.AutoencoderKLWan
+    read = open_file(tmp_path / "vae.safetensors", weights, renaming(kind))
+    ours = empty_component(kind, made.config)
+    load_weights(ours, read, [], dtype=torch.float32, device=torch.device("cpu"))
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, weights[name].bfloat16().float()), name
+
+
+def test_encoders_have_the_names_of_wan_and_of_older_transformers(tmp_path: Path) -> None:
+    import transformers
+
+    write_tiny_wan(tmp_path / "wan", "i2v-14b")
+
+    for component, kind, rename in (
+        ("text_encoder", transformers.UMT5EncoderModel, original_t5_name),
+        ("image_encoder", transformers.CLIPVisionModel, lambda name: f"vision_model.{name}"),
+    ):
+        folder = tmp_path / "wan" / component
+        weights = load_file(next(folder.glob("*.safetensors")))
+        save_file({rename(name): weight for name, weight in weights.items()}, tmp_path / "file.safetensors")
+        ours = empty_component(kind, json.loads((folder / "config.json").read_text()))
+        read = open_file(tmp_path / "file.safetensors", weights, renaming(kind))
+        load_weights(ours, read, [], dtype=torch.float32, device=torch.device("cpu"))
+        assert weights.keys() <= ours.state_dict().keys()
+        for name, weight in weights.items():
+            assert torch.equal(ours.state_dict()[name], weight), name

@@ -1,6 +1,7 @@
 """LoRAs and weights of a tiny Wan transformer in the formats in which people have them, with random numbers."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -186,3 +187,42 @@ def write_model_file(folder: Path, base: Path, name: str, *, lora: bool) -> Path
         text += f'[[lora]]\nfile = "{component}-lora.safetensors"\ncomponent = "{component}"\nstrength = 0.7\n'
     (folder / "mine.toml").write_text(text)
     return folder / "mine.toml"
+
+
+#: From diffusers' names of the layers of a residual block of Wan's VAE to the original ones.
+RESIDUAL = {"norm1": "residual.0", "conv1": "residual.2", "norm2": "residual.3", "conv2": "residual.6"}
+
+
+def original_vae_name(name: str, *, residual: bool) -> str:
+    """The original name of a weight of AutoencoderKLWan, which ComfyUI's wan_2.1_vae and wan2.2_vae have."""
+    for theirs, original in {**RESIDUAL, "conv_shortcut": "shortcut"}.items():
+        name = name.replace(f".{theirs}.", f".{original}.")
+    name = name.replace("post_quant_conv", "conv2").replace("quant_conv", "conv1").replace("conv_in", "conv1")
+    name = name.replace("norm_out", "head.0").replace("conv_out", "head.2")
+    name = name.replace("mid_block.resnets.0", "middle.0").replace("mid_block.resnets.1", "middle.2")
+    name = name.replace("mid_block.attentions.0", "middle.1")
+    if residual:  # levels of layers, the last of which changes the size
+        name = re.sub(r"down_blocks\.(\d+)\.resnets\.(\d+)", r"downsamples.\1.downsamples.\2", name)
+        name = re.sub(r"down_blocks\.(\d+)\.downsampler", r"downsamples.\1.downsamples.2", name)
+        name = re.sub(r"up_blocks\.(\d+)\.resnets\.(\d+)", r"upsamples.\1.upsamples.\2", name)
+        return re.sub(r"up_blocks\.(\d+)\.upsampler", r"upsamples.\1.upsamples.3", name)
+    name = re.sub(r"up_blocks\.(\d+)\.resnets\.(\d+)", lambda at: f"upsamples.{4 * int(at[1]) + int(at[2])}", name)
+    name = re.sub(r"up_blocks\.(\d+)\.upsamplers\.0", lambda at: f"upsamples.{4 * int(at[1]) + 3}", name)
+    return name.replace("down_blocks", "downsamples")
+
+
+def original_t5_name(name: str) -> str:
+    """The name of a weight of UMT5EncoderModel in Wan's original code, as in umt5-xxl-enc-bf16."""
+    name = name.replace("encoder.block.", "blocks.").replace("encoder.final_layer_norm", "norm")
+    for theirs, original in {
+        "shared": "token_embedding",
+        "layer.0.SelfAttention.relative_attention_bias": "pos_embedding.embedding",
+        "layer.0.SelfAttention": "attn",
+        "layer.0.layer_norm": "norm1",
+        "layer.1.layer_norm": "norm2",
+        "layer.1.DenseReluDense.wi_0": "ffn.gate.0",
+        "layer.1.DenseReluDense.wi_1": "ffn.fc1",
+        "layer.1.DenseReluDense.wo": "ffn.fc2",
+    }.items():
+        name = name.replace(theirs, original)
+    return name

@@ -1,0 +1,220 @@
+"""The editor's format as nodes that run: subgraphs and wires are followed, muted and bypassed nodes left out."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from svdq.pipeline.models.comfyui.node import Link, Node
+from svdq.pipeline.models.comfyui.widgets import CONTROL, TEXTS, WIDGETS
+
+_NEVER, _BYPASS = 2, 4  # modes of nodes
+_INPUTS = -10  # id of the inputs of a subgraph, as the origin of links
+_WIRES = ("Reroute", "Reroute (rgthree)", "ReroutePrimitive|pysssss")
+_SWITCHES = ("Any Switch (rgthree)",)  # which pass the first of their inputs that is there
+_GETTERS = {"GetNode": "SetNode", "easy getNode": "easy setNode"}
+#: Nodes that compute nothing.
+_VIRTUAL = {
+    "Anything Everywhere",
+    "Anything Everywhere3",
+    *_WIRES,
+    *_SWITCHES,
+    *_GETTERS,
+    *_GETTERS.values(),
+    "PrimitiveNode",
+    "Note",
+    "MarkdownNote",
+}
+_CONTROLS = ("fixed", "randomize", "increment", "decrement")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Value:
+    """A constant at the end of a link."""
+
+    value: Any
+
+
+@dataclass(kw_only=True)
+class _Scope:
+    """The workflow, or a subgraph where it is used."""
+
+    graph: Mapping[str, Any]
+    prefix: str = ""
+    parent: "_Scope | None" = None
+    instance: Mapping[str, Any] = field(default_factory=dict)  # the node that the subgraph is in its parent
+    nodes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    links: dict[int, tuple[int, int]] = field(default_factory=dict)  # origin and its slot, by id
+    inner: dict[int, "_Scope"] = field(default_factory=dict)  # subgraphs by the id of their node
+
+    def __post_init__(self) -> None:
+        self.nodes = {node["id"]: node for node in self.graph.get("nodes", ())}
+        for link in self.graph.get("links", ()):
+            if isinstance(link, dict):
+                self.links[link["id"]] = (link["origin_id"], link["origin_slot"])
+            elif link:
+                self.links[link[0]] = (link[1], link[2])
+        self._add_implied_links()
+
+    def _add_implied_links(self) -> None:
+        """Add the connections that the nodes of cg-use-everywhere make, as the editor has saved them."""
+        implied = (self.graph.get("extra") or {}).get("ue_links") or ()
+        for number, each in enumerate(implied, start=1):
+            node = self.nodes.get(int(each["downstream"]))
+            slot = each["downstream_slot"]
+            if node is None or slot >= len(inputs := list(node.get("inputs") or ())):
+                continue
+            if inputs[slot].get("link") is None:
+                inputs[slot] = {**inputs[slot], "link": -number}
+                self.nodes[node["id"]] = {**node, "inputs": inputs}
+                self.links[-number] = (int(each["upstream"]), each["upstream_slot"])
+
+
+def flatten(workflow: Mapping[str, Any]) -> dict[str, Node]:
+    """Return the nodes of a workflow that run, by id."""
+    subgraphs = {each["id"]: each for each in (workflow.get("definitions") or {}).get("subgraphs") or ()}
+    top = _Scope(graph=workflow)
+    scopes = [top]
+    for scope in scopes:  # which grows
+        for node in scope.nodes.values():
+            if node["type"] in subgraphs and scope.prefix.count(":") < 20:
+                inner = _Scope(
+                    graph=subgraphs[node["type"]], prefix=f"{scope.prefix}{node['id']}:", parent=scope, instance=node
+                )
+                scope.inner[node["id"]] = inner
+                if not _is_off(node):
+                    scopes.append(inner)
+    setters = {
+        (node["type"], _first(node)): (scope, node)
+        for scope in scopes
+        for node in scope.nodes.values()
+        if node["type"] in _GETTERS.values()
+    }
+    found = {}
+    for scope in scopes:
+        for key, node in scope.nodes.items():
+            if not _is_off(node) and node["type"] not in _VIRTUAL and key not in scope.inner:
+                made = _node(scope, node, setters)
+                found[made.id] = made
+    return found
+
+
+def _is_off(node: Mapping[str, Any]) -> bool:
+    return node.get("mode", 0) in (_NEVER, _BYPASS)
+
+
+def _first(node: Mapping[str, Any]) -> Any:
+    values = node.get("widgets_values")
+    return next(iter(values.values() if isinstance(values, dict) else values or ()), None)
+
+
+def _node(scope: _Scope, node: Mapping[str, Any], setters: Mapping[Any, Any]) -> Node:
+    inputs = _widgets(node) | dict(_promoted(scope, node["id"]))
+    for each in node.get("inputs") or ():
+        if each.get("link") is not None:
+            found = _follow(scope, each["link"], setters)
+            if isinstance(found, Link):
+                inputs[each["name"]] = found
+            elif found is not None:
+                inputs[each["name"]] = found.value
+    models = (node.get("properties") or {}).get("models") or ()
+    named = tuple(each for each in models if isinstance(each, dict))
+    return Node(id=f"{scope.prefix}{node['id']}", type=node["type"], inputs=inputs, models=named)
+
+
+def _widgets(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a node's widgets by name, as far as the names are known."""
+    values = node.get("widgets_values") or []
+    if isinstance(values, dict):
+        return dict(values)
+    if any(isinstance(value, dict) and "lora" in value for value in values):  # Power Lora Loader (rgthree)
+        entries = [value for value in values if isinstance(value, dict) and "lora" in value]
+        return {f"lora_{number}": entry for number, entry in enumerate(entries, 1)}
+    names = WIDGETS.get(node["type"]) or (("value",) if node["type"] in TEXTS else None)
+    if names is None:
+        of_inputs = [each["name"] for each in node.get("inputs") or () if each.get("widget")]
+        names = tuple(of_inputs) if len(of_inputs) == len(values) else ()
+    if CONTROL in names and (place := names.index(CONTROL)) < len(values) and values[place] not in _CONTROLS:
+        names = tuple(name for name in names if name != CONTROL)  # widgets that other nodes feed have none
+    if not names and values and len(values) <= 2:  # a constant, whatever its node is called
+        names = ("value", CONTROL)
+    return dict(zip(names, values, strict=False))
+
+
+def _promoted(scope: _Scope, node_id: int) -> Iterator[tuple[str, Any]]:
+    """Yield the widgets of a node in a subgraph whose values its instance has."""
+    shown = (scope.instance.get("properties") or {}).get("proxyWidgets") or ()
+    values = scope.instance.get("widgets_values") or []
+    if isinstance(values, list) and len(values) == len(shown):
+        yield from (
+            (place[1], value)
+            for place, value in zip(shown, values, strict=True)
+            if str(place[0]) == str(node_id) and value is not None
+        )
+
+
+def _follow(scope: _Scope, link: int, setters: Mapping[Any, Any], depth: int = 0) -> Link | _Value | None:
+    """Return the output or the constant that a link comes from; None if nothing runs there."""
+    if link not in scope.links or depth > 200:
+        return None
+    origin, slot = scope.links[link]
+    if origin == _INPUTS:
+        return _from_outside(scope, slot, setters, depth)
+    node = scope.nodes.get(origin)
+    if node is None or node.get("mode", 0) == _NEVER:
+        return None
+    inputs = node.get("inputs") or ()
+    if node.get("mode", 0) == _BYPASS:
+        passed = _passed(node, slot)
+        return None if passed is None else _follow(scope, passed, setters, depth + 1)
+    if origin in scope.inner:
+        inner = scope.inner[origin]
+        outputs = inner.graph.get("outputs") or ()
+        ids = outputs[slot].get("linkIds") if slot < len(outputs) else None
+        return _follow(inner, ids[0], setters, depth + 1) if ids else None
+    if node["type"] in (*_WIRES, *_SWITCHES):
+        each = (_follow(scope, given["link"], setters, depth + 1) for given in inputs if given.get("link") is not None)
+        return next((found for found in each if found is not None), None)
+    if node["type"] in _GETTERS:
+        there, setter = setters.get((_GETTERS[node["type"]], _first(node)), (scope, {}))
+        given = next((each["link"] for each in setter.get("inputs") or () if each.get("link") is not None), None)
+        return None if given is None or _is_off(setter) else _follow(there, given, setters, depth + 1)
+    if node["type"] == "PrimitiveNode":
+        return _Value(value=_first(node))
+    return Link(node=f"{scope.prefix}{origin}", slot=slot)
+
+
+def _passed(node: Mapping[str, Any], slot: int) -> int | None:
+    """Return the link that a bypassed node passes to an output: of its input of that type, at best of that slot."""
+    outputs, inputs = node.get("outputs") or (), node.get("inputs") or ()
+    kind = outputs[slot].get("type") if slot < len(outputs) else None
+    ordered = [*inputs[slot : slot + 1], *inputs]
+    return next((each["link"] for each in ordered if each.get("type") == kind and each.get("link") is not None), None)
+
+
+def _from_outside(scope: _Scope, slot: int, setters: Mapping[Any, Any], depth: int) -> Link | _Value | None:
+    """Return what an input of a subgraph gets where it is used: a link, or the value of the widget that it is there."""
+    assert scope.parent is not None
+    names = [each["name"] for each in scope.graph.get("inputs") or ()]
+    name = names[slot] if slot < len(names) else None
+    inputs = scope.instance.get("inputs") or ()
+    given: Mapping[str, Any] = next((each for each in inputs if each.get("name") == name), {})
+    if given.get("link") is not None:
+        return _follow(scope.parent, given["link"], setters, depth + 1)
+    # One value for each input that is a widget inside; the editor shows them in this order.
+    of_widgets = set(_widget_inputs(scope))
+    shown = [each for each in names if each in of_widgets]
+    values = scope.instance.get("widgets_values") or []
+    if isinstance(values, list) and name in shown and len(values) == len(shown):
+        value = values[shown.index(name)]
+        return None if value is None else _Value(value=value)
+    return None
+
+
+def _widget_inputs(scope: _Scope) -> Iterator[str]:
+    """Yield the names of a subgraph's inputs that widgets of its nodes are connected to."""
+    names = [each["name"] for each in scope.graph.get("inputs") or ()]
+    for node in scope.nodes.values():
+        for each in node.get("inputs") or ():
+            origin, slot = scope.links.get(each.get("link"), (None, 0))
+            if origin == _INPUTS and each.get("widget") and slot < len(names):
+                yield names[slot]

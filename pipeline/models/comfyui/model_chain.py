@@ -1,0 +1,147 @@
+"""The nodes from a loader to a sampler: which file a model is of, its LoRAs, its shift, and what else changes it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.graph import Graph
+from svdq.pipeline.models.comfyui.node import Link, Node
+from svdq.pipeline.models.comfyui.notes import Notes
+from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
+from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
+
+_FILES = ("unet_name", "ckpt_name", "gguf_name", "model_name", "model")  # inputs of loaders
+_MODELS = ("model", "MODEL", "model1", "input")  # inputs that are models
+#: Nodes that change how fast or with how much memory a model runs, by a part of their names.
+_SPEED = (
+    "sage",
+    "compile",
+    "blockswap",
+    "block_swap",
+    "vram",
+    "torchsettings",
+    "fp16accumulation",
+    "offload",
+    "multigpu",
+)
+#: Nodes that leave work out, by a part of their names.
+_CACHES = ("teacache", "easycache", "magcache", "lazycache", "firstblockcache")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraUse:
+    """A LoRA as a node names it."""
+
+    node: Node
+    file: str
+    strength: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChain:
+    """What reaches a sampler as its model."""
+
+    loader: Node
+    file: str
+    loras: tuple[LoraUse, ...] = ()  # in the order in which they are added
+    shift: float | None = None  # of the last node that sets one
+
+
+def model_chain(graph: Graph, model: Any, sampler: Node, notes: Notes) -> ModelChain:
+    """Follow a sampler's model to its loader; raises InputError if there is none."""
+    loras: list[LoraUse] = []
+    shift: float | None = None
+    seen: set[str] = set()
+    node = graph.origin(model)
+    while node is not None and node.id not in seen:
+        seen.add(node.id)
+        notes.read(node)
+        if (file := _file_of(graph, node)) is not None:
+            chain = ModelChain(loader=node, file=file, shift=shift)
+            return replace(chain, loras=(*_stack_of(graph, node.inputs.get("lora"), notes), *reversed(loras)))
+        found = [*lora_entries(graph, node, notes), *_stack_of(graph, node.inputs.get("lora"), notes)]
+        loras += reversed(found)
+        if node.type == "ModelSamplingSD3":
+            shift = number_of(graph, node, "shift") if shift is None else shift
+        elif not found:
+            _note_change(node, notes)
+        node = graph.origin(_model_before(graph, node))
+    raise InputError(f"The sampler {sampler} has no model that a loader loads; connect one, and import it again.")
+
+
+def _file_of(graph: Graph, node: Node) -> str | None:
+    for name in _FILES:
+        if name == "model" and isinstance(node.inputs.get(name), Link):
+            continue
+        if name in node.inputs and isinstance(found := value_of_file(graph, node.inputs[name]), str):
+            return found
+    return None
+
+
+def value_of_file(graph: Graph, value: Any) -> str | None:
+    """Return the file that an input names, also by a list of names as a node; None for anything else."""
+    try:
+        found = value_of(graph, value)
+    except UnknownValueError:  # a model, not the name of one
+        return None
+    return (
+        found
+        if isinstance(found, str) and found.lower().endswith((*WEIGHTS_SUFFIXES, ".pt", ".pth", ".ckpt"))
+        else None
+    )
+
+
+def _model_before(graph: Graph, node: Node) -> Any:
+    links = {name: each for name, each in node.inputs.items() if isinstance(each, Link)}
+    return next((links[name] for name in _MODELS if name in links), next(iter(links.values()), None))
+
+
+def _note_change(node: Node, notes: Notes) -> None:
+    kind = node.type.lower().replace(" ", "")
+    if node.type in ("Any Switch (rgthree)", "Reroute") or "lora" in kind:
+        return  # a stack that is off
+    if any(part in kind for part in _CACHES):
+        notes.add(node, "leaves steps out to be faster; svdq computes all of them")
+    elif any(part in kind for part in _SPEED):
+        notes.add(node, "concerns speed or memory only; see `svdq worker --attention`, `--compile` and `--offload`")
+    else:
+        notes.add(node, "changes the model; svdq runs it unchanged")
+
+
+def _stack_of(graph: Graph, value: Any, notes: Notes) -> Iterator[LoraUse]:
+    """Yield the LoRAs of a chain of WanVideoLoraSelect and the like, the first before."""
+    node = graph.origin(value)
+    if node is not None:
+        notes.read(node)
+        yield from _stack_of(graph, node.inputs.get("prev_lora", node.inputs.get("lora_stack")), notes)
+        yield from lora_entries(graph, node, notes)
+
+
+def lora_entries(graph: Graph, node: Node, notes: Notes) -> Iterator[LoraUse]:
+    """Yield the LoRAs that a node names itself: one, numbered ones, or rgthree's entries; none that is off."""
+    strength: float | None
+    for name, value in node.inputs.items():
+        if isinstance(value, dict) and "lora" in value:  # Power Lora Loader (rgthree)
+            file, strength = value["lora"], value.get("strength", 1.0) if value.get("on", True) else 0.0
+        elif isinstance(value, dict | list) and name == "loras":  # Lora Loader (LoraManager)
+            yield from _of_manager(node, value)
+            continue
+        elif name in ("lora_name", "lora") or (name.startswith("lora_") and name[5:].isdigit()):
+            file = value_of_file(graph, value)
+            names = ("strength_model", "strength") if name in ("lora_name", "lora") else (f"strength_{name[5:]}",)
+            given = (number_of(graph, node, each) for each in names)
+            strength = next((each for each in given if each is not None), 1.0)
+        else:
+            continue
+        if isinstance(file, str) and file.lower() != "none" and strength:
+            if node.inputs.get("blocks") is not None:
+                notes.add(node, "applies a LoRA to some blocks only; svdq applies it to all")
+            yield LoraUse(node=node, file=file, strength=float(strength))
+
+
+def _of_manager(node: Node, value: Any) -> Iterator[LoraUse]:
+    entries = value.get("__value__", ()) if isinstance(value, Mapping) else value
+    for each in entries if isinstance(entries, list) else ():
+        if isinstance(each, dict) and each.get("active", True) and each.get("name"):
+            yield LoraUse(node=node, file=f"{each['name']}.safetensors", strength=float(each.get("strength") or 1.0))

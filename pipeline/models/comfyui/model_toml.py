@@ -1,0 +1,118 @@
+"""Writes what was read of a workflow as a model file, and the command that submits the same video."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from svdq.pipeline.models.comfyui.folders import Folders, about_bytes
+from svdq.pipeline.models.comfyui.recipe import Recipe
+from svdq.pipeline.models.families import FAMILIES
+from svdq.pipeline.models.memory import size_text
+from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
+
+_MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """A file that a workflow names and that is not in ComfyUI's folders."""
+
+    path: Path  # where it belongs
+    about: str  # its size, as text; "" if that is not known
+    url: str  # where it can be had; "" if the workflow does not say
+
+    def __str__(self) -> str:
+        return f"{self.path}{self.about and f' (about {self.about})'}{self.url and f': {self.url}'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A workflow as a model file."""
+
+    toml: str
+    missing: tuple[Missing, ...]
+    notes: tuple[str, ...]
+    submit: tuple[str, ...]  # the arguments of svdq that make the same video
+
+
+def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
+    """Return the model file of a recipe, with the files that are in ComfyUI's folders."""
+    missing: list[Missing] = []
+    notes = [*recipe.notes]
+    sizes = next((family.models[recipe.base].num_weights for family in FAMILIES if recipe.base in family.models), {})
+
+    def place(kind: str, name: str) -> str:
+        if (found := folders.find(kind, name)) is not None:
+            return str(found)
+        number = sizes.get(kind)
+        about = "" if number is None else size_text(about_bytes(name, number))
+        url = recipe.urls.get(name.replace("\\", "/").rpartition("/")[2], "")
+        missing.append(Missing(path=folders.place_for(kind, name), about=about, url=url))
+        return str(missing[-1].path)
+
+    weights = {}
+    for component, name in recipe.weights.items():
+        if name.lower().endswith(WEIGHTS_SUFFIXES):
+            weights[component] = place(component, name)
+        else:
+            notes.append(f"The {component} {name} is no safetensors or GGUF file; svdq takes that of the base.")
+    loras = [
+        {"file": place("lora", lora.file), "component": component, "strength": round(lora.strength, 6)}
+        for component, lora in recipe.loras
+    ]
+    tables: list[tuple[str, Mapping[str, Any]]] = [("[weights]", weights), *(("[[lora]]", lora) for lora in loras)]
+    tables += [("[defaults]", _defaults(recipe)), ("[scheduler]", recipe.scheduler)]
+    comments = [f"Written by `svdq model import` of {workflow.name!r}."]
+    comments += [f"Not carried over: {note}" for note in notes]
+    lines = [f"# {' '.join(each.split())}" for each in comments]
+    lines.append(f"base = {_toml(recipe.base)}")
+    for header, content in tables:
+        if content:
+            lines += ["", header, *(f"{key} = {_toml(value)}" for key, value in content.items())]
+    return Imported(
+        toml="\n".join(lines) + "\n", missing=tuple(missing), notes=tuple(notes), submit=_submit(recipe, folders)
+    )
+
+
+def _toml(value: Any) -> str:
+    """Return a text, number or list as TOML has it."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _defaults(recipe: Recipe) -> Mapping[str, Any]:
+    source = recipe.source
+    found: dict[str, Any] = {"steps": recipe.steps}
+    for name, scale in zip(("guidance_scale", "guidance_scale_2"), recipe.guidance, strict=False):
+        found[name] = round(float(scale), 6)
+    if source.size is not None:
+        found["width"], found["height"] = source.size
+    found |= {name: value for name, value in (("frames", source.frames), ("fps", recipe.fps)) if value is not None}
+    if source.negative_prompt is not None:
+        found["negative_prompt"] = source.negative_prompt
+    return found
+
+
+def _submit(recipe: Recipe, folders: Folders) -> tuple[str, ...]:
+    source = recipe.source
+
+    def photo(name: str | None, otherwise: str) -> str:
+        return otherwise if name is None else str(folders.photo(name) or name)
+
+    arguments = ["submit", photo(source.photo, "photo.jpg")]
+    if source.has_last_photo:
+        arguments += ["--last", photo(source.last_photo, "last.jpg")]
+    if source.prompt is not None:
+        arguments += ["--prompt", source.prompt]
+    if source.size is None:
+        arguments += ["--size", "auto"]
+    if recipe.seed is not None and recipe.seed <= _MAX_SEED:
+        arguments += ["--seed", str(recipe.seed)]
+    return tuple(arguments)
+
+
+def command(imported: Imported, model: str) -> str:
+    """Return the command line that makes the video of a workflow with its model file."""
+    return f"SVDQ_MODEL={shlex.quote(model)} svdq {shlex.join(imported.submit)}"

@@ -1,0 +1,225 @@
+"""Reads a workflow into what a model file and a submission say, with notes on what is left out."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.graph import Graph, read_graph
+from svdq.pipeline.models.comfyui.model_chain import LoraUse, ModelChain, model_chain
+from svdq.pipeline.models.comfyui.node import Node
+from svdq.pipeline.models.comfyui.notes import Notes
+from svdq.pipeline.models.comfyui.schedule import schedule_of
+from svdq.pipeline.models.comfyui.source import Source, find_encoder, refuse, source_of
+from svdq.pipeline.models.comfyui.stages import SAMPLERS, Stage, last_samplers, stages_of
+from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, without_switches
+
+HIGH, LOW = "transformer", "transformer_2"
+_SAVERS = {"CreateVideo": "fps", "VHS_VideoCombine": "frame_rate", "SaveAnimatedWEBP": "fps", "SaveWEBM": "fps"}
+#: Nodes that need no word: svdq does what they do, or nobody sees what they do.
+_QUIET = re.compile(
+    r"VAEDecode|CLIPVision|VAELoader|CLIPLoader|Save|VHS_VideoCombine|CreateVideo|Preview|Primitive|.*Constant|Show|Clean|.*clean.*|LoadImage|.*Math.*"
+    r"|WanVideoDecode|WanVideoBlockSwap|WanVideoTorchCompile|WanVideoVRAM|.*Note.*|ComfySwitchNode|GetImageSize|Display.*|PlaySound.*",
+    re.IGNORECASE,
+)
+#: What svdq does in place of nodes after the decode, by a part of their names.
+_AFTERWARDS = {
+    "rife": "interpolates frames; svdq does not",
+    "film": "interpolates frames; svdq does not",
+    "gimm": "interpolates frames; svdq does not",
+    "vfi": "interpolates frames; svdq does not",
+    "upscale": "enlarges the frames; svdq leaves them as they are",
+    "audio": "concerns sound, which svdq's videos of Wan have not",
+    "mmaudio": "concerns sound, which svdq's videos of Wan have not",
+    "colormatch": "corrects colors; svdq does not",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A workflow in the terms of svdq; files are as ComfyUI names them."""
+
+    base: str
+    weights: Mapping[str, str]  # by component
+    loras: tuple[tuple[str, LoraUse], ...]  # with their components
+    steps: int
+    guidance: tuple[float, ...]  # of each expert
+    scheduler: Mapping[str, Any]
+    source: Source
+    fps: int | None
+    seed: int | None
+    notes: tuple[str, ...]
+    urls: Mapping[str, str]  # where files can be had, by name
+
+
+def read_recipe(workflow: Mapping[str, Any]) -> Recipe:
+    """Read a workflow; raises InputError, with the node, where svdq cannot make such a video."""
+    try:
+        return _read(workflow)
+    except UnknownValueError as error:
+        raise InputError(
+            f"{error.args[0]} computes a value that svdq needs and cannot compute; set it to a constant in ComfyUI."
+        ) from error
+    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"[:100]
+        raise InputError(f"The workflow is not as ComfyUI writes it ({what}); save it again.") from error
+
+
+def _read(workflow: Mapping[str, Any]) -> Recipe:
+    graph, notes = without_switches(read_graph(workflow)), Notes()
+    if not graph.nodes:
+        raise InputError("The workflow has no node that runs: all are muted, bypassed or notes.")
+    ends = last_samplers(graph)
+    if not ends:
+        _refuse_without_sampler(graph)
+    if not any(node.type.startswith("Wan") for node in graph.nodes.values()):
+        refuse([*graph.nodes.values()])
+    end = min(ends, key=lambda each: len(graph.before(each)))  # the first of parts that continue each other
+    stages = stages_of(graph, end, notes)
+    encoder = find_encoder(graph, [stages[0].positive, stages[0].latents, _image_embeds(stages[0])], end)
+    for other in ends:
+        if other is not end:
+            notes.add(other, "makes another video, or the next part; svdq imports the first, see `svdq submit --then`")
+            notes.read(*(graph.nodes[each] for each in graph.before(other)))
+    stages, models = _experts(stages, [model_chain(graph, each.model, each.node, notes) for each in stages])
+    source = source_of(graph, encoder, stages[0].positive, stages[0].negative, notes)
+    base, components = _base(models, source, notes)
+    steps, scheduler = schedule_of(stages, [each.shift for each in models], notes)
+    guidance = tuple(stage.cfg for stage in stages)
+    if len(guidance) == 2 and guidance[0] <= 1 < guidance[1]:
+        notes.add(
+            stages[1].node, f"guides by {guidance[1]:g}; svdq guides no step where the first expert has 1, as diffusers"
+        )
+    fps = _rate(graph, end, notes)
+    _note_the_rest(graph, end, notes)
+    weights = dict(zip(components, (each.file for each in models), strict=True))
+    for component, file in (("text_encoder", source.text_encoder), ("vae", source.vae)):
+        weights |= {component: file} if file else {}
+    if source.image_encoder and "2.1" in base:
+        weights["image_encoder"] = source.image_encoder
+    return Recipe(
+        base=base,
+        weights=weights,
+        loras=tuple((name, lora) for name, each in zip(components, models, strict=True) for lora in each.loras),
+        steps=steps,
+        guidance=guidance,
+        scheduler=scheduler,
+        source=source,
+        fps=fps,
+        seed=stages[0].seed,
+        notes=tuple(notes.sentences),
+        urls={
+            str(each["name"]): str(each["url"])
+            for node in graph.nodes.values()
+            for each in node.models
+            if each.get("name") and each.get("url")
+        },
+    )
+
+
+def _image_embeds(stage: Stage) -> Any:
+    return stage.node.inputs.get("image_embeds")
+
+
+def _refuse_without_sampler(graph: Graph) -> None:
+    nodes = [*graph.nodes.values()]
+    named = [node for node in nodes if "sampler" in node.type.lower() and "select" not in node.type.lower()]
+    named = named or [node for node in nodes if node.type.endswith("Api") or "Api" in node.type]
+    if not named:
+        refuse(nodes)
+    where = f" ({', '.join(map(str, named[:3]))})" if named else ""
+    raise InputError(f"The workflow has no sampler that svdq reads{where}; it reads {', '.join(SAMPLERS)}.")
+
+
+def _experts(stages: list[Stage], models: list[ModelChain]) -> tuple[list[Stage], list[ModelChain]]:
+    """Join samplers that go on with the same model; raises InputError for more than two."""
+    joined: list[tuple[Stage, ModelChain]] = []
+    for stage, model in zip(stages, models, strict=True):
+        if joined and joined[-1][1].file == model.file:
+            before, theirs = joined[-1]
+            if (before.cfg, _uses(theirs)) != (stage.cfg, _uses(model)):
+                raise InputError(
+                    f"{stage.node} goes on with the model of {before.node}, with another guidance or other LoRAs, and "
+                    "svdq has one of each for an expert."
+                )
+            joined[-1] = (replace(before, end=stage.end, keeps_noise=stage.keeps_noise), theirs)
+        else:
+            joined.append((stage, model))
+    if len(joined) > 2:
+        raise InputError(f"{joined[2][0].node} is the third sampler with a model, and svdq has two experts.")
+    return [stage for stage, _ in joined], [model for _, model in joined]
+
+
+def _uses(model: ModelChain) -> list[tuple[str, float]]:
+    return [(lora.file, lora.strength) for lora in model.loras]
+
+
+def _base(models: list[ModelChain], source: Source, notes: Notes) -> tuple[str, tuple[str, ...]]:
+    """Return the hub id of the model that files are of, by nodes and names, and the components that they are."""
+    file = models[0].file.lower().replace("\\", "/").rpartition("/")[2]
+    loader = models[0].loader
+    for part, what in (
+        ("t2v", "makes videos from text"),
+        ("vace", "is VACE"),
+        ("s2v", "makes videos from sound"),
+        ("fun", "is Wan Fun"),
+    ):
+        if re.search(rf"(^|[-_. ]){part}([-_. ]|$)", file) and "ti2v" not in file:
+            raise InputError(f"{loader} loads {models[0].file}, which {what}; svdq makes videos of photos.")
+    if "animate" in file or "ltx" in file or "hunyuan" in file:
+        raise InputError(f"{loader} loads {models[0].file}, which is no image-to-video model of Wan.")
+    if len(models) == 2:
+        return "Wan-AI/Wan2.2-I2V-A14B-Diffusers", (HIGH, LOW)
+    if source.encoder.type == "Wan22ImageToVideoLatent" or "ti2v" in file:
+        return "Wan-AI/Wan2.2-TI2V-5B-Diffusers", (HIGH,)
+    if re.search(r"2[._]2|high.?noise|low.?noise", file) and "5b" not in file:
+        raise InputError(f"{loader} loads one expert of Wan 2.2 ({models[0].file}), and svdq needs both.")
+    if "flf2v" in file or "fl2v" in file:
+        return "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers", (HIGH,)
+    size = next((each for each in ("480", "720") if each in file), None)
+    if size is None:
+        notes.add(loader, f"loads {models[0].file}, which is taken for Wan 2.1 I2V-14B-480P by its nodes; see `base`")
+    return f"Wan-AI/Wan2.1-I2V-14B-{size or 480}P-Diffusers", (HIGH,)
+
+
+def _rate(graph: Graph, end: Node, notes: Notes) -> int | None:
+    """Return the frames a second of what saves the video, before an interpolation."""
+    for saver in graph.of_types(*_SAVERS):
+        before = graph.before(saver)
+        if end.id not in before:
+            continue
+        notes.read(saver)
+        try:
+            rate = number_of(graph, saver, _SAVERS[saver.type])
+        except UnknownValueError as error:
+            notes.add(error.args[0], "computes the frames a second, which svdq cannot; give --fps")
+            return None
+        times = [
+            number_of(graph, node, "multiplier", 1) or 1
+            for each in before
+            if "multiplier" in (node := graph.nodes[each]).inputs and _is_interpolation(node)
+        ]
+        for each in times:
+            rate = None if rate is None else rate / each
+        return None if rate is None else max(1, round(rate))
+    return None
+
+
+def _is_interpolation(node: Node) -> bool:
+    return any(part in node.type.lower() for part in ("rife", "film", "gimm", "vfi"))
+
+
+def _note_the_rest(graph: Graph, end: Node, notes: Notes) -> None:
+    """Note all nodes that have a part in what is saved, and were not read."""
+    consumers = {
+        origin.id for node in graph.nodes.values() for v in node.inputs.values() if (origin := graph.origin(v))
+    }
+    savers = [node for node in graph.nodes.values() if node.id not in consumers and end.id in graph.before(node)]
+    needed = set().union(*(graph.before(node) for node in savers))
+    for node in graph.nodes.values():
+        is_constant = not any(map(graph.origin, node.inputs.values())) and "load" not in node.type.lower()
+        if node.id in needed and node.id not in notes.read_ids and not is_constant and not _QUIET.match(node.type):
+            kind = node.type.lower()
+            what = next((what for part, what in _AFTERWARDS.items() if part in kind), "is left out")
+            notes.add(node, what)

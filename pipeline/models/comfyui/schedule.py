@@ -1,0 +1,117 @@
+"""From the samplers of a workflow to the `[scheduler]` of a model file."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, get_args
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.notes import Notes
+from svdq.pipeline.models.comfyui.stages import Stage
+from svdq.pipeline.models.model_file import ScheduleName
+
+DEFAULT_SHIFT = 8.0  # of Wan where no ModelSamplingSD3 sets it: comfy/supported_models.py
+EULER, UNIPC = "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler"
+#: Schedulers of WanVideoSampler that are diffusers' own, with its noise levels.
+_WRAPPED = {"wrapper:unipc": UNIPC, "wrapper:euler": EULER}
+_STAND_IN = "simple"  # in place of a schedule that svdq lacks
+
+
+def schedule_of(stages: Sequence[Stage], shifts: Sequence[float | None], notes: Notes) -> tuple[int, dict[str, Any]]:
+    """Return the number of steps and the scheduler of a model file; `shifts` are those of the models of the stages."""
+    both = [stage.shift or shift or DEFAULT_SHIFT for stage, shift in zip(stages, shifts, strict=True)]
+    kind = _class_of(stages, notes)
+    names = [_name_of(stage, notes) for stage in stages]
+    for before, after in pairwise(stages):
+        _check_handover(before, after, notes)
+    first = stages[0]
+    if not first.adds_noise:
+        notes.add(first.node, "adds no noise to the photo's latents; svdq starts from noise")
+    if first.start or min(stage.denoise for stage in stages) < 1:
+        notes.add(
+            first.node, "starts part of the way (start_at_step or denoise); svdq starts from noise, with all steps"
+        )
+    boundary = next((stage.boundary for stage in stages if stage.boundary), None)
+    switch = {} if len(stages) == 1 else {"boundary": boundary} if boundary else None
+    if switch is None:
+        switch = {"switch_at": first.end if first.end is not None else first.steps}
+    if first.sampler in _WRAPPED and first.sigmas is None:
+        return first.steps, {"class": kind, "shift": _plain(both[0]), **switch}
+    same = all((stage.sigmas, stage.steps) == (first.sigmas, first.steps) for stage in stages)
+    if same and {*names} == {names[0]} and len({round(shift, 6) for shift in both}) == 1 and first.sigmas is None:
+        if stages[-1].end is not None:
+            notes.add(stages[-1].node, f"ends after step {stages[-1].end}; svdq does all {first.steps} steps")
+        return first.steps, {"class": kind, "shift": _plain(both[0]), "sigmas": names[0], **switch}
+    levels = _levels(stages, names, both)
+    if len(stages) > 1 and not boundary:
+        switch = {"switch_at": len(_levels(stages[:1], names[:1], both[:1]))}
+    return len(levels), {"class": kind, "shift": 1.0, "sigmas": levels, **switch}
+
+
+def _plain(number: float) -> float:
+    """Return a number without what an editor's slider leaves of it, such as 5.000000000000001."""
+    return round(float(number), 6)
+
+
+def _class_of(stages: Sequence[Stage], notes: Notes) -> str:
+    kind = EULER
+    for stage in stages:
+        name = stage.sampler
+        if name in ("euler", "wrapper:euler"):
+            continue
+        if name == "wrapper:unipc":
+            kind = UNIPC
+        elif name.startswith(("uni_pc", "wrapper:unipc")):
+            kind = UNIPC
+            notes.add(
+                stage.node,
+                f"has the sampler {name.removeprefix('wrapper:')}; svdq uses diffusers' {UNIPC}, another solver of "
+                "that name: near, not equal",
+            )
+        else:
+            notes.add(
+                stage.node,
+                f"has the sampler {name.removeprefix('wrapper:')}, which svdq lacks; svdq uses Euler's method (euler) "
+                "with the same noise levels",
+            )
+    return kind
+
+
+def _name_of(stage: Stage, notes: Notes) -> str:
+    name = stage.scheduler
+    if stage.sigmas is None and name not in get_args(ScheduleName):
+        notes.add(stage.node, f"has the schedule {name}, which svdq lacks; svdq uses {_STAND_IN}")
+        return _STAND_IN
+    if stage.sampler.startswith("wrapper:") and stage.sampler not in _WRAPPED:
+        notes.add(stage.node, f"has noise levels of its own; svdq uses the schedule {_STAND_IN}")
+    return name
+
+
+def _check_handover(before: Stage, after: Stage, notes: Notes) -> None:
+    if before.boundary is None and (before.end or before.steps) >= before.steps and after.start == 0:
+        notes.add(after.node, "denoises a finished video once more; svdq passes on what the first sampler leaves")
+    if not before.keeps_noise and before.boundary is None and before.end is not None:
+        notes.add(
+            before.node, "removes all noise at its end (return_with_leftover_noise); svdq leaves the rest to the next"
+        )
+    if after.adds_noise:
+        notes.add(after.node, "adds noise again; svdq does not")
+    if before.end is not None and after.start not in (0, before.end) and after.steps == before.steps:
+        notes.add(after.node, f"starts at step {after.start}, where the one before ends at {before.end}")
+
+
+def _levels(stages: Sequence[Stage], names: Sequence[str], shifts: Sequence[float]) -> list[float]:
+    """Return the noise level before each step of all stages."""
+    try:
+        from svdq.pipeline.models.sigmas import sigmas_of
+    except ImportError as error:
+        raise InputError("The noise levels of this workflow need numpy, which comes with `svdq[worker]`.") from error
+    levels: list[float] = []
+    for stage, name, shift in zip(stages, names, shifts, strict=True):
+        own = list(stage.sigmas) if stage.sigmas is not None else sigmas_of(name, stage.steps, shift)
+        levels += [round(level, 6) for level in own[stage.start : stage.end]]
+    falling = [
+        level for place, level in enumerate(levels) if level > max(levels[place + 1 :], default=0) and level <= 1
+    ]
+    if not falling:
+        raise InputError(f"The sampler {stages[0].node} has no noise levels from 1 down to 0; correct its sigmas.")
+    return falling

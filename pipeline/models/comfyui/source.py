@@ -1,0 +1,209 @@
+"""What a workflow makes a video of: photos, prompts, size and frames, by the node that encodes the photo."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.graph import Graph
+from svdq.pipeline.models.comfyui.node import Link, Node
+from svdq.pipeline.models.comfyui.notes import Notes
+from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
+
+#: Nodes that encode the photo, with the names of their inputs: width, height, frames, photo, last photo.
+ENCODERS: Mapping[str, tuple[str, str, str, str, str]] = {
+    "WanImageToVideo": ("width", "height", "length", "start_image", ""),
+    "WanFirstLastFrameToVideo": ("width", "height", "length", "start_image", "end_image"),
+    "Wan22ImageToVideoLatent": ("width", "height", "length", "start_image", ""),
+    "WanVideoImageToVideoEncode": ("width", "height", "num_frames", "start_image", "end_image"),
+    "WanVideoImageClipEncode": ("generation_width", "generation_height", "num_frames", "image", ""),
+}
+#: Families by how their nodes begin, whose workflows are not imported. (LTX-2: leave it out here, and read its nodes.)
+OTHER_FAMILIES = {"LTX": "LTX-2", "EmptyLTX": "LTX-2", "Hunyuan": "HunyuanVideo", "SVD_": "Stable Video Diffusion"}
+#: What nodes that are not read would have made, by a part of their names.
+OTHER_KINDS = {
+    "vace": "makes a video with VACE",
+    "fun": "makes a video with Wan Fun (control or inpainting)",
+    "camera": "makes a video along a camera's path",
+    "sound": "makes a video from sound",
+    "s2v": "makes a video from sound",
+    "talk": "makes a video from sound",
+    "animate": "makes a video from the motion of another one",
+    "emptyhunyuan": "makes a video from text alone",
+    "emptyembeds": "makes a video from text alone",
+    "track": "makes a video along drawn paths",
+    "phantom": "makes a video of subjects",
+    "humo": "makes a video from sound",
+}
+_TEXTS = ("text", "prompt", "positive_prompt", "string", "value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The inputs of one video."""
+
+    encoder: Node
+    photo: str | None
+    last_photo: str | None
+    has_last_photo: bool
+    prompt: str | None
+    negative_prompt: str | None
+    size: tuple[int, int] | None  # None: as the photo
+    frames: int | None
+    vae: str | None
+    text_encoder: str | None
+    image_encoder: str | None
+
+
+def find_encoder(graph: Graph, starts: list[Any], sampler: Node) -> Node:
+    """Return the node that encodes the photo, before the conditions or latents of a sampler; raises InputError."""
+    seen: dict[str, Node] = {}
+    left = [node for value in starts if (node := graph.origin(value)) is not None]
+    while left:
+        node = left.pop(0)
+        if node.type in ENCODERS:
+            return node
+        if node.id not in seen:
+            seen[node.id] = node
+            left += [origin for value in node.inputs.values() if (origin := graph.origin(value)) is not None]
+    refuse(list(seen.values()))
+    where = f" ({', '.join(map(str, list(seen.values())[:4] or [sampler]))})"
+    raise InputError(
+        f"The workflow has no node that svdq can make a video of a photo with{where}; it reads {', '.join(ENCODERS)}."
+    )
+
+
+def refuse(nodes: list[Node]) -> None:
+    """Raise InputError for the first node of a family or kind that svdq does not have."""
+    for node in nodes:
+        for start, family in OTHER_FAMILIES.items():
+            if node.type.startswith(start) and "emptyhunyuan" not in node.type.lower():
+                raise InputError(f"{node} belongs to {family}, and svdq imports workflows of Wan only.")
+    for node in nodes:
+        for part, what in OTHER_KINDS.items():
+            if node.type.startswith(("Wan", "Empty", "ARVideo")) and part in node.type.lower():
+                raise InputError(f"{node} {what}, which svdq cannot; it makes videos of one photo, or of two.")
+
+
+def source_of(graph: Graph, encoder: Node, positive: Any, negative: Any, notes: Notes) -> Source:
+    """Read what the node that encodes the photo, and the prompts, depend on."""
+    notes.read(encoder)
+    width_name, height_name, frames_name, photo_name, last_name = ENCODERS[encoder.type]
+    for name, value in encoder.inputs.items():
+        known = {width_name, height_name, frames_name, photo_name, last_name, "vae", "positive", "negative"}
+        origin = graph.origin(value)
+        if origin is not None and name not in known and "clip" not in name:
+            notes.add(origin, f"is the {name} of {encoder}, which svdq has not; svdq renders without")
+    try:
+        found = [number_of(graph, encoder, name) for name in (width_name, height_name)]
+        size = (int(found[0]) // 16 * 16, int(found[1]) // 16 * 16) if all(found) else None  # type: ignore[arg-type]
+    except UnknownValueError as error:
+        notes.add(error.args[0], "computes the size from the photo; `--size auto` does so here")
+        size = None
+    frames = None
+    try:
+        length = number_of(graph, encoder, frames_name)
+        frames = None if length is None else (int(length) - 1) // 4 * 4 + 1
+    except UnknownValueError as error:
+        notes.add(error.args[0], "computes the number of frames, which svdq cannot; give --frames")
+    batch = _quietly(graph, encoder.inputs.get("batch_size"))
+    if isinstance(batch, int) and batch > 1:
+        notes.add(encoder, f"makes {batch} videos; give `--variations {batch}`")
+    photo = _photo(graph, encoder.inputs.get(photo_name), notes)
+    if graph.origin(encoder.inputs.get(photo_name)) is None:
+        notes.add(encoder, "has no photo, so it makes a video from text alone; svdq needs a photo")
+    last = graph.origin(encoder.inputs.get(last_name)) if last_name else None
+    prompt, clip = _prompt(graph, positive, "positive", notes)
+    negative_prompt, _ = _prompt(graph, negative, "negative", notes)
+    return Source(
+        encoder=encoder,
+        photo=photo,
+        last_photo=_photo(graph, encoder.inputs.get(last_name), notes) if last is not None else None,
+        has_last_photo=last is not None,
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        size=size,
+        frames=frames,
+        vae=_loaded(graph, encoder.inputs.get("vae"), notes),
+        text_encoder=_loaded(graph, clip, notes),
+        image_encoder=_image_encoder(graph, encoder, notes),
+    )
+
+
+def _quietly(graph: Graph, value: Any) -> Any:
+    try:
+        return value_of(graph, value)
+    except UnknownValueError:
+        return None
+
+
+def _photo(graph: Graph, value: Any, notes: Notes) -> str | None:
+    """Return the file of the photo that an input comes from, through what scales it."""
+    node, seen = graph.origin(value), set()
+    while node is not None and node.id not in seen:
+        seen.add(node.id)
+        if isinstance(name := _quietly(graph, node.inputs.get("image")), str) and not isinstance(
+            node.inputs.get("image"), Link
+        ):
+            notes.read(node)
+            return name
+        links = {name: each for name, each in node.inputs.items() if isinstance(each, Link)}
+        following = next((links[name] for name in ("image", "images", "input", "pixels") if name in links), None)
+        if following is None:
+            return None
+        if not node.type.lower().startswith(("get", "preview")):
+            notes.add(node, "changes the photo; svdq scales and crops each photo to the size of the video itself")
+        node = graph.origin(following)
+    return None
+
+
+def _prompt(graph: Graph, value: Any, side: str, notes: Notes) -> tuple[str | None, Any]:
+    """Return a prompt, and the input of its node that is the text encoder."""
+    node, seen = graph.origin(value), set()
+    zeroed = False
+    while node is not None and node.id not in seen:
+        seen.add(node.id)
+        notes.read(node)
+        zeroed = zeroed or node.type == "ConditioningZeroOut"
+        names = (f"{side}_prompt",) if f"{side}_prompt" in node.inputs else _TEXTS
+        name = next((each for each in names if each in node.inputs and "conditioning" not in each), None)
+        if name is not None and (node.type not in ENCODERS):
+            clip = node.inputs.get("clip", node.inputs.get("t5"))
+            try:
+                text = value_of(graph, node.inputs[name])
+            except UnknownValueError as error:
+                notes.add(error.args[0], f"computes the {side} prompt, which svdq cannot; give it with the photo")
+                return None, clip
+            return ("" if zeroed else str(text or "")), clip
+        following = (node.inputs.get(each) for each in (side, "conditioning", "conditioning_1", "conditioning_to"))
+        found = next((each for each in following if isinstance(each, Link)), None)
+        if node.type not in (*ENCODERS, "ConditioningZeroOut", "Reroute"):
+            notes.add(node, f"changes the {side} prompt; svdq takes the text alone")
+        node = graph.origin(found)
+    return None, None
+
+
+def _loaded(graph: Graph, value: Any, notes: Notes) -> str | None:
+    """Return the file that a loader of a text encoder, VAE or image encoder names, through nodes that pass it on."""
+    node, seen = graph.origin(value), set()
+    while node is not None and node.id not in seen:
+        seen.add(node.id)
+        notes.read(node)
+        for name in ("vae_name", "clip_name", "model_name", "clip_name1", "ckpt_name"):
+            if isinstance(found := _quietly(graph, node.inputs.get(name)), str):
+                return None if name == "ckpt_name" else found
+        links = {name: each for name, each in node.inputs.items() if isinstance(each, Link)}
+        node = graph.origin(next((links[name] for name in ("vae", "clip", "t5") if name in links), None))
+    return None
+
+
+def _image_encoder(graph: Graph, encoder: Node, notes: Notes) -> str | None:
+    """Return the file of the image encoder (CLIP) that the photo goes through, too."""
+    for name, value in encoder.inputs.items():
+        node = graph.origin(value)
+        if node is not None and "clip" in name:
+            notes.read(node)
+            loader = next((node.inputs[each] for each in ("clip_vision", "clip") if each in node.inputs), value)
+            if (found := _loaded(graph, loader, notes)) is not None:
+                return found
+    return None

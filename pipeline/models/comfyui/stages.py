@@ -1,0 +1,255 @@
+"""The samplers of a workflow as stages of one denoising: which model, which noise levels, which guidance."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.graph import Graph
+from svdq.pipeline.models.comfyui.node import Link, Node
+from svdq.pipeline.models.comfyui.notes import Notes
+from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
+
+SAMPLERS = (
+    "KSampler",
+    "KSamplerAdvanced",
+    "SamplerCustom",
+    "SamplerCustomAdvanced",
+    "WanVideoSampler",
+    "WanMoeKSampler",
+    "WanMoeKSamplerAdvanced",
+)
+_LATENTS = ("latent_image", "samples", "latent", "latents")  # inputs that bring the latents of another sampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A sampler: steps `start` to `end` of a schedule, with one model."""
+
+    node: Node
+    model: Any  # the input
+    positive: Any
+    negative: Any
+    latents: Any
+    cfg: float
+    sampler: str
+    seed: int | None = None
+    scheduler: str = "simple"
+    steps: int = 20
+    sigmas: tuple[float, ...] | None = None  # in place of a schedule; without the 0 at the end
+    start: int = 0
+    end: int | None = None  # None: to the last
+    shift: float | None = None  # where the sampler has it itself
+    boundary: float | None = None  # the noise level at which a sampler with two models changes to the second
+    adds_noise: bool = True
+    keeps_noise: bool = False  # whether noise is left after the last of its steps
+    denoise: float = 1.0
+
+
+def stages_of(graph: Graph, last: Node, notes: Notes) -> list[Stage]:
+    """Return the stages that lead to a sampler, in their order; raises InputError for what cannot be read."""
+    found: list[Stage] = []
+    node: Node | None = last
+    while node is not None:
+        try:
+            stages = list(_read(graph, node, notes))
+        except UnknownValueError as error:
+            raise InputError(
+                f"{node} has an input that {error.args[0]} computes, which svdq cannot; set it to a number in ComfyUI."
+            ) from error
+        found = [*stages, *found]
+        if len(found) > 20:
+            break
+        node = _sampler_before(graph, stages[0].latents, notes)
+    return found
+
+
+def last_samplers(graph: Graph) -> list[Node]:
+    """Return the samplers whose latents no other sampler continues."""
+    samplers = list(graph.of_types(*SAMPLERS))
+    continued = set()
+    for node in samplers:
+        latents = next((node.inputs[name] for name in _LATENTS if name in node.inputs), None)
+        before = _sampler_before(graph, latents, Notes())
+        continued |= {before.id} if before else set()
+    return [node for node in samplers if node.id not in continued]
+
+
+def _sampler_before(graph: Graph, latents: Any, notes: Notes) -> Node | None:
+    node = graph.origin(latents)
+    passed: list[Node] = []
+    while node is not None and node.type not in SAMPLERS and len(passed) < 20:
+        passed.append(node)
+        following = (node.inputs.get(name) for name in _LATENTS)
+        node = graph.origin(next((each for each in following if isinstance(each, Link)), None))
+    if node is not None and node.type in SAMPLERS:
+        for each in passed:
+            notes.add(each, "changes the latents between two samplers; svdq passes them on unchanged")
+        return node
+    return None
+
+
+def _read(graph: Graph, node: Node, notes: Notes) -> Iterator[Stage]:
+    """Read a sampler; that with two models as two stages."""
+    notes.read(node)
+    inputs = node.inputs
+
+    def number(name: str, default: float = 0) -> float:
+        found = number_of(graph, node, name, default)
+        return default if found is None else found
+
+    def text(name: str) -> str:
+        return str(value_of(graph, inputs.get(name)) or "")
+
+    common: dict[str, Any] = {
+        "node": node,
+        "model": inputs.get("model"),
+        "positive": inputs.get("positive"),
+        "negative": inputs.get("negative"),
+        "latents": next((inputs[name] for name in _LATENTS if name in inputs), None),
+        "cfg": _guidance(graph, node, notes),
+        "sampler": text("sampler_name"),
+        "steps": int(number("steps", 20)),
+        "scheduler": text("scheduler"),
+        "seed": _seed(graph, node, "seed", "noise_seed"),
+    }
+    if node.type == "KSampler":
+        yield Stage(**common, denoise=number("denoise", 1.0))
+    elif node.type == "KSamplerAdvanced":
+        yield Stage(
+            **common,
+            start=int(number("start_at_step")),
+            end=_end(int(number("end_at_step", 10_000)), common["steps"]),
+            adds_noise=text("add_noise") != "disable",
+            keeps_noise=text("return_with_leftover_noise") == "enable",
+        )
+    elif node.type.startswith("WanMoeKSampler"):
+        both = common | {"shift": number("sigma_shift", 8.0), "boundary": number("boundary", 0.9)}
+        high = Stage(**(both | {"model": inputs.get("model_high_noise"), "cfg": number("cfg_high_noise", 1.0)}))
+        yield replace(high, keeps_noise=True, denoise=number("denoise", 1.0), start=int(number("start_at_step")))
+        low = {"model": inputs.get("model_low_noise"), "cfg": number("cfg_low_noise", 1.0), "adds_noise": False}
+        yield Stage(**(both | low))
+    elif node.type == "WanVideoSampler":
+        yield _of_wrapper(graph, node, common, number, notes)
+    else:
+        yield _of_custom(graph, node, common, notes)
+
+
+def _guidance(graph: Graph, node: Node, notes: Notes) -> float:
+    """Return the guidance of a sampler; of one that changes from step to step the first."""
+    origin = graph.origin(node.inputs.get("cfg"))
+    if origin is not None and origin.type == "CreateCFGScheduleFloatList":
+        scales = [number_of(graph, origin, f"cfg_scale_{name}", 1.0) or 1.0 for name in ("start", "end")]
+        if scales[0] != scales[1]:
+            notes.add(
+                origin, f"changes the guidance from step to step; svdq guides by {scales[0]:g} in all of an expert"
+            )
+        return scales[0]
+    return number_of(graph, node, "cfg", 1.0) or 0.0
+
+
+def _end(end: int, steps: int) -> int | None:
+    return end if end < steps else None
+
+
+def _seed(graph: Graph, node: Node, *names: str) -> int | None:
+    for name in names:
+        if name in node.inputs:
+            try:
+                return int(number_of(graph, node, name) or 0)
+            except UnknownValueError:
+                return None
+    return None
+
+
+def _of_custom(graph: Graph, node: Node, common: dict[str, Any], notes: Notes) -> Stage:
+    """Read SamplerCustom and SamplerCustomAdvanced, whose parts are nodes of their own."""
+    inputs = node.inputs
+    guider, noise, chosen = (graph.origin(inputs.get(name)) for name in ("guider", "noise", "sampler"))
+    notes.read(guider, noise, chosen)
+    if guider is not None:
+        if guider.type not in ("CFGGuider", "BasicGuider"):
+            notes.add(guider, "guides in a way that svdq lacks; svdq guides by one scale, as CFGGuider")
+        common |= {
+            "model": guider.inputs.get("model"),
+            "positive": guider.inputs.get("positive", guider.inputs.get("conditioning")),
+            "negative": guider.inputs.get("negative"),
+            "cfg": number_of(graph, guider, "cfg", 1.0),
+        }
+    adds_noise = value_of(graph, inputs.get("add_noise")) is not False
+    if noise is not None:
+        adds_noise = noise.type != "DisableNoise"
+        common["seed"] = _seed(graph, noise, "noise_seed", "seed")
+    common["sampler"] = (chosen.text("sampler_name") if chosen is not None else "") or (chosen.type if chosen else "")
+    return Stage(
+        **(common | {"adds_noise": adds_noise, "keeps_noise": True} | _sigmas(graph, inputs.get("sigmas"), notes))
+    )
+
+
+def _sigmas(graph: Graph, value: Any, notes: Notes) -> dict[str, Any]:
+    """Return the schedule that nodes give as sigmas, as fields of a stage."""
+    node = graph.origin(value)
+    if node is None:
+        raise InputError("A sampler of the workflow has no sigmas; connect a BasicScheduler or ManualSigmas.")
+    notes.read(node)
+    if node.type == "BasicScheduler":
+        steps, denoise = int(number_of(graph, node, "steps") or 20), number_of(graph, node, "denoise", 1.0)
+        return {"scheduler": str(value_of(graph, node.inputs.get("scheduler"))), "steps": steps, "denoise": denoise}
+    if node.type == "BetaSamplingScheduler":
+        if (number_of(graph, node, "alpha", 0.6), number_of(graph, node, "beta", 0.6)) != (0.6, 0.6):
+            notes.add(node, "has another alpha and beta than 0.6, which svdq uses")
+        return {"scheduler": "beta", "steps": int(number_of(graph, node, "steps") or 20)}
+    if node.type == "ManualSigmas":
+        text = str(value_of(graph, node.inputs.get("sigmas")) or "")
+        try:
+            levels = tuple(float(each) for each in text.replace(";", ",").replace(",", " ").split())
+        except ValueError as error:
+            raise InputError(
+                f"{node} has sigmas that are no numbers: {text[:60]!r}; correct them in ComfyUI."
+            ) from error
+        return {"sigmas": levels[:-1] if levels and levels[-1] == 0 else levels, "steps": len(levels) - 1}
+    if node.type == "SplitSigmasAtT":
+        whole = _sigmas(graph, node.inputs.get("sigmas"), notes)
+        return whole | {"boundary": number_of(graph, node, "boundary", 0.9)}
+    if node.type == "SplitSigmas":
+        whole = _sigmas(graph, node.inputs.get("sigmas"), notes)
+        place = int(number_of(graph, node, "step") or 0)
+        assert isinstance(value, Link)
+        return whole | ({"end": place} if value.slot == 0 else {"start": place})
+    raise InputError(
+        f"{node} makes noise levels that svdq does not know; svdq reads BasicScheduler, BetaSamplingScheduler, "
+        "ManualSigmas and SplitSigmas."
+    )
+
+
+#: Inputs of WanVideoSampler that are read elsewhere, or that change nothing.
+_READ = {"model", "text_embeds", "image_embeds", "samples", "scheduler", "sigmas", "cfg", "steps", "shift", "seed"}
+
+
+def _of_wrapper(graph: Graph, node: Node, common: dict[str, Any], number: Any, notes: Notes) -> Stage:
+    """Read WanVideoSampler, whose `unipc` and `euler` are diffusers' schedulers."""
+    inputs = node.inputs
+    for name, value in inputs.items():
+        if (origin := graph.origin(value)) is not None and name not in _READ and not name.endswith(("step", "steps")):
+            notes.add(origin, f"is the {name} of {node}, which svdq has not; svdq renders without")
+    texts = graph.origin(inputs.get("text_embeds"))
+    notes.read(texts)
+    steps, start, end = common["steps"], number("start_step", 0), number("end_step", -1)
+    boundary = next((each for each in (start, end) if 0 < each < 1), None)  # of WanVideoSigmaToStep
+    start, end = (0, -1) if boundary else (int(start), int(end))
+    scheduler, sigmas = inputs.get("scheduler"), graph.origin(inputs.get("sigmas"))
+    common |= {"sampler": f"wrapper:{value_of(graph, scheduler)}", "scheduler": "simple"}
+    common |= {"positive": inputs.get("text_embeds"), "negative": inputs.get("text_embeds")}
+    notes.read(graph.origin(scheduler))
+    if sigmas is not None and not sigmas.type.startswith("WanVideoScheduler"):
+        common |= _sigmas(graph, inputs["sigmas"], notes)
+    return Stage(
+        **common,
+        shift=number("shift", 5.0),
+        boundary=boundary,
+        start=max(0, start),
+        end=None if end < 0 else _end(end, steps),
+        adds_noise=graph.origin(inputs.get("samples")) is None,
+        keeps_noise=True,
+        denoise=number("denoise_strength", 1.0),
+    )

@@ -1,0 +1,123 @@
+"""Constants of a workflow: the value of an input, through primitives, switches and arithmetic."""
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from svdq.pipeline.models.comfyui.graph import Graph
+from svdq.pipeline.models.comfyui.node import Link, Node
+from svdq.pipeline.models.comfyui.widgets import CONTROL
+
+_MAX_DEPTH = 50
+
+
+#: The outputs of WanVideoScheduler, which passes its settings on.
+_OF_SCHEDULER = ("sigmas", "steps", "shift", "scheduler", "start_step", "end_step")
+
+
+_PASSING = ("PreviewAny", "ShowText|pysssss", "Display Any (rgthree)")  # which show a value and pass it on
+
+
+class UnknownValueError(Exception):
+    """A value that only ComfyUI can compute, such as the size of a photo; its argument is the node."""
+
+
+def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
+    """Return the constant that an input is; raises UnknownValueError if it is none."""
+    origin = graph.origin(value)
+    if origin is None:
+        return None if isinstance(value, Link) else value
+    if depth > _MAX_DEPTH:
+        raise UnknownValueError(origin)
+    inputs = {name: each for name, each in origin.inputs.items() if name != CONTROL}
+
+    def of(name: str) -> Any:
+        return value_of(graph, inputs.get(name), depth + 1)
+
+    if origin.type == "StringConcatenate":
+        return str(of("delimiter") or "").join(str(of(name) or "") for name in ("string_a", "string_b"))
+    if isinstance(text := inputs.get("expression"), str):
+        return _computed(origin, text, {name.rpartition(".")[2]: of(name) for name in inputs if name != "expression"})
+    if origin.type.startswith("WanVideoScheduler"):
+        assert isinstance(value, Link)
+        if (name := _OF_SCHEDULER[value.slot : value.slot + 1]) and name[0] in inputs:
+            return of(name[0])
+        raise UnknownValueError(origin)
+    if "isfloatX" in inputs:  # mxSlider
+        return of("Xf" if inputs["isfloatX"] else "Xi")
+    has_links = any(isinstance(each, Link) for each in inputs.values())
+    if len(inputs) == 1 and "Loader" not in origin.type and (not has_links or origin.type in _PASSING):
+        return of(next(iter(inputs)))  # a constant, or a node that passes one on
+    raise UnknownValueError(origin)
+
+
+def without_switches(graph: Graph) -> Graph:
+    """Return a graph in which inputs come from what its switches choose."""
+
+    def chosen(value: Any, depth: int = 0) -> Any:
+        node = graph.origin(value)
+        if node is None or node.type != "ComfySwitchNode" or depth > _MAX_DEPTH:
+            return value
+        try:
+            branch = "on_true" if value_of(graph, node.inputs.get("switch")) else "on_false"
+        except UnknownValueError:
+            branch = "on_false"
+        return chosen(node.inputs.get(branch), depth + 1)
+
+    nodes = graph.nodes.items()
+    return Graph(
+        {key: replace(node, inputs={name: chosen(each) for name, each in node.inputs.items()}) for key, node in nodes}
+    )
+
+
+def number_of(graph: Graph, node: Node, name: str, default: float | None = None) -> float | None:
+    """Return an input of a node that is a number; the default if it has none, or a text."""
+    found = value_of(graph, node.inputs.get(name))
+    if isinstance(found, str):
+        try:
+            found = float(found)
+        except ValueError:
+            return default
+    return found if isinstance(found, int | float) and math.isfinite(found) else default
+
+
+_OPERATORS: Mapping[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    each.__name__: each for each in (abs, math.ceil, float, math.floor, int, max, min, round)
+}
+
+
+def _computed(node: Node, text: str, names: Mapping[str, Any]) -> Any:
+    """Compute an expression of +, -, *, / and a few functions, as ComfyMathExpression has it."""
+
+    def compute(part: ast.AST) -> Any:
+        if isinstance(part, ast.Expression):
+            return compute(part.body)
+        if isinstance(part, ast.Constant) and isinstance(part.value, int | float):
+            return part.value
+        if isinstance(part, ast.Name) and isinstance(names.get(part.id), int | float):
+            return names[part.id]
+        if isinstance(part, ast.BinOp) and type(part.op) in _OPERATORS:
+            return _OPERATORS[type(part.op)](compute(part.left), compute(part.right))
+        if isinstance(part, ast.UnaryOp) and type(part.op) in _OPERATORS:
+            return _OPERATORS[type(part.op)](compute(part.operand))
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in _FUNCTIONS:
+            return _FUNCTIONS[part.func.id](*map(compute, part.args))
+        raise UnknownValueError(node)
+
+    try:
+        return compute(ast.parse(text.strip(), mode="eval"))
+    except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError) as error:
+        raise UnknownValueError(node) from error

@@ -1,0 +1,131 @@
+"""The editor's format: wires of all kinds end at the node or value that runs."""
+
+from typing import Any
+
+from svdq.pipeline.models.comfyui.graph import Graph, read_graph
+from svdq.pipeline.models.comfyui.node import Link
+
+Nodes = dict[int, dict[str, Any]]
+
+
+def editor(*nodes: dict[str, Any], links: list[list[Any]], **more: Any) -> dict[str, Any]:
+    return {"last_node_id": 99, "nodes": list(nodes), "links": links, **more}
+
+
+def made(number: int, kind: str, values: Any = None, *, mode: int = 0, **inputs: Any) -> dict[str, Any]:
+    """A node whose inputs are links, by name; a tuple also has the type."""
+    pairs = {name: each if isinstance(each, tuple) else (each, "MODEL") for name, each in inputs.items()}
+    listed = [{"name": name, "link": link, "type": type_} for name, (link, type_) in pairs.items()]
+    outputs = [{"name": "out", "type": "MODEL"}]
+    return {"id": number, "type": kind, "mode": mode, "widgets_values": values, "inputs": listed, "outputs": outputs}
+
+
+def model_of(workflow: dict[str, Any], node: str = "9", name: str = "model") -> Any:
+    graph: Graph = read_graph(workflow)
+    return graph.nodes[node].inputs.get(name)
+
+
+LOADER = made(1, "UNETLoader", ["wan.safetensors", "default"])
+TO_LOADER = Link(node="1", slot=0)
+
+
+def test_widgets_have_names_with_and_without_the_control_of_a_seed() -> None:
+    values = ["enable", 5, "randomize", 4, 1.0, "euler", "simple", 0, 2, "enable"]
+    with_control = editor(made(9, "KSamplerAdvanced", values), links=[])
+    without = editor(made(9, "KSamplerAdvanced", [*values[:2], *values[3:]]), links=[])
+    for workflow in (with_control, without):
+        inputs = read_graph(workflow).nodes["9"].inputs
+        assert (inputs["noise_seed"], inputs["steps"], inputs["sampler_name"], inputs["end_at_step"]) == (
+            5,
+            4,
+            "euler",
+            2,
+        )
+
+
+def test_reroutes_and_bypassed_nodes_pass_on_what_comes_in() -> None:
+    workflow = editor(
+        LOADER,
+        made(2, "Reroute", unnamed=(11, "*")),
+        made(3, "LoraLoaderModelOnly", ["a.safetensors", 1.0], mode=4, clip=(None, "CLIP"), model=12),
+        made(9, "ModelSamplingSD3", [5.0], model=13),
+        links=[[11, 1, 0, 2, 0, "MODEL"], [12, 2, 0, 3, 0, "MODEL"], [13, 3, 0, 9, 0, "MODEL"]],
+    )
+    assert model_of(workflow) == TO_LOADER
+    assert "3" not in read_graph(workflow).nodes
+
+
+def test_muted_nodes_give_nothing() -> None:
+    muted = made(3, "LoraLoaderModelOnly", ["a.safetensors", 1.0], mode=2, model=12)
+    links = [[12, 1, 0, 3, 0, "MODEL"], [13, 3, 0, 9, 0, "MODEL"]]
+    assert model_of(editor(LOADER, muted, made(9, "ModelSamplingSD3", [5.0], model=13), links=links)) is None
+
+
+def test_get_and_set_nodes_connect_by_name() -> None:
+    workflow = editor(
+        LOADER,
+        made(2, "SetNode", ["my model"], MODEL=11),
+        made(3, "GetNode", ["my model"]),
+        made(9, "ModelSamplingSD3", [5.0], model=12),
+        links=[[11, 1, 0, 2, 0, "MODEL"], [12, 3, 0, 9, 0, "MODEL"]],
+    )
+    assert model_of(workflow) == TO_LOADER
+
+
+def test_any_switch_takes_the_first_that_runs() -> None:
+    workflow = editor(
+        made(4, "UNETLoader", ["off.safetensors", "default"], mode=2),
+        LOADER,
+        made(5, "Any Switch (rgthree)", any_01=11, any_02=12),
+        made(9, "ModelSamplingSD3", [5.0], model=13),
+        links=[[11, 4, 0, 5, 0, "MODEL"], [12, 1, 0, 5, 1, "MODEL"], [13, 5, 0, 9, 0, "MODEL"]],
+    )
+    assert model_of(workflow) == TO_LOADER
+
+
+def test_primitives_become_values() -> None:
+    sampler = made(9, "ModelSamplingSD3", [5.0], model=None, shift=(12, "FLOAT"))
+    workflow = editor(made(2, "PrimitiveNode", [8.0, "fixed"]), sampler, links=[[12, 2, 0, 9, 1, "FLOAT"]])
+    assert model_of(workflow, name="shift") == 8.0
+
+
+def test_everywhere_nodes_connect_as_the_editor_has_saved_it() -> None:
+    implied = [{"downstream": 9, "downstream_slot": 0, "upstream": "1", "upstream_slot": 0, "controller": 7}]
+    everywhere = made(7, "Anything Everywhere", anything=11)
+    extra = {"ue_links": implied}
+    unconnected = made(9, "ModelSamplingSD3", [5.0], model=None)
+    assert (
+        model_of(editor(LOADER, everywhere, unconnected, links=[[11, 1, 0, 7, 0, "MODEL"]], extra=extra)) == TO_LOADER
+    )
+
+
+def subgraph(instance: dict[str, Any]) -> dict[str, Any]:
+    """A subgraph with a loader inside, whose name is a widget of its instance, and a sampler outside."""
+    loader = made(5, "UNETLoader", ["inside.safetensors", "default"])
+    loader["inputs"] = [{"name": "unet_name", "link": 1, "type": "COMBO", "widget": {"name": "unet_name"}}]
+    inside = {
+        "id": "abc",
+        "name": "Load",
+        "nodes": [loader],
+        "inputs": [{"name": "unet_name", "linkIds": [1]}],
+        "outputs": [{"name": "MODEL", "linkIds": [2]}],
+        "links": [
+            {"id": 1, "origin_id": -10, "origin_slot": 0, "target_id": 5, "target_slot": 0, "type": "COMBO"},
+            {"id": 2, "origin_id": 5, "origin_slot": 0, "target_id": -20, "target_slot": 0, "type": "MODEL"},
+        ],
+    }
+    sampler = made(9, "ModelSamplingSD3", [5.0], model=12)
+    return editor(instance, sampler, links=[[12, 3, 0, 9, 0, "MODEL"]], definitions={"subgraphs": [inside]})
+
+
+def test_subgraphs_have_the_values_of_their_instances() -> None:
+    for values, file in ((["outside.safetensors"], "outside.safetensors"), ([], "inside.safetensors")):
+        workflow = subgraph(made(3, "abc", values))
+        assert model_of(workflow) == Link(node="3:5", slot=0)
+        assert read_graph(workflow).nodes["3:5"].inputs["unet_name"] == file
+    by_place = made(3, "abc", ["shown.safetensors"]) | {"properties": {"proxyWidgets": [["5", "unet_name"]]}}
+    assert read_graph(subgraph(by_place)).nodes["3:5"].inputs["unet_name"] == "shown.safetensors"
+
+
+def test_a_muted_subgraph_does_not_run() -> None:
+    assert read_graph(subgraph(made(3, "abc", [], mode=2))).nodes.keys() == {"9"}

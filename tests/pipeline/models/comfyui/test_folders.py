@@ -1,0 +1,79 @@
+"""Files where ComfyUI has them, and what is said of those that are missing."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.folders import about_bytes, find_folders
+from svdq.pipeline.models.comfyui.model_toml import to_model_file
+from svdq.pipeline.models.comfyui.recipe import read_recipe
+from tests.pipeline.models.comfyui.workflows import two_experts
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_files_are_found_by_their_kind_also_in_subfolders(tmp_path: Path) -> None:
+    models = tmp_path / "ComfyUI" / "models"
+    unet = touch(models / "unet" / "wan" / "high.safetensors")
+    lora = touch(models / "loras" / "style.safetensors")
+    moved = touch(models / "loras" / "new place" / "moved.safetensors")
+    for given in (tmp_path / "ComfyUI", models):
+        found = find_folders(given, tmp_path / "w.json")
+        assert found.find("transformer", "wan\\high.safetensors") == unet
+        assert found.find("lora", "style.safetensors") == lora
+        assert found.find("lora", "old/moved.safetensors") == moved
+        assert found.find("lora", "../unet/wan/high.safetensors") is None
+    # Without a folder, the one around the workflow.
+    around = find_folders(None, touch(tmp_path / "ComfyUI" / "user" / "workflows" / "w.json"))
+    assert around.models == models
+
+
+def test_extra_model_paths_are_searched_too(tmp_path: Path) -> None:
+    (tmp_path / "ComfyUI" / "models").mkdir(parents=True)
+    (tmp_path / "ComfyUI" / "extra_model_paths.yaml").write_text(
+        "mine:\n  base_path: ../disk\n  is_default: true\n  loras: |\n    a\n    b\n  vae: c/\n"
+    )
+    lora = touch(tmp_path / "disk" / "b" / "style.safetensors")
+    vae = touch(tmp_path / "disk" / "c" / "wan.safetensors")
+    found = find_folders(tmp_path / "ComfyUI", tmp_path / "w.json")
+    for kind, file in (("lora", lora), ("vae", vae)):
+        there = found.find(kind, file.name)
+        assert there is not None
+        assert there.resolve() == file
+
+
+def test_a_broken_yaml_and_a_folder_that_is_not_there_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="There is no folder"):
+        find_folders(tmp_path / "none", tmp_path / "w.json")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "extra_model_paths.yaml").write_text("a: [")
+    with pytest.raises(InputError, match=r"extra_model_paths.yaml cannot be read"):
+        find_folders(tmp_path, tmp_path / "w.json")
+
+
+def test_missing_files_are_named_with_their_place_and_size(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    vae = touch(models / "vae" / "wan_2.1_vae.safetensors")
+    photo = touch(tmp_path / "input" / "cat.png")
+    made = to_model_file(read_recipe(two_experts()), find_folders(models, tmp_path / "w.json"), tmp_path / "w.json")
+    document = tomllib.loads(made.toml)
+    assert document["weights"]["vae"] == str(vae)
+    place = models / "diffusion_models" / "wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors"
+    assert document["weights"]["transformer"] == str(place)
+    assert f"{place} (about 14.3 GB)" in [str(each) for each in made.missing]
+    assert [each.about for each in made.missing if each.path.parent.name == "loras"] == ["", ""]
+    assert made.submit == ("submit", str(photo), "--prompt", "The cat jumps.", "--seed", "7")
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [("a_fp8_scaled.safetensors", 1.0), ("a-Q4_K_M.gguf", 0.6), ("a_bf16.safetensors", 2.0), ("a.safetensors", 2.0)],
+)
+def test_sizes_are_estimated_by_the_name(name: str, gigabytes: float) -> None:
+    assert about_bytes(name, 10**9) / 1e9 == pytest.approx(gigabytes)

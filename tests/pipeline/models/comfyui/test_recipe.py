@@ -1,0 +1,252 @@
+"""What is read of workflows: of ComfyUI's own templates, and of nodes that people use."""
+
+import importlib.resources
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.recipe import Recipe, read_recipe
+from svdq.pipeline.models.comfyui.workflow_file import read_workflow
+from tests.pipeline.models.comfyui.workflows import node, two_experts, wrapper
+
+TEMPLATES = Path(str(importlib.resources.files("comfyui_workflow_templates_json"))) / "templates"
+A14B, TI2V = "Wan-AI/Wan2.2-I2V-A14B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
+#: The bases of ComfyUI's templates that make videos of photos with Wan.
+IMPORTED = {
+    "image_to_video_wan": "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
+    "wan2.1_flf2v_720_f16": "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers",
+    "video_wan2_2_5B_ti2v": TI2V,
+    "video_wan2_2_14B_i2v": A14B,
+    "video_wan2_2_14B_flf2v": A14B,
+    "templates-6-key-frames": A14B,
+}
+LOCAL = sorted(
+    path.stem
+    for pattern in ("*wan*.json", "*ltx*.json", "*key-frames*.json")
+    for path in TEMPLATES.glob(pattern)
+    if not path.stem.startswith("api_")
+)
+
+
+def read(workflow: dict[str, Any]) -> Recipe:
+    return read_recipe(json.loads(json.dumps(workflow)))
+
+
+def test_the_templates_are_all_there() -> None:
+    assert set(LOCAL) >= IMPORTED.keys()
+    assert len(LOCAL) > 50
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_template_is_imported_or_its_node_named(name: str) -> None:
+    workflow = read_workflow(TEMPLATES / f"{name}.json")
+    if name in IMPORTED:
+        found = read_recipe(workflow)
+        assert (found.base, found.fps is not None) == (IMPORTED[name], True)
+        assert {"transformer", "text_encoder", "vae"} <= found.weights.keys()
+    else:
+        with pytest.raises(InputError, match=r"\w+ \([\d:]+\) |nodes? .*\([\d:]+\)"):
+            read_recipe(workflow)
+
+
+def test_the_template_of_wan_2_2_is_read_whole() -> None:
+    found = read_recipe(read_workflow(TEMPLATES / "video_wan2_2_14B_i2v.json"))
+    assert found.weights == {
+        "transformer": "wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors",
+        "transformer_2": "wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors",
+        "text_encoder": "umt5_xxl_fp8_e4m3fn_scaled.safetensors",
+        "vae": "wan_2.1_vae.safetensors",
+    }
+    # Its switch for the LoRAs of 4 steps is off.
+    assert (found.steps, found.guidance, found.loras, found.notes) == (20, (3.5, 3.5), (), ())
+    euler = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 5.0, "sigmas": "simple", "switch_at": 10}
+    assert found.scheduler == euler
+    assert (found.source.size, found.source.frames, found.fps, found.seed) == ((640, 640), 81, 16, 264244520398999)
+    assert found.source.photo == "video_wan2_2_14B_i2v_input_image.jpg"
+
+
+def test_the_switch_of_a_subgraph_turns_its_loras_on() -> None:
+    workflow = read_workflow(TEMPLATES / "video_wan2_2_14B_i2v.json")
+    instance = next(each for each in workflow["nodes"] if each["id"] == 129)
+    instance["widgets_values"][-1] = True
+    found = read_recipe(workflow)
+    assert [(component, lora.file, round(lora.strength, 6)) for component, lora in found.loras] == [
+        ("transformer", "wan2.2_i2v_lightx2v_4steps_lora_v1_high_noise.safetensors", 1.0),
+        ("transformer_2", "wan2.2_i2v_lightx2v_4steps_lora_v1_low_noise.safetensors", 1.0),
+    ]
+    assert (found.steps, found.guidance, found.scheduler["switch_at"]) == (4, (1, 1), 2)
+
+
+def test_both_experts_of_the_api_format() -> None:
+    found = read(two_experts())
+    assert found.notes == ()
+    assert (found.base, found.steps, found.guidance, found.seed) == (A14B, 4, (1.0, 1.0), 7)
+    assert [(component, lora.file) for component, lora in found.loras] == [
+        ("transformer", "high.safetensors"),
+        ("transformer_2", "low.safetensors"),
+    ]
+    assert (found.source.prompt, found.source.negative_prompt) == ("The cat jumps.", "blurry")
+    assert found.scheduler == {
+        "class": "FlowMatchEulerDiscreteScheduler", "shift": 5.0, "sigmas": "simple", "switch_at": 2
+    }  # fmt: skip
+
+
+def test_stacks_of_rgthree_without_those_that_are_off() -> None:
+    workflow = two_experts()
+    entries = {
+        "lora_1": {"on": True, "lora": "a/style.safetensors", "strength": 0.7},
+        "lora_2": {"on": False, "lora": "b"},
+    }
+    workflow["lora_high"] = node("Power Lora Loader (rgthree)", model=["unet_high", 0], clip=["clip", 0], **entries)
+    stack = {"lora_01": "c.safetensors", "strength_01": 0.5, "lora_02": "None", "strength_02": 1.0}
+    workflow["lora_low"] = node("Lora Loader Stack (rgthree)", model=["unet_low", 0], clip=["clip", 0], **stack)
+    found = read(workflow)
+    assert [(component, lora.file, lora.strength) for component, lora in found.loras] == [
+        ("transformer", "a/style.safetensors", 0.7),
+        ("transformer_2", "c.safetensors", 0.5),
+    ]
+    assert found.notes == ()
+
+
+def test_loras_are_added_from_the_loader_on() -> None:
+    workflow = two_experts()
+    workflow["more"] = node(
+        "LoraLoader", model=["lora_high", 0], clip=["clip", 0], lora_name="z.safetensors", strength_model=0.3
+    )
+    workflow["shift_high"]["inputs"]["model"] = ["more", 0]
+    loras = [lora.file for component, lora in read(workflow).loras if component == "transformer"]
+    assert loras == ["high.safetensors", "z.safetensors"]
+
+
+def test_kijais_wrapper_with_a_chain_of_loras() -> None:
+    found = read(wrapper())
+    assert (found.base, found.steps, found.notes) == (A14B, 8, ())
+    # Euler of diffusers with its own noise levels.
+    assert found.scheduler == {"class": "FlowMatchEulerDiscreteScheduler", "shift": 8.0, "switch_at": 4}
+    assert [(lora.file, lora.strength) for component, lora in found.loras if component == "transformer_2"] == [
+        ("first.safetensors", 0.5),
+        ("second.safetensors", 1.0),
+    ]
+    assert (found.source.prompt, found.source.negative_prompt, found.fps) == ("It jumps.", "blurry", 16)
+    assert found.weights["text_encoder"] == "umt5-xxl-enc-bf16.safetensors"
+
+
+def test_custom_samplers_and_noise_levels_by_hand() -> None:
+    workflow = two_experts()
+    workflow["sigmas"] = node("ManualSigmas", sigmas="1.0, 0.9, 0.6, 0.3, 0.0")
+    workflow["split"] = node("SplitSigmas", sigmas=["sigmas", 0], step=1)
+    workflow["euler"] = node("KSamplerSelect", sampler_name="euler")
+    workflow["noise"] = node("RandomNoise", noise_seed=11)
+    workflow["none"] = node("DisableNoise")
+    for slot, name in enumerate(("high", "low")):
+        guider = {"positive": ["i2v", 0], "negative": ["i2v", 1], "cfg": 2.0 - slot}
+        workflow[f"guider_{name}"] = node("CFGGuider", model=[f"shift_{name}", 0], **guider)
+        workflow[name] = node(
+            "SamplerCustomAdvanced", noise=["none" if slot else "noise", 0], guider=[f"guider_{name}", 0],
+            sampler=["euler", 0], sigmas=["split", slot], latent_image=["high", 0] if slot else ["i2v", 2],
+        )  # fmt: skip
+    found = read(workflow)
+    assert (found.steps, found.guidance, found.seed, found.notes) == (4, (2.0, 1.0), 11, ())
+    assert found.scheduler["sigmas"] == [1.0, 0.9, 0.6, 0.3]
+    assert (found.scheduler["shift"], found.scheduler["switch_at"]) == (1.0, 1)
+
+
+def test_one_sampler_for_both_experts_has_a_boundary() -> None:
+    workflow = two_experts()
+    for name in ("high", "low"):
+        del workflow[name]
+    workflow["both"] = node(
+        "WanMoeKSampler", model_high_noise=["lora_high", 0], model_low_noise=["lora_low", 0], boundary=0.875, seed=5,
+        steps=20, cfg_high_noise=4.0, cfg_low_noise=3.0, sampler_name="euler", scheduler="beta", sigma_shift=6.0,
+        positive=["i2v", 0], negative=["i2v", 1], latent_image=["i2v", 2],
+    )  # fmt: skip
+    workflow["decode"]["inputs"]["samples"] = ["both", 0]
+    found = read(workflow)
+    assert (found.guidance, found.notes) == ((4.0, 3.0), ())
+    expected = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 6.0, "sigmas": "beta", "boundary": 0.875}
+    assert found.scheduler == expected
+
+
+def test_experts_with_other_shifts_have_their_noise_levels_listed() -> None:
+    workflow = two_experts()
+    workflow["shift_low"]["inputs"]["shift"] = 8.0
+    found = read(workflow)
+    assert found.scheduler["sigmas"] == [1.0, 0.9375, 0.888889, 0.727273]
+    assert (found.scheduler["shift"], found.scheduler["switch_at"], found.steps) == (1.0, 2, 4)
+
+
+def test_what_is_not_carried_over_is_named_by_node() -> None:
+    workflow = two_experts()
+    workflow["high"]["inputs"] |= {"sampler_name": "lcm", "scheduler": "karras"}
+    workflow["nag"] = node("WanVideoNAG", model=["lora_high", 0], nag_scale=11.0)
+    workflow["sage"] = node("PathchSageAttentionKJ", model=["nag", 0], sage_attention="auto")
+    workflow["shift_high"]["inputs"]["model"] = ["sage", 0]
+    workflow["size"] = node("ImageResizeKJv2", image=["photo", 0], width=640, height=640)
+    workflow["i2v"]["inputs"] |= {"width": ["size", 1], "height": ["size", 2], "start_image": ["size", 0]}
+    workflow["more"] = node("RIFE VFI", frames=["decode", 0], multiplier=2, ckpt_name="rife47.pth")
+    workflow["save"]["inputs"] |= {"images": ["more", 0], "fps": 32}
+    workflow["low"]["inputs"]["cfg"] = 3.5
+    found = read(workflow)
+    assert (found.fps, found.source.size, found.source.photo) == (16, None, "cat.png")
+    for sentence in (
+        "KSamplerAdvanced (high) has the sampler lcm, which svdq lacks; svdq uses Euler's method",
+        "KSamplerAdvanced (high) has the schedule karras, which svdq lacks; svdq uses simple.",
+        "KSamplerAdvanced (low) guides by 3.5; svdq guides no step",
+        "WanVideoNAG (nag) changes the model; svdq runs it unchanged.",
+        "PathchSageAttentionKJ (sage) concerns speed or memory only",
+        "ImageResizeKJv2 (size) computes the size from the photo; `--size auto` does so here.",
+        "RIFE VFI (more) interpolates frames; svdq does not.",
+    ):
+        assert any(note.startswith(sentence) for note in found.notes), sentence
+
+
+def changed(name: str, **inputs: Any) -> dict[str, Any]:
+    workflow = two_experts()
+    workflow[name]["inputs"] |= inputs
+    return workflow
+
+
+def with_third_sampler() -> dict[str, Any]:
+    workflow = two_experts()
+    workflow["plain"] = node(
+        "KSamplerAdvanced", **workflow["high"]["inputs"] | {"model": ["unet_high", 0], "end_at_step": 1}
+    )
+    workflow["high"]["inputs"] |= {"latent_image": ["plain", 0], "start_at_step": 1}
+    return workflow
+
+
+def from_text() -> dict[str, Any]:
+    workflow = two_experts()
+    workflow["i2v"] = node("EmptyHunyuanLatentVideo", width=832, height=480, length=81)
+    return workflow
+
+
+@pytest.mark.parametrize(
+    ("workflow", "sentence"),
+    [
+        (with_third_sampler(), r"KSamplerAdvanced \(high\) goes on with the model of KSamplerAdvanced \(plain\)"),
+        (from_text(), r"EmptyHunyuanLatentVideo \(i2v\) makes a video from text alone, which svdq cannot"),
+        (
+            changed("unet_high", unet_name="wan2.2_t2v_high.safetensors"),
+            r"UNETLoader \(unet_high\) loads .*, which makes",
+        ),
+        ({"1": node("Wan2ImageToVideoApi", prompt="")}, r"no sampler that svdq reads \(Wan2ImageToVideoApi \(1\)\)"),
+        ({"1": node("KSampler (Efficient)")}, r"no sampler that svdq reads \(KSampler \(Efficient\) \(1\)\)"),
+        (
+            changed("high", model=["photo", 0]),
+            r"The sampler KSamplerAdvanced \(high\) has no model that a loader loads",
+        ),
+        (
+            changed("high", steps=["decode", 0]),
+            r"KSamplerAdvanced \(high\) has an input that VAEDecode \(decode\) computes",
+        ),
+        ({"nodes": [{"type": "KSampler"}]}, r"The workflow is not as ComfyUI writes it \(KeyError"),
+        ({"nodes": []}, r"The workflow has no node that runs"),
+    ],
+)
+def test_what_svdq_cannot_do_is_refused_with_the_node(workflow: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(workflow)

@@ -1,0 +1,85 @@
+"""Workflows inside the files that ComfyUI writes."""
+
+import json
+from pathlib import Path
+
+import imageio_ffmpeg
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.workflow_file import is_editor, read_workflow
+from tests.pipeline.models.comfyui.workflows import two_experts
+
+EDITOR = {"last_node_id": 3, "nodes": [{"id": 3, "type": "KSampler", "note": "}{ \u00e9"}], "links": []}
+API = two_experts()
+
+
+def png(path: Path) -> None:
+    info = PngInfo()
+    info.add_text("workflow", json.dumps(EDITOR))
+    info.add_text("prompt", json.dumps(API))
+    Image.new("RGB", (8, 8)).save(path, pnginfo=info)
+
+
+def webp(path: Path) -> None:
+    """As SaveAnimatedWEBP does: in the EXIF tags of make and model."""
+    exif = Image.new("RGB", (8, 8)).getexif()
+    exif[0x010F], exif[0x0110] = f"workflow:{json.dumps(EDITOR)}", f"prompt:{json.dumps(API)}"
+    Image.new("RGB", (8, 8)).save(path, exif=exif)
+
+
+def video(path: Path, *, as_comment: bool) -> None:
+    """As SaveVideo does, under names of its own, or VideoHelperSuite, in the comment."""
+    comment = json.dumps({"prompt": json.dumps(API), "workflow": EDITOR})
+    tags = {"comment": comment} if as_comment else {"prompt": json.dumps(API), "workflow": json.dumps(EDITOR)}
+    options = [f"-metadata={name}={text}" for name, text in tags.items()]
+    arguments = [part for option in options for part in option.split("=", 1)]
+    flags = ["-movflags", "use_metadata_tags"] if path.suffix == ".mp4" else []
+    codec = "libx264" if path.suffix == ".mp4" else "libvpx-vp9"
+    writer = imageio_ffmpeg.write_frames(str(path), (16, 16), codec=codec, output_params=[*arguments, *flags])
+    writer.send(None)
+    for _ in range(4):
+        writer.send(bytes(16 * 16 * 3))
+    writer.close()
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.webp", "a.mp4", "comment.mp4", "a.webm"])
+def test_files_that_comfyui_writes_have_their_workflow(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix in (".png", ".webp"):
+        {".png": png, ".webp": webp}[path.suffix](path)
+    else:
+        video(path, as_comment=name != "a.mp4")
+    assert read_workflow(path) == API  # in which the editor has already resolved wires
+
+
+def test_json_of_the_editor_the_api_and_a_request(tmp_path: Path) -> None:
+    path = tmp_path / "workflow.json"
+    for document, expected in ((EDITOR, EDITOR), (API, API), ({"prompt": API, "client_id": "me"}, API)):
+        path.write_text(json.dumps(document), encoding="utf-8-sig")
+        assert read_workflow(path) == expected
+        assert is_editor(read_workflow(path)) == (expected is EDITOR)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "has no workflow inside"),
+        (b"\x89PNG no text", "has no workflow inside"),
+        (b'\x89PNG "class_type" {', "has no workflow inside"),
+        (b"{", "is not valid JSON"),
+        (b'{"a": 1}', "is no workflow of ComfyUI"),
+        (b"[1]", "is no workflow of ComfyUI"),
+    ],
+)
+def test_files_without_one_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InputError, match=sentence):
+        read_workflow(tmp_path / "file")
+
+
+def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_workflow(tmp_path / "none.json")
