@@ -48,6 +48,8 @@ camera move over the photo. For diffusion, on a machine with GPUs:
 Wan follows a prompt, too, and needs more memory (docs/gpus.md):
   export SVDQ_MODEL=Wan-AI/Wan2.2-I2V-A14B-Diffusers                # then as above
   .venv/bin/svdq submit photo.jpg --prompt "The waves roll in." --wait
+
+LTX-2 makes sound with the video: SVDQ_MODEL=diffusers/LTX-2.3-Distilled-Diffusers (docs/models.md).
 """
 
 

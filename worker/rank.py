@@ -176,7 +176,7 @@ def _make_intake(
     notice = f": {info.notice}" if info.notice else ""
     logger.info("Ready with %s on %s, model %s%s.", count(num_ranks, "rank"), loaded.device.type, info.name, notice)
     if info.name == "preview":
-        logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: Stable Video Diffusion or Wan.")
+        logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: SVD, Wan or LTX-2.")
     logger.info("Videos go to %s.", storage.location("outputs"))
     if run.settings.loras is not None and loras_for(run).folder is None:
         logger.warning(

@@ -48,7 +48,7 @@ class RankConfig(BaseModel):
         default="text", description="Format of the log on stderr; json prints an object a line."
     )
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
-        default="auto", description="Type to compute in; auto: fp16 on GPUs (Wan: bf16), fp32 on processors."
+        default="auto", description="Type to compute in; auto: fp16 on GPUs (Wan and LTX-2: bf16), fp32 on processors."
     )
     compile: Literal["off", "blocks", "whole"] = Field(
         default="off", description="What of the denoising is compiled, for each shape of video when it is first made."
@@ -60,8 +60,8 @@ class RankConfig(BaseModel):
     attention: str = Field(
         default="native",
         title="NAME",
-        description="Backend of diffusers for the attention of Wan, such as _native_cudnn, flash or sage; sage is "
-        "approximate.",
+        description="Backend of diffusers for the attention of Wan and LTX-2, such as _native_cudnn, flash or sage; "
+        "sage is approximate.",
     )
     experts: Literal["auto", "resident", "bound", "rounds"] = Field(
         default="auto",
@@ -70,7 +70,7 @@ class RankConfig(BaseModel):
     )
     offload: Literal["off", "blocks"] = Field(
         default="off",
-        description="Keep the transformers of Wan in host memory; blocks: copy each block to the GPU while the one "
+        description="Keep transformers in host memory; blocks: copy each block to the GPU while the one "
         "before computes. The frames stay the same.",
     )
     host_memory: int | None = Field(
@@ -126,7 +126,7 @@ def check_ranks(config: RankConfig, model: ResolvedModel, num_ranks: int, *, on_
             "it computes; leave one of them out."
         )
     if not can_stream(model):
-        raise InputError("--offload blocks is for models of Wan, whose transformers have equal blocks; leave it out.")
+        raise InputError("--offload blocks is for Wan and LTX-2, whose transformers have equal blocks; leave it out.")
     if not on_gpus:
         raise InputError(
             "--offload blocks needs a GPU: on a processor, all weights are in host memory already; leave it out."

@@ -16,8 +16,13 @@ COMPILED, APPROXIMATE, OFFLOADED = ("off", "blocks", "whole"), ("int8",), ("off"
 KEPT = ("auto", "stored", "made")
 #: The repeated blocks of a UNet or transformer, compiled one by one: much faster to compile than the whole, for nearly
 #: the same gain.
-BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock", "WanTransformerBlock")
-BLOCKS += ("LTX2VideoTransformerBlock",)
+BLOCKS = (
+    "BasicTransformerBlock",
+    "TemporalBasicTransformerBlock",
+    "SpatioTemporalResBlock",
+    "WanTransformerBlock",
+    "LTX2VideoTransformerBlock",
+)
 #: The same of text encoders: their layers may keep what weights files store, too.
 TEXT_BLOCKS = ("UMT5Block",)
 #: Blocks that a GPU holds at a time if they are streamed: the present one, the next one, and one for what the allocator
@@ -98,7 +103,7 @@ def _use_attention(transformer: Any, name: str) -> None:
     from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend
 
     if not any(hasattr(each, "_attention_backend") for each in transformer.attn_processors.values()):
-        raise InputError("--attention is for models of Wan, whose attention diffusers dispatches; leave it out.")
+        raise InputError("--attention is for Wan and LTX-2, whose attention diffusers dispatches; leave it out.")
     known = [backend.value for backend in AttentionBackendName]
     if name not in known:
         raise InputError(f"--attention {name} is not known; the backends of this diffusers are {', '.join(known)}.")

@@ -277,7 +277,9 @@ class DiffusersModel(VideoModel):
         for segment in self.segments(parameters):
             if self._role.has(segment.component):
                 self._need(segment.component)
-                self.denoiser(state, parameters).step(state, segment.start)
+                denoiser, costs = self.denoiser(state, parameters), segment.costs or (1.0,)
+                for cost in filter(None, dict.fromkeys(costs)):  # steps that cost differently compute differently
+                    denoiser.step(state, segment.start + costs.index(cost))
         if self._role.decode and not on_cpu:
             self._need(DECODER)
             self.decode(state, parameters, parameters.decode_chunk_size or parameters.num_frames)

@@ -106,7 +106,8 @@ class ModelSize:
             return self._others("step", "decode") + self.denoisers(residency)
         has_text = leaves == "nothing" or phase == "embed"
         has_experts = leaves != "experts" or phase in ("step", "decode")
-        others = self._others("encode", "step", "decode", *(["embed"] if has_text else []), streams=leaves != "nothing")
+        of_text: tuple[Phase, ...] = ("embed",) if has_text else ()
+        others = self._others("encode", "step", "decode", *of_text, streams=leaves != "nothing")
         return others + self.denoisers(residency) * has_experts
 
     def _others(self, *phases: Phase, streams: bool = False) -> int:

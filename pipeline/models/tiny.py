@@ -4,7 +4,6 @@ Structure and settings are the published ones (compression of the VAEs, CLIP at 
 only the widths are small, and the weights are random: the same bytes every time.
 """
 
-import json
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Any, Literal
 
 import torch
 
-from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.model_folder import UNTRAINED, is_untrained, writing
 from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.untrained import claim, enlarge, save
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 
@@ -55,37 +53,6 @@ WAN_SCHEDULERS: dict[str, dict[str, Any]] = {
     },
     "FlowMatchEulerDiscreteScheduler": {"num_train_timesteps": 1000, "shift": 8.0},
 }
-_README = """# An untrained model
-
-`svdq model tiny` made this folder. It has the classes and settings of {title}, but its weights are random: what it
-makes is noise. Use it to test a pipeline, and to compare one with diffusers.
-"""
-
-
-def claim(folder: Path, title: str) -> None:
-    """Create and mark a folder for the model; one that svdq has written may be written again."""
-    with writing(folder):
-        if folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
-            raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
-        folder.mkdir(parents=True, exist_ok=True)
-        # The marker is written first, so that a partial folder can be overwritten.
-        (folder / UNTRAINED).write_text(_README.format(title=title), encoding="utf-8")
-
-
-def save(pipeline: Any, folder: Path, **classes: object) -> None:
-    """Write the model; its index names `classes` as published models do, whatever the libraries call them here."""
-    with writing(folder):
-        pipeline.save_pretrained(folder)
-        path = folder / "model_index.json"
-        index = json.loads(path.read_text(encoding="utf-8"))
-        index |= {name: named for name, named in classes.items() if index[name] != [None, None]}
-        path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def enlarge(weight: torch.Tensor, factor: float) -> None:
-    """Scale a last layer by an empirical factor: fresh layers shrink their input, and frames would hardly vary."""
-    with torch.no_grad():
-        weight.mul_(factor)
 
 
 def write_tiny_model(folder: Path) -> None:

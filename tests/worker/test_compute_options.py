@@ -113,7 +113,7 @@ def codec(options: ComputeOptions) -> Codec:
     [
         ("wan", {"offload": "blocks", "compile": "blocks"}, 1, "does not work with --compile"),
         ("wan", {"offload": "blocks", "approximate": ("int8",)}, 1, "does not work with --approximate int8"),
-        ("svd", {"offload": "blocks"}, 1, "is for models of Wan"),
+        ("svd", {"offload": "blocks"}, 1, "is for Wan and LTX-2"),
         ("wan", {"offload": "blocks"}, 1, "needs a GPU"),
         ("wan", {"experts": "rounds"}, 2, "--experts rounds --groups 2 --ranks 1"),
     ],

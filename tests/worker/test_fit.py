@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 FOUR_STEPS = str(ROOT / "pipeline/models/presets/wan2.2-4step.toml")
 A14B, TI2V = "Wan-AI/Wan2.2-I2V-A14B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
 SVD = "stabilityai/stable-video-diffusion-img2vid-xt"
+LTX = "diffusers/LTX-2.3-Distilled-Diffusers"
 #: What the page says of each model: its name there, that of the model, and the shape.
 MODELS = (
     ("Wan 2.2 A14B, 832x480, 4 steps", FOUR_STEPS, None),
@@ -26,6 +27,8 @@ MODELS = (
     ("Wan 2.2 A14B, 1280x720, 4 steps", FOUR_STEPS, "1280x720x81"),
     ("Wan 2.2 TI2V-5B, 1280x704, 50 steps", TI2V, None),
     ("SVD-XT, 1024x576, 25 steps", SVD, None),
+    ("LTX-2.3, 768x512, 8 and 3 steps", LTX, None),
+    ("LTX-2.3, 1280x704, 8 and 3 steps", LTX, "1280x704x121"),
 )
 GPUS = ("1x16", "1x24", "2x24", "1x48", "1x80", "7x24")
 

@@ -132,7 +132,7 @@ class LtxDenoiser:
             (1, stage.tokens, photos.shape[2]), dtype=base_dtype(stage, photos, self.dtype), device=device
         )
         blank, mask, clean = with_photos(pipeline, blank, photos, stage)
-        fps = float(parameters.fps)
+        fps = self._fps
         coords = transformer.rope.prepare_video_coords(1, stage.frames, stage.height, stage.width, device, fps=fps)
         audio_coords = transformer.audio_rope.prepare_audio_coords(1, audio_frames(parameters, self.facts), device)
         if parameters.has_last_photo:
@@ -154,7 +154,7 @@ class LtxDenoiser:
 
         pipeline, parameters, transformer = self.pipeline, self.parameters, self.transformer_of()
         samples = (state["latents"], state["audio_latents"])
-        texts = (state["video_text"], state["audio_text"], state["text_mask"])
+        texts: tuple[Tensor, ...] = (state["video_text"], state["audio_text"], state["text_mask"])
         t, scheduler = prepared.schedule.timesteps[index], prepared.schedule.at(index)
 
         def predict(batch: int, text: tuple[Tensor, ...], **how: Any) -> list[Tensor]:
@@ -175,7 +175,7 @@ class LtxDenoiser:
                 num_frames=stage.frames,
                 height=stage.height,
                 width=stage.width,
-                fps=float(parameters.fps),
+                fps=self._fps,
                 audio_num_frames=audio_latents.shape[1],
                 video_coords=prepared.video_coords[:batch],
                 audio_coords=prepared.audio_coords[:batch],
@@ -218,6 +218,11 @@ class LtxDenoiser:
             velocity = pipeline.convert_x0_to_velocity(sample, each, index, own)
             moved.append(own.step(velocity, t, sample, return_dict=False)[0])
         return {"latents": moved[0], "audio_latents": moved[1]}
+
+    @property
+    def _fps(self) -> float:
+        assert self.parameters.fps is not None
+        return float(self.parameters.fps)
 
     @property
     def _stg_block(self) -> int:

@@ -141,11 +141,13 @@ class Stage:
 
 def stages_of(parameters: LtxParameters, facts: Facts) -> tuple[Stage, ...]:
     """Return the stages of a video whose parameters are filled in."""
-    assert parameters.stages is not None
-    assert parameters.steps is not None
+    steps, width, height = parameters.steps, parameters.width, parameters.height
+    assert steps is not None
+    assert width is not None
+    assert height is not None
     sigmas = tuple(facts["sigmas"]) if "sigmas" in facts else None
     second = STAGE_2_DISTILLED_SIGMA_VALUES if parameters.stages == 2 else ()
-    first_steps = parameters.steps - len(second)
+    first_steps = steps - len(second)
 
     def stage(number: int, first_step: int, num_steps: int, levels: tuple[float, ...] | None) -> Stage:
         pixels = LATENT_SIDE * (2 if second and not number else 1)
@@ -155,8 +157,8 @@ def stages_of(parameters: LtxParameters, facts: Facts) -> tuple[Stage, ...]:
             num_steps=num_steps,
             sigmas=levels,
             frames=(parameters.num_frames - 1) // FRAME_STEP + 1,
-            height=parameters.height // pixels,
-            width=parameters.width // pixels,
+            height=height // pixels,
+            width=width // pixels,
         )
 
     found = (stage(0, 0, first_steps, sigmas),)
@@ -167,7 +169,8 @@ def audio_frames(parameters: VideoParameters, facts: Facts) -> int:
     """Return the number of latents of the sound."""
     # (4) of diffusers' `__call__`; the audio VAE compresses time by 4.
     audio = facts["audio_vae"]
-    return round(parameters.num_frames / parameters.fps * (audio["sample_rate"] / audio["mel_hop_length"] / 4.0))
+    per_second: float = audio["sample_rate"] / audio["mel_hop_length"] / 4.0
+    return round(parameters.num_frames / parameters.fps * per_second)
 
 
 #: Guidance of models that are not distilled: diffusers' defaults. A distilled one was trained to do without.

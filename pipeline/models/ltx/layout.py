@@ -104,6 +104,6 @@ def read_facts(folder: Path, name: str) -> Facts:
 
 def use_scheduler(facts: Facts, given: SchedulerEntry) -> Facts:
     """Return the facts that noise levels of a distilled model change; raises InputError for any other change."""
-    if given.class_name not in (None, "FlowMatchEulerDiscreteScheduler") or given.shift is not None:
-        raise InputError("The scheduler of LTX-2 takes sigmas only: leave class and shift out.")
-    return {"scheduler": {**facts["scheduler"], **GIVEN_SIGMAS}, "sigmas": list(given.sigmas or ())}
+    if not isinstance(given.sigmas, tuple) or given.model_fields_set - {"sigmas"}:
+        raise InputError("The scheduler of a model file for LTX-2 has a list of sigmas only; leave all else out.")
+    return {"scheduler": {**facts["scheduler"], **GIVEN_SIGMAS}, "sigmas": list(given.sigmas)}

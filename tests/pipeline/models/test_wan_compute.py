@@ -185,5 +185,5 @@ def test_a_backend_of_attention_that_cannot_be_used_is_a_sentence(tiny_wan, name
 def test_attention_in_int8_is_approximate(tiny_model):
     assert ComputeOptions(attention="sage").changed() == {"attention": "sage", "approximate": ["sage"]}
     assert ComputeOptions(attention="flash").changed() == {"attention": "flash"}
-    with pytest.raises(InputError, match="--attention is for models of Wan"):
+    with pytest.raises(InputError, match="--attention is for Wan and LTX-2"):
         open_model(resolve(str(tiny_model)), EVERYTHING, CPU, torch.float32, ComputeOptions(attention="flash"))

@@ -74,8 +74,9 @@ def test_what_is_not_allowed(given, reason):
 def test_a_model_file_gives_the_noise_levels_of_a_distilled_lora():
     facts = FAMILY.use_scheduler(DEV, SchedulerEntry(sigmas=(1.0, 0.9, 0.5)))
     assert completed({**DEV, **facts}, stages=2).steps == 6
-    with pytest.raises(InputError, match="takes sigmas only: leave class and shift out"):
-        FAMILY.use_scheduler(DEV, SchedulerEntry(shift=5.0))
+    for given in ({"shift": 5.0}, {"sigmas": "simple"}, {"sigmas": (1.0, 0.5), "boundary": 0.9}):
+        with pytest.raises(InputError, match="has a list of sigmas only; leave all else out"):
+            FAMILY.use_scheduler(DEV, SchedulerEntry(**given))
 
 
 @pytest.mark.slow
