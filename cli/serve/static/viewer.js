@@ -110,7 +110,10 @@ function showStage(result) {
     return;
   }
   media = mediaOf(result);
-  if (result.kind === "mp4") media.element.controls = true;
+  if (result.kind === "mp4") {
+    Object.assign(media.element, { controls: true, muted: localStorage.getItem("with-sound") !== "yes" });
+    media.element.addEventListener("volumechange", ({ target }) => localStorage.setItem("with-sound", target.muted ? "" : "yes"));
+  }
   media.element.setAttribute("aria-label", result.name);
   stage.prepend(media.element);
   media.load();

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from svdq.pipeline.models.ltx.tiny import write_tiny_ltx
 from svdq.pipeline.models.tiny import write_tiny_model, write_tiny_wan
 from tests.faults.arena import Arena
 from tests.faults.frames import RecordedReference
@@ -39,6 +40,13 @@ VIDEOS = {
         options={"family": "wan", "frames": 5, "prompt": "Ein Hund läuft."},
         undisturbed=("--experts", "resident"),
         disturbed=("--experts", "bound"),
+    ),
+    # Guided, in two stages: four passes a step.
+    "ltx": _Videos(
+        write_model=lambda folder: write_tiny_ltx(folder, "2.3-dev"),
+        steps=400,
+        most_steps_again=125,
+        options={"family": "ltx", "frames": 9, "stages": 2, "prompt": "Ein Hund bellt."},
     ),
 }
 
