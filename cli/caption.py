@@ -71,14 +71,15 @@ def caption(
     """
     from svdq.cli.submissions import Bar, print_reasons
     from svdq.pipeline.errors import InputError
-    from svdq.producer.captions import INSTRUCTION, VisionModel, read_instruction, without_prompt
+    from svdq.producer.captions import VisionModel, instruction_for, read_instruction, without_prompt
     from svdq.producer.captions import caption as write_captions
     from svdq.producer.settings_loader import load_settings
     from svdq.producer.storage.storage import Storage
     from svdq.producer.submitting.sources import find_photos
 
     settings = load_settings()
-    model = VisionModel(instruction=read_instruction(prompt_file) if prompt_file else INSTRUCTION, **asked)
+    instruction = read_instruction(prompt_file) if prompt_file else instruction_for(settings.model)
+    model = VisionModel(instruction=instruction, **asked)
     stdin, folder = sys.stdin.buffer if sys.stdin else None, Storage(settings.storage).folder
     found = [each.path for each in find_photos(photos, recursive=recursive, stdin=stdin, storage=folder).photos]
     if gone := next((path for path in found if not os.path.lexists(path)), None):

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install, reason_of
+from svdq.pipeline.models.families import PARAMETERS
+from svdq.pipeline.models.model_names import family_of_model
 from svdq.pipeline.video_parameters import MAX_PROMPT
 from svdq.producer.files import check_target, create_file, sweep
 from svdq.producer.results.poster import poster_of_picture
@@ -26,6 +28,8 @@ INSTRUCTION = (
     "smoke, light), and how the camera moves, if at all. Name only motion that suits the photo; nothing new appears. "
     "Answer with the prompt alone, at most 60 words."
 )
+#: The same for models that make sound with the video.
+INSTRUCTION_WITH_SOUND = INSTRUCTION.replace(" Name only motion", " Then say what is heard. Name only motion and sound")
 SIDE = 768  # longest side of the pictures that are sent, in pixels
 MAX_REFUSED = 5  # photos in a row without a caption until the command gives up
 _QUOTED = re.compile("""^["'“]([^"“”]*)["'”]$""")
@@ -40,6 +44,13 @@ class VisionModel:
     instruction: str
     parallel: int  # requests at a time
     timeout_s: float  # of each try of a request
+
+
+def instruction_for(model: str) -> str:
+    """Return what a vision model is asked for the videos of a configured model."""
+    family = family_of_model(model)
+    has_sound = family is not None and "sound" in PARAMETERS[family].model_fields
+    return INSTRUCTION_WITH_SOUND if has_sound else INSTRUCTION
 
 
 def read_instruction(path: Path) -> str:

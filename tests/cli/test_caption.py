@@ -177,6 +177,16 @@ def test_killed_twice_each_of_200_photos_is_captioned_once(
     assert 7 not in server.asked
 
 
+@pytest.mark.parametrize(("model", "is_heard"), [("preview", False), ("Lightricks/LTX-2.5-Diffusers", True)])
+def test_sound_is_asked_for_where_the_configured_model_makes_it(
+    ask: Cli, server: VisionServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, is_heard: bool
+) -> None:
+    monkeypatch.setenv("SVDQ_MODEL", model)
+    assert ask(*photos_in(tmp_path / "a", 1)).returncode == 0
+    (request,) = server.requests
+    assert ("say what is heard" in request["messages"][0]["content"][0]["text"]) == is_heard
+
+
 def test_a_caption_is_the_prompt_of_the_photo(
     ask: Cli, svdq: Cli, server: VisionServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
