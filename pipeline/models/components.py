@@ -29,6 +29,7 @@ from svdq.pipeline.models.model_folder import (
     weights_in,
 )
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel
+from svdq.pipeline.models.tokenizer_file import load_tokenizer
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights import (
     Stored,
@@ -143,7 +144,14 @@ class ComponentLoader:
             if component == "scheduler":
                 parts[component] = getattr(diffusers, kind).from_pretrained(self.path / component)
             elif component == "tokenizer" and self.role.embed:
-                parts[component] = transformers.AutoTokenizer.from_pretrained(self.path / component)
+                is_here = (
+                    self.path / component / "tokenizer.json"
+                ).is_file() or "text_encoder" not in self.model.weights
+                parts[component] = (
+                    transformers.AutoTokenizer.from_pretrained(self.path / component)
+                    if is_here
+                    else load_tokenizer(self.model.weights["text_encoder"])
+                )
             elif component != "tokenizer" and kind is not None and self.role.encode:
                 # Old models name a class that is gone; a composite processor would want a tokenizer, too.
                 named = None if kind == "CLIPProcessor" else getattr(transformers, kind, None)

@@ -16,6 +16,9 @@ WEIGHTS_SUFFIXES, LORA_SUFFIXES = (".safetensors", ".gguf"), (".safetensors",)
 #: Model files that come with svdq, by the names by which they are used.
 PRESETS = {path.stem: str(path) for path in sorted(Path(__file__).with_name("presets").glob("*.toml"))}
 
+#: The configs of known models, by their hub ids: all that a base is needed for whose weights are all files of ComfyUI.
+CONFIGS = Path(__file__).with_name("configs")
+
 #: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 

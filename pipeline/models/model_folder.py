@@ -30,8 +30,9 @@ _SAVED = "give a folder that diffusers' save_pretrained has written"  # advice a
 #: Tensors in files of ComfyUI that are no weights: scales, how the inputs of a layer are rounded, notes of the format.
 SCALES, NOTE = ("scale_weight", "weight_scale"), "comfy_quant"
 _DENOISER, _CONNECTOR = "model.diffusion_model.", "_embeddings_connector."  # in names of files with all components
+SENTENCEPIECE = "spiece_model"  # the tensor that is a text encoder's tokenizer
 EMBEDDINGS = ("shared.weight", "token_embd.weight")  # weights that text encoders look up, and multiply by nothing
-NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", NOTE, *SCALES)
+NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", SENTENCEPIECE, NOTE, *SCALES)
 
 
 def _fetch_again(folder: Path, name: str, otherwise: str) -> str:
@@ -139,6 +140,26 @@ def gguf_tensors(file: Path) -> Sequence[Any]:
         return list(GGUFReader(file).tensors)
     except (OSError, ValueError) as error:
         raise InputError(f"The weights file {file} cannot be read ({error}); fetch it again.") from error
+
+
+def gguf_fields(file: Path) -> Mapping[str, Any]:
+    """Return the fields of a GGUF file; none of one that cannot be read, or without the package gguf."""
+    try:
+        from gguf import GGUFReader
+
+        return dict(GGUFReader(file).fields)
+    except (ImportError, OSError, ValueError):
+        return {}
+
+
+def has_tokenizer(file: Path) -> bool:
+    """Return whether the file of a text encoder has its tokenizer inside, as ComfyUI's have; reads the header only."""
+    if file.suffix == ".gguf":
+        return "tokenizer.ggml.tokens" in gguf_fields(file)
+    try:
+        return SENTENCEPIECE in _header(file)
+    except (OSError, _library().SafetensorError):
+        return False
 
 
 def _problem_of(file: Path) -> str:

@@ -16,6 +16,7 @@ from svdq.pipeline.models.families import FAMILIES, family_named, family_of
 from svdq.pipeline.models.family import Facts, FolderLayout
 from svdq.pipeline.models.lora_folder import add_samples
 from svdq.pipeline.models.model_file import (
+    CONFIGS,
     HUB_ID,
     LORA_SUFFIXES,
     WEIGHTS_SUFFIXES,
@@ -29,6 +30,7 @@ from svdq.pipeline.models.model_folder import (
     WEIGHTS,
     check_folder,
     class_in,
+    has_tokenizer,
     loaded_files,
     pipeline_of,
     read_json,
@@ -75,6 +77,36 @@ def find_folder(name: str) -> Path:
     return found
 
 
+def find_base(given: ModelFile, path: Path) -> Path:
+    """Return the folder of a model file's base; svdq's configs do where no weights of it are needed and it is not here.
+
+    Raises InputError as `find_folder`.
+    """
+    try:
+        return find_folder(given.base)
+    except InputError as error:
+        if not HUB_ID.fullmatch(given.base):
+            raise
+        if (shipped := configs_of(given, path)) is not None:
+            return shipped
+        raise InputError(
+            f"The model {given.base} is not on this machine, and the model file {str(path)!r} needs some of it; fetch "
+            f"that with `svdq model pull {path}`."
+        ) from error
+
+
+def configs_of(given: ModelFile, path: Path) -> Path | None:
+    """Return svdq's configs of a base if a model file needs no more of it: weights and tokenizer are all in files."""
+    folder = CONFIGS / given.base
+    if not (folder / INDEX).is_file():
+        return None
+    _, layout = family_of(folder, given.base)
+    index = read_json(folder, INDEX, given.base)
+    if any(class_in(index, each) is not None and each not in given.weights for each in layout.weighted):
+        return None
+    return folder if has_tokenizer(find_file(given.weights["text_encoder"], path, WEIGHTS_SUFFIXES)) else None
+
+
 def _cached(name: str) -> Path | None:
     repository, revision = split_id(name)
     try:
@@ -111,7 +143,7 @@ def resolve(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> R
     if not has_weights(name):
         return ResolvedModel(name=name, timings=timings_of(name))
     given = read_model_file(Path(name)) if is_model_file(name) else None
-    folder = find_folder(given.base if given else name)
+    folder = find_folder(name) if given is None else find_base(given, Path(name))
     family, layout = family_of(folder, name)
     torch_dtype = DTYPES.get(dtype)
     if torch_dtype is None and on_gpus is not None:

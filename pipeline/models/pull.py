@@ -11,7 +11,7 @@ from svdq.pipeline.models.family import FolderLayout
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import LORA_SUFFIXES, WEIGHTS_SUFFIXES, find_file, read_model_file, split_hub_file
 from svdq.pipeline.models.model_folder import class_in, is_half, read_json, weight_files
-from svdq.pipeline.models.model_names import INDEX, split_id
+from svdq.pipeline.models.model_names import INDEX, configs_of, split_id
 
 _TIMEOUT_S = 30.0
 
@@ -24,7 +24,8 @@ def pull_model_file(path: Path, variant: Literal["fp16", "full"], announce: Call
     for name, suffixes in files.items():  # before gigabytes are fetched in vain
         if split_hub_file(name) is None:
             find_file(name, path, suffixes)
-    if not Path(given.base).expanduser().is_dir():
+    is_hub_file = any(map(split_hub_file, given.weights.values()))  # which may not be here yet
+    if not Path(given.base).expanduser().is_dir() and (is_hub_file or configs_of(given, path) is None):
         pull(given.base, variant, announce, replaced=given.weights)
     for name in files:
         if hub := split_hub_file(name):

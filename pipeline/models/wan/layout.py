@@ -7,7 +7,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, FolderLayout
-from svdq.pipeline.models.model_file import SchedulerEntry
+from svdq.pipeline.models.model_file import CONFIGS, SchedulerEntry
 from svdq.pipeline.models.model_folder import class_in, read_json
 
 #: The schedulers whose state svdq knows, and the name of the shift in the config of each.
@@ -76,8 +76,9 @@ def read_facts(folder: Path, name: str) -> Facts:
     """Return the values of `PUBLISHED` for a model folder; raises InputError if svdq cannot run it exactly."""
     index = read_json(folder, "model_index.json", name)
     scheduler = read_json(folder, "scheduler/scheduler_config.json", name)
-    # Without it, transformers makes a tokenizer that reads every prompt as unknown words.
-    read_json(folder, "tokenizer/tokenizer.json", name)
+    if CONFIGS not in folder.parents:  # whose tokenizer is in the text encoder's file
+        # Without it, transformers makes a tokenizer that reads every prompt as unknown words.
+        read_json(folder, "tokenizer/tokenizer.json", name)
     boundary, is_expanded = index.get("boundary_ratio"), index.get("expand_timesteps") is True
     if index["_class_name"] == _TEXT_AND_IMAGE_LAYOUT.pipeline and not is_expanded:
         raise InputError(
