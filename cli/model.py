@@ -19,7 +19,7 @@ from svdq.pipeline.models.family import imported
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import PRESETS, SUFFIX, is_model_file, read_model_file, with_presets
 from svdq.pipeline.models.model_folder import DTYPES
-from svdq.pipeline.models.model_names import family_of_model, find_folder, has_weights, resolve
+from svdq.pipeline.models.model_names import family_of_model, find_base, find_folder, has_weights, resolve
 from svdq.pipeline.models.pull import pull as fetch
 from svdq.pipeline.models.pull import pull_model_file
 from svdq.worker.launcher.gpus import visible_gpus
@@ -239,6 +239,14 @@ def import_command(workflow: Path, folder: Path | None, output: Path | None, for
     for title, lines in (("Not carried over:", made.notes), ("Missing files:", made.missing)):
         if lines:
             echo("", title, *(f"  {line}" for line in lines))
-    echo(
-        "", "The same video:", f"  {command(made, str(target))}", f"  SVDQ_MODEL={shlex.quote(str(target))} svdq worker"
-    )
+    lines = [command(made, str(target)), f"SVDQ_MODEL={shlex.quote(str(target))} svdq worker"]
+    if not made.missing and not _has_base(target):
+        lines.insert(0, f"svdq model pull {shlex.quote(str(target))}")
+    echo("", "The same video:", *(f"  {line}" for line in lines))
+
+
+def _has_base(path: Path) -> bool:
+    try:
+        return find_base(read_model_file(path), path).is_dir()
+    except InputError:
+        return False

@@ -129,6 +129,10 @@ def _widgets(node: Mapping[str, Any]) -> dict[str, Any]:
     if any(isinstance(value, dict) and "lora" in value for value in values):  # Power Lora Loader (rgthree)
         entries = [value for value in values if isinstance(value, dict) and "lora" in value]
         return {f"lora_{number}": entry for number, entry in enumerate(entries, 1)}
+    if any(
+        isinstance(value, list) and value and isinstance(value[0], dict) and "active" in value[0] for value in values
+    ):
+        return {"loras": next(value for value in values if isinstance(value, list))}  # Lora Loader (LoraManager)
     names = WIDGETS.get(node["type"]) or (("value",) if node["type"] in TEXTS else None)
     if names is None:
         of_inputs = [each["name"] for each in node.get("inputs") or () if each.get("widget")]

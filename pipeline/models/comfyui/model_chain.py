@@ -1,5 +1,6 @@
 """The nodes from a loader to a sampler: which file a model is of, its LoRAs, its shift, and what else changes it."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,9 @@ from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
 
 _FILES = ("unet_name", "ckpt_name", "gguf_name", "model_name", "model")  # inputs of loaders
 _MODELS = ("model", "MODEL", "model1", "input")  # inputs that are models
+#: Inputs that name a LoRA: alone, or one of several (rgthree, WanVideoWrapper, Comfyroll and Efficiency nodes).
+_LORA_INPUT = re.compile(r"lora(?:_name)?(_\d+)?")
+_STRENGTHS = ("strength_model", "strength", "model_weight", "lora_wt", "model_str")
 #: Nodes that change how fast or with how much memory a model runs, by a part of their names.
 _SPEED = (
     "sage",
@@ -58,9 +62,11 @@ def model_chain(graph: Graph, model: Any, sampler: Node, notes: Notes) -> ModelC
         seen.add(node.id)
         notes.read(node)
         if (file := _file_of(graph, node)) is not None:
+            _note_loading(graph, node, file, notes)
             chain = ModelChain(loader=node, file=file, shift=shift)
             return replace(chain, loras=(*_stack_of(graph, node.inputs.get("lora"), notes), *reversed(loras)))
-        found = [*lora_entries(graph, node, notes), *_stack_of(graph, node.inputs.get("lora"), notes)]
+        stack = node.inputs.get("lora", node.inputs.get("lora_stack"))
+        found = [*lora_entries(graph, node, notes), *_stack_of(graph, stack, notes)]
         loras += reversed(found)
         if node.type == "ModelSamplingSD3":
             shift = number_of(graph, node, "shift") if shift is None else shift
@@ -68,6 +74,21 @@ def model_chain(graph: Graph, model: Any, sampler: Node, notes: Notes) -> ModelC
             _note_change(node, notes)
         node = graph.origin(_model_before(graph, node))
     raise InputError(f"The sampler {sampler} has no model that a loader loads; connect one, and import it again.")
+
+
+def _note_loading(graph: Graph, node: Node, file: str, notes: Notes) -> None:
+    """Note what a loader does besides loading: other parts of a model, and weights that it rounds."""
+    for name, value in node.inputs.items():
+        part = graph.origin(value)
+        if part is None or name == "lora" or name in _FILES:
+            continue
+        if any(each in f"{name}{part.type}".lower().replace(" ", "") for each in _SPEED):
+            notes.add(part, "concerns speed or memory only; see `svdq worker --attention`, `--compile` and `--offload`")
+        else:
+            notes.add(part, f"is the {name} of {node}, which svdq has not; svdq renders without")
+    rounded = node.text("weight_dtype", "quantization") or ""
+    if rounded.startswith("fp8") and "fp8" not in file.lower():
+        notes.add(node, f"rounds weights to {rounded}; svdq takes them as the file has them")
 
 
 def _file_of(graph: Graph, node: Node) -> str | None:
@@ -127,9 +148,12 @@ def lora_entries(graph: Graph, node: Node, notes: Notes) -> Iterator[LoraUse]:
         elif isinstance(value, dict | list) and name == "loras":  # Lora Loader (LoraManager)
             yield from _of_manager(node, value)
             continue
-        elif name in ("lora_name", "lora") or (name.startswith("lora_") and name[5:].isdigit()):
+        elif (found := _LORA_INPUT.fullmatch(name)) is not None:
+            number = found[1] or ""
+            if number and str(node.inputs.get(f"switch{number}", "on")).lower() == "off":
+                continue
             file = value_of_file(graph, value)
-            names = ("strength_model", "strength") if name in ("lora_name", "lora") else (f"strength_{name[5:]}",)
+            names = [f"{each}{number}" for each in _STRENGTHS]
             given = (number_of(graph, node, each) for each in names)
             strength = next((each for each in given if each is not None), 1.0)
         else:

@@ -85,6 +85,9 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
     stages, models = _experts(stages, [model_chain(graph, each.model, each.node, notes) for each in stages])
     source = source_of(graph, encoder, stages[0].positive, stages[0].negative, notes)
     base, components = _base(models, source, notes)
+    if source.has_last_photo and base.startswith("Wan-AI/Wan2.1-I2V"):
+        notes.add(encoder, "has a last photo, which Wan 2.1 I2V does not take in svdq; svdq renders without")
+        source = replace(source, has_last_photo=False, last_photo=None)
     steps, scheduler = schedule_of(stages, [each.shift for each in models], notes)
     guidance = tuple(stage.cfg for stage in stages)
     if len(guidance) == 2 and guidance[0] <= 1 < guidance[1]:
@@ -125,6 +128,7 @@ def _image_embeds(stage: Stage) -> Any:
 def _refuse_without_sampler(graph: Graph) -> None:
     nodes = [*graph.nodes.values()]
     named = [node for node in nodes if "sampler" in node.type.lower() and "select" not in node.type.lower()]
+    named += [node for node in nodes if node.type.startswith(("workflow/", "workflow>"))]  # group nodes, as of old
     named = named or [node for node in nodes if node.type.endswith("Api") or "Api" in node.type]
     if not named:
         refuse(nodes)

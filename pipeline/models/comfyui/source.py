@@ -106,6 +106,9 @@ def source_of(graph: Graph, encoder: Node, positive: Any, negative: Any, notes: 
         frames = None if length is None else (int(length) - 1) // 4 * 4 + 1
     except UnknownValueError as error:
         notes.add(error.args[0], "computes the number of frames, which svdq cannot; give --frames")
+    for name, neutral in (("noise_aug_strength", 0), ("start_latent_strength", 1), ("end_latent_strength", 1)):
+        if (strength := _quietly(graph, encoder.inputs.get(name))) not in (None, neutral):
+            notes.add(encoder, f"has the {name} {strength:g}, which svdq has not; svdq takes the photo as it is")
     batch = _quietly(graph, encoder.inputs.get("batch_size"))
     if isinstance(batch, int) and batch > 1:
         notes.add(encoder, f"makes {batch} videos; give `--variations {batch}`")
@@ -168,7 +171,8 @@ def _prompt(graph: Graph, value: Any, side: str, notes: Notes) -> tuple[str | No
         names = (f"{side}_prompt",) if f"{side}_prompt" in node.inputs else _TEXTS
         name = next((each for each in names if each in node.inputs and "conditioning" not in each), None)
         if name is not None and (node.type not in ENCODERS):
-            clip = node.inputs.get("clip", node.inputs.get("t5"))
+            own = Link(node=node.id, slot=0) if "model_name" in node.inputs else None  # WanVideoTextEncodeCached
+            clip = node.inputs.get("clip", node.inputs.get("t5", own))
             try:
                 text = value_of(graph, node.inputs[name])
             except UnknownValueError as error:

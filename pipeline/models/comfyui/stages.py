@@ -139,6 +139,7 @@ def _guidance(graph: Graph, node: Node, notes: Notes) -> float:
     """Return the guidance of a sampler; of one that changes from step to step the first."""
     origin = graph.origin(node.inputs.get("cfg"))
     if origin is not None and origin.type == "CreateCFGScheduleFloatList":
+        notes.read(origin)
         scales = [number_of(graph, origin, f"cfg_scale_{name}", 1.0) or 1.0 for name in ("start", "end")]
         if scales[0] != scales[1]:
             notes.add(
@@ -241,6 +242,8 @@ def _of_wrapper(graph: Graph, node: Node, common: dict[str, Any], number: Any, n
     common |= {"sampler": f"wrapper:{value_of(graph, scheduler)}", "scheduler": "simple"}
     common |= {"positive": inputs.get("text_embeds"), "negative": inputs.get("text_embeds")}
     notes.read(graph.origin(scheduler))
+    if number("riflex_freq_index"):
+        notes.add(node, "changes the positions of frames (RIFLEx), which svdq does not")
     if sigmas is not None and not sigmas.type.startswith("WanVideoScheduler"):
         common |= _sigmas(graph, inputs["sigmas"], notes)
     return Stage(

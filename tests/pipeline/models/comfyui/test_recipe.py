@@ -250,3 +250,44 @@ def from_text() -> dict[str, Any]:
 def test_what_svdq_cannot_do_is_refused_with_the_node(workflow: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         read(workflow)
+
+
+def test_parts_of_a_loader_and_stacks_of_other_nodes() -> None:
+    workflow = wrapper()
+    workflow["blocks"] = node("WanVideoBlockSwap", blocks_to_swap=20)
+    workflow["vace"] = node("WanVideoVACEModelSelect", vace_model="vace.safetensors")
+    workflow["model_low"]["inputs"] |= {"block_swap_args": ["blocks", 0], "vace_model": ["vace", 0]}
+    workflow["i2v"]["inputs"]["noise_aug_strength"] = 0.03
+    stack = {"switch_1": "On", "lora_name_1": "a.safetensors", "model_weight_1": 0.4}
+    off = {"switch_2": "Off", "lora_name_2": "b.safetensors", "model_weight_2": 1.0}
+    workflow["second"] = node("CR LoRA Stack", **stack, **off)
+    found = read(workflow)
+    assert [(lora.file, lora.strength) for _, lora in found.loras] == [("a.safetensors", 0.4)] * 2
+    assert found.notes == (
+        "WanVideoBlockSwap (blocks) concerns speed or memory only; see `svdq worker --attention`, `--compile` and "
+        "`--offload`.",
+        "WanVideoVACEModelSelect (vace) is the vace_model of WanVideoModelLoader (model_low), which svdq has not; svdq "
+        "renders without.",
+        "WanVideoImageToVideoEncode (i2v) has the noise_aug_strength 0.03, which svdq has not; svdq takes the photo as "
+        "it is.",
+    )
+
+
+def test_weights_that_comfyui_rounds_and_last_photos_that_a_model_lacks() -> None:
+    workflow = two_experts()
+    workflow["unet_high"]["inputs"] |= {
+        "unet_name": "wan2.1_i2v_720p_14B_bf16.safetensors",
+        "weight_dtype": "fp8_e4m3fn",
+    }
+    workflow["high"]["inputs"] |= {"end_at_step": 10_000, "sampler_name": "euler"}
+    workflow["decode"]["inputs"]["samples"] = ["high", 0]
+    del workflow["low"]
+    workflow["end"] = node("LoadImage", image="end.png")
+    workflow["i2v"] = node("WanFirstLastFrameToVideo", **workflow["i2v"]["inputs"], end_image=["end", 0])
+    found = read(workflow)
+    assert (found.base, found.source.has_last_photo) == ("Wan-AI/Wan2.1-I2V-14B-720P-Diffusers", False)
+    assert found.notes == (
+        "UNETLoader (unet_high) rounds weights to fp8_e4m3fn; svdq takes them as the file has them.",
+        "WanFirstLastFrameToVideo (i2v) has a last photo, which Wan 2.1 I2V does not take in svdq; svdq renders "
+        "without.",
+    )
