@@ -230,15 +230,14 @@ def import_command(workflow: Path, folder: Path | None, output: Path | None, for
         target.write_bytes(made.toml.encode("utf-8", "replace"))
     except OSError as error:
         raise InputError(f"{str(target)!r} cannot be written ({error.strerror}); give another as --output.") from error
-    read_model_file(target)
     if as_json:
         missing = [{"path": str(each.path), "about": each.about, "url": each.url} for each in made.missing]
         echo_json({"model": str(target), "notes": list(made.notes), "missing": missing, "submit": list(made.submit)})
         return
     echo(f"{target}: written")
-    for title, lines in (("Not carried over:", made.notes), ("Missing files:", made.missing)):
-        if lines:
-            echo("", title, *(f"  {line}" for line in lines))
+    for title, found in (("Not carried over:", made.notes), ("Missing files:", made.missing)):
+        if found:
+            echo("", title, *(f"  {each}" for each in found))
     lines = [command(made, str(target)), f"SVDQ_MODEL={shlex.quote(str(target))} svdq worker"]
     if not made.missing and not _has_base(target):
         lines.insert(0, f"svdq model pull {shlex.quote(str(target))}")

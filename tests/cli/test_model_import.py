@@ -52,5 +52,17 @@ def test_it_replaces_no_file_and_refuses_with_exit_code_2(svdq: Cli, workflow: P
     ):
         done = svdq("model", "import", str(workflow), *options)
         assert (done.returncode, sentence in done.stderr) == (2, True)
+    for part, inputs, sentence in (
+        ("lora_high", {"strength_model": 11.0}, "value that svdq does not take (lora.0.strength: "),
+        ("i2v", {"width": 99_999}, "The default width of the model file"),
+        ("high", {"cfg": 200.0}, "The default guidance_scale of the model file"),
+    ):
+        changed = two_experts()
+        changed[part]["inputs"] |= inputs
+        workflow.write_text(json.dumps(changed))
+        done = svdq("model", "import", str(workflow), "--output", str(tmp_path / "new.toml"))
+        assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
+        assert not (tmp_path / "new.toml").exists()
+    workflow.write_text(json.dumps(two_experts()))
     assert (tmp_path / "mine.toml").read_text() == "mine"
     assert svdq("model", "import", str(workflow), "--output", str(tmp_path / "mine.toml"), "--force").returncode == 0

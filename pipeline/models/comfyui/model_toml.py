@@ -2,16 +2,20 @@
 
 import json
 import shlex
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.folders import Folders, about_bytes
 from svdq.pipeline.models.comfyui.recipe import Recipe
 from svdq.pipeline.models.families import FAMILIES
 from svdq.pipeline.models.memory import size_text
-from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
+from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, ModelFile
 
 _MAX_SEED = 2**63 - 1
 
@@ -72,9 +76,23 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
     for header, content in tables:
         if content:
             lines += ["", header, *(f"{key} = {_toml(value)}" for key, value in content.items())]
+    _check("\n".join(lines), recipe.base, workflow)
     return Imported(
         toml="\n".join(lines) + "\n", missing=tuple(missing), notes=tuple(notes), submit=_submit(recipe, folders)
     )
+
+
+def _check(text: str, base: str, workflow: Path) -> None:
+    """Raise InputError if a model file has values that svdq does not take, such as a strength above 10."""
+    try:
+        given = ModelFile.model_validate(tomllib.loads(text))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        what = f"{place}: {first['msg']}, not {str(first['input'])[:40]}"
+        raise InputError(f"The workflow {str(workflow)!r} has a value that svdq does not take ({what}).") from error
+    family = next(family for family in FAMILIES if base in family.models)
+    family.with_model_file(dict(family.models[base].facts), given, str(workflow))
 
 
 def _toml(value: Any) -> str:
