@@ -120,10 +120,11 @@ def read_many(
                 pipeline.hgetall(key_of(job_id))
             answers = pipeline.execute(raise_on_error=False)
         for job_id, answer in zip(chunk, answers, strict=True):
-            yield _restored(connection, job_id, answer) if answer else None
+            yield restored(connection, job_id, answer) if answer else None
 
 
-def _restored(connection: redis.Redis, job_id: bytes | str, answer: Any) -> UntrustedJob | UnreadableJobError:
+def restored(connection: redis.Redis, job_id: bytes | str, answer: Any) -> UntrustedJob | UnreadableJobError:
+    """Make a job of its record, as Redis answered; or say why that cannot be read."""
     name = job_id if isinstance(job_id, str) else job_id.decode(errors="backslashreplace")
     try:
         if isinstance(answer, redis.ResponseError) and str(answer).startswith("WRONGTYPE"):

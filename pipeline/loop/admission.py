@@ -93,7 +93,7 @@ class Admission:
         while not self._released:
             self._news.clear()
             with self._lock:
-                wait_s = self._planner.wait_s(time.monotonic())
+                wait_s = self._planner.wait_s(time.monotonic()) - self._source.lead_s
             if wait_s <= 0:
                 return True
             self._news.wait(wait_s)

@@ -57,6 +57,11 @@ class Report:
 class Source(Protocol):
     """Supplies rank 0 with videos."""
 
+    @property
+    def lead_s(self) -> float:
+        """Seconds that the next video takes to come, by which it is asked for earlier; from any thread."""
+        return 0.0
+
     def take(self) -> Request | None:
         """Wait for the next video; return None when no more will come."""
         ...

@@ -6,6 +6,7 @@ import redis
 
 from svdq.producer.queue import SvdqQueue
 from svdq.worker.queue.group_worker import GroupWorker
+from svdq.worker.queue.rq_worker import ActiveJob
 from tests.queued import SvdJob, enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
@@ -35,17 +36,9 @@ class Clock:
         return self.now
 
 
-class SlowWorker(GroupWorker):
-    """A group that sleeps between the pop of a job and its begin; something happens meanwhile."""
-
-    def __init__(self, connection: redis.Redis, meanwhile: Callable[[], object]) -> None:
-        super().__init__(connection, on_stop=print, on_shutdown=print)
-        self._meanwhile = meanwhile
-
-    def fetch(self, job_id: bytes | str):
-        job = super().fetch(job_id)
-        self._meanwhile()
-        return job
+def pop(worker: GroupWorker) -> ActiveJob | None:
+    """Have a group take the next job."""
+    return next(iter(worker.take().jobs), None)
 
 
 def _nothing(commands: str) -> None: ...
@@ -58,7 +51,8 @@ class HookedRedis(redis.Redis):
     after: Callable[[str], None] = staticmethod(_nothing)
 
     def eval(self, script: str, *arguments: object) -> object:
-        if answer := super().eval(script, *arguments):
+        answer = super().eval(script, *arguments)
+        if answer[2] if isinstance(answer, list) else answer:  # without a job, nothing was popped
             self.after(script)
         return answer
 
@@ -79,6 +73,13 @@ class HookedRedis(redis.Redis):
 
         pipeline.execute = execute_between
         return pipeline
+
+
+def slow_worker(url: str, meanwhile: Callable[[], object]) -> GroupWorker:
+    """Make a group that sleeps between the pop of a job and its begin; something happens meanwhile."""
+    connection = HookedRedis.from_url(url)
+    connection.after = lambda script: meanwhile() if "lmove" in script else None
+    return GroupWorker(connection, on_stop=print, on_shutdown=print)
 
 
 class LossyRedis(HookedRedis):

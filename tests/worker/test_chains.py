@@ -28,6 +28,7 @@ from svdq.worker.queue.rq_worker import TakenJob
 from tests.queued import SvdJob
 from tests.waiting import wait_until
 from tests.worker.conftest import Site
+from tests.worker.jobs import pop
 
 MODEL = ModelInfo(name="fake", notice="")
 SHAPE = {"seed": 1, "steps": 4, "frames": 5, "width": 64, "height": 64, "decode_chunk_size": 2}
@@ -142,7 +143,7 @@ def test_a_failed_link_ends_the_rest_and_retrying_it_goes_on(site: Site) -> None
 
 def test_a_link_that_is_stopped_in_flight_ends_the_rest(site: Site, worker: GroupWorker) -> None:
     first, second, third = submit(site)
-    active = worker.pop()
+    active = pop(worker)
     assert job_control.cancel(site.connection, first) == "stopping"
     assert site.states([first, second, third]) == ["started", "canceled", "canceled"]
     assert f"Job {first}, an earlier link of its chain, was canceled;" in site.view(second).error
@@ -150,7 +151,7 @@ def test_a_link_that_is_stopped_in_flight_ends_the_rest(site: Site, worker: Grou
     job_control.retry(site.connection, third)
     assert site.states([first, second, third]) == ["queued", "deferred", "deferred"]
 
-    worker.stop(worker.pop())  # as RQ's own command does
+    worker.stop(pop(worker))  # as RQ's own command does
     assert site.states([first, second, third]) == ["stopped", "canceled", "canceled"]
 
 

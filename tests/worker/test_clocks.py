@@ -15,7 +15,7 @@ from svdq.worker.queue import scripts
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import SILENT_S, Recovery
 from svdq.worker.queue.rq_worker import LEASE_S
-from tests.worker.jobs import Clock, leases, put, waiting
+from tests.worker.jobs import Clock, leases, pop, put, waiting
 
 #: A process on a host whose clock is wrong by so many seconds; `datetime` is where RQ and svdq read it.
 SHIFTED = """
@@ -45,7 +45,7 @@ worker.start()
 """
 #: It takes a job, holds it, fails another one that has a Retry, and does for a minute what a group does beside them.
 WORKS = """
-held, failed = worker.pop(), worker.pop()
+held, failed = pop(worker), pop(worker)
 worker.renew_leases([held, failed])
 worker.fail(failed, "It broke.")
 recovery = Recovery(worker, 2, itertools.count(0, 100).__next__)
@@ -64,7 +64,7 @@ def test_a_host_with_a_wrong_clock_writes_right_times_takes_nothing_and_queues_n
     settings: Settings, connection: redis.Redis, worker: GroupWorker, shift_s: float
 ) -> None:
     put(connection, "a", "b", "c", "d")
-    done, held = worker.pop(), worker.pop()
+    done, held = pop(worker), pop(worker)
     worker.succeed(done, {"outputs": []})
     queue = SvdqQueue("svdq-default", connection=connection)
     queue.enqueue_at(datetime.now(UTC) + timedelta(seconds=300), RENDER, job_id="later")
@@ -87,7 +87,7 @@ def test_a_host_with_a_wrong_clock_writes_right_times_takes_nothing_and_queues_n
 def test_the_end_of_a_job_is_known_on_a_host_that_is_ahead(connection: redis.Redis, worker: GroupWorker) -> None:
     """RQ dates results by the clock of Redis and executions by that of their host."""
     put(connection, "a")
-    active = worker.pop()
+    active = pop(worker)
     active.execution.created_at = datetime.now(UTC) + timedelta(seconds=20)
     worker.succeed(active, {"outputs": []})
     assert worker.confirm_end(active) is JobStatus.FINISHED
@@ -98,8 +98,8 @@ def test_a_step_of_redis_clock_takes_no_renewed_lease(
 ) -> None:
     """For Redis all leases end at once; the living renew theirs within a beat, by the new time."""
     put(connection, "alive", "dead")
-    alive = worker.pop()
-    dead.pop()
+    alive = pop(worker)
+    pop(dead)
     other = GroupWorker(connection, on_stop=print, on_shutdown=print)
     clock = Clock()
     recovery = Recovery(other, 2, clock)
@@ -126,8 +126,8 @@ def test_a_clock_that_was_set_back_keeps_no_job_of_a_dead_group(
     connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(connection, "alive", "dead")
-    alive = worker.pop()
-    dead.pop()
+    alive = pop(worker)
+    pop(dead)
     monkeypatch.setattr(scripts, "server_time", lambda connection: time.time() - 86_400)
     clock = Clock()
     recovery = Recovery(GroupWorker(connection, on_stop=print, on_shutdown=print), 2, clock)
@@ -145,7 +145,7 @@ def test_a_clock_that_was_set_back_keeps_no_job_of_a_dead_group(
 def test_a_group_takes_back_none_of_its_own(connection: redis.Redis, worker: GroupWorker) -> None:
     """Its own beat comes late, as after a stall of the whole host."""
     put(connection, "a")
-    active = worker.pop()
+    active = pop(worker)
     connection.zadd("rq:wip:svdq-default", {active.execution.composite_key: 1})
     clock = Clock()
     recovery = Recovery(worker, 2, clock)
@@ -158,7 +158,7 @@ def test_a_group_takes_back_none_of_its_own(connection: redis.Redis, worker: Gro
 
 def test_leases_are_watched_anew_after_redis_was_away(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
-    active = worker.pop()
+    active = pop(worker)
     connection.zadd("rq:wip:svdq-default", {active.execution.composite_key: 1})
     clock = Clock()
     recovery = Recovery(GroupWorker(connection, on_stop=print, on_shutdown=print), 2, clock)

@@ -11,7 +11,7 @@ from svdq.producer import job_control, keys
 from svdq.producer.queue import SvdqQueue, fetch, server_url
 from svdq.worker.queue import scripts
 from tests.conftest import Cli
-from tests.worker.jobs import HookedRedis, SlowWorker
+from tests.worker.jobs import HookedRedis, pop, slow_worker
 
 SIMULATED = "simulated:step_ms=50"
 
@@ -96,7 +96,7 @@ def popped(site) -> str:
     """A job that a group took off its queue and has not begun."""
     job_id = site.submit()
     queues = [default(site)]
-    assert scripts.pop(site.connection, queues, "svdq-elsewhere-1-x.2.c").job_id == job_id.encode()
+    assert scripts.pop(site.connection, queues, "svdq-elsewhere-1-x.2.c").jobs[0].job_id == job_id.encode()
     return job_id
 
 
@@ -135,7 +135,7 @@ def test_a_job_that_is_canceled_or_deleted_while_a_group_takes_it_is_not_begun(s
         else:
             connection.delete(f"rq:job:{job_id}")
 
-    assert SlowWorker(connection, meanwhile).pop() is None
+    assert pop(slow_worker(server_url(site.settings), meanwhile)) is None
     assert connection.hget(f"rq:job:{job_id}", "status") == (b"canceled" if what == "canceled" else None)
     assert not connection.exists("rq:wip:svdq-default", keys.POPPED, "rq:queue:svdq-default:intermediate")
 

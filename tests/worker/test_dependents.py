@@ -13,7 +13,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.registries import counts
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
-from tests.worker.jobs import JOB, lossy
+from tests.worker.jobs import JOB, lossy, pop
 
 
 def put(connection: redis.Redis, job_id: str, depends_on: object = None, priority: str = "default") -> None:
@@ -36,15 +36,15 @@ def statuses(connection: redis.Redis) -> dict[str, str]:
 def rest(worker: GroupWorker) -> list[str]:
     """Take all jobs off the queues, and return them."""
     taken = []
-    while (active := worker.pop()) is not None:
+    while (active := pop(worker)) is not None:
         taken.append(active.rq_job.id)
     return taken
 
 
 def test_success_queues_both(connection: redis.Redis, worker: GroupWorker) -> None:
     put_family(connection)
-    active = worker.pop()
-    assert worker.pop() is None
+    active = pop(worker)
+    assert pop(worker) is None
     assert statuses(connection) == {"parent": "started", "child": "deferred", "heir": "deferred"}
     worker.succeed(active, {"outputs": []})
     assert statuses(connection) == {"parent": "finished", "child": "queued", "heir": "queued"}
@@ -54,11 +54,11 @@ def test_success_queues_both(connection: redis.Redis, worker: GroupWorker) -> No
 
 def test_failure_queues_what_allows_it(connection: redis.Redis, worker: GroupWorker) -> None:
     put_family(connection)
-    worker.fail(worker.pop(), "It broke.")
+    worker.fail(pop(worker), "It broke.")
     assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
     # The other one comes when the parent is retried and finishes.
     job_control.retry(connection, "parent")
-    worker.succeed(worker.pop(), {"outputs": []})
+    worker.succeed(pop(worker), {"outputs": []})
     assert rest(worker) == ["child", "heir"]
 
 
@@ -67,22 +67,22 @@ def test_a_canceled_or_stopped_parent_queues_nothing_until_it_is_retried(
 ) -> None:
     put_family(connection)
     assert job_control.cancel(connection, "parent") == "canceled"
-    assert worker.pop() is None
+    assert pop(worker) is None
     job_control.retry(connection, "parent")
-    worker.stop(worker.pop())
+    worker.stop(pop(worker))
     assert statuses(connection) == {"parent": "stopped", "child": "deferred", "heir": "deferred"}
     assert (counts(connection)["svdq-default"]["stopped"], counts(connection)["svdq-default"]["failed"]) == (1, 0)
-    assert worker.pop() is None
+    assert pop(worker) is None
     job_control.retry(connection, "parent")
     assert counts(connection)["svdq-default"]["stopped"] == 0
-    worker.succeed(worker.pop(), {"outputs": []})
+    worker.succeed(pop(worker), {"outputs": []})
     assert rest(worker) == ["child", "heir"]
 
 
 def test_a_canceled_child_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
     put_family(connection)
     job_control.cancel(connection, "child")
-    worker.succeed(worker.pop(), {"outputs": []})
+    worker.succeed(pop(worker), {"outputs": []})
     assert statuses(connection)["child"] == "canceled"
     assert rest(worker) == ["heir"]
 
@@ -91,9 +91,9 @@ def test_a_child_waits_for_all_its_parents(connection: redis.Redis, worker: Grou
     put(connection, "parent")
     put(connection, "other")
     put(connection, "child", ["parent", "other"])
-    first, second = worker.pop(), worker.pop()
+    first, second = pop(worker), pop(worker)
     worker.succeed(second, {"outputs": []})
-    assert worker.pop() is None
+    assert pop(worker) is None
     worker.succeed(first, {"outputs": []})
     assert rest(worker) == ["child"]
 
@@ -104,7 +104,7 @@ def test_a_child_that_a_user_queued_and_that_has_ended_is_not_queued_by_its_pare
     put_family(connection)
     job_control.cancel(connection, "child")
     job_control.retry(connection, "child")
-    parent, child = worker.pop(), worker.pop()
+    parent, child = pop(worker), pop(worker)
     worker.succeed(child, {"outputs": []})
     worker.succeed(parent, {"outputs": []})
     assert statuses(connection) == {"parent": "finished", "child": "finished", "heir": "queued"}
@@ -117,14 +117,14 @@ def test_a_child_that_has_ended_is_not_queued_by_a_parent_that_was_retried(
     put(connection, "parent")
     put(connection, "other")
     put(connection, "child", Dependency(["parent", "other"], allow_failure=True))
-    worker.fail(worker.pop(), "It broke.")
+    worker.fail(pop(worker), "It broke.")
     for _ in ("other", "child"):
-        worker.succeed(worker.pop(), {"outputs": []})
-    assert worker.pop() is None
+        worker.succeed(pop(worker), {"outputs": []})
+    assert pop(worker) is None
     job_control.retry(connection, "parent")
-    worker.succeed(worker.pop(), {"outputs": []})
+    worker.succeed(pop(worker), {"outputs": []})
     assert fetch(connection, "child").get_status().value == "finished"
-    assert worker.pop() is None
+    assert pop(worker) is None
 
 
 # Crashes.
@@ -134,18 +134,18 @@ def test_a_parent_of_a_dead_group_queues_them_in_the_end(
     connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
 ) -> None:
     put_family(connection)
-    assert dead.pop().rq_job.id == "parent"
+    assert pop(dead).rq_job.id == "parent"
     Recovery(worker, max_attempts=2).at_start([])
-    active = worker.pop()
+    active = pop(worker)
     assert active.rq_job.id == "parent"
-    assert worker.pop() is None
+    assert pop(worker) is None
     worker.succeed(active, {"outputs": []})
     assert rest(worker) == ["child", "heir"]
 
 
 def test_a_kill_between_failure_and_dependents_is_made_good(connection: redis.Redis, worker: GroupWorker) -> None:
     put_family(connection)
-    worker.fail(worker.pop(), "It broke.")
+    worker.fail(pop(worker), "It broke.")
     # As it was before RQ's second step, which queues dependents.
     connection.lrem("rq:queue:svdq-low", 1, "heir")
     connection.hset("rq:job:heir", "status", "deferred")
@@ -165,7 +165,7 @@ def test_a_failure_that_redis_has_written_and_not_confirmed_queues_what_allows_i
     worker = GroupWorker(
         lossy(server_url(settings), "'failed'", error=redis.WatchError), on_stop=print, on_shutdown=print
     )
-    parent = worker.pop()
+    parent = pop(worker)
     with pytest.raises(redis.WatchError):
         worker.fail(parent, "It broke.")
     assert worker.confirm_end(parent) is JobStatus.FAILED
@@ -195,7 +195,7 @@ def test_an_unreadable_dependent_keeps_no_job_from_ending(
     put_family(connection)
     UNREADABLE[what](connection)
     Recovery(worker, max_attempts=2).at_start([])
-    active = worker.pop()
+    active = pop(worker)
     if ends == "succeed":
         worker.succeed(active, {"outputs": []})
     else:
@@ -215,11 +215,11 @@ def test_a_job_of_the_users_own_queue_follows_a_video(
     for job_id in ("video", "broken"):
         after = Dependency(job_id, allow_failure=True)
         studio.enqueue("os.path.basename", f"videos/{job_id}", job_id=f"after-{job_id}", depends_on=after)
-    worker.succeed(worker.pop(), {"outputs": []})
+    worker.succeed(pop(worker), {"outputs": []})
     assert studio.get_job_ids() == ["after-video"]
-    worker.fail(worker.pop(), "It broke.")
+    worker.fail(pop(worker), "It broke.")
     assert studio.get_job_ids() == ["after-video", "after-broken"]
-    assert worker.pop() is None  # it is not ours to run
+    assert pop(worker) is None  # it is not ours to run
 
     command = [sys.executable, "-m", "rq.cli", "worker", "--burst", "--serializer", "rq.serializers.JSONSerializer"]
     done = subprocess.run([*command, "--url", server_url(settings), "studio"], capture_output=True, text=True)

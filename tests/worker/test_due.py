@@ -11,7 +11,7 @@ from svdq.producer import job_control
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.worker.queue import group_worker, scripts
 from svdq.worker.queue.group_worker import GroupWorker
-from tests.worker.jobs import JOB, waiting
+from tests.worker.jobs import JOB, pop, waiting
 
 
 def schedule(connection: redis.Redis, *job_ids: str, in_s: float = -10.0, priority: str = "default", **more) -> None:
@@ -46,7 +46,7 @@ def test_due_jobs_are_queued_by_priority_and_age(connection: redis.Redis, worker
     assert job.enqueued_at is not None
     assert fetch(connection, "later").get_status().value == "scheduled"
     # To a group they are jobs as any others.
-    assert [worker.pop().rq_job.id for _ in range(3)] == ["urgent", "earlier", "z"]
+    assert [pop(worker).rq_job.id for _ in range(3)] == ["urgent", "earlier", "z"]
 
 
 def test_a_job_for_the_front_goes_there(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -123,8 +123,8 @@ def test_rqs_retry_is_not_used(connection: redis.Redis, worker: GroupWorker, int
     for job_id in ("a", "b"):
         retry = rq.Retry(max=2, interval=interval)
         queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id=job_id, retry=retry)
-    worker.fail(worker.pop(), "It broke.")
-    worker.stop(worker.pop())
+    worker.fail(pop(worker), "It broke.")
+    worker.stop(pop(worker))
     assert [fetch(connection, job_id).get_status().value for job_id in ("a", "b")] == ["failed", "stopped"]
     assert (waiting(connection), scheduled(connection), connection.zcard("rq:wip:svdq-default")) == ([], [], 0)
 

@@ -36,12 +36,12 @@ from svdq.worker.queue import group_worker, recovery, scripts
 from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import LEASE_S, ActiveJob
-from tests.worker.jobs import JOB, leases, lossy, put, waiting
+from tests.worker.jobs import JOB, leases, lossy, pop, put, waiting
 from tests.worker.own_redis import OwnRedis
 
 
 def take(worker: GroupWorker, count: int = 1) -> list[ActiveJob]:
-    active_jobs = [worker.pop() for _ in range(count)]
+    active_jobs = [pop(worker) for _ in range(count)]
     assert None not in active_jobs
     return [active for active in active_jobs if active is not None]
 
@@ -82,18 +82,18 @@ def test_a_worker_with_nothing_in_flight_is_idle_again(connection: redis.Redis, 
 def test_groups_share_what_waits(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b", "c", "d")
     put(connection, "high", priority="high")
-    assert worker.num_queued() == 5
+    assert worker.take(0).num_queued == 5
     other = GroupWorker(connection, on_stop=lambda _: None, on_shutdown=lambda: None)
     other.start()
-    assert worker.num_queued() == 2
+    assert worker.take(0).num_queued == 2
     other.end()
-    assert worker.num_queued() == 5
+    assert worker.take(0).num_queued == 5
 
 
 def test_a_begin_that_is_sent_again_is_the_same_begin(connection: redis.Redis, worker: GroupWorker) -> None:
     """redis-py sends a command again whose answer was lost with the connection."""
     put(connection, "a", "b")
-    active = worker.pop()
+    active = pop(worker)
     assert active is not None
     assert scripts.begin(connection, worker.name, active.execution, [("set", "svdq:again", "1")]) == 1
     assert not connection.exists("svdq:again")
@@ -111,12 +111,12 @@ def test_jobs_are_taken_by_priority_and_then_by_age(connection: redis.Redis, wor
     put(connection, "high", priority="high")
 
     taken = []
-    while (next_id := worker.peek()) is not None:
+    while (following := worker.take(0).next) is not None:
         active = take(worker)[0]
-        assert active.rq_job.id.encode() == next_id  # what is looked at is what is taken
+        assert active.rq_job.id.encode() == following.job_id  # what is looked at is what is taken
         taken.append((active.rq_job.id, active.queue.name))
     assert taken == [("high", "svdq-high"), ("first", "svdq-default"), ("second", "svdq-default"), ("low", "svdq-low")]
-    assert worker.pop() is None
+    assert pop(worker) is None
 
 
 def test_a_job_of_limited_life_does_not_expire_in_flight(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -139,7 +139,7 @@ def test_at_maxmemory_rendering_stops_and_no_job_is_lost(
         with pytest.raises(redis.RedisError):
             act()
 
-    is_refused(worker.pop)
+    is_refused(worker.take)
     is_refused(lambda: worker.renew_leases([finished, failed]))
     is_refused(lambda: worker.succeed(finished, {"outputs": []}))
     is_refused(lambda: worker.fail(failed, "It broke."))
@@ -239,7 +239,7 @@ def test_a_job_that_stands_in_the_queue_twice_is_taken_once(connection: redis.Re
     connection.rpush("rq:queue:svdq-default", "a", "b")  # the answer to an enqueue was lost, and it was sent again
     first, second = take(worker, 2)
     worker.succeed(second, {"outputs": []})
-    assert worker.pop() is None
+    assert pop(worker) is None
     assert waiting(connection) == []
     assert set(leases(connection)) == {first.execution.composite_key}
     assert [status_of(connection, job_id) for job_id in ("a", "b")] == ["started", "finished"]
@@ -322,7 +322,7 @@ def test_the_pause_of_a_burst_holds_for_the_next_one(connection: redis.Redis, wo
     bursts[0].pause("3 jobs failed.")
     bursts[0].end()
     recovery.Recovery(bursts[1], 2).at_start([])
-    assert bursts[1].pop() is None
+    assert pop(bursts[1]) is None
     assert bursts[1].paused
     assert job_control.pauses(connection) == ["PAUSED bursts: 3 jobs failed. Fix the cause, then run `svdq resume`."]
     assert take(worker)[0].rq_job.id == "a", "it is for bursts alone"
@@ -526,7 +526,7 @@ def test_many_refused_jobs_do_not_keep_leases_from_being_renewed(connection: red
     for _ in range(group_worker.LOOKED_AT_ONCE + 1):
         queue.enqueue_call(RENDER, **with_values(loop=True))
     put(connection, "good")
-    assert worker.pop() is None
+    assert pop(worker) is None
     assert queue.count == 2
     assert [active.rq_job.id for active in take(worker)] == ["good"]
 
@@ -539,10 +539,10 @@ def test_a_refusal_that_is_not_written_loses_no_job(
     put_raw(connection, **make(trap))
     cut_off = GroupWorker(lossy(server_url(settings), "failed", written=False), on_stop=print, on_shutdown=print)
     with pytest.raises(redis.ConnectionError):
-        cut_off.pop()
+        pop(cut_off)
     recovery.Recovery(cut_off, 2).unknown(set())
     assert waiting(connection) == ["bad"]
-    assert worker.pop() is None
+    assert pop(worker) is None
     assert status_of(connection, "bad") == "failed"
 
 
@@ -593,9 +593,9 @@ def test_an_unreadable_job_is_dropped(
     UNREADABLE[what](connection)
     put(connection, "good")
 
-    next_id = worker.peek()
-    assert next_id is not None
-    assert worker.fetch(next_id) is None
+    following = worker.take(0).next
+    assert following is not None
+    assert worker.fetch(following.job_id) is None
     active = take(worker)[0]
 
     assert active.rq_job.id == "good"
@@ -632,8 +632,8 @@ def test_a_foreign_workers_jobs_are_taken_back_and_nothing_is_called(
     assert leases(connection) == {}
     assert sorted(waiting(connection)) == ["bad", "broken", "good"]
     assert fetch(connection, "good").retries_left == 3
-    assert worker.pop().rq_job.id == "good"
-    assert worker.pop() is None
+    assert pop(worker).rq_job.id == "good"
+    assert pop(worker) is None
     assert status_of(connection, "bad") == "failed"
     trap.check()
 

@@ -21,7 +21,7 @@ from tests.conftest import Cli
 from tests.queued import enqueue
 from tests.ranks import rank, save
 from tests.waiting import wait_until
-from tests.worker.jobs import JOB, put
+from tests.worker.jobs import JOB, pop, put
 
 
 def group(connection: redis.Redis, folder: Path | None, model: str | None = None) -> GroupWorker:
@@ -45,27 +45,27 @@ def test_a_job_waits_for_its_loras_and_goes_on_when_they_come(connection, tmp_pa
     enqueue(connection, JOB.model_copy(update={"loras": (a,)}), "needs-a", "high")
     enqueue(connection, JOB.model_copy(update={"loras": (a, b)}), "needs-both")
     put(connection, "plain")
-    taken = without.pop()
+    taken = pop(without)
     assert taken is not None
     assert taken.rq_job.id == "plain"
-    assert without.pop() is None
+    assert pop(without) is None
     assert view(connection, "needs-a").queue == f"svdq-high:/{a.digest}"
     assert counts(connection)[f"svdq-default:/{a.digest}"]["queued"] == 1
     assert connection.hlen(keys.POPPED) == 0
-    assert with_a.pop() is None
+    assert pop(with_a) is None
 
     (tmp_path / "new").mkdir()
     (tmp_path / "a.safetensors").rename(tmp_path / "new" / "mine.safetensors")
     with_a.find_loras()
     put(connection, "later", priority="high")
-    taken = with_a.pop()
+    taken = pop(with_a)
     assert taken is not None
     assert taken.rq_job.id == "needs-a"  # before those that came later
     with_a.succeed(taken, {"outputs": []})
-    taken = with_a.pop()
+    taken = pop(with_a)
     assert taken is not None
     assert taken.rq_job.id == "later"
-    assert with_a.pop() is None
+    assert pop(with_a) is None
     assert view(connection, "needs-both").queue == f"svdq-default:/{b.digest}"
 
     intake = IntakeStatus(worker="w", loras=dict(with_a.loras))
@@ -76,7 +76,7 @@ def test_a_job_waits_for_its_loras_and_goes_on_when_they_come(connection, tmp_pa
 
     (tmp_path / "b.safetensors").rename(tmp_path / "new" / "b.safetensors")
     with_a.find_loras()
-    taken = with_a.pop()
+    taken = pop(with_a)
     assert taken is not None
     assert taken.rq_job.id == "needs-both"
     assert taken.queue.name == f"svdq-default:/{b.digest}"
@@ -87,7 +87,7 @@ def test_a_job_that_waits_for_a_lora_can_be_changed(connection, tmp_path, action
     (a,) = choose(tmp_path, "a")
     without = group(connection, None)
     enqueue(connection, JOB.model_copy(update={"loras": (a,)}), "needs-a")
-    assert without.pop() is None
+    assert pop(without) is None
     if action == "move":
         job_control.move(connection, "needs-a", front=True, priority="high")
         assert view(connection, "needs-a").queue == "svdq-high"
@@ -97,7 +97,7 @@ def test_a_job_that_waits_for_a_lora_can_be_changed(connection, tmp_path, action
         assert not SvdqQueue(f"svdq-default:/{a.digest}", connection=connection).get_job_ids()
     if action == "retry":
         job_control.retry(connection, "needs-a")
-    taken = group(connection, tmp_path).pop()
+    taken = pop(group(connection, tmp_path))
     assert (taken is None) == (action == "cancel")
 
 
@@ -105,11 +105,11 @@ def test_a_job_of_a_model_waits_for_a_group_with_both(connection, tmp_path) -> N
     (a,) = choose(tmp_path, "a")
     of_model, with_a = group(connection, None, "own"), group(connection, tmp_path, "other")
     enqueue(connection, JOB.model_copy(update={"loras": (a,), "model": "own"}), "needs-a")
-    assert of_model.pop() is None
+    assert pop(of_model) is None
     assert view(connection, "needs-a").queue == f"svdq-default:own/{a.digest}"
     with_a.find_loras()
-    assert with_a.pop() is None
-    taken = group(connection, tmp_path, "own").pop()
+    assert pop(with_a) is None
+    taken = pop(group(connection, tmp_path, "own"))
     assert taken is not None
     assert taken.rq_job.id == "needs-a"
 

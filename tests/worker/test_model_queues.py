@@ -7,6 +7,7 @@ from svdq.producer.status.job_view import view
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
 from tests.queued import SvdJob, enqueue
+from tests.worker.jobs import pop
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
@@ -24,11 +25,11 @@ def test_a_group_takes_the_jobs_for_its_model_first_and_none_for_others(connecti
     )
     mine.start()
     yours.start()
-    assert mine.num_queued() == 2  # its own, and half of two
-    taken = [mine.pop() for _ in range(4)]
+    assert mine.take(0).num_queued == 2  # its own, and half of two
+    taken = [pop(mine) for _ in range(4)]
     assert [each and each.rq_job.id for each in taken] == ["urgent", "own", "any", None]
-    assert yours.num_queued() == 1
-    active = yours.pop()
+    assert yours.take(0).num_queued == 1
+    active = pop(yours)
     assert active is not None
     assert active.rq_job.id == "other"
     yours.succeed(active, {})
@@ -44,7 +45,7 @@ def test_a_group_of_another_model_returns_the_jobs_of_a_dead_one(connection: red
     )
     mine.start()
     yours.start()
-    active = yours.pop()
+    active = pop(yours)
     assert active is not None
     connection.zadd(active.queue.started_job_registry.key, {active.execution.composite_key: 1})  # the lease has ended
     yours.end()

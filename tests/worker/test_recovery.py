@@ -14,13 +14,14 @@ import redis
 from svdq.pipeline.models.tiny import write_tiny_model
 from svdq.producer import keys
 from svdq.producer.job_control import cancel
-from svdq.producer.queue import SvdqQueue, fetch
+from svdq.producer.queue import SvdqQueue, fetch, server_url
+from svdq.producer.settings import Settings
 from svdq.worker.queue import scripts
-from svdq.worker.queue.crashes import CrashCount, CrashSuspect, Phase, must_run_alone, read_count
+from svdq.worker.queue.crashes import CrashCount, CrashSuspect, Phase, read_count
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import POPPED_S, SILENT_S, Recovery
 from tests.faults.arena import faults_by_seed
-from tests.worker.jobs import Clock, SlowWorker, leases, put, waiting
+from tests.worker.jobs import Clock, leases, pop, put, slow_worker, waiting
 
 SIMULATED = "simulated:step_ms=50"
 
@@ -41,15 +42,15 @@ def leftovers(connection: redis.Redis) -> list[bytes]:
 
 def test_a_popped_job_has_an_owner(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
-    assert scripts.pop(connection, worker.queues, worker.name).job_id == b"a"
+    assert scripts.pop(connection, worker.queues, worker.name).jobs[0].job_id == b"a"
     assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
-    assert worker.pop().rq_job.id == "b"  # begun: it is popped no more
+    assert pop(worker).rq_job.id == "b"  # begun: it is popped no more
     assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
 
 
 def test_a_lease_that_was_prolonged_meanwhile_is_left(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
-    active = worker.pop()
+    active = pop(worker)
     assert not scripts.return_to_queue(connection, active.queue, active.execution, lease_until=1000)
     assert worker.holds_lease(active)
 
@@ -57,7 +58,7 @@ def test_a_lease_that_was_prolonged_meanwhile_is_left(connection: redis.Redis, w
 @pytest.mark.parametrize("status", ["finished", "canceled", None])
 def test_a_job_that_has_ended_is_not_put_back(connection: redis.Redis, worker: GroupWorker, status) -> None:
     put(connection, "a")
-    active = worker.pop()
+    active = pop(worker)
     if status is None:
         connection.delete("rq:job:a")
     else:
@@ -74,9 +75,9 @@ def test_jobs_of_a_dead_group_come_back_in_order(
     connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
 ) -> None:
     put(connection, "a", "b", "c", "d", "e")
-    mine = worker.pop()
+    mine = pop(worker)
     for _ in range(2):
-        dead.pop()
+        pop(dead)
     scripts.pop(connection, dead.queues, dead.name)  # killed right after: d
     put(connection, "newer")
 
@@ -98,7 +99,7 @@ def test_expired_leases_come_back_without_spending_retries(
     connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, clock: Clock
 ) -> None:
     put(connection, "a", "b", "c", "d")
-    first, _ = dead.pop(), dead.pop()
+    first, _ = pop(dead), pop(dead)
     scripts.pop(connection, dead.queues, dead.name)
     recovery = Recovery(worker, 2, clock)
     recovery.expired()
@@ -130,7 +131,7 @@ def test_jobs_in_flight_of_other_groups_are_not_read(
     for number in (0, 20):
         put(connection, *(f"job-{index}" for index in range(number)))
         for _ in range(number):
-            dead.pop()
+            pop(dead)
         before = num_calls(connection)
         recovery.unknown([])
         recovery.expired()
@@ -143,14 +144,14 @@ def test_a_job_whose_begin_was_not_confirmed_comes_back(
 ) -> None:
     """The answer was lost with the connection, so nobody renews the lease."""
     put(connection, "a", "b")
-    held, lost = worker.pop(), worker.pop()
+    held, lost = pop(worker), pop(worker)
     recovery = Recovery(worker, 2, clock)
     recovery.unknown([held.execution.id])
     assert waiting(connection) == []
     connection.zincrby("rq:wip:svdq-default", -7, lost.execution.composite_key)
     recovery.unknown([held.execution.id])
     assert waiting(connection) == ["b"]
-    lost = worker.pop()
+    lost = pop(worker)
     recovery.unknown([held.execution.id], is_last=True)  # a burst would end
     assert waiting(connection) == ["b"]
     assert worker.holds_lease(held)
@@ -189,7 +190,7 @@ def test_a_job_popped_by_another_program_comes_back_after_a_minute(
 
 
 def test_a_job_that_was_taken_back_before_it_was_begun_is_not_begun(
-    connection: redis.Redis, worker: GroupWorker
+    settings: Settings, connection: redis.Redis, worker: GroupWorker
 ) -> None:
     """Its group slept between pop and admission for longer than it counts as alive."""
     put(connection, "a")
@@ -199,11 +200,11 @@ def test_a_job_that_was_taken_back_before_it_was_begun_is_not_begun(
         connection.delete(asleep.key)
         Recovery(worker, 2).expired()
         assert waiting(connection) == ["a"]
-        taken.append(worker.pop())
+        taken.append(pop(worker))
 
-    asleep = SlowWorker(connection, take_back)
-    assert asleep.pop() is None
-    assert worker.pop() is None
+    asleep = slow_worker(server_url(settings), take_back)
+    assert pop(asleep) is None
+    assert pop(worker) is None
     assert list(leases(connection)) == [taken[0].execution.composite_key]
 
 
@@ -225,7 +226,7 @@ def test_foreign_entries_of_registries_break_no_recovery(
     connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, plant
 ) -> None:
     put(connection, "a")
-    dead.pop()
+    pop(dead)
     plant(connection)
     recovery = Recovery(worker, 2, itertools.count(0, 100).__next__)
     recovery.at_start([suspect("a")])
@@ -273,15 +274,20 @@ def test_suspects_run_alone_until_they_have_ended(
     connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
 ) -> None:
     put(connection, "a", "b", "c")
-    dead.pop()
-    dead.pop()
+    pop(dead)
+    pop(dead)
     Recovery(worker, 1).at_start([suspect("a"), suspect("c", 0, "prepare"), suspect("gone")])
     assert waiting(connection) == ["a", "b", "c"], "none is set aside, though one attempt is all they have"
-    assert [must_run_alone(connection, job_id) for job_id in ("a", "b", "c", "gone")] == [True, False, True, False]
-    worker.succeed(worker.pop(), {"outputs": []})
-    assert not must_run_alone(connection, "a")
+    assert [connection.hexists(keys.CRASHES, job_id) for job_id in ("a", "b", "c", "gone")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    worker.succeed(pop(worker), {"outputs": []})
+    assert not connection.hexists(keys.CRASHES, "a")
     cancel(connection, "c")
-    assert not must_run_alone(connection, "c")
+    assert not connection.hexists(keys.CRASHES, "c")
     assert not connection.exists(keys.CRASHES)
 
 
@@ -300,12 +306,12 @@ def test_a_job_that_killed_its_rank_twice_is_set_aside(
     connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
 ) -> None:
     put(connection, "a", "b")
-    dead.pop()
-    dead.pop()
+    pop(dead)
+    pop(dead)
     Recovery(worker, 2).at_start([suspect("a")])
     assert waiting(connection) == ["a", "b"]
-    dead.pop()
-    dead.pop()
+    pop(dead)
+    pop(dead)
     Recovery(worker, 2).at_start([suspect("a")])
     assert waiting(connection) == ["b"]
     failed = fetch(connection, "a")

@@ -73,6 +73,10 @@ class Reporter:
         """The executions of the active jobs."""
         return {active.execution.id for active in self.active.values()}
 
+    def is_lost(self, active: ActiveJob) -> bool:
+        """Whether this group was seen to have lost a job."""
+        return active.execution.id in self._lost
+
     def take(self, active: ActiveJob) -> None:
         """Own a job from now on."""
         self.active[active.rq_job.id] = active

@@ -78,6 +78,7 @@ class Intake(Source):
         )
         self._leases = LeaseThread(lease_connection or connection, self._reporter.renew_leases, self._connection_health)
         self._num_taken = 0  # number of requests that the stage has taken or waits for; it alone writes it
+        self._given_at: float | None = None  # when the stage got its last request
         self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()  # jobs named by RQ's stop commands
         #: Whether the group is registered in Redis and has taken back the jobs of its dead predecessors.
         self._begun = False
@@ -95,9 +96,17 @@ class Intake(Source):
 
     def take(self) -> Request | None:
         """Wait for the next request; None when no more will come."""
+        if self._given_at is not None:
+            self._dispatcher.wanted(time.monotonic() - self._given_at)
         self._num_taken += 1
         self._wake.set()
-        return self._dispatcher.ready.get()
+        request = self._dispatcher.ready.get()
+        self._given_at = time.monotonic()
+        return request
+
+    @property
+    def lead_s(self) -> float:
+        return self._dispatcher.lead_s
 
     # Called from other threads.
 

@@ -237,8 +237,3 @@ def read_count(connection: redis.Redis, job_id: str) -> CrashCount | None:
         return _COUNT.validate_json(text) if text else None
     except ValidationError:
         return None  # of another version
-
-
-def must_run_alone(connection: redis.Redis, job_id: str) -> bool:
-    """Whether a job was a suspect and has not ended since."""
-    return bool(connection.hexists(keys.CRASHES, job_id))

@@ -3,16 +3,17 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 import redis
 import rq
 from rq.executions import Execution
 from rq.job import JobStatus
 from rq.worker import WorkerStatus
-from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register
+from rq.worker_registration import register
 
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.video_parameters import LoraChoice
@@ -20,7 +21,7 @@ from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, priority_of, queue_of, queues, read_arguments
 from svdq.producer.text import count
-from svdq.producer.untrusted_job import UntrustedJob, key_of
+from svdq.producer.untrusted_job import UntrustedJob, key_of, restored
 from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, ActiveJob, RqWorker
@@ -34,6 +35,14 @@ UNREADABLE = (
     "Its parameters are not those of a job of this version of svdq; if a newer one submitted it, `svdq retry` it when "
     "the workers are upgraded."
 )
+
+
+class Taken(NamedTuple):
+    """What `GroupWorker.take` has started and seen."""
+
+    jobs: list[ActiveJob]
+    next: scripts.QueuedJob | None  # behind them
+    num_queued: int  # behind them: this group's part of the queues
 
 
 class GroupWorker(RqWorker):
@@ -101,22 +110,6 @@ class GroupWorker(RqWorker):
             active.execution.delete(job=active.rq_job, pipeline=pipeline)
             pipeline.execute(raise_on_error=False)  # a key may have the wrong type
 
-    def peek(self) -> bytes | None:
-        """Return the id of the job that `pop` would take next."""
-        with self.connection.pipeline(transaction=False) as pipeline:
-            for queue in self.queues:
-                pipeline.lindex(queue.key, 0)
-            return next((job_id for job_id in pipeline.execute() if job_id is not None), None)
-
-    def num_queued(self) -> int:
-        """Count the jobs that wait in the queues, or this group's part of them."""
-        with self.connection.pipeline(transaction=False) as pipeline:
-            for queue in self.queues:
-                pipeline.llen(queue.key)
-                pipeline.scard(WORKERS_BY_QUEUE_KEY % queue.name)
-            answers = pipeline.execute()
-        return int(sum(num / max(1, num_groups) for num, num_groups in zip(answers[::2], answers[1::2], strict=True)))
-
     def num_scheduled(self) -> tuple[int, int]:
         """Count the due jobs that are not queued yet, and those that are due later."""
         registries = [queue.scheduled_job_registry.key for queue in self.queues]
@@ -154,33 +147,51 @@ class GroupWorker(RqWorker):
         places = sorted((due_at, age, job_id) for (job_id, due_at), age in zip(due, ages, strict=True))
         return [job_id for _, _, job_id in places]
 
-    def pop(self) -> ActiveJob | None:
-        """Start the next job of the most urgent queue; jobs that are not valid are failed or dropped."""
+    def take(self, number: int = 1, known: str = "") -> Taken:
+        """Start up to `number` of the next jobs, in two round trips; jobs that are not valid are failed or dropped.
+
+        `known` is the id of a job whose arguments the caller has already, if it is still the next one.
+        """
+        jobs: list[ActiveJob] = []
         for _ in range(LOOKED_AT_ONCE):
-            popped = scripts.pop(self.connection, self.queues, self.name, self.pause_field)
+            popped = scripts.pop(
+                self.connection,
+                self.queues,
+                self.name,
+                number - len(jobs),
+                pause=self.pause_field,
+                known=known.encode(),
+            )
             self.paused = popped.paused
-            if popped.queue is None:
-                return None
-            rq_job = self.fetch(popped.job_id)
-            try:
-                active = None if rq_job is None else self._admit(rq_job, popped.queue)
-            except redis.ResponseError as error:
-                if not scripts.is_wrong_type(error):
-                    raise
-                rq_job = active = None
-            if rq_job is None:
-                logger.warning("Dropped %r from %s: its record cannot be read.", popped.job_id, popped.queue.name)
-                scripts.drop_popped(self.connection, popped.queue, popped.job_id)
-            if active is not None:
-                return active
-        return None  # leases have to be renewed first
+            is_last = len(popped.jobs) < number - len(jobs) or any(found.is_suspect for found in popped.jobs)
+            if valid := [active for found in popped.jobs if (active := self._check(found)) is not None]:
+                jobs += self._begin(valid, popped.now_s)
+            if is_last or len(jobs) == number:
+                break
+        return Taken(jobs=jobs, next=popped.next, num_queued=popped.num_queued)
 
     def fetch(self, job_id: bytes | str) -> rq.job.Job | None:
         """Read a job; None if there is no readable job of that id."""
         return UntrustedJob.find(job_id, self.connection)
 
-    def _admit(self, rq_job: rq.job.Job, queue: rq.Queue) -> ActiveJob | None:
-        status = rq_job.get_status(refresh=False)
+    def _check(self, found: scripts.QueuedJob) -> ActiveJob | None:
+        """Return a popped job that may begin, with the execution that is to be written; take others off the queue."""
+        queue, rq_job = found.queue, restored(self.connection, found.job_id, found.record)
+        try:
+            if isinstance(rq_job, UntrustedJob):
+                return self._admit(rq_job, found)
+        except redis.ResponseError as error:
+            if not scripts.is_wrong_type(error):
+                raise
+        self._drop_unreadable(queue, found.job_id)
+        return None
+
+    def _drop_unreadable(self, queue: rq.Queue, job_id: bytes | str) -> None:
+        logger.warning("Dropped %r from %s: its record cannot be read.", job_id, queue.name)
+        scripts.drop_popped(self.connection, queue, job_id)
+
+    def _admit(self, rq_job: rq.job.Job, found: scripts.QueuedJob) -> ActiveJob | None:
+        status, queue = rq_job.get_status(refresh=False), found.queue
         if status not in (JobStatus.QUEUED, None):
             # Canceled meanwhile; or in the queue twice, since a client that gets no answer enqueues again.
             if status is not JobStatus.CANCELED:
@@ -189,8 +200,6 @@ class GroupWorker(RqWorker):
                 )
             scripts.drop_popped(self.connection, queue, rq_job.id)
             return None
-        # As in Job.perform: a job with a time to live must not expire while it runs, nor as soon as it has failed.
-        self.connection.persist(rq_job.key)
         refusal = refusal_of(rq_job)
         arguments = None if refusal else read_arguments(rq_job)
         if arguments is None:
@@ -204,14 +213,15 @@ class GroupWorker(RqWorker):
             target = queue_of(self.connection, priority, arguments.job.model, lora.digest)
             scripts.move_popped(self.connection, queue, target, rq_job.id)
             return None
-        if self.was_canceled(rq_job.id):  # while it returned to the queue
+        if found.is_canceled:
             self._stopped_job_id = rq_job.id
             self.fail_popped(rq_job, queue, STOPPED)
             return None
-        execution = self._begin(rq_job, queue)
-        if execution is None:
-            return None
-        return ActiveJob(rq_job=rq_job, queue=queue, execution=execution, arguments=arguments)
+        rq_job.origin = queue.name  # RQ chooses registries by it
+        execution = Execution(uuid4().hex, rq_job.id, connection=self.connection, worker_name=self.name)
+        return ActiveJob(
+            rq_job=rq_job, queue=queue, execution=execution, arguments=arguments, is_suspect=found.is_suspect
+        )
 
     def _missing_lora(self, job: Job) -> LoraChoice | None:
         """Return a LoRA of a job that this group has not; None if it has all."""
@@ -220,26 +230,36 @@ class GroupWorker(RqWorker):
             self.find_loras()
         return next((each for each in lacks if each.digest not in self.loras.values()), None)
 
-    def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
-        """Start the execution of a popped job; None if it was canceled, deleted or returned meanwhile."""
-        rq_job.origin = queue.name  # RQ chooses registries by it
-        # RQ's `prepare_execution` and `prepare_job_execution` in one step.
-        pipeline = self.connection.pipeline()
-        pipeline.hset(rq_job.key, "origin", queue.name)
-        execution = Execution.create(rq_job, LEASE_S, pipeline=pipeline, worker_name=self.name)
-        until_s = scripts.server_time(self.connection) + LEASE_S
-        scripts.write_lease(pipeline, queue, execution, until_s)
-        rq_job.prepare_for_execution(self.name, pipeline=pipeline)
-        scripts.drop_popped(pipeline, queue, rq_job.id)
-        self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
-        commands = [arguments for arguments, _ in pipeline.command_stack]
-        begun = scripts.begin(self.connection, self.name, execution, commands)
-        if begun == 1:
-            return execution
-        logger.info("Job %s was canceled, deleted or taken back before it was begun.", rq_job.id)
-        if begun == -1:
-            scripts.drop_popped(self.connection, queue, rq_job.id)
-        return None
+    def _begin(self, jobs: Sequence[ActiveJob], now_s: float) -> list[ActiveJob]:
+        """Start the executions of popped jobs; return those that were not canceled, deleted or returned meanwhile."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for active in jobs:
+                rq_job, queue = active.rq_job, active.queue
+                # RQ's `prepare_execution` and `prepare_job_execution` in one step.
+                begins = self.connection.pipeline()
+                # As in Job.perform: a job with a time to live must not expire while it runs.
+                begins.persist(rq_job.key)
+                begins.hset(rq_job.key, "origin", queue.name)
+                active.execution.save(LEASE_S, pipeline=begins)
+                scripts.write_lease(begins, queue, active.execution, now_s + LEASE_S)
+                rq_job.prepare_for_execution(self.name, pipeline=begins)
+                scripts.drop_popped(begins, queue, rq_job.id)
+                self.set_state(WorkerStatus.BUSY, pipeline=begins)
+                commands = [arguments for arguments, _ in begins.command_stack]
+                scripts.begin(pipeline, self.name, active.execution, commands)
+            answers = pipeline.execute(raise_on_error=False)
+        if error := next(
+            (each for each in answers if isinstance(each, Exception) and not scripts.is_wrong_type(each)), None
+        ):
+            raise error
+        for active, answer in zip(jobs, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._drop_unreadable(active.queue, active.rq_job.id)
+            elif answer != 1:
+                logger.info("Job %s was canceled, deleted or taken back before it was begun.", active.rq_job.id)
+                if answer == -1:
+                    scripts.drop_popped(self.connection, active.queue, active.rq_job.id)
+        return [active for active, answer in zip(jobs, answers, strict=True) if answer == 1]
 
     def was_canceled(self, job_id: str) -> bool:
         """Whether the user canceled a job in flight."""

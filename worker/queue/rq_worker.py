@@ -41,6 +41,7 @@ class ActiveJob:
     queue: rq.Queue
     execution: Execution
     arguments: JobArguments
+    is_suspect: bool = False  # of a crash: it must run alone
 
     @property
     def job(self) -> Job:
@@ -167,6 +168,7 @@ class RqWorker(BaseWorker):
 
     def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
         """End a popped job as failed that was not begun."""
+        self.connection.persist(rq_job.key)  # a job with a time to live must not expire as soon as it has failed
         self._fail(rq_job, queue, reason)
         if self.connection.hget(rq_job.key, "status") not in (b"failed", b"stopped"):
             raise redis.ConnectionError(_NOT_WRITTEN)  # it stays popped, and is returned to its queue

@@ -12,6 +12,7 @@ import redis
 import rq
 from rq.executions import Execution, ExecutionRegistry
 from rq.utils import now, utcformat
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from svdq.producer import keys, lua
 from svdq.producer.untrusted_job import key_of
@@ -20,12 +21,24 @@ MISSING_S = 60  # seconds after which a scheduled job without a record counts as
 FOREVER = 1e18
 
 
-class Pop(NamedTuple):
-    """The result of taking the next job: its queue, or None, and its id; or whether intake is paused."""
+class QueuedJob(NamedTuple):
+    """A job as a queue has it."""
 
-    queue: rq.Queue | None = None
-    job_id: bytes = b""
-    paused: bool = False
+    queue: rq.Queue
+    job_id: bytes
+    record: dict[bytes, bytes]  # empty if there is none, or it is known
+    is_canceled: bool  # while it returned to its queue
+    is_suspect: bool  # of a crash: it must run alone
+
+
+class Pop(NamedTuple):
+    """What `pop` has found and taken."""
+
+    paused: bool
+    now_s: float  # by the clock of Redis
+    jobs: list[QueuedJob]
+    next: QueuedJob | None  # behind them
+    num_queued: int  # behind them: this group's part of the queues
 
 
 def text_of(name: bytes | str | None) -> str:
@@ -44,14 +57,37 @@ def is_wrong_type(error: Exception) -> bool:
     return isinstance(error, redis.ResponseError) and "WRONGTYPE" in str(error)
 
 
-def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str, pause: str = "") -> Pop:
-    """Take the next job off the queues, most urgent first, and record its owner; none if `pause` is in keys.PAUSES."""
-    places = [key for queue in queues for key in (queue.key, queue.intermediate_queue_key)]
-    names = [keys.SUSPENDED, keys.PAUSES, keys.POPPED, *places]
-    answer = lua.run(connection, "pop", names, worker_name, pause or worker_name)
-    if not answer:
-        return Pop()
-    return Pop(paused=True) if answer[0] < 0 else Pop(queue=queues[answer[0]], job_id=answer[1])
+def pop(
+    connection: redis.Redis,
+    queues: Sequence[rq.Queue],
+    worker_name: str,
+    number: int = 1,
+    *,
+    pause: str = "",
+    known: bytes = b"",
+) -> Pop:
+    """Take the next jobs off the queues, most urgent first, and record their owner; see pop.lua.
+
+    None is taken if `pause` is in keys.PAUSES. The record of the next job is left out if it is the `known` one.
+    """
+    places = [
+        key for each in queues for key in (each.key, each.intermediate_queue_key, WORKERS_BY_QUEUE_KEY % each.name)
+    ]
+    names = [keys.SUSPENDED, keys.PAUSES, keys.POPPED, keys.CANCELED, keys.CRASHES, *places]
+    values = (worker_name, pause or worker_name, number, key_of(b""), known)
+    paused, time, popped, behind, numbers = lua.run(connection, "pop", names, *values)
+
+    def describe(place: int, job_id: bytes, record: list[bytes], is_canceled: int, is_suspect: int) -> QueuedJob:
+        fields = dict(zip(record[::2], record[1::2], strict=True))
+        return QueuedJob(queues[place], job_id, fields, bool(is_canceled), bool(is_suspect))
+
+    return Pop(
+        paused=bool(paused),
+        now_s=int(time[0]) + int(time[1]) / 1e6,
+        jobs=[describe(*job) for job in popped],
+        next=next((describe(*job) for job in behind), None),
+        num_queued=int(sum(num_jobs / max(1, num_workers) for num_jobs, num_workers in numbers)),
+    )
 
 
 def claim(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: str) -> bool:
@@ -60,11 +96,11 @@ def claim(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: st
     return bool(lua.run(connection, "claim", names, job_id, worker_name))
 
 
-def begin(connection: redis.Redis, worker_name: str, execution: Execution, commands: Sequence[Sequence[Any]]) -> int:
+def begin(pipeline: redis.Redis, worker_name: str, execution: Execution, commands: Sequence[Sequence[Any]]) -> Any:
     """Begin a popped job by commands that are executed together, if the worker still owns it; as begin.lua returns."""
     names = (keys.POPPED, key_of(execution.job_id), execution.key)
     words = [word for command in commands for word in (len(command), *command)]
-    return int(lua.run(connection, "begin", names, execution.job_id, worker_name, *words))
+    return lua.run(pipeline, "begin", names, execution.job_id, worker_name, *words)
 
 
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:

@@ -261,9 +261,9 @@ def _install(where: str, folder: Path) -> None:
 
     match where:
         case "after-pop":  # taken off the queue, nothing else
-            _wrap(GroupWorker, "_admit", before=_killer(folder))
+            _wrap(GroupWorker, "_begin", before=_killer(folder))
         case "after-admission":  # its execution is registered, nobody works on it
-            _wrap(GroupWorker, "_admit", after=_killer(folder))
+            _wrap(GroupWorker, "_begin", after=_killer(folder))
         case "after-rename":  # the video has its final name, its sidecar is not written
             _wrap(storage.Storage, "publish", after=_killer(folder, _write_visits()))
         case "before-acknowledgement":  # all files are there, Redis does not know
