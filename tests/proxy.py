@@ -26,7 +26,7 @@ class Proxy(socketserver.ThreadingTCPServer):
         self.delay_s = delay_s
         self.silent = threading.Event()  # while set, connections stay open, and nothing comes
         self.cut = threading.Event()  # while set, connections are closed as soon as somebody sends something
-        self.num_sent = 0  # by clients, in pieces: about the number of round trips
+        self.num_round_trips = 0
         self._age = 0
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -41,13 +41,15 @@ class Proxy(socketserver.ThreadingTCPServer):
             for each in (request, onward):
                 if each.family != socket.AF_UNIX:
                     each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            answers = threading.Thread(target=self._pass_on, args=(onward, request, self._age), daemon=True)
+            asked = threading.Event()
+            answers = threading.Thread(target=self._pass_on, args=(onward, request, asked, True), daemon=True)
             answers.start()
-            self._pass_on(request, onward, self._age, is_client=True)
+            self._pass_on(request, onward, asked, is_answer=False)
             answers.join()
 
-    def _pass_on(self, sender: socket.socket, receiver: socket.socket, age: int, *, is_client: bool = False) -> None:
+    def _pass_on(self, sender: socket.socket, receiver: socket.socket, asked: threading.Event, is_answer: bool) -> None:
         """Pass on what comes from one side until that ends, then end the other."""
+        age = self._age
         waiting: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
         def send() -> None:
@@ -71,5 +73,9 @@ class Proxy(socketserver.ThreadingTCPServer):
                 data = b""
             if self.cut.is_set():
                 data = b""
-            self.num_sent += is_client
+            if is_answer:
+                asked.clear()
+            elif not asked.is_set():
+                self.num_round_trips += 1
+                asked.set()
             waiting.put((time.monotonic() + self.delay_s / 2, data))

@@ -8,6 +8,7 @@ import queue
 import re
 import threading
 import time
+from collections import deque
 
 import redis
 from rq.job import JobStatus
@@ -61,7 +62,7 @@ class Reporter:
         self._wake = wake
         self.active: dict[str, ActiveJob] = {}  # executions by job id
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()  # ends that are not in Redis yet
-        self._ending: ActiveJob | None = None  # its end is being written
+        self._ending: set[str] = set()  # executions whose ends are being written
         self._lost: set[str] = set()  # executions that this group has lost, whose samples are still in flight
         self._breaker = CircuitBreaker()
         #: How fast videos are finished, and how many jobs have ended so far.
@@ -90,7 +91,7 @@ class Reporter:
         """Renew the leases of the active jobs, except those that this group has lost; in the thread of `connection`."""
         ours = [active for active in list(self.active.values()) if active.execution.id not in self._lost]
         for active in self._worker.renew_leases(ours, connection):
-            if self.active.get(active.rq_job.id) is not active or self._ending is active:
+            if self.active.get(active.rq_job.id) is not active or active.execution.id in self._ending:
                 continue  # its end was written meanwhile
             self._lost.add(active.execution.id)
             logger.warning("Job %s was canceled or taken over; this group drops it.", active.rq_job.id)
@@ -105,32 +106,46 @@ class Reporter:
 
     def write_ends(self) -> None:
         """Write to Redis what has ended; keeps what it has not written when it raises redis.RedisError."""
+        ends: deque[tuple[ActiveJob, Report]] = deque()
         while not self._reports.empty():
             report = self._reports.get()
             active = self.active.get(report.job_id)
-            if active is None or (report.body and report.body["job"]["execution"][1] != active.execution.composite_key):
-                continue  # of a lost execution; the same job may be active again
-            self._ending = active
-            try:
-                self._write_end(active, report)
-            except redis.RedisError as error:
-                if not scripts.is_wrong_type(error):
-                    self._ending = None
-                    self._reports.put(report)  # tried again when Redis is back
-                    raise
-                logger.error("The end of job %s cannot be written: another program changed its keys.", report.job_id)
-                self._worker.forget(active)
-            except Exception:
-                logger.exception("The end of job %s cannot be written; it is taken again later.", report.job_id)
-            del self.active[report.job_id]
-            self._ending = None
-            self._lost.discard(active.execution.id)
-            if not self.active:
-                self.pace.idle()
+            if active is not None and not _is_of_another(report, active):  # the same job may be active again
+                ends.append((active, report))
+        self._ending = {active.execution.id for active, _ in ends}
+        try:
+            successes = [(active, report) for active, report in ends if report.result and report.failure is None]
+            answers = self._worker.finish([(active, dict(report.result)) for active, report in successes])
+            finished = {report.job_id for (_, report), done in zip(successes, answers, strict=True) if done}
+            while ends:
+                self._end(*ends[0], is_finished=ends[0][1].job_id in finished)
+                ends.popleft()
+        finally:
+            for _, report in ends:  # tried again when Redis is back
+                self._reports.put(report)
+            self._ending = set()
 
-    def _write_end(self, active: ActiveJob, report: Report) -> None:
+    def _end(self, active: ActiveJob, report: Report, *, is_finished: bool) -> None:
+        try:
+            self._write_end(active, report, is_finished=is_finished)
+        except redis.RedisError as error:
+            if not scripts.is_wrong_type(error):
+                raise
+            logger.error("The end of job %s cannot be written: another program changed its keys.", report.job_id)
+            self._worker.forget(active)
+        except Exception:
+            logger.exception("The end of job %s cannot be written; it is taken again later.", report.job_id)
+        del self.active[report.job_id]
+        self._lost.discard(active.execution.id)
+        if not self.active:
+            self.pace.idle()
+
+    def _write_end(self, active: ActiveJob, report: Report, *, is_finished: bool) -> None:
         job_id = report.job_id
-        if not self._worker.holds_lease(active):
+        if is_finished:
+            self._log_finished(report)
+            self._finished(report)
+        elif not self._worker.holds_lease(active):
             self._let_go(active, report)
         elif _is_dropped(report) and not self._worker.was_canceled(job_id):
             self._worker.return_to_queue([active])  # a rank dropped it as lost, wrongly
@@ -143,9 +158,12 @@ class Reporter:
             self._worker.fail(active, report.failure)
             self._failed(report)
         else:
-            logger.info("Job %s finished: %s", job_id, ", ".join(report.result["outputs"]))
             self._worker.succeed(active, dict(report.result))
+            self._log_finished(report)
             self._finished(report)
+
+    def _log_finished(self, report: Report) -> None:
+        logger.info("Job %s finished: %s", report.job_id, ", ".join(report.result["outputs"]))
 
     def _let_go(self, active: ActiveJob, report: Report) -> None:
         """Drop an execution that this group no longer holds: its end is already written, or it was taken over."""
@@ -186,6 +204,11 @@ class Reporter:
     def _stopped(self, report: Report) -> None:
         if self._checkpoints is not None:
             self._checkpoints.forget(report.job_id)
+
+
+def _is_of_another(report: Report, active: ActiveJob) -> bool:
+    """Whether a report is of an execution that this group has lost, and not of the present one."""
+    return bool(report.body) and report.body["job"]["execution"][1] != active.execution.composite_key
 
 
 def _is_dropped(report: Report) -> bool:

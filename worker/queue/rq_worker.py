@@ -1,7 +1,7 @@
 """The base of `group_worker`, which takes no jobs: registration, RQ's commands, maintenance, and the ends of jobs."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,12 +174,45 @@ class RqWorker(BaseWorker):
             raise redis.ConnectionError(_NOT_WRITTEN)  # it stays popped, and is returned to its queue
         scripts.drop_popped(self.connection, queue, rq_job.id)
 
-    def succeed(self, active: ActiveJob, result: dict[str, Any]) -> None:
-        """End a job as finished, with its result."""
+    def finish(self, ends: Sequence[tuple[ActiveJob, dict[str, Any]]]) -> list[bool]:
+        """End jobs as finished, each with its result, in one round trip; return which are.
+
+        Of the others, some wait for `succeed`, as other jobs depend on them, and some are held no longer.
+        """
+        if not ends:
+            return []
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for active, result in ends:
+                rq_job, execution = self._finished(active, result), active.execution
+                # RQ's `handle_job_success` of a job without dependents in one step.
+                commands = self.connection.pipeline()
+                self.execution = execution
+                self.increment_successful_job_count(commands)
+                assert rq_job.started_at is not None
+                assert rq_job.ended_at is not None
+                self.increment_total_working_time(rq_job.ended_at - rq_job.started_at, commands)
+                ttl_s = rq_job.get_result_ttl(self.default_result_ttl)
+                rq_job._handle_success(ttl_s, commands, self.name, execution.id, execution.created_at, rq_job.ended_at)
+                rq_job.cleanup(ttl_s, pipeline=commands, remove_from_queue=False)
+                self.cleanup_execution(rq_job, commands)
+                _clear_marks(commands, rq_job.id)
+                scripts.finish(pipeline, active.queue, execution, [words for words, _ in commands.command_stack])
+            answers = pipeline.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, Exception) and not scripts.is_wrong_type(answer):
+                raise answer
+        return [answer == 1 for answer in answers]
+
+    def _finished(self, active: ActiveJob, result: dict[str, Any]) -> rq.job.Job:
         rq_job = active.rq_job
         rq_job.ended_at = now()
         rq_job._result = result
         rq_job._status = JobStatus.FINISHED
+        return rq_job
+
+    def succeed(self, active: ActiveJob, result: dict[str, Any]) -> None:
+        """End a job as finished, with its result, and queue the jobs that depend on it."""
+        rq_job = self._finished(active, result)
         self.execution = active.execution
         self._ending = active
         try:
@@ -273,11 +306,15 @@ class RqWorker(BaseWorker):
 
     def _clear_marks(self, job_id: str) -> None:
         with self.connection.pipeline() as pipeline:
-            pipeline.srem(keys.CANCELED, job_id)
-            pipeline.hdel(keys.CRASHES, job_id)
+            _clear_marks(pipeline, job_id)
             pipeline.execute()
 
     def holds_lease(self, active: ActiveJob) -> bool:
         """Whether this worker still holds a job: a group that slept past its lease has lost it."""
         registry = active.queue.started_job_registry
         return self.connection.zscore(registry.key, active.execution.composite_key) is not None
+
+
+def _clear_marks(pipeline: redis.Redis, job_id: str) -> None:
+    pipeline.srem(keys.CANCELED, job_id)
+    pipeline.hdel(keys.CRASHES, job_id)

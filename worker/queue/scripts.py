@@ -103,6 +103,14 @@ def begin(pipeline: redis.Redis, worker_name: str, execution: Execution, command
     return lua.run(pipeline, "begin", names, execution.job_id, worker_name, *words)
 
 
+def finish(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, commands: Sequence[Sequence[Any]]) -> None:
+    """End a job by commands that are executed together, if the worker still holds it; answers as finish.lua."""
+    dependents = rq.job.Job.dependents_key_for(execution.job_id)
+    names = (queue.started_job_registry.key, execution.key, dependents)
+    words = [word for command in commands for word in (len(command), *command)]
+    lua.run(pipeline, "finish", names, execution.composite_key, *words)
+
+
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:
     """Remove a job from the popped ones."""
     pipeline.lrem(queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]  # redis-py's stub wants text
