@@ -644,7 +644,7 @@ def test_a_registry_that_cannot_be_cleaned_keeps_no_other_from_it(
     connection.set("rq:failed:svdq-high", "not a registry")
     connection.zadd("rq:failed:svdq-default", {"expired": 1})
     worker.maintain()
-    assert "The clean-up of svdq-high failed." in caplog.text
+    assert "The clean-up of svdq-high failed: WRONGTYPE" in caplog.text
     assert not connection.exists("rq:failed:svdq-default")
 
 

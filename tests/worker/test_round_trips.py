@@ -1,8 +1,8 @@
 """How often the bookkeeping of a group waits for an answer of Redis, which may be far away."""
 
-
 from svdq.worker.outages import connect
 from svdq.worker.queue.group_worker import GroupWorker
+from svdq.worker.queue.recovery import Recovery
 from tests.proxy import Proxy
 from tests.worker.jobs import put
 
@@ -24,3 +24,21 @@ def test_jobs_are_taken_and_finished_in_few_round_trips(settings, connection, wo
         worker.connection = connection
         proxy.shutdown()
     assert connection.zcard("rq:finished:svdq-default") == 5
+
+
+def test_the_maintenance_asks_as_little_with_many_queues(settings, connection, worker: GroupWorker) -> None:
+    for number in range(5):
+        connection.sadd("rq:queues", f"rq:queue:svdq-default:model{number}")
+    with Proxy(settings.redis_url) as proxy:
+        far = GroupWorker(connect(proxy.url), on_stop=print, on_shutdown=print)
+        recovery = Recovery(far, 2)
+        far.take(0)  # connects
+        before = proxy.num_round_trips
+        seen = recovery.look()
+        recovery.unknown([], seen)
+        recovery.expired(seen)
+        far.promote_due()
+        far.maintain()
+        assert proxy.num_round_trips - before <= 3 + 1 + 4
+        far.connection.close()
+        proxy.shutdown()

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 #: a group that wants no job. Hundreds of groups share one Redis.
 POLL_S, SLOW_POLL_S = 0.1, 1.0
 SLOW_AFTER_S = 60.0
+CLEAN_UP_S = 10.0  # seconds between two removals of what has expired
 DUE_S = 1.0  # seconds between two searches for jobs that are due; RQ's times are whole seconds
 SWEEP_S = 3600.0  # between searches for checkpoints of ended jobs: slow ranks write late
 GIVE_UP_S = 5.0  # seconds that a group which stops waits for Redis
@@ -82,7 +83,7 @@ class Intake(Source):
         self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()  # jobs named by RQ's stop commands
         #: Whether the group is registered in Redis and has taken back the jobs of its dead predecessors.
         self._begun = False
-        self._loras_at = self._due_at = self._maintain_at = self._sweep_at = 0.0
+        self._loras_at = self._due_at = self._maintain_at = self._clean_up_at = self._sweep_at = 0.0
         self._busy_at = time.monotonic()  # when jobs were last in flight
         self._closing = threading.Event()
         self._give_up_at: float | None = None  # when to stop waiting for Redis at the end
@@ -216,12 +217,15 @@ class Intake(Source):
             self._due_at = time.monotonic() + (0.0 if more else DUE_S)
         self._dispatcher.fill(self._num_taken)
         if time.monotonic() >= self._maintain_at:
-            self._recovery.unknown(self._reporter.execution_ids)
-            self._recovery.expired()
-            # One group does it for all.
-            if self._worker.connection.set(keys.MAINTAINED, self._worker.name, nx=True, px=int(MAINTENANCE_S * 1000)):
-                self._worker.maintain()
+            seen = self._recovery.look()
+            self._recovery.unknown(self._reporter.execution_ids, seen)
+            self._recovery.expired(seen)
             self._maintain_at = time.monotonic() + MAINTENANCE_S
+        if time.monotonic() >= self._clean_up_at:
+            # One group does it for all.
+            if self._worker.connection.set(keys.MAINTAINED, self._worker.name, nx=True, px=int(CLEAN_UP_S * 1000)):
+                self._worker.maintain()
+            self._clean_up_at = time.monotonic() + CLEAN_UP_S
         if time.monotonic() >= self._sweep_at:
             # In a thread, since listing a bucket takes long.
             threading.Thread(target=self._sweep, name="sweep", daemon=True).start()

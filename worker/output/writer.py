@@ -50,8 +50,11 @@ def is_held(connection: redis.Redis, stopping: threading.Event, sample: Sample) 
     has_warned = False
     while not stopping.is_set():
         try:
-            is_canceled = connection.sismember(keys.CANCELED, sample.job_id)
-            return not is_canceled and connection.zscore(*execution) is not None
+            with connection.pipeline(transaction=False) as pipeline:
+                pipeline.sismember(keys.CANCELED, sample.job_id)
+                pipeline.zscore(*execution)
+                is_canceled, lease = pipeline.execute()
+            return not is_canceled and lease is not None
         except redis.RedisError as error:
             if not has_warned:
                 logger.warning("Redis does not answer (%s); the video of %s waits.", error, sample.job_id)

@@ -120,6 +120,8 @@ class GroupWorker(RqWorker):
 
     def promote_due(self) -> bool:
         """Queue some due jobs, earliest first, that nobody else has; return whether more are due."""
+        if not self._due and not self._has_scheduled():
+            return False
         now_s = scripts.server_time(self.connection)
         if not self._due:
             self._due.extend((queue, job_id) for queue in self.queues for job_id in self._list_due(queue, now_s))
@@ -132,6 +134,12 @@ class GroupWorker(RqWorker):
             if num_queued:
                 logger.info("Queued what was due: %s.", count(num_queued, "job"))
         return bool(self._due)
+
+    def _has_scheduled(self) -> bool:
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for queue in self.queues:
+                pipeline.exists(queue.scheduled_job_registry.key)
+            return any(pipeline.execute())
 
     def _list_due(self, queue: rq.Queue, now_s: float) -> list[bytes]:
         """Return the due jobs; those of one second, RQ's unit, by their creation."""

@@ -11,7 +11,7 @@ lease that ends later than any living group writes has expired when nobody has r
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -41,6 +41,17 @@ class _Taken(NamedTuple):
     started_at: str  # as RQ writes it: these texts sort by time
     worker: str
     execution: Execution
+
+
+class _Seen(NamedTuple):
+    """What `Recovery.look` has read."""
+
+    now_s: float  # by the clock of Redis
+    queues: Sequence[rq.Queue]
+    #: By the names of queues: the jobs that are popped and not begun, with their owners, b"" for unknown ones; and the
+    #: entries of leases that end soon, have ended, or end too late, each with its end.
+    popped: Mapping[str, Mapping[bytes, bytes]]
+    late: Mapping[str, Mapping[bytes, float]]
 
 
 class StalenessTracker:
@@ -88,8 +99,9 @@ class Recovery:
         if not self._is_counted:  # the caller tries again if Redis becomes unavailable
             count_crash(self._connection, suspects)
             self._is_counted = True
-        for queue in self._worker.queues:
-            popped = self._return_popped_to_queue(queue, processes.is_gone)
+        seen = self.look(self._worker.queues)
+        for queue in seen.queues:
+            popped = self._return_popped_to_queue(queue, seen, processes.is_gone)
             taken = [item for item in self._taken(queue, self._entries(queue)) if processes.is_gone(item.worker)]
             _log_taken_back(queue, popped + self._return_to_queue(queue, taken, scripts.FOREVER))
             self._release_deferred(queue)
@@ -102,26 +114,49 @@ class Recovery:
             if processes.is_gone(name):
                 self._connection.hdel(keys.PAUSES, name)
 
-    def unknown(self, held: Collection[str], *, is_last: bool = False) -> None:
+    def look(self, found: Sequence[rq.Queue] = ()) -> _Seen:
+        """Read what is popped and whose leases end, of some queues or all, also of models that no worker runs now."""
+        found = found or queues(self._connection)
+        now_s = scripts.server_time(self._connection)
+        with self._connection.pipeline(transaction=False) as pipeline:
+            pipeline.hgetall(keys.POPPED)
+            for queue in found:
+                pipeline.lrange(queue.intermediate_queue_key, 0, -1)
+                key = queue.started_job_registry.key
+                pipeline.zrangebyscore(key, "-inf", now_s + EARLY_S, withscores=True)
+                pipeline.zrangebyscore(key, now_s + FAR_S, "+inf", withscores=True)
+            owners, *answers = pipeline.execute()
+        popped, late = {}, {}
+        for queue, job_ids, early, far in zip(found, answers[::3], answers[1::3], answers[2::3], strict=True):
+            popped[queue.name] = {job_id: owners.get(job_id, b"") for job_id in job_ids}
+            late[queue.name] = dict([*early, *far])
+        return _Seen(now_s=now_s, queues=found, popped=popped, late=late)
+
+    def unknown(self, held: Collection[str], seen: _Seen | None = None, *, is_last: bool = False) -> None:
         """Return jobs of this worker whose begin Redis did not confirm; call between pops.
 
         `held` has the ids of the executions that the worker knows. The leases of others end after seconds, since nobody
         renews them; with `is_last`, do not wait for that.
         """
-        now_s = scripts.server_time(self._connection)
+        seen = seen or self.look(self._worker.queues)
         for queue in self._worker.queues:
-            popped = self._return_popped_to_queue(queue, self._worker.name.__eq__)
-            begun = self._taken(queue, self._entries(queue) if is_last else self._late(queue, now_s))
+            if queue.name not in seen.popped:
+                continue  # nothing was ever in it
+            popped = self._return_popped_to_queue(queue, seen, self._worker.name.__eq__)
+            begun = self._taken(queue, self._entries(queue) if is_last else seen.late[queue.name])
             unknown = [item for item in begun if item.worker == self._worker.name and item.execution.id not in held]
             _log_taken_back(queue, popped + self._return_to_queue(queue, unknown, scripts.FOREVER))
 
-    def expired(self) -> None:
+    def expired(self, seen: _Seen | None = None) -> None:
         """Return the jobs of other groups whose leases have expired, and those that such groups had popped."""
         prefix = self._worker.redis_worker_namespace_prefix
-        now_s = scripts.server_time(self._connection)
-        for queue in queues(self._connection):  # also of models that no worker runs now
-            popped = self._return_popped_to_queue(queue, lambda name: not self._connection.exists(f"{prefix}{name}"))
-            ends = self._late(queue, now_s)
+        seen = seen or self.look()
+        now_s = seen.now_s
+        for queue in seen.queues:
+            popped = self._return_popped_to_queue(
+                queue, seen, lambda name: not self._connection.exists(f"{prefix}{name}")
+            )
+            ends = seen.late[queue.name]
             unchanged_s = self._leases.seconds(queue.name, ends)
             silent = {name: end_s for name, end_s in ends.items() if unchanged_s[name] >= _silent_s(end_s - now_s)}
             others = [item for item in self._taken(queue, silent) if item.worker != self._worker.name]
@@ -136,15 +171,10 @@ class Recovery:
         entries: list[bytes] = self._connection.zrange(queue.started_job_registry.key, 0, -1)  # type: ignore[assignment]
         return entries
 
-    def _late(self, queue: rq.Queue, now_s: float) -> dict[bytes, float]:
-        """Return the entries whose lease ends soon, has ended, or ends too late, with its end."""
-        key = queue.started_job_registry.key
-        leases: Any = self._connection.zrangebyscore(key, "-inf", now_s + EARLY_S, withscores=True)
-        far: Any = self._connection.zrangebyscore(key, now_s + FAR_S, "+inf", withscores=True)
-        return dict([*leases, *far])
-
-    def _taken(self, queue: rq.Queue, entries: Iterable[bytes]) -> list[_Taken]:
+    def _taken(self, queue: rq.Queue, entries: Collection[bytes]) -> list[_Taken]:
         """Read the executions of a registry's entries, the newest first; remove entries that RQ has not made."""
+        if not entries:
+            return []
         executions = []
         for entry in entries:
             name = entry.decode(errors="replace")
@@ -176,14 +206,11 @@ class Recovery:
         # From the queue, from where one step takes a job: a kill in between does not lose it.
         return [job_id for job_id in job_ids if not self._set_aside_queued(job_id)]
 
-    def _return_popped_to_queue(self, queue: rq.Queue, is_gone: Callable[[str], bool]) -> list[str]:
-        job_ids: Any = self._connection.lrange(queue.intermediate_queue_key, 0, -1)
-        found: Any = self._connection.hmget(keys.POPPED, job_ids) if job_ids else []
-        owners: dict[bytes, bytes] = {name: owner or b"" for name, owner in zip(job_ids, found, strict=True)}
-        popped_s = self._ownerless.seconds(queue.name, dict.fromkeys(name for name in job_ids if not owners[name]))
+    def _return_popped_to_queue(self, queue: rq.Queue, seen: _Seen, is_gone: Callable[[str], bool]) -> list[str]:
+        owners = seen.popped[queue.name]
+        popped_s = self._ownerless.seconds(queue.name, dict.fromkeys(name for name in owners if not owners[name]))
         returned = []
-        for job_id in reversed(job_ids):
-            owner = owners[job_id]
+        for job_id, owner in reversed([*owners.items()]):
             is_left = is_gone(text_of(owner)) if owner else popped_s[job_id] >= POPPED_S
             if is_left and scripts.return_popped_to_queue(self._connection, queue, job_id, owner):
                 returned.append(text_of(job_id))

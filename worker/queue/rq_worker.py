@@ -10,10 +10,11 @@ import rq
 from rq.command import parse_payload
 from rq.executions import Execution
 from rq.job import JobStatus
+from rq.registry import FailedJobRegistry, FinishedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
-from rq.worker_registration import clean_worker_registry
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY, clean_worker_registry
 
 from svdq.producer import keys, processes
 from svdq.producer.job import Job
@@ -151,19 +152,28 @@ class RqWorker(BaseWorker):
     def maintain(self) -> None:
         """Remove expired entries of RQ's registries, and end chains of which RQ's tools have canceled a link."""
         now_s = int(scripts.server_time(self.connection))  # RQ itself uses the host's clock, and spends retries
-        for queue in queues(self.connection):  # also of models that no worker runs now
-            try:
-                queue.finished_job_registry.cleanup(now_s)
-                queue.failed_job_registry.cleanup(now_s)
+        found = queues(self.connection)  # also of models that no worker runs now
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for queue in found:
+                FinishedJobRegistry(queue.name, connection=pipeline).cleanup(now_s)
+                FailedJobRegistry(queue.name, connection=pipeline).cleanup(now_s)
+                pipeline.smembers(WORKERS_BY_QUEUE_KEY % queue.name)
+                pipeline.zrangebyscore(queue.canceled_job_registry.key, self._canceled_from_s, "+inf")
+            answers = pipeline.execute(raise_on_error=False)
+            for number, error in enumerate(answers):
+                if isinstance(error, Exception):  # a key may have the wrong type
+                    logger.error("The clean-up of %s failed: %s", found[number // 4].name, error)
+            workers = [answer if isinstance(answer, set) else set() for answer in answers[2::4]]
+            names = sorted(set().union(*workers))
+            for name in names:
+                pipeline.exists(name)
+            gone = {name for name, is_there in zip(names, pipeline.execute(), strict=True) if not is_there}
+        for queue, of_queue in zip(found, workers, strict=True):
+            if of_queue & gone:
                 clean_worker_registry(queue)
-                canceled: Any = self.connection.zrangebyscore(
-                    queue.canceled_job_registry.key, self._canceled_from_s, "+inf"
-                )
-                cancel_rest(self.connection, map(scripts.text_of, canceled), of=(JobStatus.CANCELED.value,))
-            except (redis.ConnectionError, redis.TimeoutError):
-                raise
-            except Exception:
-                logger.exception("The clean-up of %s failed.", queue.name)
+        canceled = [job_id for answer in answers[3::4] if isinstance(answer, list) for job_id in answer]
+        if canceled:
+            cancel_rest(self.connection, map(scripts.text_of, canceled), of=(JobStatus.CANCELED.value,))
         self._canceled_from_s = now_s - CLOCKS_S
 
     def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
