@@ -175,9 +175,10 @@ class Reporter:
         elif status is JobStatus.STOPPED:
             self._stopped(report)
         else:
-            logger.warning(
-                "Job %s was canceled or taken over by another group; its result here is dropped.", report.job_id
-            )
+            if not self.is_lost(active):  # else it was said
+                logger.warning(
+                    "Job %s was canceled or taken over by another group; its result here is dropped.", report.job_id
+                )
             if not self._worker.is_wanted(report.job_id):
                 self._stopped(report)
         self._worker.forget(active)

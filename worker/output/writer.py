@@ -144,7 +144,7 @@ class ResultWriter(Sink):
             except NoLongerWantedError:
                 if self._retry.stopped:
                     return
-                logger.warning("Job %s was canceled or taken over; its files are dropped.", sample.job_id)
+                logger.debug("Job %s was canceled or taken over; its files are dropped.", sample.job_id)
             except SvdqError as error:
                 failure = str(error)
             except Exception as error:

@@ -1,6 +1,7 @@
 """The base of `group_worker`, which takes no jobs: registration, RQ's commands, maintenance, and the ends of jobs."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_S = 15  # seconds without a renewal after which a job counts as abandoned, and a worker as ended
 BEAT_S, MAINTENANCE_S = 4.0, 2.0  # seconds between renewals, and between searches for abandoned jobs of other groups
+LISTEN_AGAIN_S = 2.0  # seconds until the listening thread tries Redis again
 CLOCKS_S = 60  # by which the clocks of hosts may be behind that of Redis
 STOPPED = "Stopped by the user."
 _NOT_WRITTEN = "RQ could not write that a job failed"
@@ -125,9 +127,10 @@ class RqWorker(BaseWorker):
             self._on_shutdown()
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """Listen again after a timeout, as RQ does only after a lost connection."""
-        error = redis.ConnectionError(str(exc)) if isinstance(exc, redis.TimeoutError) else exc
-        super()._pubsub_exception_handler(error, pubsub, pubsub_thread)
+        """Listen again after a lost connection or a timeout; the thread that renews leases says that Redis is away."""
+        if not isinstance(exc, redis.ConnectionError | redis.TimeoutError):
+            super()._pubsub_exception_handler(exc, pubsub, pubsub_thread)
+        time.sleep(LISTEN_AGAIN_S)
 
     def unsubscribe(self) -> None:
         """Stop listening; RQ asks its thread to end when that waits already, and waits for it for a second."""
