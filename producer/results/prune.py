@@ -104,7 +104,8 @@ def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Rem
         storage = photos[0].storage
         _, images = _read_jobs(connection, lambda reason: None)
         used = images | _images_of(storage, list(storage.entries(OUTPUTS)))
-        removed += [photo for photo in photos if photo.witness.key not in used and _remove(connection, photo)]
+        unused = [photo for photo in photos if last_frame_beside(photo.witness.key) not in used]
+        removed += [photo for photo in unused if _remove(connection, photo)]
     return removed
 
 

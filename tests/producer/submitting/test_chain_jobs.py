@@ -10,7 +10,7 @@ from PIL import Image
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
-from svdq.producer.job import last_frame_key
+from svdq.producer.job import last_frame_key, sound_key
 from svdq.producer.queue import fetch, read_job, statuses
 from svdq.producer.records import Sidecar
 from svdq.producer.results.prune import find_removals, remove_all
@@ -237,16 +237,17 @@ def test_a_job_that_has_ended_ends_no_link(connection: redis.Redis, settings: Se
     assert statuses(connection, [second]) == ["deferred"]
 
 
-def test_the_last_frame_of_a_link_is_kept_while_a_job_begins_with_it(
+def test_last_frame_and_sound_of_a_link_are_kept_while_a_job_begins_with_it(
     connection: redis.Redis, settings: Settings, photo: Path
 ) -> None:
     first, second = ids_of(submit(settings, photo, "B"))
     storage = Storage(settings.storage)
     for job_id in (first, second):
-        storage.write_bytes(last_frame_key(job_id), b"a frame")
-        os.utime(Path(settings.storage, last_frame_key(job_id)), (0, 0))
+        for key in (last_frame_key(job_id), sound_key(job_id)):
+            storage.write_bytes(key, b"a frame, or a sound")
+            os.utime(Path(settings.storage, key), (0, 0))
     found = find_removals(connection, storage, Storage(str(settings.home)), timedelta(days=1), datetime.now(UTC))
-    assert [removal.keys for removal in found] == [(last_frame_key(second),)]
+    assert sorted(removal.keys for removal in found) == [(last_frame_key(second),), (sound_key(second),)]
 
 
 def test_the_video_of_a_link_is_kept_while_another_may_continue_it(
