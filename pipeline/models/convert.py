@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.components import be_quiet
+from svdq.pipeline.models.components import be_quiet, class_of
 from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_folder import loaded_files, read_json, weight_files, writing
@@ -59,11 +59,13 @@ def convert(
         raise InputError(f"{target} exists; name a folder that does not exist yet.")
     layout = family_named(model.family).layouts[model.layout]
     classes = read_json(source, "model_index.json", name)
-    weights = {
-        component: list(_weights(source, component, classes[component], dtype))
+    be_quiet()
+    kinds = {
+        component: class_of(layout, component, classes[component][1])
         for component in layout.weighted
-        if component not in _UNCHANGED and component in classes and classes[component][0]
+        if component not in {*_UNCHANGED, *layout.float32} and component in classes and classes[component][0]
     }
+    weights = {component: list(_weights(source, component, kind, dtype)) for component, kind in kinds.items()}
     others = [file for file in source.iterdir() if file.is_file()]
     for component in layout.components:
         files = [file for file in (source / component).rglob("*") if file.is_file()]
@@ -90,23 +92,21 @@ def convert(
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, place)
             for component, each in weights.items():
-                stem = "diffusion_pytorch_model" if classes[component][0] == "diffusers" else "model"
+                stem = "model" if _is_of_transformers(kinds[component]) else "diffusion_pytorch_model"
                 _write(partial / component, stem, each, shard_bytes, on_file)
             partial.rename(target)
     return total
 
 
-def _weights(source: Path, component: str, named: tuple[str, str], dtype: torch.dtype) -> Iterator[_Weight]:
-    """Yield a component's weights, of the full variant if it has both, with their dtypes in the copy."""
-    be_quiet()
-    import diffusers
-    import transformers
+def _is_of_transformers(kind: type) -> bool:
+    return kind.__module__.startswith("transformers.")
 
-    library, class_name = named
-    kind: Any = getattr(diffusers if library == "diffusers" else transformers, class_name)
+
+def _weights(source: Path, component: str, kind: Any, dtype: torch.dtype) -> Iterator[_Weight]:
+    """Yield a component's weights, of the full variant if it has both, with their dtypes in the copy."""
     # Modules that are kept in float32: by transformers some for float16 only, by diffusers for every dtype.
     kept = {*(getattr(kind, "_keep_in_fp32_modules_strict", None) or [])}
-    if library == "diffusers" or dtype == torch.float16:
+    if not _is_of_transformers(kind) or dtype == torch.float16:
         kept |= {*(getattr(kind, "_keep_in_fp32_modules", None) or [])}
     for file in loaded_files(source, component, (False, True)):
         with safe_open(file, framework="pt") as opened:

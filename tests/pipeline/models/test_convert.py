@@ -45,6 +45,20 @@ def test_a_copy_loads_like_the_original_in_its_dtype(
             assert all(torch.equal(found[name], expected[name]) for name in expected), component
 
 
+def test_a_copy_of_ltx_keeps_its_vocoder_in_float32_and_all_of_its_components(tiny_ltx: Path, tmp_path: Path) -> None:
+    convert(resolve(str(tiny_ltx)), tmp_path / "half", torch.bfloat16)
+    opened = open_model(resolve(str(tmp_path / "half")), Role.of_rank(0), CPU, torch.bfloat16)
+    pipeline = getattr(opened, "pipeline")  # noqa: B009
+    assert next(pipeline.transformer.parameters()).dtype == torch.bfloat16
+    assert next(pipeline.vocoder.parameters()).dtype == torch.float32
+    for component in ("transformer", "connectors", "text_encoder", "latent_upsampler", "vocoder"):
+        files = {
+            name: sum(file.stat().st_size for file in (folder / component).glob("*.safetensors"))
+            for name, folder in (("copy", tmp_path / "half"), ("original", tiny_ltx))
+        }
+        assert (files["copy"] < files["original"]) == (component in ("transformer", "connectors", "text_encoder"))
+
+
 def test_nothing_is_left_of_a_copy_that_fails(tiny_model: Path, tmp_path: Path) -> None:
     target = tmp_path / "copies" / "half"
 
