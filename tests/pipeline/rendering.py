@@ -15,6 +15,7 @@ from PIL.Image import Image
 from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.video_model import Denoiser, State, VideoModel
+from svdq.pipeline.models.wan.family import FAMILY, WanParameters, curve_of
 from svdq.pipeline.video_parameters import VideoParameters
 
 
@@ -38,9 +39,35 @@ def pipeline_of(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 def diffusers_frames(folder: Path, photo: Image, parameters: VideoParameters, **more: Any) -> NDArray[np.uint8]:
     """Render a video with diffusers, called as its users do; return frames (F, H, W, 3); see `call_diffusers`."""
-    with one_thread():
+    with one_thread(), mag_cache(folder, parameters):
         frames = call_diffusers(pipeline_of(folder), photo, parameters, **more)[0]
     return np.stack([np.asarray(frame) for frame in frames])
+
+
+@contextmanager
+def mag_cache(folder: Path, parameters: VideoParameters) -> Iterator[None]:
+    """Turn on diffusers' cache as a video asks, for each transformer: its part of the curve, its number of steps."""
+    if not isinstance(parameters, WanParameters) or not parameters.step_cache:
+        yield
+        return
+    from diffusers.hooks import MagCacheConfig
+
+    facts = FAMILY.read_facts(folder, "reference")
+    curve = curve_of(parameters, facts)
+    transformers = []
+    for segment in FAMILY.segments(parameters, facts):
+        transformers.append(getattr(pipeline_of(folder), segment.component))
+        config = MagCacheConfig(
+            threshold=parameters.step_cache,
+            max_skip_steps=curve.max_skip,
+            retention_ratio=curve.retention,
+            num_inference_steps=segment.stop - segment.start,
+            mag_ratios=list(curve.ratios[segment.component]),
+        )
+        transformers[-1].enable_cache(config)
+    yield
+    for transformer in transformers:
+        transformer.disable_cache()
 
 
 def denoise(

@@ -1,7 +1,5 @@
 """MagCache in Wan: diffusers' steps and bits, wherever a video is cut before a computed step."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from svdq.pipeline.models.wan.family import FAMILY, MODELS, PUBLISHED, WanParame
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.step_cache import Curve
 from svdq.pipeline.planning.binding import step_costs
-from tests.pipeline.rendering import diffusers_frames, pipeline_of
+from tests.pipeline.rendering import diffusers_frames
 
 CPU = torch.device("cpu")
 
@@ -157,26 +155,6 @@ def test_a_model_file_with_a_wrong_curve_is_a_sentence(tmp_path: Path, text: str
 # The bits.
 
 
-@contextmanager
-def mag_cache(pipeline: Any, components: list[str], curve: Curve, threshold: float) -> Iterator[None]:
-    """Turn on diffusers' cache for each transformer: its own part of the curve, and its own number of steps."""
-    from diffusers.hooks import MagCacheConfig
-
-    parts = [(getattr(pipeline, name), name) for name in dict.fromkeys(components)]
-    for transformer, name in parts:
-        config = MagCacheConfig(
-            threshold=threshold,
-            max_skip_steps=curve.max_skip,
-            retention_ratio=curve.retention,
-            num_inference_steps=components.count(name),
-            mag_ratios=list(curve.ratios[name]),
-        )
-        transformer.enable_cache(config)
-    yield
-    for transformer, _ in parts:
-        transformer.disable_cache()
-
-
 @pytest.fixture(scope="module")
 def opened(folder_of):
     role = Role(embed=True, encode=True, decode=True)
@@ -211,10 +189,8 @@ def test_same_bits_as_diffusers_when_cut_before_every_computed_step(opened, fold
     values = model.complete(WanParameters(**plain | changes))
     costs = step_costs(model.segments(values))
     assert 0.0 in costs
-    components = [each.component for each in model.segments(values) for _ in range(each.start, each.stop)]
     ours = render_cut(model, photo.resize((values.width, values.height)), values)
-    with mag_cache(pipeline_of(folder_of(kind)), components, curve_of(values, model.info.facts), values.step_cache):
-        theirs = diffusers_frames(folder_of(kind), photo.resize((values.width, values.height)), values)
+    theirs = diffusers_frames(folder_of(kind), photo.resize((values.width, values.height)), values)
     np.testing.assert_array_equal(ours, theirs)
     off = values.model_copy(update={"step_cache": 0.0})
     assert not np.array_equal(ours, render_cut(model, photo.resize((values.width, values.height)), off))

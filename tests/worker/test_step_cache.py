@@ -1,0 +1,86 @@
+"""Real groups that skip steps: frames equal diffusers' on any number of ranks, in rounds, with LoRAs, after kill -9."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.wan.family import FAMILY, WanParameters
+from tests.pipeline.models.test_job_loras import save_loras
+from tests.pipeline.rendering import diffusers_frames
+
+pytestmark = pytest.mark.slow
+
+VIDEO = {"family": "wan", "prompt": "Ein Hund läuft.", "frames": 5, "width": 64, "height": 64, "seed": 5}
+VIDEOS: list[dict[str, Any]] = [
+    {"steps": 14, "step_cache": 0.06},
+    {"steps": 14},
+    {"steps": 9, "step_cache": 0.3, "loop": True},
+    {"steps": 12, "step_cache": 0.1, "guidance_scale": 1.0, "width": 96},
+]
+IN_ROUNDS = ("--memory-limit", "300MB")
+
+
+def submit(site: Any, **options: Any) -> str:
+    return str(site.submit(formats=("png",), **(VIDEO | options)))
+
+
+def expected(site: Any, folder: Path, **options: Any) -> Any:
+    """Render a submitted video with diffusers, with the defaults of the model."""
+    values = FAMILY.complete(WanParameters.model_validate(VIDEO | options), FAMILY.read_facts(folder, "tiny"))
+    frames = diffusers_frames(folder, prepare_photo(site.photo.read_bytes(), values.width, values.height), values)
+    return frames[:-1] if values.loop else frames
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "options"), [(1, ()), (3, ()), (7, ()), (1, IN_ROUNDS)])
+def test_frames_are_those_of_diffusers(site, tiny_wan: Path, ranks: int, options: tuple[str, ...]) -> None:
+    jobs = [submit(site, **video) for video in VIDEOS]
+    group = site.start(ranks, "--burst", *options, model=str(tiny_wan), wait=False)
+    assert group.end() == 0, group.text
+    for job_id, video in zip(jobs, VIDEOS, strict=True):
+        np.testing.assert_array_equal(site.frames(job_id), expected(site, tiny_wan, **video))
+    [sidecar] = site.sidecars(jobs[0])
+    assert sidecar["job"]["step_cache"] == 0.06
+    assert sidecar["model"]["notice"].endswith("approximate (7 of 14 steps computed)")
+    assert sum(stage["steps"] for stage in sidecar["stages"]) == 14
+    assert "approximate" not in site.sidecars(jobs[1])[0]["model"]["notice"]
+
+
+@pytest.mark.long
+def test_a_video_with_loras_has_the_same_bits_on_seven_ranks_and_in_rounds(site, wide_wan: Path, tmp_path) -> None:
+    (tmp_path / "loras").mkdir()
+    save_loras(tmp_path / "loras", wide_wan)
+    frames = []
+    for ranks, options in ((7, ()), (1, ("--experts", "rounds"))):
+        flags = ["--prompt=a dog", "--frames=5", "--steps=14", "--size=64x64", "--seed=1", "--format=png", "--force"]
+        environment = {"SVDQ_LORAS": str(tmp_path / "loras"), "SVDQ_MODEL": str(wide_wan)}
+        made = site.run(
+            "svdq", "submit", site.photo, "--lora=both:-0.5", "--step-cache=1.2x", "--quiet", *flags, **environment
+        )
+        assert made.returncode == 0, made.stderr
+        [job_id] = site.queued()
+        group = site.start(
+            ranks, "--burst", *options, model=str(wide_wan), wait=False, SVDQ_LORAS=str(tmp_path / "loras")
+        )
+        assert group.end() == 0, group.text
+        frames.append(site.frames(job_id))
+        assert site.sidecars(job_id)[0]["job"]["step_cache"] > 0
+    np.testing.assert_array_equal(*frames)
+
+
+@pytest.mark.long
+def test_a_rank_that_is_killed_costs_no_bit(site, tiny_wan: Path, until) -> None:
+    video = {"steps": 80, "step_cache": 0.06}
+    job_id, same = submit(site, **video), submit(site, **video, seed=6)
+    group = site.start(3, "--experts", "bound", model=str(tiny_wan))
+    until(lambda: 35 <= site.view(job_id).step < 80, lambda: group.text)  # the first expert has handed it over
+    os.kill(group.ranks()[2].pid, signal.SIGKILL)
+    site.wait([job_id, same])
+    np.testing.assert_array_equal(site.frames(job_id), expected(site, tiny_wan, **video))
+    (sidecar,) = site.sidecars(job_id)
+    assert sidecar["resumed"]
