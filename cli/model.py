@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from svdq.cli.formatting import echo, echo_json, table
-from svdq.cli.option_types import GivenPath, json_option
+from svdq.cli.option_types import GivenPath, OutputFile, json_option
 from svdq.pipeline.errors import InputError, require_torch
 from svdq.pipeline.models.comfyui.folders import find_folders
 from svdq.pipeline.models.comfyui.model_toml import command, to_model_file
@@ -156,6 +156,53 @@ def tiny(folder: Path, family: str, as_json: bool) -> None:
         echo_json({"folder": str(folder), "family": family, "notice": "untrained: shows noise"})
         return
     echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={shlex.quote(str(folder))}")
+
+
+@model.command("calibrate")
+@click.argument("source", metavar="MODEL")
+@click.option("--photo", type=GivenPath(), required=True, metavar="FILE", help="Photo to make a video of.")
+@click.option("--prompt", default="", metavar="TEXT", help="What happens in the video.")
+@click.option("--steps", type=click.IntRange(1, 1000), help="Denoising steps [default: the model's own].")
+@click.option("--shape", metavar="WxHxF", help="Shape of the video [default: the model's own].")
+@click.option(
+    "--output", type=OutputFile(".toml"), help="Model file to write, unless MODEL is one [default: NAME.toml here]."
+)
+@click.option(
+    "--plot", "plot_path", type=OutputFile(".png"), help="Plot the curve and what thresholds leave to this file."
+)
+@json_option()
+def calibrate_command(
+    *,
+    source: str,
+    photo: Path,
+    prompt: str,
+    steps: int | None,
+    shape: str | None,
+    output: Path | None,
+    plot_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure which steps of a model of Wan can be skipped.
+
+    One video is denoised, every step of it, and each component is loaded once. The curve, by which --step-cache skips
+    steps, is written into a model file: at the end of MODEL, or into a new one whose base is MODEL.
+
+    \b
+    Examples:
+      svdq model calibrate ~/models/mine.toml --photo photo.jpg --prompt "A dog runs."
+    """
+    require_torch("calibration")
+    from svdq.worker.calibration import calibrate
+
+    made = calibrate(
+        with_presets(source), photo, prompt, steps=steps, shape=shape, output=output, plot_path=plot_path,
+        announce=partial(echo, err=True),
+    )  # fmt: skip
+    if as_json:
+        echo_json({"file": str(made.path), "step_cache": made.table, "computed": made.computed})
+        return
+    echo(*table([["step cache", "computed"], *([f"{each:g}", number] for each, number in made.computed.items())]))
+    echo("", f"{made.path} has the curve. Use it with SVDQ_MODEL={shlex.quote(str(made.path))}")
 
 
 @model.command("convert")

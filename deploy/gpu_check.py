@@ -19,6 +19,7 @@ from pathlib import Path
 from gpu_checks import groups, parts
 from gpu_checks.check import Check
 from gpu_checks.report import Report
+from gpu_checks.step_cache import step_cache
 
 PHOTO = Path(__file__).parent.parent / "docs" / "demo" / "photo.jpg"
 #: The title of each section and what it does: the cheap and valuable first, each after those whose figures it needs.
@@ -28,6 +29,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Check], None]]] = {
     "rounds": ("One expert of Wan at a time", groups.rounds),
     "model": ("A step, an encode and a decode of SVD-XT", parts.model),
     "wan": ("Wan 2.2 at its full width", parts.wan),
+    "step_cache": ("Skipped steps of Wan: seconds and PSNR", step_cache),
     "attention": ("Candidates for attention", parts.attention),
     "compile": ("Candidates for compiling", parts.compiled),
     "decode": ("A decode in chunks and in float32, and candidates", parts.decode),

@@ -164,7 +164,7 @@ class WanDenoiser:
             timestep = (self.first_frame_mask[0][0][:, ::2, ::2] * t).flatten().unsqueeze(0)
 
         def predict(prompt_embeds: Tensor, which: str = "cond") -> Tensor:
-            with self._cached(transformer, index, which):
+            with self.cached(transformer, index, which):
                 noise: Tensor = transformer(
                     hidden_states=model_input,
                     timestep=timestep,
@@ -185,18 +185,18 @@ class WanDenoiser:
         return changed
 
     @contextmanager
-    def _cached(self, transformer: Any, index: int, which: str) -> Iterator[None]:
+    def cached(self, transformer: Any, index: int, which: str) -> Iterator[None]:
         """Let the blocks add the residual of the step before where a step is skipped, or keep it for the next one."""
         if self.is_skipped[index]:
-            with _instead_of_blocks(transformer, [_Add(self.residuals[which])]):
+            with instead_of_blocks(transformer, [_Add(self.residuals[which])]):
                 yield
             return
         self.residuals.pop(which, None)  # before the blocks need memory
         if not any(self.is_skipped[index + 1 : index + 2]):
             yield
             return
-        first, last = _Keep(), _Keep()
-        with _instead_of_blocks(transformer, [first, *transformer.blocks, last]):
+        first, last = Keep(), Keep()
+        with instead_of_blocks(transformer, [first, *transformer.blocks, last]):
             yield
         self.residuals[which] = last.kept - first.kept
 
@@ -212,12 +212,13 @@ class WanDenoiser:
         return self.schedule.expected(latents, noise_pred, index)
 
 
-class _Keep(torch.nn.Module):
+class Keep(torch.nn.Module):
     """Stands among the blocks of a transformer and keeps what passes."""
 
     kept: Tensor
 
     def forward(self, hidden_states: Tensor, *_: Any) -> Tensor:
+        """Return its input."""
         self.kept = hidden_states
         return hidden_states
 
@@ -234,7 +235,7 @@ class _Add(torch.nn.Module):
 
 
 @contextmanager
-def _instead_of_blocks(transformer: Any, blocks: Sequence[torch.nn.Module]) -> Iterator[None]:
+def instead_of_blocks(transformer: Any, blocks: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Have a transformer run other blocks; where all of it is compiled, as if it were not."""
     own, forward = transformer.blocks, transformer.forward
     transformer.blocks = torch.nn.ModuleList(blocks)
