@@ -10,9 +10,12 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import with_presets
 from svdq.pipeline.models.model_names import has_weights
+from svdq.pipeline.models.wan.family import WanParameters, complete, threshold_for
+from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.settings_loader import load_settings
+from svdq.producer.submitting.parameters import as_flag, read_parameters
 from svdq.producer.text import count, duration
-from svdq.worker.fit import NUM_VIDEOS, Cards, know, ways
+from svdq.worker.fit import NUM_VIDEOS, Cards, KnownModel, know, ways
 
 
 def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Cards | None:
@@ -21,6 +24,18 @@ def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str
         known = "give cards such as 4090 or 2xA5000, or their memory in GB such as 1x24"
         raise InputError(f"--gpus {value[:80]!r} is not known; {known}.")
     return None if value is None else cards
+
+
+def _skipping(video: VideoParameters, step_cache: str, known: KnownModel) -> VideoParameters:
+    """Return a video with a threshold, or with a speedup, of skipped steps; raises InputError if none is skipped."""
+    if not isinstance(video, WanParameters):
+        raise InputError(f"--step-cache does not apply to {video.title}; leave it out.")
+    threshold = read_parameters({"step_cache": step_cache}, as_flag)["step_cache"]
+    if isinstance(threshold, str):
+        threshold = threshold_for(video, known.size.facts, float(threshold.removesuffix("x")))
+    if not 0 <= threshold <= 1:
+        raise InputError(f"--step-cache {threshold:g} is not allowed: it must be from 0 to 1.")
+    return complete(video.model_copy(update={"step_cache": threshold}), known.size.facts)
 
 
 @click.command()
@@ -38,6 +53,7 @@ def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str
 )
 @click.option("--shape", metavar="WxHxF", help="Shape of the videos [default: the model's own].")
 @click.option("--steps", type=click.IntRange(1, 1000), help="Denoising steps [default: the model's own].")
+@click.option("--step-cache", metavar="THRESHOLD|1.5x", help="Skip steps of Wan, as `svdq submit` [default: none].")
 @click.option("--step-ms", type=STEP_MS, help="Milliseconds of a step [default: as published for such a GPU].")
 @json_option()
 def plan(
@@ -47,6 +63,7 @@ def plan(
     videos: int,
     shape: str | None,
     steps: int | None,
+    step_cache: str | None,
     step_ms: float | None,
     as_json: bool,
 ) -> None:
@@ -68,11 +85,15 @@ def plan(
     video, step = known.video(shape), cards.step_of(known.published)
     if steps is not None:
         video = video.model_copy(update={"steps": steps})
+    if step_cache is not None:
+        video = _skipping(video, step_cache, known)
     found = ways(known, video, cards, videos, step_ms / 1000 if step_ms else step.step_s if step else None)
     if as_json:
         echo_json({"download_bytes": known.download_bytes, "ways": [asdict(way) for way in found]})
         return
-    echo(f"{model}: {video.width}x{video.height}, {count(video.num_frames, 'frame')}, {count(video.steps, 'step')}.")
+    num_steps, costs = count(video.steps, "step"), known.size.family.step_costs(video, known.size.facts)
+    num_steps = f"{sum(map(bool, costs))} of {num_steps} computed" if costs else num_steps
+    echo(f"{model}: {video.width}x{video.height}, {count(video.num_frames, 'frame')}, {num_steps}.")
     echo(f"{known.to_fetch() or 'Its files are here'}.", f"{cards}: {size_text(cards.room_bytes)} for each rank.", "")
     rows = [["command", "a rank needs", "host memory", "fits", count(videos, "video")]]
     for way in found:

@@ -217,7 +217,11 @@ def costs_of(known: KnownModel, video: VideoParameters, step_s: float) -> VideoC
     prior = family.prior(facts)
     costs = Costs(step_s=(step_s,), encode_s=prior.encode_steps * step_s, decode_s=prior.decode_steps * step_s)
     linear = pixels[0] / pixels[1]
-    return VideoCosts(steps=video.steps, costs=costs.scaled(step=factor, encode=linear, decode=linear))
+    return VideoCosts(
+        steps=video.steps,
+        step_costs=tuple(family.step_costs(video, facts)),
+        costs=costs.scaled(step=factor, encode=linear, decode=linear),
+    )
 
 
 def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: int, step_s: float | None) -> list[Way]:

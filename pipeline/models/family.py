@@ -6,7 +6,7 @@ model class of a family, which imports torch, implements `video_model.VideoModel
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,8 @@ class Family:
     #: Returns the number of equal blocks of a denoising component; None: its blocks cannot be streamed.
     num_blocks: Callable[[Facts], int | None]
     step_work: Callable[[VideoParameters, Facts], float]  # of a prediction, in any unit
+    #: Returns the relative costs of the steps of a video, as its segments have them; none: 1 each.
+    step_costs: Callable[[VideoParameters, Facts], Sequence[float]] = lambda *_: ()
     #: Reads the facts of a folder; the name is for messages. Raises InputError if svdq cannot run such a model.
     read_facts: Callable[[Path, str], Facts]
     #: Returns whether a model takes a photo of the last frame.

@@ -28,6 +28,29 @@ def test_memory_and_disk_of_a_model_are_known_before_it_is_fetched(home: Path) -
     assert ["svdq worker --experts rounds --offload blocks", "12.4 GB", "44.0 GB", "yes", "108 h"] in rows
 
 
+def test_skipped_steps_take_no_time_and_some_memory(home: Path) -> None:
+    for step_cache in ("0.06", "1.7x"):
+        rows = rows_about(A14B, "--gpus", "1x48", "--step-ms", "1000", "--step-cache", step_cache)
+        assert [f"{A14B}: 832x480, 81 frames, 23 of 40 steps computed."] in rows
+        # 23 steps of a second, with encode and decode of 0.8, 300 times, and 5% of loading: 0.67 GB for residuals.
+        assert next(row for row in rows if row[0] == "svdq worker --experts rounds")[1::3] == ["34.0 GB", "2 h 5 min"]
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "words"),
+    [
+        (A14B, "9x", "9x is more than there is"),
+        (A14B, "3", "--step-cache 3 is not allowed: it must be from 0 to 1."),
+        (A14B, "many", "--step-cache 'many' is not allowed"),
+        ("stabilityai/stable-video-diffusion-img2vid-xt", "0.06", "does not apply to Stable Video Diffusion"),
+    ],
+)
+def test_a_step_cache_that_cannot_be_is_a_sentence(svdq: Cli, model: str, value: str, words: str) -> None:
+    planned = svdq("plan", "--model", model, "--gpus", "1x24", "--step-cache", value)
+    assert (planned.returncode, planned.stdout) == (2, "")
+    assert words in planned.stderr
+
+
 def test_a_model_file_changes_the_steps_and_the_guidance(home: Path) -> None:
     file = str(Path(__file__).parents[2] / "pipeline/models/presets/wan2.2-4step.toml")
     rows = rows_about(file, "--gpus", "2x24", "--videos", "100")

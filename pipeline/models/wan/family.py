@@ -331,6 +331,14 @@ def skipped(completed: WanParameters, facts: Facts, experts: Sequence[str]) -> l
     return curve_of(completed, facts).skipped(experts, completed.step_cache)
 
 
+def step_costs(completed: VideoParameters, facts: Facts) -> list[float]:
+    """Return the relative costs of the steps of a video: 0 for skipped ones; none: 1 each."""
+    assert isinstance(completed, WanParameters)
+    if not completed.step_cache:
+        return []
+    return [0.0 if each else 1.0 for each in skipped(completed, facts, experts_of(completed, facts))]
+
+
 def curve_of(completed: WanParameters, facts: Facts) -> Curve:
     """Return the curve of the model for a video of this size; raises InputError if there is none."""
     ours = _defaults(facts)
@@ -458,6 +466,7 @@ FAMILY = Family(
     published=PUBLISHED,
     models=MODELS,
     step_work=step_work,
+    step_costs=step_costs,
     num_blocks=lambda facts: int(facts["transformer"]["num_layers"]),
     read_facts=read_facts,
     use_scheduler=use_scheduler,

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models import compute_options
+from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_file import StepCacheEntry, read_model_file
 from svdq.pipeline.models.model_names import resolve
@@ -23,7 +25,7 @@ from svdq.pipeline.models.wan.family import FAMILY, MODELS, PUBLISHED, WanParame
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.step_cache import Curve
 from svdq.pipeline.planning.binding import step_costs
-from tests.pipeline.rendering import diffusers_frames
+from tests.pipeline.rendering import denoise, diffusers_frames
 
 CPU = torch.device("cpu")
 
@@ -210,3 +212,36 @@ def test_a_skipped_step_computes_no_block(opened, photo) -> None:
         hook.remove()
     computed = sum(map(bool, step_costs(model.segments(values))))
     assert len(calls) == 2 * computed < 2 * 12, "both predictions of guidance"
+
+
+@pytest.mark.slow
+def test_same_bits_with_streamed_blocks(opened, tiny_wan, photo) -> None:
+    """On a processor, diffusers' hooks move blocks to where they are already, and without a stream."""
+    role = Role(embed=True, encode=True, decode=True)
+    streamed = open_model(resolve(str(tiny_wan)), role, CPU, torch.float32, ComputeOptions(offload="blocks"))
+    values = streamed.complete(WanParameters(seed=1, steps=12, frames=5, width=64, height=64, step_cache=0.06))
+    videos = [render_cut(model, photo.resize((64, 64)), values) for model in (streamed, opened("i2v-a14b"))]
+    np.testing.assert_array_equal(*videos)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", ["blocks", "whole"])
+def test_a_skipped_step_compiles_nothing(tiny_wan, photo, monkeypatch, compiled: str) -> None:
+    """Blocks that are compiled one by one stay so; where all is compiled, only steps without residuals are."""
+    num_compiled = 0
+
+    def count(graph: Any, _: Any) -> Any:
+        nonlocal num_compiled
+        num_compiled += 1
+        return graph.forward
+
+    monkeypatch.setattr(compute_options, "BACKEND", count)
+    role = Role(embed=True, encode=True, decode=True)
+    model = open_model(resolve(str(tiny_wan)), role, CPU, torch.float32, ComputeOptions(compiled=compiled))
+    values = model.complete(WanParameters(seed=1, steps=12, frames=5, width=64, height=64))
+    state = model.encode(photo.resize((64, 64)), values)
+    numbers = []
+    for step_cache in (0.0, 0.06):
+        denoise(model, state, values.model_copy(update={"step_cache": step_cache}))
+        numbers.append(num_compiled)
+    assert numbers[0] == numbers[1] > 0
