@@ -1,9 +1,12 @@
 """`step_cache` in jobs: a threshold, or a speedup of a model that is known; and sentences where nothing is skipped."""
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from svdq.cli.serve import form
+from svdq.cli.serve.fields import flatten, read_request
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job
 from svdq.producer.submitting.job_spec import JobSpec
@@ -72,3 +75,24 @@ def test_a_speedup_of_an_unknown_model_is_a_sentence_and_a_threshold_is_taken() 
         jobs("1.5x", unknown)
     [job] = jobs("0.06", unknown)
     assert job.step_cache == 0.06
+
+
+def test_a_request_may_have_it_among_its_extra_parameters() -> None:
+    for value, expected in ((0.06, 0.06), ("1.5x", 0.03)):
+        fields = [("prompt", "A wave."), ("seed", 1), ("extra_params", {"step_cache": value})]
+        spec = read_request(flatten(fields)[0], datetime.now().astimezone(), A14B).spec
+        [(job, _)] = spec.jobs(PHOTO, 1)
+        assert job.step_cache == expected
+
+
+def test_the_form_has_a_text_field_for_it() -> None:
+    [field] = [each for each in form.fields("wan", {}) if each.name == "step_cache"]
+    assert (field.kind, field.label, field.high) == ("text", "Skip steps", "")
+    spec = form.read_spec({"family": "wan", "step_cache": "1.5x"}, A14B)
+    [(job, _)] = spec.jobs(PHOTO, 1)
+    assert job.step_cache == 0.03
+
+
+def test_it_is_taken_from_the_parameters_of_another_video() -> None:
+    [job] = jobs("0.06")
+    assert SubmitOptions(family="wan").with_defaults_from(job.model_dump(mode="json")).step_cache == 0.06
