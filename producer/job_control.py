@@ -35,6 +35,7 @@ from svdq.producer.queue import (
     statuses,
 )
 from svdq.producer.records import REPLACED_NOTE, sidecar_digest
+from svdq.producer.status.together import Read, ask_one, checked
 from svdq.producer.untrusted_job import UntrustedJob, key_of, read_many
 
 if TYPE_CHECKING:
@@ -360,13 +361,23 @@ def resume(connection: redis.Redis) -> None:
 
 def pauses(connection: redis.Redis) -> Sequence[str]:
     """Return the reasons why no jobs are taken, a sentence each."""
-    sentences = []
-    if connection.exists(keys.SUSPENDED):
-        sentences.append(SUSPENDED)
-    found: Any = connection.hgetall(keys.PAUSES)
-    for worker, reason in sorted(found.items()):
+    return ask_one(connection, read_pauses())
+
+
+def read_pauses() -> Read[Sequence[str]]:
+    """Read the same."""
+
+    def put(pipeline: Pipeline) -> None:
+        pipeline.exists(keys.SUSPENDED)
+        pipeline.hgetall(keys.PAUSES)
+
+    is_suspended, found = checked((yield put))
+    prefix = Worker.redis_worker_namespace_prefix.encode()
+    alive = (yield lambda pipeline: [pipeline.exists(prefix + worker) for worker in found]) if found else []
+    sentences = [SUSPENDED] if is_suspended else []
+    for (worker, reason), is_alive in sorted(zip(found.items(), checked(alive), strict=True)):
         # The reason of a dead group is dropped; the next group tries again.
-        if worker == keys.BURSTS.encode() or connection.exists(Worker.redis_worker_namespace_prefix.encode() + worker):
+        if worker == keys.BURSTS.encode() or is_alive:
             name, text = (part.decode(errors="backslashreplace") for part in (worker, reason))
             sentences.append(f"PAUSED {name}: {text} Fix the cause, then run `svdq resume`.")
     return sentences

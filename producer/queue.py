@@ -13,6 +13,7 @@ import redis
 import rq
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
+from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from rq.serializers import JSONSerializer
 
@@ -66,7 +67,11 @@ def render(**parameters: Any) -> None:
 
 def queues(connection: redis.Redis) -> list[SvdqQueue]:
     """Return all our queues, most urgent first; of a priority, those of models and LoRAs before that of all."""
-    found: Any = connection.smembers(SvdqQueue.redis_queues_keys)
+    return queues_of(connection, connection.smembers(SvdqQueue.redis_queues_keys))
+
+
+def queues_of(connection: redis.Redis, found: Any) -> list[SvdqQueue]:
+    """Return all our queues, in the same order, by the members of RQ's set of queues."""
     names = (key.decode(errors="replace").removeprefix(SvdqQueue.redis_queue_namespace_prefix) for key in found)
     known = {*keys.QUEUE_NAMES, *filter(is_queue, names)}
     ordered = sorted(known, key=lambda name: (keys.PRIORITIES.index(priority_of(name)), ":" not in name, name))
@@ -93,7 +98,12 @@ def connect(settings: Settings) -> redis.Redis:
     check_url(url)
     # redis-py's default of ten retries takes a minute; commands that can wait, such as `svdq wait`, retry themselves.
     connection = redis.Redis.from_url(
-        url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S
+        url,
+        retry=Retry(NoBackoff(), 0),
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=ANSWER_TIMEOUT_S,
+        driver_info=None,  # each of these takes a round trip or two
+        maint_notifications_config=MaintNotificationsConfig(enabled=False),
     )
     with plain_errors(settings):
         try:

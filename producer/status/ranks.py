@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 import redis
 from pydantic import Field, ValidationError
+from redis.client import Pipeline
 
 from svdq.pipeline.planning.costs import Seconds, ShapeCosts
 from svdq.producer import keys, lua
 from svdq.producer.records import Record
+from svdq.producer.status.together import Read, ask_one, checked
 from svdq.producer.text import MAX_SECONDS, iso_of
 
 SILENT_S = 7.0  # of silence by the clock of Redis; an idle rank writes every five
@@ -189,14 +191,19 @@ def conditions_of(groups: Iterable[GroupStatus]) -> list[tuple[RankStatus, Condi
 
 def read_groups(connection: redis.Redis) -> list[GroupStatus]:
     """Read all groups, sorted by name; two round trips, independent of the number of jobs."""
-    members: Any = connection.zrange(keys.RANKS, 0, -1)
-    if not members:
-        return []
-    with connection.pipeline(transaction=False) as pipeline:
+    return ask_one(connection, reading_groups())
+
+
+def reading_groups() -> Read[list[GroupStatus]]:
+    """Read the same."""
+    (members,) = checked((yield lambda pipeline: pipeline.zrange(keys.RANKS, 0, -1)))
+
+    def put(pipeline: Pipeline) -> None:
         for member in members:
             pipeline.get(keys.RANK.encode() + member)
             pipeline.pttl(keys.RANK.encode() + member)
-        answers = pipeline.execute(raise_on_error=False)
+
+    answers = (yield put) if members else []
     ranks: dict[str, list[tuple[RankStatus, float]]] = {}
     for text, ttl_ms in zip(answers[::2], answers[1::2], strict=True):
         if isinstance(text, bytes):

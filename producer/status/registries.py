@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import redis
 from pydantic import BeforeValidator, Field
+from redis.client import Pipeline
 from rq.job import Job
 from rq.registry import BaseRegistry
 from rq.worker import Worker
@@ -19,25 +20,39 @@ from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer import keys, lua
 from svdq.producer.job import model_stem
 from svdq.producer.keys import STATUSES
-from svdq.producer.queue import SvdqQueue, is_queue, queues
+from svdq.producer.queue import SvdqQueue, is_queue, queues, queues_of
 from svdq.producer.records import Record
 from svdq.producer.status.ranks import read_groups
+from svdq.producer.status.together import Read, ask_one, checked
+
+
+def read_queues(connection: redis.Redis) -> Read[list[SvdqQueue]]:
+    """Read our queues."""
+    return queues_of(connection, *checked((yield lambda pipeline: pipeline.smembers(SvdqQueue.redis_queues_keys))))
 
 
 def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
     """Count the jobs of every queue by status."""
+    return ask_one(connection, read_counts(connection))
+
+
+def read_counts(connection: redis.Redis) -> Read[dict[str, dict[str, int]]]:
+    """Count the jobs of every queue by status."""
+    found_queues = yield from read_queues(connection)
     asked = []
-    with connection.pipeline(transaction=False) as pipeline:
-        for queue in queues(connection):
+
+    def put(pipeline: Pipeline) -> None:
+        for queue in found_queues:
             pipeline.llen(queue.key)
             pipeline.llen(queue.intermediate_queue_key)
-            asked += [(queue.name, "queued"), (queue.name, "queued")]
+            asked.extend([(queue.name, "queued")] * 2)
             for status, registry in _registries(queue).items():
                 pipeline.zcard(registry.key)
                 asked.append((queue.name, status))
             _find_stopped(pipeline, queue)
             asked.append((queue.name, "stopped"))
-        answers = pipeline.execute()
+
+    answers = checked((yield put))
     found: dict[str, dict[str, int]] = {}
     for (name, status), answer in zip(asked, answers, strict=True):
         number = len(answer) if status == "stopped" else answer
@@ -48,14 +63,17 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
     return {name: of_queue for name, of_queue in found.items() if name in keys.QUEUE_NAMES or any(of_queue.values())}
 
 
-def num_ended_since(connection: redis.Redis, since: float) -> tuple[int, int]:
+def num_ended_since(connection: redis.Redis, since: float) -> Read[tuple[int, int]]:
     """Count the jobs that finished and that failed since a time in seconds since the epoch."""
-    with connection.pipeline(transaction=False) as pipeline:
-        for queue in queues(connection):
+    found = yield from read_queues(connection)
+
+    def put(pipeline: Pipeline) -> None:
+        for queue in found:
             pipeline.zcount(queue.finished_job_registry.key, since + keys.RESULT_TTL_S, "+inf")
             pipeline.zcount(queue.failed_job_registry.key, since + keys.FAILURE_TTL_S, "+inf")
             _find_stopped(pipeline, queue, since + keys.FAILURE_TTL_S)
-        answers = pipeline.execute()
+
+    answers = checked((yield put))
     return sum(answers[::3]), sum(answers[1::3]) - sum(map(len, answers[2::3]))
 
 
@@ -63,25 +81,37 @@ def newest_ids(
     connection: redis.Redis, limit: int = 2**31, statuses: Sequence[str] = (), *, oldest: bool = False
 ) -> list[str]:
     """Return ids of up to `limit` of the newest jobs, or the `oldest`, of every status and queue, in no order."""
+    return ask_one(connection, read_newest_ids(connection, limit, statuses, oldest=oldest))
+
+
+def read_newest_ids(
+    connection: redis.Redis, limit: int, statuses: Sequence[str], *, oldest: bool = False
+) -> Read[list[str]]:
+    """Read the same."""
     first, last = (0, limit - 1) if oldest else (-limit, -1)
     wanted = set(statuses or STATUSES)
     entries: list[bytes] = []
-    with connection.pipeline(transaction=False) as pipeline:
-        for queue in queues(connection):
+    found_queues = yield from read_queues(connection)
+
+    def put(pipeline: Pipeline) -> None:
+        for queue in found_queues:
             if "queued" in wanted:
                 pipeline.lrange(queue.key, first, last)
                 pipeline.lrange(queue.intermediate_queue_key, first, last)
             for status, registry in _registries(queue).items():
                 if status in wanted and (status != "failed" or "stopped" in wanted):
                     pipeline.zrange(registry.key, 0, limit - 1, desc=not oldest)
-        for answer in pipeline.execute():
-            entries += answer
+
+    def put_halves(pipeline: Pipeline) -> None:
+        for queue in found_queues:
+            pipeline.zrange(queue.failed_job_registry.key, 0, -1, desc=True)
+            _find_stopped(pipeline, queue)
+
+    for answer in checked((yield put)):
+        entries += answer
     if len(wanted & {"failed", "stopped"}) == 1:  # one half of a registry
-        for queue in queues(connection):
-            with connection.pipeline(transaction=False) as pipeline:
-                pipeline.zrange(queue.failed_job_registry.key, 0, -1, desc=True)
-                _find_stopped(pipeline, queue)
-                both, stopped = pipeline.execute()
+        halves = checked((yield put_halves))
+        for both, stopped in zip(halves[::2], halves[1::2], strict=True):
             others = set(stopped)
             found = stopped if "stopped" in wanted else [job_id for job_id in both if job_id not in others]
             entries += found[:limit]
@@ -188,12 +218,14 @@ class WorkerView(Record):
 
 def view_workers(connection: redis.Redis) -> list[WorkerView]:
     """Return the worker groups that take our jobs, by name; two round trips. Unreadable records are left out."""
-    members: Any = connection.smembers(Worker.redis_workers_keys)
+    return ask_one(connection, read_workers())
+
+
+def read_workers() -> Read[list[WorkerView]]:
+    """Read the same."""
+    (members,) = checked((yield lambda pipeline: pipeline.smembers(Worker.redis_workers_keys)))
     names = sorted(name.decode(errors="backslashreplace") for name in members)
-    with connection.pipeline(transaction=False) as pipeline:
-        for name in names:
-            pipeline.hgetall(name)
-        records = pipeline.execute(raise_on_error=False)
+    records = yield lambda pipeline: [pipeline.hgetall(name) for name in names]
     views = []
     for name, record in zip(names, records, strict=True):
         with contextlib.suppress(ValueError, AttributeError):
@@ -248,7 +280,19 @@ def takes_last_photo(connection: redis.Redis, stem: str = "") -> bool:
 
 def worker_state(connection: redis.Redis, workers: Sequence[WorkerView] | None = None) -> WorkerState:
     """Say whether any worker takes jobs of ours, or is about to."""
-    if view_workers(connection) if workers is None else workers:
+    return ask_one(connection, read_worker_state(workers))
+
+
+def read_worker_state(workers: Sequence[WorkerView] | None = None) -> Read[WorkerState]:
+    """Read the same."""
+
+    def put(pipeline: Pipeline) -> None:
+        pipeline.time()
+        pipeline.zrange(keys.STARTING, -1, -1, withscores=True)
+
+    if workers is None:
+        workers = yield from read_workers()
+    if workers:
         return "running"
-    now, _ = connection.time()
-    return "starting" if connection.zcount(keys.STARTING, now, "+inf") else "none"
+    (now, _), last = checked((yield put))
+    return "starting" if any(expires_at >= now for _, expires_at in last) else "none"

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 import redis
 from rq.job import JobStatus
 
-from svdq.producer.job_control import pauses
-from svdq.producer.queue import queues, read_job
+from svdq.producer.job_control import pauses, read_pauses
+from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.status import registries
 from svdq.producer.status.estimates import (
     NO_WORKER,
@@ -24,8 +24,17 @@ from svdq.producer.status.estimates import (
     videos_per_s,
 )
 from svdq.producer.status.job_view import JobView, view_many
-from svdq.producer.status.ranks import Condition, GroupFinder, GroupStatus, RankStatus, conditions_of, read_groups
+from svdq.producer.status.ranks import (
+    Condition,
+    GroupFinder,
+    GroupStatus,
+    RankStatus,
+    conditions_of,
+    read_groups,
+    reading_groups,
+)
 from svdq.producer.status.registries import WorkerState, WorkerView
+from svdq.producer.status.together import ask
 from svdq.producer.text import iso_of
 from svdq.producer.untrusted_job import UntrustedJob, read_many
 
@@ -118,21 +127,29 @@ class Snapshot:
 def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> Snapshot:
     """Take a snapshot; `recent` has what is known of the sampled jobs."""
     now = time.time()
-    of_queues, groups, reasons = registries.counts(connection), read_groups(connection), pauses(connection)
+    started_only, deferred_only = (JobStatus.STARTED.value,), (JobStatus.DEFERRED.value,)
+    of_queues, groups, started, deferred, workers, state, (num_finished, num_failed), reasons = ask(
+        connection,
+        registries.read_counts(connection),
+        reading_groups(),
+        registries.read_newest_ids(connection, MAX_IN_FLIGHT, started_only),
+        registries.read_newest_ids(connection, SAMPLED // 4, deferred_only),
+        registries.read_workers(),
+        registries.read_worker_state(),
+        registries.num_ended_since(connection, now - 3600),
+        read_pauses(),
+    )
     in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
     computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
-    started = sorted(registries.newest_ids(connection, MAX_IN_FLIGHT, (JobStatus.STARTED.value,)))
-    known = view_many(connection, dict.fromkeys([*in_flight, *computed, *started]))
+    known = view_many(connection, dict.fromkeys([*in_flight, *computed, *sorted(started)]))
     # Some jobs in records of ranks have ended meanwhile.
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
     num_deferred = sum(by_status["deferred"] for by_status in of_queues.values())
     waiting = read_waiting(connection, of_queues, recent=recent)
-    waiting = _with_deferred(connection, waiting, num_deferred, groups)
+    if deferred:
+        waiting = _with_deferred(connection, waiting, num_deferred, view_many(connection, deferred), groups)
     rate = videos_per_s(groups)
-    workers = registries.view_workers(connection)
-    state = registries.worker_state(connection, workers)
     no_group = _no_group(state)
-    num_finished, num_failed = registries.num_ended_since(connection, now - 3600)
     return Snapshot(
         at=now,
         queues=of_queues,
@@ -152,9 +169,10 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
     )
 
 
-def _with_deferred(connection: redis.Redis, waiting: Backlog, number: int, groups: Sequence[GroupStatus]) -> Backlog:
-    """Add the jobs that wait for others, of which a sample is read; those that wait for canceled jobs do not count."""
-    views = view_many(connection, registries.newest_ids(connection, SAMPLED // 4, (JobStatus.DEFERRED.value,)))
+def _with_deferred(
+    connection: redis.Redis, waiting: Backlog, number: int, views: Sequence[JobView], groups: Sequence[GroupStatus]
+) -> Backlog:
+    """Add the jobs that wait for others, of which `views` are some; those that wait for canceled jobs do not count."""
     found = estimate(connection, views, groups) if views else {}
     after = [view for view in views if view.id in found]
     return replace(
@@ -192,8 +210,8 @@ def read_waiting(
     """Sample the queued jobs evenly, and find the positions of those in `places`, queues by job id."""
     num_jobs = {name: by_status["queued"] for name, by_status in of_queues.items()}
     with connection.pipeline(transaction=False) as pipeline:
-        for queue in queues(connection):
-            number = num_jobs.get(queue.name, 0)
+        for name, number in num_jobs.items():
+            queue = SvdqQueue(name, connection=connection)
             length = math.ceil(number * min(1, SAMPLED / max(1, sum(num_jobs.values()))) / SLICES)
             for first in range(0, number, max(1, length, math.ceil(number / SLICES))):
                 pipeline.lrange(queue.key, first, first + length - 1)
