@@ -12,6 +12,7 @@ from svdq.pipeline.models.comfyui.notes import Notes
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
 
+GUIDANCE = "VideoLinearCFGGuidance"  # changes the guidance from the first frame to the last, as svdq does
 _FILES = ("unet_name", "ckpt_name", "gguf_name", "model_name", "model")  # inputs of loaders
 _MODELS = ("model", "MODEL", "model1", "input")  # inputs that are models
 #: Inputs that name a LoRA: alone, or one of several (rgthree, WanVideoWrapper, Comfyroll and Efficiency nodes).
@@ -70,7 +71,7 @@ def model_chain(graph: Graph, model: Any, sampler: Node, notes: Notes) -> ModelC
         loras += reversed(found)
         if node.type == "ModelSamplingSD3":
             shift = number_of(graph, node, "shift") if shift is None else shift
-        elif not found:
+        elif not found and node.type != GUIDANCE:
             _note_change(node, notes)
         node = graph.origin(_model_before(graph, node))
     raise InputError(f"The sampler {sampler} has no model that a loader loads; connect one, and import it again.")

@@ -68,7 +68,7 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
         for component, lora in recipe.loras
     ]
     tables: list[tuple[str, Mapping[str, Any]]] = [("[weights]", weights), *(("[[lora]]", lora) for lora in loras)]
-    tables += [("[defaults]", _defaults(recipe)), ("[scheduler]", recipe.scheduler)]
+    tables += [("[defaults]", recipe.defaults), ("[scheduler]", recipe.scheduler)]
     comments = [f"Written by `svdq model import` of {workflow.name!r}."]
     comments += [f"Not carried over: {note}" for note in notes]
     lines = [f"# {' '.join(each.split())}" for each in comments]
@@ -98,19 +98,6 @@ def _check(text: str, base: str, workflow: Path) -> None:
 def _toml(value: Any) -> str:
     """Return a text, number or list as TOML has it."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _defaults(recipe: Recipe) -> Mapping[str, Any]:
-    source = recipe.source
-    found: dict[str, Any] = {"steps": recipe.steps}
-    for name, scale in zip(("guidance_scale", "guidance_scale_2"), recipe.guidance, strict=False):
-        found[name] = round(float(scale), 6)
-    if source.size is not None:
-        found["width"], found["height"] = source.size
-    found |= {name: value for name, value in (("frames", source.frames), ("fps", recipe.fps)) if value is not None}
-    if source.negative_prompt is not None:
-        found["negative_prompt"] = source.negative_prompt
-    return found
 
 
 def _submit(recipe: Recipe, folders: Folders) -> tuple[str, ...]:

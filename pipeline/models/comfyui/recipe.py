@@ -13,6 +13,7 @@ from svdq.pipeline.models.comfyui.notes import Notes
 from svdq.pipeline.models.comfyui.schedule import schedule_of
 from svdq.pipeline.models.comfyui.source import Source, find_encoder, refuse, source_of
 from svdq.pipeline.models.comfyui.stages import SAMPLERS, Stage, last_samplers, stages_of
+from svdq.pipeline.models.comfyui.svd import CONDITIONING, svd_base, svd_defaults
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, without_switches
 
 HIGH, LOW = "transformer", "transformer_2"
@@ -43,11 +44,9 @@ class Recipe:
     base: str
     weights: Mapping[str, str]  # by component
     loras: tuple[tuple[str, LoraUse], ...]  # with their components
-    steps: int
-    guidance: tuple[float, ...]  # of each expert
+    defaults: Mapping[str, Any]
     scheduler: Mapping[str, Any]
     source: Source
-    fps: int | None
     seed: int | None
     notes: tuple[str, ...]
     urls: Mapping[str, str]  # where files can be had, by name
@@ -75,15 +74,18 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
         _refuse_without_sampler(graph)
     if not any(node.type.startswith("Wan") for node in graph.nodes.values()):
         refuse([*graph.nodes.values()])
-    end = min(ends, key=lambda each: len(graph.before(each)))  # the first of parts that continue each other
-    stages = stages_of(graph, end, notes)
-    encoder = find_encoder(graph, [stages[0].positive, stages[0].latents, _image_embeds(stages[0])], end)
+    end, stages, encoder = _first_video(graph, ends, notes)
     for other in ends:
-        if other is not end:
+        if other.id in graph.before(end) and other is not end:
+            notes.add(other, "makes what the video starts from; svdq takes a photo")
+        elif other is not end:
             notes.add(other, "makes another video, or the next part; svdq imports the first, see `svdq submit --then`")
+        if other is not end:
             notes.read(*(graph.nodes[each] for each in graph.before(other)))
     stages, models = _experts(stages, [model_chain(graph, each.model, each.node, notes) for each in stages])
     source = source_of(graph, encoder, stages[0].positive, stages[0].negative, notes)
+    if encoder.type == CONDITIONING:
+        return _of_svd(graph, stages[0], models[0], source, notes)
     base, components = _base(models, source, notes)
     if source.has_last_photo and base.startswith("Wan-AI/Wan2.1-I2V"):
         notes.add(encoder, "has a last photo, which Wan 2.1 I2V does not take in svdq; svdq renders without")
@@ -105,11 +107,9 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
         base=base,
         weights=weights,
         loras=tuple((name, lora) for name, each in zip(components, models, strict=True) for lora in each.loras),
-        steps=steps,
-        guidance=guidance,
+        defaults=_defaults(steps, guidance, source, fps),
         scheduler=scheduler,
         source=source,
-        fps=fps,
         seed=stages[0].seed,
         notes=tuple(notes.sentences),
         urls={
@@ -118,6 +118,56 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
             for each in node.models
             if each.get("name") and each.get("url")
         },
+    )
+
+
+def _defaults(steps: int, guidance: tuple[float, ...], source: Source, fps: int | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"steps": steps}
+    for name, scale in zip(("guidance_scale", "guidance_scale_2"), guidance, strict=False):
+        found[name] = round(float(scale), 6)
+    if source.size is not None:
+        found["width"], found["height"] = source.size
+    others = {"frames": source.frames, "fps": fps, "negative_prompt": source.negative_prompt}
+    return found | {name: value for name, value in others.items() if value is not None}
+
+
+def _first_video(graph: Graph, ends: list[Node], notes: Notes) -> tuple[Node, list[Stage], Node]:
+    """Return the last sampler of the first video of a photo, its stages, and the node that encodes the photo.
+
+    Other samplers may make the photo before, or the next part after. Raises InputError if none makes such a video.
+    """
+    error: InputError | None = None
+    for end in sorted(ends, key=lambda each: len(graph.before(each))):
+        try:
+            stages = stages_of(graph, end, Notes())
+            encoder = find_encoder(graph, [stages[0].positive, stages[0].latents, _image_embeds(stages[0])], end)
+        except InputError as this:
+            error = error or this
+        else:
+            return end, stages_of(graph, end, notes), encoder
+    assert error is not None
+    raise error
+
+
+def _of_svd(graph: Graph, stage: Stage, model: ModelChain, source: Source, notes: Notes) -> Recipe:
+    base, defaults = svd_base(model, notes), svd_defaults(graph, source.encoder, stage, notes)
+    for lora in model.loras:
+        notes.add(lora.node, "adds a LoRA, which svdq has for Wan only")
+    rate = _rate(graph, stage.node, notes)
+    if rate not in (None, defaults.get("fps")):
+        what = f"makes a video of {defaults.get('fps')} frames a second, to be played at {rate}"
+        notes.add(source.encoder, f"{what}; svdq plays it as it is made")
+    _note_the_rest(graph, stage.node, notes)
+    return Recipe(
+        base=base,
+        weights={},
+        loras=(),
+        defaults=defaults,
+        scheduler={},
+        source=source,
+        seed=stage.seed,
+        notes=tuple(notes.sentences),
+        urls={},
     )
 
 

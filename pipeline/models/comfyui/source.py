@@ -8,6 +8,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph
 from svdq.pipeline.models.comfyui.node import Link, Node
 from svdq.pipeline.models.comfyui.notes import Notes
+from svdq.pipeline.models.comfyui.svd import CONDITIONING
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
 
 #: Nodes that encode the photo, with the names of their inputs: width, height, frames, photo, last photo.
@@ -16,10 +17,11 @@ ENCODERS: Mapping[str, tuple[str, str, str, str, str]] = {
     "WanFirstLastFrameToVideo": ("width", "height", "length", "start_image", "end_image"),
     "Wan22ImageToVideoLatent": ("width", "height", "length", "start_image", ""),
     "WanVideoImageToVideoEncode": ("width", "height", "num_frames", "start_image", "end_image"),
+    CONDITIONING: ("width", "height", "video_frames", "init_image", ""),
     "WanVideoImageClipEncode": ("generation_width", "generation_height", "num_frames", "image", ""),
 }
 #: Families by how their nodes begin, whose workflows are not imported. (LTX-2: leave it out here, and read its nodes.)
-OTHER_FAMILIES = {"LTX": "LTX-2", "EmptyLTX": "LTX-2", "Hunyuan": "HunyuanVideo", "SVD_": "Stable Video Diffusion"}
+OTHER_FAMILIES = {"LTX": "LTX-2", "EmptyLTX": "LTX-2", "Hunyuan": "HunyuanVideo"}
 #: What nodes that are not read would have made, by a part of their names.
 OTHER_KINDS = {
     "vace": "makes a video with VACE",
@@ -78,7 +80,9 @@ def refuse(nodes: list[Node]) -> None:
     for node in nodes:
         for start, family in OTHER_FAMILIES.items():
             if node.type.startswith(start) and "emptyhunyuan" not in node.type.lower():
-                raise InputError(f"{node} belongs to {family}, and svdq imports workflows of Wan only.")
+                raise InputError(
+                    f"{node} belongs to {family}, and svdq imports workflows of Wan and Stable Video Diffusion."
+                )
     for node in nodes:
         for part, what in OTHER_KINDS.items():
             if node.type.startswith(("Wan", "Empty", "ARVideo")) and part in node.type.lower():
@@ -103,7 +107,7 @@ def source_of(graph: Graph, encoder: Node, positive: Any, negative: Any, notes: 
     frames = None
     try:
         length = number_of(graph, encoder, frames_name)
-        frames = None if length is None else (int(length) - 1) // 4 * 4 + 1
+        frames = None if length is None else (int(length) - 1) // 4 * 4 + 1  # as ComfyUI's latents have
     except UnknownValueError as error:
         notes.add(error.args[0], "computes the number of frames, which svdq cannot; give --frames")
     for name, neutral in (("noise_aug_strength", 0), ("start_latent_strength", 1), ("end_latent_strength", 1)):

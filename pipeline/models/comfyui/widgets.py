@@ -48,6 +48,7 @@ WIDGETS: Mapping[str, tuple[str, ...]] = {
         "SaveWEBM": "filename_prefix codec fps crf",
         "SplitSigmas": "step",
         "SplitSigmasAtT": "boundary",
+        "SVD_img2vid_Conditioning": "width height video_frames motion_bucket_id fps augmentation_level",
         "UNETLoader": "unet_name weight_dtype",
         "UnetLoaderGGUF": "unet_name",
         "UnetLoaderGGUFAdvanced": "unet_name dequant_dtype patch_dtype patch_on_device",
@@ -68,6 +69,7 @@ WIDGETS: Mapping[str, tuple[str, ...]] = {
         "WanVideoModelLoader": "model base_precision quantization load_device attention_mode rms_norm_function",
         "WanVideoSampler": f"steps cfg shift seed {CONTROL} force_offload scheduler riflex_freq_index denoise_strength "
         "batched_cfg rope_function start_step end_step add_noise_to_samples",
+        "VideoLinearCFGGuidance": "min_cfg",
         "WanVideoScheduler": "scheduler steps shift start_step end_step",
         "WanVideoTextEncode": "positive_prompt negative_prompt force_offload use_disk_cache device",
         "WanVideoVAELoader": "model_name precision",

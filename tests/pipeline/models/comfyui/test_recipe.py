@@ -35,6 +35,11 @@ def read(workflow: dict[str, Any]) -> Recipe:
     return read_recipe(json.loads(json.dumps(workflow)))
 
 
+def guidance(recipe: Recipe) -> tuple[float, ...]:
+    names = ("guidance_scale", "guidance_scale_2")
+    return tuple(recipe.defaults[name] for name in names if name in recipe.defaults)
+
+
 def test_the_templates_are_all_there() -> None:
     assert set(LOCAL) >= IMPORTED.keys()
     assert len(LOCAL) > 50
@@ -45,7 +50,7 @@ def test_a_template_is_imported_or_its_node_named(name: str) -> None:
     workflow = read_workflow(TEMPLATES / f"{name}.json")
     if name in IMPORTED:
         found = read_recipe(workflow)
-        assert (found.base, found.fps is not None) == (IMPORTED[name], True)
+        assert (found.base, "fps" in found.defaults) == (IMPORTED[name], True)
         assert {"transformer", "text_encoder", "vae"} <= found.weights.keys()
     else:
         with pytest.raises(InputError, match=r"\w+ \([\d:]+\) |nodes? .*\([\d:]+\)"):
@@ -61,10 +66,15 @@ def test_the_template_of_wan_2_2_is_read_whole() -> None:
         "vae": "wan_2.1_vae.safetensors",
     }
     # Its switch for the LoRAs of 4 steps is off.
-    assert (found.steps, found.guidance, found.loras, found.notes) == (20, (3.5, 3.5), (), ())
+    assert (found.defaults["steps"], guidance(found), found.loras, found.notes) == (20, (3.5, 3.5), (), ())
     euler = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 5.0, "sigmas": "simple", "switch_at": 10}
     assert found.scheduler == euler
-    assert (found.source.size, found.source.frames, found.fps, found.seed) == ((640, 640), 81, 16, 264244520398999)
+    assert (found.source.size, found.source.frames, found.defaults["fps"], found.seed) == (
+        (640, 640),
+        81,
+        16,
+        264244520398999,
+    )
     assert found.source.photo == "video_wan2_2_14B_i2v_input_image.jpg"
 
 
@@ -77,13 +87,13 @@ def test_the_switch_of_a_subgraph_turns_its_loras_on() -> None:
         ("transformer", "wan2.2_i2v_lightx2v_4steps_lora_v1_high_noise.safetensors", 1.0),
         ("transformer_2", "wan2.2_i2v_lightx2v_4steps_lora_v1_low_noise.safetensors", 1.0),
     ]
-    assert (found.steps, found.guidance, found.scheduler["switch_at"]) == (4, (1, 1), 2)
+    assert (found.defaults["steps"], guidance(found), found.scheduler["switch_at"]) == (4, (1, 1), 2)
 
 
 def test_both_experts_of_the_api_format() -> None:
     found = read(two_experts())
     assert found.notes == ()
-    assert (found.base, found.steps, found.guidance, found.seed) == (A14B, 4, (1.0, 1.0), 7)
+    assert (found.base, found.defaults["steps"], guidance(found), found.seed) == (A14B, 4, (1.0, 1.0), 7)
     assert [(component, lora.file) for component, lora in found.loras] == [
         ("transformer", "high.safetensors"),
         ("transformer_2", "low.safetensors"),
@@ -123,14 +133,14 @@ def test_loras_are_added_from_the_loader_on() -> None:
 
 def test_kijais_wrapper_with_a_chain_of_loras() -> None:
     found = read(wrapper())
-    assert (found.base, found.steps, found.notes) == (A14B, 8, ())
+    assert (found.base, found.defaults["steps"], found.notes) == (A14B, 8, ())
     # Euler of diffusers with its own noise levels.
     assert found.scheduler == {"class": "FlowMatchEulerDiscreteScheduler", "shift": 8.0, "switch_at": 4}
     assert [(lora.file, lora.strength) for component, lora in found.loras if component == "transformer_2"] == [
         ("first.safetensors", 0.5),
         ("second.safetensors", 1.0),
     ]
-    assert (found.source.prompt, found.source.negative_prompt, found.fps) == ("It jumps.", "blurry", 16)
+    assert (found.source.prompt, found.source.negative_prompt, found.defaults["fps"]) == ("It jumps.", "blurry", 16)
     assert found.weights["text_encoder"] == "umt5-xxl-enc-bf16.safetensors"
 
 
@@ -149,7 +159,7 @@ def test_custom_samplers_and_noise_levels_by_hand() -> None:
             sampler=["euler", 0], sigmas=["split", slot], latent_image=["high", 0] if slot else ["i2v", 2],
         )  # fmt: skip
     found = read(workflow)
-    assert (found.steps, found.guidance, found.seed, found.notes) == (4, (2.0, 1.0), 11, ())
+    assert (found.defaults["steps"], guidance(found), found.seed, found.notes) == (4, (2.0, 1.0), 11, ())
     assert found.scheduler["sigmas"] == [1.0, 0.9, 0.6, 0.3]
     assert (found.scheduler["shift"], found.scheduler["switch_at"]) == (1.0, 1)
 
@@ -165,7 +175,7 @@ def test_one_sampler_for_both_experts_has_a_boundary() -> None:
     )  # fmt: skip
     workflow["decode"]["inputs"]["samples"] = ["both", 0]
     found = read(workflow)
-    assert (found.guidance, found.notes) == ((4.0, 3.0), ())
+    assert (guidance(found), found.notes) == ((4.0, 3.0), ())
     expected = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 6.0, "sigmas": "beta", "boundary": 0.875}
     assert found.scheduler == expected
 
@@ -175,7 +185,7 @@ def test_experts_with_other_shifts_have_their_noise_levels_listed() -> None:
     workflow["shift_low"]["inputs"]["shift"] = 8.0
     found = read(workflow)
     assert found.scheduler["sigmas"] == [1.0, 0.9375, 0.888889, 0.727273]
-    assert (found.scheduler["shift"], found.scheduler["switch_at"], found.steps) == (1.0, 2, 4)
+    assert (found.scheduler["shift"], found.scheduler["switch_at"], found.defaults["steps"]) == (1.0, 2, 4)
 
 
 def test_what_is_not_carried_over_is_named_by_node() -> None:
@@ -190,7 +200,7 @@ def test_what_is_not_carried_over_is_named_by_node() -> None:
     workflow["save"]["inputs"] |= {"images": ["more", 0], "fps": 32}
     workflow["low"]["inputs"]["cfg"] = 3.5
     found = read(workflow)
-    assert (found.fps, found.source.size, found.source.photo) == (16, None, "cat.png")
+    assert (found.defaults["fps"], found.source.size, found.source.photo) == (16, None, "cat.png")
     for sentence in (
         "KSamplerAdvanced (high) has the sampler lcm, which svdq lacks; svdq uses Euler's method",
         "KSamplerAdvanced (high) has the schedule karras, which svdq lacks; svdq uses simple.",
@@ -201,6 +211,29 @@ def test_what_is_not_carried_over_is_named_by_node() -> None:
         "RIFE VFI (more) interpolates frames; svdq does not.",
     ):
         assert any(note.startswith(sentence) for note in found.notes), sentence
+
+
+def test_stable_video_diffusion_and_a_photo_that_another_model_makes() -> None:
+    found = read_recipe(read_workflow(TEMPLATES / "txt_to_image_to_video.json"))
+    assert (found.base, found.weights, found.loras, found.scheduler) == (
+        "stabilityai/stable-video-diffusion-img2vid-xt", {}, (), {}
+    )  # fmt: skip
+    assert found.defaults == {
+        "steps": 20,
+        "width": 1024,
+        "height": 576,
+        "frames": 25,
+        "motion_bucket_id": 127,
+        "fps": 6,
+        "noise_aug_strength": 0,
+        "min_guidance_scale": 1,
+        "max_guidance_scale": 2.5,
+    }
+    assert [note.partition(";")[0] for note in found.notes] == [
+        "KSampler (17) makes what the video starts from",
+        "ImageOnlyCheckpointLoader (15) loads svd_xt.safetensors, a checkpoint in one file",
+        "SVD_img2vid_Conditioning (12) makes a video of 6 frames a second, to be played at 10",
+    ]
 
 
 def changed(name: str, **inputs: Any) -> dict[str, Any]:
