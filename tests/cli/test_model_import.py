@@ -21,7 +21,10 @@ def test_it_writes_a_model_file_and_prints_the_submission(svdq: Cli, workflow: P
     (tmp_path / "models" / "vae").mkdir(parents=True)
     done = svdq("model", "import", str(workflow), "--models", str(tmp_path), "--output", str(tmp_path / "mine.toml"))
     assert done.returncode == 0
-    assert f"SVDQ_MODEL={tmp_path}/mine.toml svdq submit cat.png --prompt 'The cat jumps.' --seed 7\n" in done.stdout
+    assert (
+        f"SVDQ_MODEL={tmp_path}/mine.toml svdq submit cat.png --prompt 'The cat jumps.' --size 832x480 --seed 7\n"
+        in done.stdout
+    )
     assert "Missing files:\n" in done.stdout
     assert "Not carried over" not in done.stdout
     document = tomllib.loads((tmp_path / "mine.toml").read_text())

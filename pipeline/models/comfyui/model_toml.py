@@ -111,8 +111,7 @@ def _submit(recipe: Recipe, folders: Folders) -> tuple[str, ...]:
         arguments += ["--last", photo(source.last_photo, "last.jpg")]
     if source.prompt is not None:
         arguments += ["--prompt", source.prompt]
-    if source.size is None:
-        arguments += ["--size", "auto"]
+    arguments += ["--size", "auto" if source.size is None else "{}x{}".format(*source.size)]
     if recipe.seed is not None and recipe.seed <= _MAX_SEED:
         arguments += ["--seed", str(recipe.seed)]
     return tuple(arguments)

@@ -182,7 +182,7 @@ def _refuse_without_sampler(graph: Graph) -> None:
     named = named or [node for node in nodes if node.type.endswith("Api") or "Api" in node.type]
     if not named:
         refuse(nodes)
-    where = f" ({', '.join(map(str, named[:3]))})" if named else ""
+    where = f" ({', '.join(map(str, (named or nodes)[:3]))})"
     raise InputError(f"The workflow has no sampler that svdq reads{where}; it reads {', '.join(SAMPLERS)}.")
 
 

@@ -2,6 +2,8 @@
 
 import json
 import mmap
+import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from svdq.pipeline.errors import InputError
 #: Strings of which a workflow in a picture or video has one: the API format's and the editor's.
 _MARKS = (b'"class_type"', b'"last_node_id"', b'"nodes"')
 _MAX_BYTES = 64_000_000  # of JSON
+_CHUNK, _MAX_TRIES = 65_536, 100
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # bytes that JSON does not have
 
 
 def read_workflow(path: Path) -> dict[str, Any]:
@@ -76,20 +80,28 @@ def _embedded(content: mmap.mmap) -> list[Any]:
     """Return the JSON objects with a workflow in the bytes of a picture or video."""
     found, place = [], 0
     while (mark := min((at for each in _MARKS if (at := content.find(each, place)) >= 0), default=-1)) >= 0:
-        start = content.find(b"{", max(place, mark - _MAX_BYTES), mark)
-        while 0 <= start < mark:
-            text = content[start : start + _MAX_BYTES].decode("utf-8", errors="replace")
+        # The text around it, since formats of pictures and videos have bytes that JSON has not before and after.
+        start, place = _text_before(content, mark), mark + 1
+        end = _CONTROL.search(content, mark)
+        text = content[start : min(end.start() if end else len(content), start + _MAX_BYTES)].decode(errors="replace")
+        for opening in islice(re.finditer("{", text), _MAX_TRIES):
             try:
-                document, length = json.JSONDecoder().raw_decode(text)
+                document, length = json.JSONDecoder().raw_decode(text, opening.start())
             except ValueError:
-                start = content.find(b"{", start + 1, mark)
                 continue
-            end = start + len(text[:length].encode())
-            if end > mark:
-                found.append(document)
-                place = end
-                break
-            start = content.find(b"{", end, mark)
-        else:
-            place = mark + 1
+            found.append(document)
+            place = max(place, start + len(text[:length].encode()))
+            break
     return found
+
+
+def _text_before(content: mmap.mmap, mark: int) -> int:
+    """Return where the text begins that goes on to a mark."""
+    place = mark
+    while place > 0:
+        chunk = max(0, place - _CHUNK)
+        controls = [each.end() for each in _CONTROL.finditer(content, chunk, place)]
+        if controls:
+            return controls[-1]
+        place = chunk
+    return 0

@@ -68,7 +68,7 @@ def test_missing_files_are_named_with_their_place_and_size(tmp_path: Path) -> No
     assert document["weights"]["transformer"] == str(place)
     assert f"{place} (about 14.3 GB)" in [str(each) for each in made.missing]
     assert [each.about for each in made.missing if each.path.parent.name == "loras"] == ["", ""]
-    assert made.submit == ("submit", str(photo), "--prompt", "The cat jumps.", "--seed", "7")
+    assert made.submit == ("submit", str(photo), "--prompt", "The cat jumps.", "--size", "832x480", "--seed", "7")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,12 @@ def video(path: Path, *, as_comment: bool) -> None:
     writer.close()
 
 
+def test_a_long_video_before_the_workflow_is_no_matter(tmp_path: Path) -> None:
+    noise = bytes(range(256)) * 40_000 + b'{"' * 1000 + b"\x00"
+    (tmp_path / "long.mp4").write_bytes(noise + json.dumps(EDITOR).encode() + noise + json.dumps(API).encode() + noise)
+    assert read_workflow(tmp_path / "long.mp4") == API
+
+
 @pytest.mark.parametrize("name", ["a.png", "a.webp", "a.mp4", "comment.mp4", "a.webm"])
 def test_files_that_comfyui_writes_have_their_workflow(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
