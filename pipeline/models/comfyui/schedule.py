@@ -13,6 +13,7 @@ DEFAULT_SHIFT = 8.0  # of Wan where no ModelSamplingSD3 sets it: comfy/supported
 EULER, UNIPC = "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler"
 #: Schedulers of WanVideoSampler that are diffusers' own, with its noise levels.
 _WRAPPED = {"wrapper:unipc": UNIPC, "wrapper:euler": EULER}
+_HANDOVER = 0.002  # difference of noise levels that counts
 _STAND_IN = "simple"  # in place of a schedule that svdq lacks
 
 
@@ -41,9 +42,9 @@ def schedule_of(stages: Sequence[Stage], shifts: Sequence[float | None], notes: 
         if stages[-1].end is not None:
             notes.add(stages[-1].node, f"ends after step {stages[-1].end}; svdq does all {first.steps} steps")
         return first.steps, {"class": kind, "shift": _plain(both[0]), "sigmas": names[0], **switch}
-    levels = _levels(stages, names, both)
+    levels = _levels(stages, names, both, notes)
     if len(stages) > 1 and not boundary:
-        switch = {"switch_at": len(_levels(stages[:1], names[:1], both[:1]))}
+        switch = {"switch_at": len(_levels(stages[:1], names[:1], both[:1], notes))}
     return len(levels), {"class": kind, "shift": 1.0, "sigmas": levels, **switch}
 
 
@@ -87,7 +88,7 @@ def _name_of(stage: Stage, notes: Notes) -> str:
 
 
 def _check_handover(before: Stage, after: Stage, notes: Notes) -> None:
-    if before.boundary is None and (before.end or before.steps) >= before.steps and after.start == 0:
+    if before.boundary is None and before.end is None:
         notes.add(after.node, "denoises a finished video once more; svdq passes on what the first sampler leaves")
     if not before.keeps_noise and before.boundary is None and before.end is not None:
         notes.add(
@@ -95,20 +96,25 @@ def _check_handover(before: Stage, after: Stage, notes: Notes) -> None:
         )
     if after.adds_noise:
         notes.add(after.node, "adds noise again; svdq does not")
-    if before.end is not None and after.start not in (0, before.end) and after.steps == before.steps:
-        notes.add(after.node, f"starts at step {after.start}, where the one before ends at {before.end}")
+    if before.end is not None and after.start != before.end and after.steps == before.steps:
+        notes.add(after.node, f"starts at step {after.start}, where the one before ends at {before.end}; svdq goes on")
 
 
-def _levels(stages: Sequence[Stage], names: Sequence[str], shifts: Sequence[float]) -> list[float]:
+def _levels(stages: Sequence[Stage], names: Sequence[str], shifts: Sequence[float], notes: Notes) -> list[float]:
     """Return the noise level before each step of all stages."""
     try:
         from svdq.pipeline.models.sigmas import sigmas_of
     except ImportError as error:
         raise InputError("The noise levels of this workflow need numpy, which comes with `svdq[worker]`.") from error
     levels: list[float] = []
+    reached: float | None = None  # the noise level at which the stage before ends
     for stage, name, shift in zip(stages, names, shifts, strict=True):
         own = list(stage.sigmas) if stage.sigmas is not None else sigmas_of(name, stage.steps, shift)
+        if reached is not None and own[stage.start :] and abs(reached - own[stage.start]) > _HANDOVER:
+            what = f"goes on from a noise level of {own[stage.start]:.3g}, where the one before ends at {reached:.3g}"
+            notes.add(stage.node, f"{what}; svdq steps from one schedule to the other")
         levels += [round(level, 6) for level in own[stage.start : stage.end]]
+        reached = own[stage.end] if stage.end is not None and stage.end < len(own) else 0.0
     falling = [
         level for place, level in enumerate(levels) if level > max(levels[place + 1 :], default=0) and level <= 1
     ]

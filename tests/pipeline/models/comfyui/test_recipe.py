@@ -185,6 +185,10 @@ def test_experts_with_other_shifts_have_their_noise_levels_listed() -> None:
     workflow["shift_low"]["inputs"]["shift"] = 8.0
     found = read(workflow)
     assert found.scheduler["sigmas"] == [1.0, 0.9375, 0.888889, 0.727273]
+    assert found.notes == (
+        "KSamplerAdvanced (low) goes on from a noise level of 0.889, where the one before ends at 0.833; svdq steps "
+        "from one schedule to the other.",
+    )
     assert (found.scheduler["shift"], found.scheduler["switch_at"], found.defaults["steps"]) == (1.0, 2, 4)
 
 
@@ -234,6 +238,23 @@ def test_stable_video_diffusion_and_a_photo_that_another_model_makes() -> None:
         "ImageOnlyCheckpointLoader (15) loads svd_xt.safetensors, a checkpoint in one file",
         "SVD_img2vid_Conditioning (12) makes a video of 6 frames a second, to be played at 10",
     ]
+
+
+def test_samplers_that_do_not_go_on_where_the_one_before_ends() -> None:
+    for inputs, sentence in (
+        (
+            {"start_at_step": 3},
+            "KSamplerAdvanced (low) starts at step 3, where the one before ends at 2; svdq goes on.",
+        ),
+        ({"add_noise": "enable"}, "KSamplerAdvanced (low) adds noise again; svdq does not."),
+        ({"steps": 8, "start_at_step": 4}, ""),  # the same noise level
+    ):
+        found = read(changed("low", **inputs))
+        assert found.notes == ((sentence,) if sentence else ())
+    whole = read(changed("high", end_at_step=10_000))
+    assert "KSamplerAdvanced (low) denoises a finished video once more" in whole.notes[0]
+    cleared = read(changed("high", return_with_leftover_noise="disable"))
+    assert cleared.notes[0].startswith("KSamplerAdvanced (high) removes all noise at its end")
 
 
 def changed(name: str, **inputs: Any) -> dict[str, Any]:
