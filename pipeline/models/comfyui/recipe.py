@@ -83,6 +83,9 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
         if other is not end:
             notes.read(*(graph.nodes[each] for each in graph.before(other)))
     stages, models = _experts(stages, [model_chain(graph, each.model, each.node, notes) for each in stages])
+    for stage in stages[1:]:
+        if (stage.positive, stage.negative) != (stages[0].positive, stages[0].negative):
+            notes.add(stage.node, "has other prompts or photos than the first sampler; svdq takes the first's for both")
     source = source_of(graph, encoder, stages[0].positive, stages[0].negative, notes)
     if encoder.type == CONDITIONING:
         return _of_svd(graph, stages[0], models[0], source, notes)

@@ -247,6 +247,11 @@ def test_samplers_that_do_not_go_on_where_the_one_before_ends() -> None:
             "KSamplerAdvanced (low) starts at step 3, where the one before ends at 2; svdq goes on.",
         ),
         ({"add_noise": "enable"}, "KSamplerAdvanced (low) adds noise again; svdq does not."),
+        (
+            {"positive": ["yes", 0]},
+            "KSamplerAdvanced (low) has other prompts or photos than the first sampler; svdq takes the first's for "
+            "both.",
+        ),
         ({"steps": 8, "start_at_step": 4}, ""),  # the same noise level
     ):
         found = read(changed("low", **inputs))
