@@ -25,6 +25,9 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --durat
 UNIT_TESTS := tests/cli tests/producer tests/pipeline tests/test_docs.py
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
+# spandrel is installed without torchvision, whose wheels may not load beside a torch from another index: the tests have a
+# stand-in for the two functions that spandrel imports.
+
 # Without byte code seven ranks would compile torch's Python sources at every start.
 unexport PYTHONDONTWRITEBYTECODE
 # Processes of tests keep the memory that they free: see worker/launcher/torchrun.py.
@@ -99,6 +102,7 @@ $(VENV)/installed-worker: $(VENV)/made pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(VENV)/made pyproject.toml constraints.txt
 	@echo "Installing svdq, torch and the tools for testing into $(VENV); the first time takes a few minutes."
 	@$(INSTALL) -e '.[worker,dev]'
+	@$(INSTALL) --no-deps spandrel
 	@touch $(VENV)/installed-worker $@
 
 # The CUDA libraries and Triton, which torch brings on Linux, are left out: torch names their exact versions itself.
@@ -107,6 +111,7 @@ constraints: $(VENV)/made
 	@rm -rf build/constraints
 	@$(BIN)/python -m venv build/constraints
 	@build/constraints/bin/python -m pip install -qq --disable-pip-version-check -e '.[worker,dev]' $(PIN)
+	@build/constraints/bin/python -m pip install -qq --disable-pip-version-check --no-deps spandrel
 	@build/constraints/bin/python -m pip freeze --exclude-editable > build/constraints/frozen
 	@sed -n '/^#/p' constraints.txt > build/constraints/new
 	@sed -e '/^#/d' -e '/ @ /d' -e '/^nvidia-/d' -e '/^cuda-/d' -e '/^triton==/d' -e 's/+[^+]*$$//' \

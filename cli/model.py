@@ -22,6 +22,7 @@ from svdq.pipeline.models.model_folder import DTYPES
 from svdq.pipeline.models.model_names import family_of_model, find_base, find_folder, has_weights, resolve
 from svdq.pipeline.models.pull import pull as fetch
 from svdq.pipeline.models.pull import pull_model_file
+from svdq.pipeline.models.upscaler_file import PICKLES
 from svdq.worker.launcher.gpus import visible_gpus
 
 
@@ -207,21 +208,37 @@ def calibrate_command(
 
 @model.command("convert")
 @click.argument("source", metavar="MODEL")
-@click.argument("folder", metavar="DIR", type=GivenPath())
+@click.argument("target", metavar="TARGET", type=GivenPath())
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True, help="Half precision.")
 @json_option()
-def convert_command(source: str, folder: Path, dtype: str, as_json: bool) -> None:
-    """Write a copy of MODEL in half precision into DIR.
+def convert_command(source: str, target: Path, dtype: str, as_json: bool) -> None:
+    """Write a copy of MODEL in half precision into the folder TARGET, or a .pth file as safetensors.
 
     MODEL is a folder or a hub id that was fetched. The copy takes half the disk, and half as long to load. Weights that
     diffusers keeps in float32 stay so, as do the VAE and the image encoder: in that dtype, the copy gives the same
-    videos. Copying takes about 4 GB of memory. DIR appears when the copy is complete.
+    videos. Copying takes about 4 GB of memory. TARGET appears when the copy is complete.
+
+    A .pth file, such as an upscaler's, may hold code. Its weights are read with torch's weights_only=True, which runs
+    none, and are written unchanged.
 
     \b
     Examples:
       svdq model convert Wan-AI/Wan2.2-I2V-A14B-Diffusers /models/wan-bf16 --dtype bf16
+      svdq model convert RealESRGAN_x2plus.pth RealESRGAN_x2plus.safetensors
     """
     require_torch("conversion")
+    if Path(source).suffix in PICKLES:
+        from svdq.pipeline.models.convert import convert_pickle
+
+        num_bytes = convert_pickle(Path(source), target)
+        if as_json:
+            echo_json({"file": str(target), "bytes": num_bytes})
+            return
+        echo(
+            f"{target}: {size_text(num_bytes)} of weights. "
+            f"Use an upscaler with SVDQ_UPSCALER={shlex.quote(str(target))}"
+        )
+        return
     model = resolve(with_presets(source))
     import torch
 
@@ -229,14 +246,14 @@ def convert_command(source: str, folder: Path, dtype: str, as_json: bool) -> Non
 
     total = convert(
         model,
-        folder,
+        target,
         getattr(torch, DTYPES[dtype]),
         on_file=lambda file, num_bytes: echo(f"{file}  {size_text(num_bytes)}", err=True),
     )
     if as_json:
-        echo_json({"folder": str(folder), "dtype": dtype, "bytes": total})
+        echo_json({"folder": str(target), "dtype": dtype, "bytes": total})
         return
-    echo(f"{folder}: {size_text(total)} of weights in {dtype}. Use it with SVDQ_MODEL={shlex.quote(str(folder))}")
+    echo(f"{target}: {size_text(total)} of weights in {dtype}. Use it with SVDQ_MODEL={shlex.quote(str(target))}")
 
 
 @model.command("import")

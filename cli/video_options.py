@@ -31,10 +31,12 @@ _OPEN_DEFAULTS = {
     "seed": "random, and recorded",
     "decode_chunk_size": "as many as fit into memory",
     "interpolate": "none",
+    "upscale": "none",
     "model": "any of the family",
     "prompt": "that of a .txt beside the photo, or none",
 }
 _MODELS_OWN = "the model's own"
+_METAVARS = {"upscale": "FACTOR|WxH"}
 _MAX_SHOWN = 1_000_000  # limits from here on are not shown: they do not help a reader
 _TYPES = {"integer": int, "number": float, "string": str}
 
@@ -52,6 +54,7 @@ def _option(name: str) -> Callable[[Command], Command]:
     return click.option(
         as_flag(name),
         type=click.Choice(rules["enum"]) if "enum" in rules else _TYPES[rules["type"]],
+        metavar=_METAVARS.get(name),
         help=f"{rules['description']} [{limits}default: {defaults}].",
     )
 

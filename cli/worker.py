@@ -20,6 +20,7 @@ from svdq.pipeline.media.ffmpeg import ffmpeg_version
 from svdq.pipeline.models.compute_options import KEPT
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.producer.files import check_target, write_file
 from svdq.producer.queue import connect
 from svdq.producer.settings import Settings
@@ -111,6 +112,10 @@ def worker(
     rank = RankConfig(**given, weights=settings.weights)
     if settings.loras is not None and not settings.loras.is_dir():
         raise InputError(f"There is no folder {str(settings.loras)!r}, which SVDQ_LORAS names; correct it.")
+    if settings.upscaler is not None:
+        # As a path, since ranks run in another folder.
+        found = find_upscaler(settings.upscaler, settings.loras)
+        settings = settings.model_copy(update={"upscaler": str(found)})
     with _logging(rank.log_format):
         code = _start(settings, LaunchOptions(rank=rank, **options), report)
     sys.exit(code)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from operator import not_
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from svdq.pipeline.errors import InputError
 
@@ -15,7 +15,8 @@ Format = Literal["mp4", "gif", "webp", "png"]
 Fit = Literal["crop", "pad", "stretch"]  # how a photo of another aspect ratio is fitted to width x height
 
 MAX_FPS = 120  # largest rate of a file, in frames a second
-MAX_SIDE = 4096  # largest side in pixels
+MAX_SIDE = 4096  # largest side in pixels, also of upscaled frames: the H.264 decoders of most GPUs end there
+MAX_UPSCALE = 8  # largest factor of `upscale`
 MAX_FRAMES = 1024
 MAX_LORAS = 16  # of a video
 MAX_PROMPT = 5000  # characters; text encoders read 512 or 1024 tokens, some 2,000 or 4,000 characters of English
@@ -46,6 +47,7 @@ Prompt = Annotated[str, Field(max_length=MAX_PROMPT), AfterValidator(_printable)
 #: The experts that a LoRA may be for, of models with two: that of the noisy steps and that of the others.
 Expert = Literal["high", "low"]
 _HALVES = re.compile(r",(?=\s*(?:high|low)=)")
+_FACTOR, _SIZE = re.compile(r"\d(\.\d{1,3})?"), re.compile(r"(\d{2,4})[xX](\d{2,4})")
 
 
 class LoraChoice(BaseModel):
@@ -126,6 +128,36 @@ class VideoParameters(BaseModel):
         exclude_if=not_,
         description="LoRA of the workers' folder SVDQ_LORAS, with its strength; of two experts high=A,low=B:0.8",
     )
+    upscale: str = Field(
+        default="",
+        exclude_if=not_,
+        description="Upscale the frames by a factor, such as 2, or to WIDTHxHEIGHT, by the workers' SVDQ_UPSCALER",
+    )
+
+    @field_validator("upscale")
+    @classmethod
+    def _is_factor_or_size(cls, upscale: str) -> str:
+        if not upscale:
+            return upscale
+        if _FACTOR.fullmatch(upscale) and 1 <= float(upscale) <= MAX_UPSCALE:
+            return f"{float(upscale):g}"
+        size = _SIZE.fullmatch(upscale)
+        if size and all(each % 2 == 0 and 16 <= each <= MAX_SIDE for each in map(int, size.groups())):
+            return "x".join(str(int(each)) for each in size.groups())
+        raise ValueError(
+            f"a factor from 1 to {MAX_UPSCALE}, such as 2, or a size with even sides of at most {MAX_SIDE}, such as "
+            "1920x1080"
+        )
+
+    @model_validator(mode="after")
+    def _upscaled_sides_have_a_limit(self) -> Self:
+        if self.upscale and self.width and self.height and max(self.shown_size) > MAX_SIDE:
+            width, height = self.shown_size
+            raise ValueError(
+                f"upscale {self.upscale} makes {width}x{height} of {self.width}x{self.height}, and sides have at most "
+                f"{MAX_SIDE} pixels"
+            )
+        return self
 
     @classmethod
     def of_shape(cls, text: str) -> Self:
@@ -145,6 +177,14 @@ class VideoParameters(BaseModel):
         """The number of frames, once it is filled in."""
         assert self.frames is not None, "frames are filled in when a worker takes the job"
         return self.frames
+
+    @property
+    def shown_size(self) -> tuple[int, int]:
+        """Width and height of the frames in the files: upscaled, in even numbers of pixels, or those of the model."""
+        if size := _SIZE.fullmatch(self.upscale):
+            return int(size[1]), int(size[2])
+        factor = float(self.upscale or 1) / 2
+        return (2 * round(self.width * factor), 2 * round(self.height * factor))
 
     def smaller_chunk(self, chunk: int) -> int:
         """Return the decode_chunk_size to try after one above 1 with which a decode does not fit into memory."""

@@ -193,8 +193,10 @@ def is_folder_name(name: str) -> bool:
     return is_plain and len(name.encode()) <= MAX_NAME_BYTES
 
 
-#: The parameters that users give: the fields of all families but those of the photos and the names of files.
-VIDEO_FIELDS = tuple(dict.fromkeys(name for job in JOBS.values() for name in job.model_fields if name not in NAMING))
+_GIVEN = dict.fromkeys(name for job in JOBS.values() for name in job.model_fields if name not in NAMING)
+#: The parameters that users give: the fields of all families but those of the photos and the names of files. Those that
+#: came to `VideoParameters` later are the last.
+VIDEO_FIELDS = tuple(sorted(_GIVEN, key=lambda name: name in VideoParameters.model_fields))
 #: The same as users name them: one size for width and height, and format for formats.
 PARAMETER_KEYS = (
     *(name for name in VIDEO_FIELDS if name not in ("width", "height", "formats", "loras")),

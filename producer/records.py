@@ -115,10 +115,12 @@ class Sidecar(_Open):
     #: Paths or URLs of the files when they were written; they stay beside the sidecar.
     outputs: tuple[str, ...] = ()
     source: str = Field(default="", exclude_if=not_)
-    shown: dict[str, int] = {}  # `frames` and `fps` of the files, where they differ from those of the model
+    #: `frames`, `fps`, `width` and `height` of the files, where they differ from those of the model.
+    shown: dict[str, int] = {}
+    upscaled: dict[str, Any] = {}  # by which upscaler: its `model` and `digest`, and the side of a `tile` if any
     finished_at: Time | None = None
     group: dict[str, Any] = {}  # number of ranks, host, and process id of torchrun
-    seconds: dict[str, float] = {}  # of work by what was done: encode, denoise, decode, write
+    seconds: dict[str, float] = {}  # of work by what was done: encode, denoise, decode, upscale, write
     stages: list[dict[str, Any]] = []  # rank, steps and seconds of each
     memory_bytes: dict[str, int] = {}  # peaks by what was done
     resumed: list[dict[str, Any]] = []

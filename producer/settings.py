@@ -76,6 +76,8 @@ class Settings(BaseModel):
     weights: Literal["auto", "stored", "made"] = "auto"
     #: Folder of the LoRAs that jobs may choose, such as ComfyUI's models/loras; None: there are none.
     loras: Annotated[Path, AfterValidator(absolute)] | None = None
+    #: File of the upscaler that jobs may ask for, or its name in ComfyUI's models/upscale_models; None: there is none.
+    upscaler: str | None = Field(None, min_length=1)
     #: Token of `svdq serve`; None: the one in its file.
     serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False, exclude=True)
 

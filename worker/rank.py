@@ -117,6 +117,7 @@ def run_rank(process: RankProcess) -> None:
         components=components,
         most_bytes=max(free_host_bytes() * STATES_SHARE, LEAST_STATES_BYTES),
         num_groups=config.num_groups,
+        upscaler=loaded.upscaler,
     )
     reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]
     if intake is not None:
@@ -188,6 +189,7 @@ def _make_intake(
         complete=loaded.model.complete,
         embed=loaded.model.embed,
         loras=loras_for(run),
+        upscales=run.settings.upscaler is not None,
         memory=plan,
         max_attempts=run.settings.max_attempts,
         # One computed, one received and one sent by each rank, and those that are being written.

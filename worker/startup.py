@@ -17,6 +17,8 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.lora_folder import KEPT_BYTES as KEPT_LORA_BYTES
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
+from svdq.pipeline.models.upscaler import Upscaler
+from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.pipeline.models.video_model import Role, VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology, agree, join
@@ -109,6 +111,7 @@ class LoadedModel:
     model: VideoModel
     device: torch.device
     info: RankInfo
+    upscaler: Upscaler | None  # on a rank that decodes, if the settings name one
 
 
 def start(process: RankProcess) -> tuple[LoadedModel, Links, list[RankInfo]]:
@@ -139,9 +142,13 @@ def _load_model(process: RankProcess) -> LoadedModel:
     loras = loras_for(process.run)
     for_loras = KEPT_LORA_BYTES if device.type == "cuda" and loras.folder is not None else 0
 
+    upscaler_file = find_upscaler(settings.upscaler, settings.loras) if settings.upscaler is not None else None
+    # Its frames take tiles that suit the memory that is free while nothing else is computed.
+    for_upscaler = upscaler_file.stat().st_size if upscaler_file is not None else 0
+
     def granted() -> int | None:
         found = capacity(device, settings.memory_limit, sharing)
-        return found if found is None else max(0, found - for_loras)
+        return found if found is None else max(0, found - for_loras - for_upscaler)
 
     role, phase_weights = _choose_role(process, device, granted, dtype)
     how = choose_weights(
@@ -159,6 +166,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         role = replace(role, encode=topology.first, decode=topology.last)
         del model
         model = open_model(resolved, role, device, dtype, compute, loras)
+    upscaler = Upscaler(upscaler_file, device) if role.decode and upscaler_file is not None else None
     torch.set_num_threads(num_threads)
     streamed = model.info.streamed_bytes if phase_weights is None else phase_weights.streamed
     info = RankInfo(
@@ -173,7 +181,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         components=role.components,
         compute=model.info.compute,
     )
-    return LoadedModel(model=model, device=device, info=info)
+    return LoadedModel(model=model, device=device, info=info, upscaler=upscaler)
 
 
 def loras_for(run: RunConfig) -> LoraFolder:

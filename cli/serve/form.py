@@ -32,13 +32,15 @@ LABELS: Mapping[str, str] = {
     "max_guidance_scale": "Guidance, last frame",
     "shape": "Shape and size",
     "interpolate": "Smooth motion",
+    "upscale": "Upscale",
     "boomerang": "Forward and back",
     "decode_chunk_size": "Frames decoded at a time",
     "formats": "File type",
     "fit": "Photos of another shape",
     "loras": "LoRA",
 }
-PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off", "loras": "none"}  # shown in empty fields
+#: Shown in empty fields.
+PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off", "upscale": "off", "loras": "none"}
 #: Shown first; the others are below "More settings".
 MAIN = ("prompt", "shape", "width", "height", "frames", "motion_bucket_id", "formats")
 NUM_PLAIN_WORDS = 3  # descriptions of at most this many words say no more than the label
@@ -135,7 +137,7 @@ def _field(name: str, rules: Mapping[str, Any], frame_step: int) -> FormField:
         hint=hint if len(hint.split()) > NUM_PLAIN_WORDS else "",
         kind=kind,
         default="" if default is None else str(default),
-        placeholder=PLACEHOLDERS.get(name, "automatic") if kind == "number" else "",
+        placeholder=PLACEHOLDERS.get(name, "automatic" if kind == "number" else ""),
         low="" if low is None else f"{low:g}",
         high="" if high is None or high > 1e12 else f"{high:g}",
         step=step,

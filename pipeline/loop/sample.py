@@ -16,6 +16,7 @@ from svdq.pipeline.models.video_model import State
 
 PHOTOS = ("photo", "last_photo")  # tensors that are photos: the first frame and, for some jobs, the last
 SOUND = "sound"  # the tensor that is left after the decode of a video with sound: (channels, N), float32
+LAST_FRAME = "last_frame"  # tensor of an upscaled video: its last frame before that (H, W, 3), for the next of a chain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,9 @@ class Sample:
     failure: str | None = None  # why it failed, as a sentence; None while all is well
     canceled: bool = False  # whether the user canceled it
     stages: tuple[tuple[int, int, float], ...] = ()  # rank, number of steps, seconds of denoising; in order
-    seconds: Mapping[str, float] = field(default_factory=dict)  # seconds spent besides denoising: `encode`, `decode`
+    #: Seconds spent besides denoising: `encode`, `decode`, `upscale`.
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    upscaled: Mapping[str, Any] = field(default_factory=dict)  # by which upscaler, and in which tiles
     memory: Mapping[str, int] = field(default_factory=dict)  # peak bytes of each activity besides weights; GPUs only
     chunk_chosen: bool = False  # whether the worker chose `decode_chunk_size` because the job has none
     resumed: tuple[Resumption, ...] = ()  # its resumptions, in order

@@ -15,6 +15,7 @@ from svdq.pipeline.loop.protocols import Report, Surroundings
 from svdq.pipeline.loop.rounds import RoundsInbox
 from svdq.pipeline.loop.sample import Sample, sample_from
 from svdq.pipeline.loop.work import KEEP_EVERY_S, UnitLoop, Warmup
+from svdq.pipeline.models.upscaler import Upscaler
 from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.planning.costs import CostModel
@@ -42,11 +43,13 @@ class Stage:
         keep_every_s: float = KEEP_EVERY_S,
         most_bytes: float = math.inf,
         num_groups: int = 1,
+        upscaler: Upscaler | None = None,
     ) -> None:
         """Connect a rank to its neighbors and surroundings.
 
         On rank 0, `components` are the denoising components of each rank; none: all ranks have all. A rank that works
         in rounds keeps at most `most_bytes` of waiting samples, and leaves other groups of `num_groups` their share.
+        A rank that decodes has the `upscaler`, if there is one.
         """
         assert (surroundings.source is not None) == topology.first
         rank, num_ranks = topology.rank, topology.num_ranks
@@ -86,6 +89,7 @@ class Stage:
             done=self._outlet.note,
             is_interrupted=lambda sample: self.stopped or self._inbox.has_before(sample.index),
             keep_every_s=keep_every_s,
+            upscaler=upscaler,
         )
 
     @torch.inference_mode()

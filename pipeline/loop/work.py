@@ -12,9 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.loop.protocols import Surroundings
-from svdq.pipeline.loop.sample import PHOTOS, SOUND, Sample, sample_body
+from svdq.pipeline.loop.sample import LAST_FRAME, PHOTOS, SOUND, Sample, sample_body
 from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
 from svdq.pipeline.models.memory import chunk_of
+from svdq.pipeline.models.upscaler import Upscaler
 from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_advice
 from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.planning.costs import Shape
@@ -42,6 +43,7 @@ class UnitLoop:
         done: Callable[[Work], None],
         is_interrupted: Callable[[Sample], bool],
         keep_every_s: float,
+        upscaler: Upscaler | None = None,
     ) -> None:
         """Connect it to its surroundings.
 
@@ -55,6 +57,7 @@ class UnitLoop:
         self._tracer = surroundings.tracer
         self._checkpointer = surroundings.checkpointer
         self._decoder = Decoder(model)
+        self._upscaler = upscaler
         self._done = done
         self._is_interrupted = is_interrupted
         self._keep_every_s = keep_every_s
@@ -202,9 +205,29 @@ class UnitLoop:
         self._monitor.step(sample, steps)
         with self._tracer.span("decode", sample.job_id):
             sample, frames = self._decoder.decode(sample)
+        if frames is not None and sample.parameters.upscale:
+            with self._tracer.span("upscale", sample.job_id):
+                sample, frames = self._upscale(sample, frames)
         if frames is not None:
-            self._done(Work(self.rank, sample.index, steps + 1, steps + 2, sample.seconds["decode"]))
+            seconds = sample.seconds["decode"] + sample.seconds.get("upscale", 0.0)
+            self._done(Work(self.rank, sample.index, steps + 1, steps + 2, seconds))
         return sample, frames
+
+    def _upscale(self, sample: Sample, frames: Tensor) -> tuple[Sample, Tensor | None]:
+        """Upscale decoded frames, and keep the last one as it was beside them; no frames: failed or canceled."""
+        assert self._upscaler is not None, "a group without an upscaler takes no such jobs"
+        started = time.perf_counter()
+        try:
+            is_canceled = partial(self._monitor.canceled, sample.job_id)
+            found = self._upscaler.upscale(frames, sample.parameters.shown_size, is_canceled)
+        except Exception as error:  # noqa: BLE001 - one bad job must not affect others
+            return sample.failed(describe_failure(error, "while its frames were upscaled")), None
+        if found is None:
+            return replace(sample, canceled=True, tensors={}), None
+        upscaled, record = found
+        tensors = {**sample.tensors, LAST_FRAME: frames[-1].clone()}
+        seconds = {**sample.seconds, "upscale": time.perf_counter() - started}
+        return replace(sample, tensors=tensors, seconds=seconds, upscaled=record), upscaled
 
 
 class Decoder:

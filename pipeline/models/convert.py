@@ -1,7 +1,8 @@
 """Writes a copy of a model folder with its large components in half precision, as `svdq model convert` does.
 
 Files are mapped and written in shards of a few gigabytes, so that the largest models need little memory. Weights that
-diffusers and transformers keep in float32 stay so: opened in that dtype, copy and original have the same bits.
+diffusers and transformers keep in float32 stay so: opened in that dtype, copy and original have the same bits. The
+weights of a .pth file, such as an upscaler's, are written as safetensors.
 """
 
 import json
@@ -18,7 +19,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.models.components import be_quiet, class_of
 from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.memory import size_text
@@ -28,6 +29,8 @@ from svdq.pipeline.models.resolved_model import ResolvedModel
 SHARD_BYTES = 2 * 1024**3  # bytes of weights in a file of the copy, and so about the memory that writing it takes
 _UNREAD = (".bin", ".pt", ".msgpack", ".h5")  # endings of weights files that svdq does not read
 _UNCHANGED = ("vae", "image_encoder")  # small, and half precision changes much
+#: Where training programs put the weights in a .pth file, the better ones first.
+_WEIGHTS_KEYS = ("params_ema", "params", "model_state_dict", "state_dict", "model", "net")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,46 @@ def convert(
                 _write(partial / component, stem, each, shard_bytes, on_file)
             partial.rename(target)
     return total
+
+
+def convert_pickle(source: Path, target: Path) -> int:
+    """Write the weights in a .pth file as safetensors, unchanged; return their bytes.
+
+    torch reads it with `weights_only=True`, which runs no code of the file. Raises InputError if it holds anything else
+    than weights, the target exists or is no .safetensors file, or it cannot be written.
+    """
+    if target.suffix != ".safetensors":
+        raise InputError(
+            f"The weights of {source} are written as safetensors; name a file such as {source.stem}.safetensors."
+        )
+    if target.exists() or target.is_symlink():
+        raise InputError(f"{target} exists; name a file that does not exist yet.")
+    try:
+        found = torch.load(source, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise InputError(f"There is no file {source}; correct its name.") from error
+    except Exception as error:  # torch raises many types
+        raise InputError(
+            f"The file {source} cannot be read as weights alone ({reason_of(error).partition('. ')[0]}); anything else "
+            "in it could run code. Get it again, or as .safetensors."
+        ) from error
+    found = found if isinstance(found, dict) else {}
+    found = next((found[key] for key in _WEIGHTS_KEYS if isinstance(found.get(key), dict)), found)
+    # Cloned, since safetensors refuses tensors that share memory.
+    weights = {
+        name: value.clone(memory_format=torch.contiguous_format)
+        for name, value in found.items()
+        if torch.is_tensor(value)
+    }
+    if not weights:
+        raise InputError(f"The file {source} holds no weights; name another.")
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".svdq-convert-", dir=target.parent) as folder:
+            partial = Path(folder) / target.name
+            save_file(weights, partial, metadata={"format": "pt"})
+            partial.rename(target)
+    return sum(weight.nbytes for weight in weights.values())
 
 
 def _is_of_transformers(kind: type) -> bool:

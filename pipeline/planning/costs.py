@@ -53,18 +53,23 @@ class Costs(BaseModel):
 
 
 class Shape(NamedTuple):
-    """The properties of a video that determine the cost of a step."""
+    """The properties of a video that determine its costs."""
 
     frames: int  # number of frames
     width: int  # pixels
     height: int
     guided: bool  # whether classifier-free guidance is on
+    upscale: str = ""  # `VideoParameters.upscale`, which costs time after the decode and counts with it
 
     @classmethod
     def of(cls, parameters: VideoParameters) -> "Shape":
         """Return the shape of a video with these parameters."""
         return cls(
-            frames=parameters.num_frames, width=parameters.width, height=parameters.height, guided=parameters.guided
+            frames=parameters.num_frames,
+            width=parameters.width,
+            height=parameters.height,
+            guided=parameters.guided,
+            upscale=parameters.upscale,
         )
 
 
@@ -75,6 +80,7 @@ class ShapeCosts(Costs):
     width: Annotated[int, Field(ge=1, lt=2**63)]
     height: Annotated[int, Field(ge=1, lt=2**63)]
     guided: bool
+    upscale: str = Field(default="", exclude_if=not_)
     #: The mean relative cost of a step, by the `step_cache` of videos, where it is not 1.
     mean_steps: dict[str, Seconds] = Field(default={}, exclude_if=not_)
 

@@ -275,6 +275,7 @@ class _Shape(NamedTuple):
     guided: bool
     steps: int
     step_cache: float
+    upscale: str
 
 
 def _shape_of(parameters: Parameters) -> _Shape:
@@ -289,6 +290,7 @@ def _shape_of(parameters: Parameters) -> _Shape:
         guided=_is_guided(parameters),
         steps=int(steps or 1),
         step_cache=step_cache or 0.0,
+        upscale=str(parameters.get("upscale") or ""),
     )
 
 
@@ -318,7 +320,7 @@ def _mean_interval_s(sample: Iterable[_Shape], groups: Sequence[GroupStatus]) ->
 
 def _costs_of(shape: _Shape, group: GroupStatus) -> VideoCosts | None:
     """Return a group's measured costs of a shape, scaled from those of a similar one; None if there is none."""
-    measured = group.intake.costs if group.intake else ()
+    measured = [costs for costs in (group.intake.costs if group.intake else ()) if costs.upscale == shape.upscale]
     if not measured:
         return None
 

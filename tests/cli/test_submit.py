@@ -50,6 +50,8 @@ def bad_files(tmp_path: Path, photo: Path) -> Path:
         ["{photo}", "--size", "1000x500"],
         ["{photo}", "--interpolate", "7"],
         ["{photo}", "--interpolate", "16", "--fps", "24"],
+        ["{photo}", "--upscale", "x"],
+        ["{photo}", "--upscale", "8"],
         ["{photo}", "--format", "avi"],
         ["{photo}", "--noise-aug-strength", "nan"],
         ["{photo}", "--like", "{photo}"],

@@ -90,7 +90,7 @@ def test_digest(job: Job, seed: int) -> None:
 def test_json_round_trip_of_wan(job: WanJob) -> None:
     assert parse_job(json.loads(job.model_dump_json())) == job
     assert parse_job(job.model_dump(mode="json")).parameters == job.parameters
-    left_out = {name for name in ("loop", "last_image", "loras", "step_cache") if not getattr(job, name)}
+    left_out = {name for name in ("loop", "last_image", "loras", "step_cache", "upscale") if not getattr(job, name)}
     assert job.parameters.model_dump().keys() == WanParameters.model_fields.keys() - left_out
 
 
@@ -148,6 +148,25 @@ def test_a_boomerang_and_interpolation_make_other_jobs_only_where_they_are_asked
     assert id_of(boomerang=False, interpolate=None) == "1b1a316ec2e579cc5edd"
     assert len({id_of(), id_of(boomerang=True), id_of(interpolate=24), id_of(interpolate=24, boomerang=True)}) == 4
     assert not {"boomerang", "interpolate"} & PLAIN.model_dump(mode="json").keys()
+
+
+def test_upscaling_makes_another_job_only_where_it_is_asked_for() -> None:
+    def job_of(upscale: str) -> SvdJob:
+        return SvdJob(**PLAIN.model_dump() | {"width": 832, "height": 448, "upscale": upscale})
+
+    texts = ("", "2", "2.0", "1.5", "1920x1080", "1920X1080")
+    assert len({job_of(text).digest(seed_was_drawn=False) for text in texts}) == 4
+    assert PLAIN.model_copy(update={"upscale": ""}).digest(seed_was_drawn=False) == "1b1a316ec2e579cc5edd"
+    assert "upscale" not in job_of("").model_dump(mode="json").keys() | job_of("").parameters.model_dump().keys()
+    assert job_of("2.0").parameters.upscale == "2"
+    sizes = [job_of(text).shown_size for text in ("", "2", "1.5", "1.333", "1920x1080")]
+    assert sizes == [(832, 448), (1664, 896), (1248, 672), (1110, 598), (1920, 1080)]
+
+
+@pytest.mark.parametrize("upscale", ["0", "0.5", "9", "-2", "2x", "1e1", "x", "1921x1080", "8192x4320", "8x8", "5", 2])
+def test_upscaling_has_limits(upscale: object) -> None:
+    with pytest.raises(ValidationError):
+        SvdJob(**PLAIN.model_dump() | {"width": 832, "height": 448, "upscale": upscale})
 
 
 @pytest.mark.parametrize("interpolate", [1, 2, 7, 121, "24", True])

@@ -46,6 +46,7 @@ class IntakeOptions:
     complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
     embed: Callable[[VideoParameters], object] = lambda parameters: None  # prompts ahead of time
     loras: LoraFolder = NO_LORAS  # those that jobs may choose; jobs with others are left to other groups
+    upscales: bool = False  # whether the group has an upscaler; jobs that need one fail otherwise
     max_attempts: int = 2  # number of crashes of a rank after which the job it computes is set aside
     #: Most jobs in flight at once. Sockets limit the bytes that wait between ranks; without this limit a group with
     #: small samples could take the whole queue while its last rank waits for a slow disk.
@@ -144,6 +145,11 @@ class Prefetcher:
                 raise
             if result is not None:
                 return Prepared(result=result, job=job), []
+            if job.upscale and not self._options.upscales:
+                raise SvdqError(
+                    f"The job asks for upscale {job.upscale}, and this worker has no upscaler: start it with "
+                    "SVDQ_UPSCALER, such as a RealESRGAN model, and `svdq retry` the job, or submit it without upscale."
+                )
             if self._checkpoints is not None:
                 resume = self._checkpoints.furthest(job_id, job.parameters)
                 if resume is not None and self._has_first_frame(job, resume):

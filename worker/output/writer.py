@@ -22,7 +22,7 @@ import redis
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Sink
-from svdq.pipeline.loop.sample import SOUND, Sample, sample_body
+from svdq.pipeline.loop.sample import LAST_FRAME, SOUND, Sample, sample_body
 from svdq.pipeline.media import video
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.media.video import change_motion
@@ -206,8 +206,13 @@ class ResultWriter(Sink):
                 sound = sound.during(1 if job.predecessor else 0, len(shown), fps)
                 if job.predecessor:
                     sound = sound.after(self._sound_before(job.predecessor, sound), num_before, fps)
-            if (num_frames, fps) != (len(frames), job.fps):
-                sidecar = sidecar.model_copy(update={"shown": {"frames": num_frames, "fps": fps}})
+            changed = {"frames": num_frames, "fps": fps} if (num_frames, fps) != (len(frames), job.fps) else {}
+            if sample.upscaled:
+                width, height = sample.parameters.shown_size
+                changed |= {"width": width, "height": height}
+                sidecar = sidecar.model_copy(update={"upscaled": dict(sample.upscaled)})
+            if changed:
+                sidecar = sidecar.model_copy(update={"shown": changed})
             for kind, key in keys.items():
                 video.write_video(shown, paths[key], kind, fps, sidecar.comment, None if job.predecessor else sound)
                 if job.predecessor:
@@ -219,7 +224,8 @@ class ResultWriter(Sink):
             if job.chained and sound is not None:
                 self._storage.write_bytes(sound_key(sample.job_id), sound.wav)
             if job.chained:
-                self._storage.write_bytes(last_frame_key(sample.job_id), video.png_of(frames[-1]))
+                last = sample.tensors[LAST_FRAME].numpy() if LAST_FRAME in sample.tensors else frames[-1]
+                self._storage.write_bytes(last_frame_key(sample.job_id), video.png_of(last))
             for key, path in paths.items():
                 self._storage.publish(path, key)
         sidecar = sidecar.model_copy(update=timings_of(sample, time.perf_counter() - started))

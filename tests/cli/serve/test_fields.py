@@ -79,6 +79,11 @@ def test_spellings_of_a_list(fields: list[tuple[str, Any]]) -> None:
     assert options_of(fields).formats == ("mp4", "gif")
 
 
+@pytest.mark.parametrize("fields", [[("upscale", "2")], [("extra_params", {"upscale": 2})]])
+def test_upscaling(fields: list[tuple[str, Any]]) -> None:
+    assert options_of(fields).upscale == "2"
+
+
 @pytest.mark.parametrize("fields", [[("fps", "7"), ("fps", "8")], [("fps", 7), ("extra_params", {"fps": 8})]])
 def test_a_field_that_is_given_twice(fields: list[tuple[str, Any]]) -> None:
     assert "fps is given twice" in str(read(fields))

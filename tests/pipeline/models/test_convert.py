@@ -103,3 +103,39 @@ def test_the_command(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFix
     index = json.loads((target / "model_index.json").read_text(encoding="utf-8"))
     assert index["_class_name"] == "StableVideoDiffusionPipeline"
     assert run(["model", "convert", str(tmp_path / "absent"), str(tmp_path / "copy")]) == 2
+
+
+class Opener:
+    """What a pickle with code in it holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_becomes_safetensors_and_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weight = torch.rand(4, 6)
+    source, target = tmp_path / "x2.pth", tmp_path / "new" / "x2.safetensors"
+    torch.save({"params": {}, "params_ema": {"a": weight, "b": weight.T, "c": weight[0]}, "epoch": 3}, source)
+    assert run(["model", "convert", str(source), str(target)]) == 0
+    assert f"SVDQ_UPSCALER={target}" in capsys.readouterr().out
+    found = load_file(target)
+    assert found.keys() == {"a", "b", "c"}
+    assert torch.equal(found["a"], weight)
+    assert torch.equal(found["b"], weight.T)
+
+    marker = tmp_path / "code has run"
+    torch.save({"params": {"a": weight}, "more": Opener(marker)}, source)
+    for wrong, words in (
+        (target, "exists; name a file"),
+        (tmp_path / "other.safetensors", "cannot be read as weights alone"),
+        (tmp_path / "folder", "are written as safetensors; name a file such as x2.safetensors."),
+    ):
+        assert run(["model", "convert", str(source), str(wrong)]) == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert said.count("\n") == 1
+    assert not marker.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "x2.pth"]

@@ -20,7 +20,14 @@ def test_one_job_through_its_life(connection: redis.Redis) -> None:
     job = add(connection, 1)
     queued = view(connection, job.id).as_json()
     assert (queued["status"], queued["step"], queued["steps"], queued["outputs"]) == ("queued", 0, 4, [])
-    assert queued.keys() >= SvdJob.model_fields.keys() - {"family", "boomerang", "interpolate", "chained", "loras"}
+    assert queued.keys() >= SvdJob.model_fields.keys() - {
+        "family",
+        "boomerang",
+        "interpolate",
+        "chained",
+        "loras",
+        "upscale",
+    }
     start(job, step=2, rank=3, notice="preview (no diffusion model)", used={"frames": 25})
     started = view(connection, job.id)
     assert (started.step, started.rank, started.parameters["frames"]) == (2, 3, 25)

@@ -85,7 +85,11 @@ def test_a_list_with_a_column_for_it(connection: redis.Redis, settings: Settings
 @pytest.mark.parametrize(
     ("options", "last", "words"),
     [
-        ({"family": "svd"}, "a.jpg", r"last does not apply to Stable Video Diffusion \(.*family svd\), only to Wan and LTX-2;"),
+        (
+            {"family": "svd"},
+            "a.jpg",
+            r"last does not apply to Stable Video Diffusion \(.*family svd\), only to Wan and LTX-2;",
+        ),
         ({"family": "svd", "loop": True}, None, r"loop does not apply to Stable Video Diffusion"),
         ({"loop": True}, "a.jpg", r"^loop and last_image exclude each other; change one of them\.$"),
         ({"frames": 1}, "a.jpg", r"^frames 1 leaves no room for last_image; change one of them\.$"),

@@ -26,6 +26,7 @@ def test_every_parameter_of_a_job_can_be_read() -> None:
         ("formats", "mp4, gif mp4", {"formats": ("mp4", "gif")}),
         ("fit", "pad", {"fit": "pad"}),
         ("interpolate", "24", {"interpolate": 24}),
+        ("upscale", "2", {"upscale": "2"}),
         ("boomerang", "True", {"boomerang": True}),
         ("boomerang", "no", {"boomerang": False}),
     ],
