@@ -191,6 +191,32 @@ def test_delivering_waits_while_many_videos_wait_until_a_stop(folder: Path, unti
     assert list((folder / "tmp").iterdir()) == []
 
 
+class Slow(Storage):
+    """A storage that publishes when it is told to."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.may_go_on = threading.Event()
+
+    def publish(self, local_path: Path, key: str) -> None:
+        self.may_go_on.wait(60)
+        super().publish(local_path, key)
+
+
+def test_writers_that_fall_behind_are_told_once(folder: Path, until, caplog: pytest.LogCaptureFixture) -> None:
+    storage, reports = Slow(str(folder)), Reports()
+    writer = ResultWriter(storage, MODEL, Tracer(), behind_s=0.01)
+    last = threading.Thread(target=lambda: [writer.deliver(sample_of(str(each)), FRAMES, reports) for each in range(6)])
+    last.start()
+    until(lambda: "the last rank waits" in caplog.text)
+    storage.may_go_on.set()
+    last.join(60)
+    reports.wait(6)
+    writer.close()
+    assert [report.failure for report in reports.all] == [None] * 6
+    assert caplog.text.count("Videos are made faster than they are written, 1 at a time") == 1
+
+
 @pytest.mark.parametrize(
     ("taken", "reason"),
     [

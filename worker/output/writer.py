@@ -41,6 +41,7 @@ from svdq.worker.queue.rq_worker import TakenJob
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 2  # videos besides those that are written; then the loop waits, which limits memory
+BEHIND_S = 5.0  # seconds that the loop waits for the writers before a warning says that they fall behind
 VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")  # they can change a video's bits
 
 
@@ -75,6 +76,7 @@ class ResultWriter(Sink):
         is_held: Callable[[Sample], bool] = lambda _: True,
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         num_writers: int = 1,
+        behind_s: float = BEHIND_S,
     ) -> None:
         """Start threads; `is_held` says whether to publish, `mark` (job id) surrounds work that may crash."""
         self._storage = storage
@@ -88,6 +90,8 @@ class ResultWriter(Sink):
         #: Jobs whose videos wait or are being written, in order; append and remove are atomic.
         self._here: list[str] = []
         self._room = threading.Semaphore(MAX_WAITING)
+        self._behind_s = behind_s
+        self._has_warned = False
         self._reporting = threading.Lock()
         self._threads = [threading.Thread(target=self._run, name="write", daemon=True) for _ in range(num_writers)]
         for thread in self._threads:
@@ -96,7 +100,16 @@ class ResultWriter(Sink):
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         """Queue frames (F, H, W, 3); blocks while too many videos wait."""
         self._here.append(sample.job_id)
-        self._room.acquire()
+        if not self._room.acquire(timeout=self._behind_s):
+            if not self._has_warned and self._retry.condition is None and not self._retry.stopped:
+                self._has_warned = True
+                logger.warning(
+                    "Videos are made faster than they are written, %d at a time: the last rank waits. How long a video "
+                    "takes is in its JSON (seconds, write). Interpolation takes most, on one core for each video; "
+                    "leave it out, write fewer formats, or give the machine more cores.",
+                    len(self._threads),
+                )
+            self._room.acquire()
         self._waiting.put((sample, frames, report))
 
     @property
