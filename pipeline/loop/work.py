@@ -40,15 +40,15 @@ class UnitLoop:
         device: torch.device,
         surroundings: Surroundings,
         *,
-        done: Callable[[Work], None],
+        done: Callable[..., None],
         is_interrupted: Callable[[Sample], bool],
         keep_every_s: float,
         upscaler: Upscaler | None = None,
     ) -> None:
         """Connect it to its surroundings.
 
-        `done` gets each piece of work. `is_interrupted` is asked between two units whether to leave the rest of a
-        sample for later. After `keep_every_s` seconds a sample is saved between two steps.
+        `done` gets finished work, one `Work` or several. `is_interrupted` is asked between two units whether
+        to leave the rest of a sample for later. After `keep_every_s` seconds a sample is saved between two steps.
         """
         self.rank = rank
         self._model = model
@@ -182,9 +182,13 @@ class UnitLoop:
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(describe_failure(error, f"in step {index + 1} of {steps}"))
         laps.append((stop, time.perf_counter()))
-        for (begin, begun_s), (end, ended_s) in pairwise(laps):
-            if end > begin:
-                self._done(Work(self.rank, sample.index, begin + 1, end + 1, ended_s - begun_s))
+        if stop > first:
+            self._done(
+                *(
+                    Work(self.rank, sample.index, begin + 1, end + 1, ended_s - begun_s)
+                    for (begin, begun_s), (end, ended_s) in pairwise(laps)
+                )
+            )
         seconds = laps[-1][1] - started
         sample = self._advanced(sample, stop, state, seconds)
         self._checkpointer.save(sample)
