@@ -47,6 +47,8 @@ def _open_ltx(folder: Path, arguments: dict[str, Any]) -> Any:
     from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, LTX2VocoderWithBWE
 
     vocoder = LTX2VocoderWithBWE.from_pretrained(folder / "vocoder", dtype=torch.float32)
+    # The pipeline does not convert the spectrogram, which has the dtype of the audio VAE.
+    vocoder.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(torch.float32),))
     pipeline = LTX2ConditionPipeline.from_pretrained(folder, vocoder=vocoder, **arguments)
     if (folder / UPSAMPLER).is_dir():
         pipeline.latent_upsampler = LTX2LatentUpsamplerModel.from_pretrained(folder / UPSAMPLER, **arguments)
