@@ -35,7 +35,7 @@ from svdq.producer.queue import (
     statuses,
 )
 from svdq.producer.records import REPLACED_NOTE, sidecar_digest
-from svdq.producer.status.together import Read, ask_one, checked
+from svdq.producer.together import Read, ask_one, checked
 from svdq.producer.untrusted_job import UntrustedJob, key_of, read_many
 
 if TYPE_CHECKING:

@@ -65,6 +65,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
     restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     log = start_logging(config.log_format, topology.rank, config.group)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # else a line for each place of credentials
     if sys.stderr is not None:  # the shell's `2>&-` closes it
         # So that a crash in native code says where it was. The stacks of running threads may crash faulthandler itself,
         # before it comes to that of the crash.

@@ -11,8 +11,8 @@ from redis.client import Pipeline
 from svdq.pipeline.planning.costs import Seconds, ShapeCosts
 from svdq.producer import keys, lua
 from svdq.producer.records import Record
-from svdq.producer.status.together import Read, ask_one, checked
 from svdq.producer.text import MAX_SECONDS, iso_of
+from svdq.producer.together import Read, ask_one, checked
 
 SILENT_S = 7.0  # of silence by the clock of Redis; an idle rank writes every five
 

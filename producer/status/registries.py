@@ -23,7 +23,7 @@ from svdq.producer.keys import STATUSES
 from svdq.producer.queue import SvdqQueue, is_queue, queues, queues_of
 from svdq.producer.records import Record
 from svdq.producer.status.ranks import read_groups
-from svdq.producer.status.together import Read, ask_one, checked
+from svdq.producer.together import Read, ask_one, checked
 
 
 def read_queues(connection: redis.Redis) -> Read[list[SvdqQueue]]:

@@ -34,8 +34,8 @@ from svdq.producer.status.ranks import (
     reading_groups,
 )
 from svdq.producer.status.registries import WorkerState, WorkerView
-from svdq.producer.status.together import ask
 from svdq.producer.text import iso_of
+from svdq.producer.together import ask
 from svdq.producer.untrusted_job import UntrustedJob, read_many
 
 V = TypeVar("V")
