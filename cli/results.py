@@ -296,6 +296,7 @@ def _rows(record: Sidecar) -> list[tuple[str, object]]:
         rows.append(("photo", record.source))
     job = record.job | ({"decode_chunk_size": "all"} if record.job.get("decode_chunk_size", 1) is None else {})
     rows += [(name, shown_loras(value) if name == "loras" else words(value)) for name, value in job.items()]
+    rows += [(f"upscaled {name}", words(value)) for name, value in record.upscaled.items()]
     rows += [(f"compute {name}", words(value)) for name, value in record.model.compute.items()]
     rows += [(f"seconds {name}", words(value)) for name, value in record.seconds.items()]
     rows += [(f"memory {name}", decimal(value)) for name, value in record.memory_bytes.items()]

@@ -88,6 +88,7 @@ class Stage:
             surroundings,
             done=self._outlet.note,
             is_interrupted=lambda sample: self.stopped or self._inbox.has_before(sample.index),
+            is_stopped=self._stopping.is_set,
             keep_every_s=keep_every_s,
             upscaler=upscaler,
         )

@@ -42,13 +42,15 @@ class UnitLoop:
         *,
         done: Callable[..., None],
         is_interrupted: Callable[[Sample], bool],
+        is_stopped: Callable[[], bool],
         keep_every_s: float,
         upscaler: Upscaler | None = None,
     ) -> None:
         """Connect it to its surroundings.
 
-        `done` gets finished work, one `Work` or several. `is_interrupted` is asked between two units whether
-        to leave the rest of a sample for later. After `keep_every_s` seconds a sample is saved between two steps.
+        `done` gets finished work, one `Work` or several. `is_interrupted` is asked between two units whether to leave the rest of a
+        sample for later, and `is_stopped` between two frames that are upscaled, by the `upscaler` of a rank that
+        decodes. After `keep_every_s` seconds a sample is saved between two steps.
         """
         self.rank = rank
         self._model = model
@@ -60,6 +62,7 @@ class UnitLoop:
         self._upscaler = upscaler
         self._done = done
         self._is_interrupted = is_interrupted
+        self._is_stopped = is_stopped
         self._keep_every_s = keep_every_s
         self.is_loading = False  # whether components are loaded for a sample
 
@@ -218,15 +221,18 @@ class UnitLoop:
         return sample, frames
 
     def _upscale(self, sample: Sample, frames: Tensor) -> tuple[Sample, Tensor | None]:
-        """Upscale decoded frames, and keep the last one as it was beside them; no frames: failed or canceled."""
+        """Upscale decoded frames, and keep the last one as it was beside them; none if it failed or was ended."""
         assert self._upscaler is not None, "a group without an upscaler takes no such jobs"
         started = time.perf_counter()
         try:
-            is_canceled = partial(self._monitor.canceled, sample.job_id)
-            found = self._upscaler.upscale(frames, sample.parameters.shown_size, is_canceled)
+            found = self._upscaler.upscale(
+                frames,
+                sample.parameters.shown_size,
+                lambda: self._is_stopped() or self._monitor.canceled(sample.job_id),
+            )
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(describe_failure(error, "while its frames were upscaled")), None
-        if found is None:
+        if found is None:  # of a rank that stops, nothing is passed on
             return replace(sample, canceled=True, tensors={}), None
         upscaled, record = found
         tensors = {**sample.tensors, LAST_FRAME: frames[-1].clone()}

@@ -46,7 +46,7 @@ class Upscaler:
     def upscale(
         self, frames: Tensor, size: tuple[int, int], is_canceled: Callable[[], bool] = lambda: False
     ) -> tuple[Tensor, dict[str, Any]] | None:
-        """Upscale frames (F, H, W, 3), uint8, to a width and height; return None if the video is canceled meanwhile.
+        """Upscale frames (F, H, W, 3), uint8, to a width and height; None if `is_canceled` says so between two frames.
 
         The model sees a whole frame at a time or, where memory runs out, smaller and smaller tiles. What its own factor
         does not give is left to a last resize (Lanczos), which crops frames of another shape in the middle.

@@ -128,10 +128,13 @@ class ListSource(Source):
 class ListSink(Sink):
     def __init__(self) -> None:
         self.frames: dict[str, Frames] = {}
+        #: Shapes of the tensors beside them.
+        self.beside: dict[str, dict[str, tuple[int, ...]]] = {}
         self.closed = self.released = False
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         self.frames[sample.job_id] = frames
+        self.beside[sample.job_id] = {name: tuple(tensor.shape) for name, tensor in sample.tensors.items()}
         report(Report(job_id=sample.job_id, body=sample_body(sample), result={"written": True}))
 
     def release(self) -> None:
@@ -176,7 +179,9 @@ class ListCheckpointer(Checkpointer):
 class Alone:
     """A rank alone, with a model that counts, run to its end."""
 
-    def __init__(self, model: CountingModel, requests: Sequence[Request], *, keep_every_s: float = 30.0) -> None:
+    def __init__(
+        self, model: CountingModel, requests: Sequence[Request], *, keep_every_s: float = 30.0, upscaler: Any = None
+    ) -> None:
         self.checkpointer = ListCheckpointer()
         self.source = ListSource(requests)
         self.sink = ListSink()
@@ -190,7 +195,7 @@ class Alone:
             tracer=Tracer(on=True),
         )
         alone = Topology(rank=0, num_ranks=1)
-        self.stage = Stage(alone, Links(), model, surroundings, keep_every_s=keep_every_s)
+        self.stage = Stage(alone, Links(), model, surroundings, keep_every_s=keep_every_s, upscaler=upscaler)
 
 
 class ListPlanner(Planner):

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from tests.faults.frames import read_frames
 from tests.upscaling import by_spandrel, torchvision, write_torchvision, write_upscaler
@@ -89,6 +91,17 @@ def test_a_group_without_an_upscaler_says_what_to_do(site) -> None:
         "The job asks for upscale 2, and this worker has no upscaler: start it with SVDQ_UPSCALER, such as a "
         "RealESRGAN model, and `svdq retry` the job, or submit it without upscale."
     )
+
+
+def test_a_file_that_is_no_upscaler_is_refused_at_the_start(site, upscaler: dict[str, str], tmp_path: Path) -> None:
+    save_file({"conv.weight": torch.zeros(3, 3)}, tmp_path / "other.safetensors")
+    upscaler["SVDQ_UPSCALER"] = "other.safetensors"
+    done = site.run("svdq", "worker", "--device", "cpu", "--ranks", "1", **upscaler)
+    assert done.returncode == 2
+    assert (
+        f"The file '{tmp_path}/other.safetensors' is no upscaler that spandrel knows; set SVDQ_UPSCALER" in done.stderr
+    )
+    assert "Traceback" not in done.stderr
 
 
 def test_an_upscaler_that_is_not_there_is_refused_at_the_start(site) -> None:
