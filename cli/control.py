@@ -1,13 +1,14 @@
 """`svdq cancel`, `retry`, `move`, `mark`, `pause` and `resume`: change jobs and queues."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import click
 import redis
 
 from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED
-from svdq.cli.option_types import ids_of_jobs, json_option, selection_options, with_connection, with_settings
+from svdq.cli.option_types import ids_of_jobs, json_option, mine, selection_options, with_connection, with_settings
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.job_control import Action
@@ -15,6 +16,7 @@ from svdq.producer.keys import PRIORITIES
 from svdq.producer.queue import session, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.status.selection import Selection, complete_ids, select
+from svdq.producer.text import count
 
 
 def _selected(connection: redis.Redis, action: Action, selection: Selection) -> list[str]:
@@ -29,7 +31,9 @@ def _selected(connection: redis.Redis, action: Action, selection: Selection) -> 
         return ids
     ids = [view.id for view in select(connection, selection)]
     if not ids:
-        echo("No jobs match.", err=True)
+        others = select(connection, replace(selection, owners=())) if selection.owners else []
+        hint = f" {count(len(others), 'such job')} of other owners." if others else ""
+        echo(f"No jobs match.{hint}", err=True)
     return ids
 
 
@@ -49,20 +53,25 @@ def _print(outcomes: Iterable[tuple[str, str | InputError]], as_json: bool) -> i
 
 @click.command()
 @selection_options("all", "queued")
+@click.option("--everybody", is_flag=True, help="With --queued: also the jobs of other owners.")
 @json_option("job")
 @with_connection
-def cancel(connection: redis.Redis, selection: Selection, as_json: bool) -> int:
+def cancel(connection: redis.Redis, selection: Selection, everybody: bool, as_json: bool) -> int:
     """Cancel jobs: waiting jobs become canceled at once, jobs in flight stop at their next step.
 
-    IDs may be shortened to their first characters. If one of them cannot be canceled, none is.
+    IDs may be shortened to their first characters. If one of them cannot be canceled, none is. --queued cancels only
+    your own jobs, unless --everybody or --owner says otherwise.
 
     \b
     Examples:
       svdq cancel 1f0c 2a7d
       svdq cancel --queued
+      svdq cancel --queued --everybody
       svdq cancel --name 'cup*' --since 22:00
       svdq cancel --status scheduled
     """
+    if tuple(selection.statuses) == ("queued",) and not (everybody or selection.owners or selection.take_all):
+        selection = replace(selection, owners=mine())
     outcomes = job_control.cancel_many(connection, _selected(connection, "cancel", selection))
     stops = "stopping" if as_json else "stops at its next step"
     return _print(((job_id, stops if outcome == "stopping" else outcome) for job_id, outcome in outcomes), as_json)

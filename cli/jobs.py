@@ -77,7 +77,7 @@ def list_jobs(connection: redis.Redis, limit: int, selection: Selection, as_json
       svdq list --name 'cup*' --since 22:00
       svdq list --json | jq -r '.outputs[]'
     """
-    if selection.job_ids or selection.name or selection.since:
+    if selection.job_ids or selection.name or selection.owners or selection.since:
         jobs = select(connection, selection)
         jobs = (jobs if selection.job_ids else jobs[::-1])[:limit]
     else:  # without reading all of them
@@ -85,7 +85,7 @@ def list_jobs(connection: redis.Redis, limit: int, selection: Selection, as_json
     for job in jobs:
         echo_json(job.as_json()) if as_json else echo(describe(job))
     if not jobs and not as_json:
-        some = "such " if selection.statuses or selection.name or selection.since else ""
+        some = "such " if selection.statuses or selection.name or selection.owners or selection.since else ""
         echo(f"There are no {some}jobs; add one with `svdq submit PHOTO`.", err=True)
 
 

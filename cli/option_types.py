@@ -159,13 +159,26 @@ def ids_of_jobs(context: click.Context, _argument: click.Parameter, incomplete: 
     return [CompletionItem(view.id, help=f"{view.name}, {view.status}") for view in fitting]
 
 
+def mine() -> tuple[str, ...]:
+    """Return the owners whose jobs are those of this user; jobs without an owner are everybody's."""
+    from svdq.producer.settings_loader import load_settings
+
+    return (load_settings().owner, "")
+
+
 def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[Command], Command]:
     """Return the decorator that adds IDs, `flags` (of `_FLAGS`), status, name and age, and hands over a `selection`."""
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def with_selection(
-            *args: Any, statuses: tuple[str, ...], name: str | None, take_all: bool = False, **others: Any
+            *args: Any,
+            statuses: tuple[str, ...],
+            name: str | None,
+            owner: str | None,
+            are_mine: bool,
+            take_all: bool = False,
+            **others: Any,
         ) -> Any:
             from svdq.producer.status.selection import Selection
 
@@ -174,6 +187,7 @@ def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[C
                 job_ids=others.pop("job_ids"),
                 statuses=statuses + taken,
                 name=name or "",
+                owners=mine() if are_mine else (owner,) if owner else (),
                 since=others.pop("since"),
                 take_all=take_all,
             )
@@ -186,6 +200,8 @@ def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[C
                 "--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only this status; repeatable."
             ),
             click.option("--name", metavar="PATTERN", callback=_composed, help="Jobs with this name, such as 'cup*'."),
+            click.option("--mine", "are_mine", is_flag=True, help="My jobs, and those without an owner."),
+            click.option("--owner", metavar="NAME", help="Jobs of this owner."),
             since_option(since),
         ]
         return with_options(cast(Command, with_selection), options)

@@ -42,7 +42,7 @@ from svdq.producer.results.prune import (
 )
 from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
 from svdq.producer.settings import Settings
-from svdq.producer.status.selection import Selection, list_jobs
+from svdq.producer.status.selection import Selection, list_jobs, owners_of
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count, parse_duration
 
@@ -131,7 +131,7 @@ def fetch(settings: Settings, selection: Selection, folder: Path, verbose: bool,
     """Copy finished videos, and the JSON beside them, from the storage into a folder.
 
     Existing files are not copied again, so the same command can run every morning. A file gets its name only when it
-    is complete. IDs may be shortened to their first characters.
+    is complete. IDs may be shortened to their first characters. --mine and --owner find the jobs that Redis still has.
 
     \b
     Examples:
@@ -146,6 +146,10 @@ def fetch(settings: Settings, selection: Selection, folder: Path, verbose: bool,
     else:
         found = find_results(place, since=selection.since, on_bad=warn)
         results = [result for result in found if selection.matches_name(result.document.name)]
+        if selection.owners:  # which the sidecars do not have
+            with session(settings) as connection:
+                owners = owners_of(connection, [result.job_id for result in results])
+            results = [each for each, owner in zip(results, owners, strict=True) if owner in selection.owners]
     is_bulk = len(results) >= MANY
     sizes = []
     for fetched in fetch_all(place, results, folder):

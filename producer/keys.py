@@ -28,6 +28,9 @@ CRASHES: Final = "svdq:crashes"
 PAUSES: Final = "svdq:pauses"  # hash, worker name or BURSTS -> why that group, or every burst, takes no more jobs
 #: A burst ends when it is paused, and whatever starts bursts would start the next one, again and again.
 BURSTS: Final = "bursts"
+OWNER_FIELD: Final = "svdq_owner"  # field of a job's own hash: whose job it is
+OWNERS: Final = "svdq:owners"  # set of all owners there were; jobs take turns from the second one on
+UNFAIR: Final = "svdq:unfair"  # string that exists while jobs are first come, first served
 #: String that lives as long as one group's turn to remove what has expired; the value is the group's name.
 MAINTAINED: Final = "svdq:maintained"
 #: Hash, job id -> `keep` or `reject`, the verdict of a person about a finished video. It outlives the job.

@@ -18,7 +18,7 @@ from redis.retry import Retry
 from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason_of
-from svdq.producer import keys
+from svdq.producer import keys, lua
 from svdq.producer.embedded_redis import ensure_server, full_disk
 from svdq.producer.files import close_home
 from svdq.producer.job import Job
@@ -58,6 +58,17 @@ class SvdqQueue(rq.Queue):
     def __init__(self, name: str = "svdq-default", connection: redis.Redis | None = None, **options: Any) -> None:
         options["serializer"] = options.get("serializer") or JSONSerializer
         super().__init__(name, connection, **options)
+
+    def push_job_id(self, job_id: str, pipeline: redis.client.Pipeline | None = None, at_front: bool = False) -> None:
+        """Add a job to the queue where its owner's turn is, or at the front; also for RQ's own code."""
+        if at_front:
+            super().push_job_id(job_id, pipeline, at_front)
+        else:
+            lua.run(self.connection if pipeline is None else pipeline, "place", [self.key], "push", job_id)
+
+    def take_turns(self, job_ids: Sequence[str]) -> None:
+        """Move jobs that were added to the end of the queue to the turns of their owners."""
+        lua.run(self.connection, "place", [self.key], "", *job_ids)
 
 
 def render(**parameters: Any) -> None:

@@ -1,5 +1,6 @@
 """The settings: paths, Redis, storage, model and limits. `settings_loader` reads them."""
 
+import getpass
 import re
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_file import with_presets
 
 ENV_PREFIX = "SVDQ_"
+_OWNER = re.compile(r"[^./\\\s][^/\\]{0,63}")  # it can be the name of a folder
 _OF_REDIS = ("redis://", "rediss://", "unix://")
 
 
@@ -44,6 +46,21 @@ def default_home() -> Path:
     return platformdirs.user_data_path("svdq")
 
 
+def user_name() -> str:
+    """Return the name of the user of this process; "" if there is none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+def checked_owner(name: str) -> str:
+    """Return the name of an owner; raises ValueError if it is none."""
+    if not _OWNER.fullmatch(name) or not name.isprintable():
+        raise ValueError("it must be 1 to 64 characters without / and \\, and no dot in front")
+    return name
+
+
 #: Settings that are secret as a whole, not in parts as a URL.
 SECRETS = ("serve_token", "notify")
 
@@ -66,6 +83,9 @@ class Settings(BaseModel):
     )
     #: `preview`, the folder or hub id of a model in diffusers' layout, a model file, or the name of a preset.
     model: Annotated[str, Field(min_length=1), AfterValidator(with_presets)] = "preview"
+    #: Whose jobs are submitted; by default the user's name.
+    owner: Annotated[str, AfterValidator(checked_owner)] = Field(default_factory=user_name)
+    fair: bool = True  # whether owners take turns in the queues; what the worker that started last has counts
     max_pixels: int = Field(100_000_000, ge=1)  # largest number of pixels of a photo
     max_attempts: int = Field(2, ge=1)  # crashes of a rank until its job is set aside as failed
     #: Seconds that the first step of its kind may take before its rank counts as stalled and is restarted.

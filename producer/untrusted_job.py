@@ -17,6 +17,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 from svdq.pipeline.errors import reason_of
+from svdq.producer import keys
 from svdq.producer.records import Count, JobMeta, Time, reason_invalid
 
 AT_ONCE: Final = 500
@@ -56,6 +57,8 @@ class UnreadableJobError(NoSuchJobError):
 class UntrustedJob(rq.job.Job):
     """An RQ job that calls nothing that its record names; RQ's own code uses it through `SvdqQueue`."""
 
+    owner = ""  # whose job it is; "" for those of plain RQ and of earlier versions
+
     def restore(self, raw_data: Any) -> None:
         """Take the fields of the job's record; raises UnreadableJobError if it is malformed."""
         try:
@@ -63,11 +66,17 @@ class UntrustedJob(rq.job.Job):
             # What RQ's tools have written as pickle is not JSON, and must not keep the job from being written again.
             if not isinstance(self.meta, dict) or "unserialized" in self.meta:
                 self.meta = {}
+            self.owner = raw_data.get(keys.OWNER_FIELD.encode(), b"").decode(errors="replace")
             JobMeta.model_validate(self.meta)
             _Values.model_validate(self)
         except Exception as error:
             reason = error if b"data" in raw_data else ValueError("it has no data")
             raise UnreadableJobError(self.id, raw_data.get(b"status"), reason) from error
+
+    def to_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Return the fields of the job's record, its owner among them."""
+        record: dict[str, Any] = super().to_dict(*arguments, **options)
+        return record | ({keys.OWNER_FIELD: self.owner} if self.owner else {})
 
     @classmethod
     def find(cls, job_id: bytes | str, connection: redis.Redis) -> "UntrustedJob | None":

@@ -13,6 +13,7 @@ from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.rounds import MOST_VIDEOS
 from svdq.pipeline.trace import Tracer, span_events, usage_event
+from svdq.producer import keys
 from svdq.producer.queue import server_url
 from svdq.producer.status.ranks import RoundPlace
 from svdq.producer.storage.storage import Storage
@@ -200,6 +201,10 @@ def _make_intake(
     )
     connection, connection_health = connect(server_url(run.settings)), ConnectionHealth(run.settings)
     wait_for(connection, connection_health)
+    if run.settings.fair:
+        connection.delete(keys.UNFAIR)
+    else:
+        connection.set(keys.UNFAIR, 1)
     lease_connection = connect(server_url(run.settings), LEASE_TIMEOUT_S, NUM_LEASE_RETRIES)
     return Intake(connection, storage, info, options, checkpoints, connection_health, lease_connection)
 

@@ -48,9 +48,9 @@ class UnitLoop:
     ) -> None:
         """Connect it to its surroundings.
 
-        `done` gets finished work, one `Work` or several. `is_interrupted` is asked between two units whether to leave the rest of a
-        sample for later, and `is_stopped` between two frames that are upscaled, by the `upscaler` of a rank that
-        decodes. After `keep_every_s` seconds a sample is saved between two steps.
+        `done` gets finished work, one `Work` or several. `is_interrupted` is asked between two units whether to leave
+        the rest of a sample for later, and `is_stopped` between two frames that are upscaled, by the `upscaler` of a
+        rank that decodes. After `keep_every_s` seconds a sample is saved between two steps.
         """
         self.rank = rank
         self._model = model

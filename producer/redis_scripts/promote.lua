@@ -14,4 +14,7 @@ end
 redis.call('hset', KEYS[3], 'status', 'queued', 'enqueued_at', ARGV[2])
 local in_front = redis.call('hget', KEYS[3], 'enqueue_at_front') == '1'
 redis.call(in_front and 'lpush' or 'rpush', KEYS[2], ARGV[1])
+if not in_front then
+  take_turns(KEYS[2], {ARGV[1]})
+end
 return 1

@@ -20,7 +20,7 @@ from svdq.producer.queue import ENDED, SvdqQueue, fetch, read_arguments, session
 from svdq.producer.records import JobMeta, JobResult
 from svdq.producer.settings import Settings
 from svdq.producer.text import MAX_SECONDS, rfc3339
-from svdq.producer.untrusted_job import UnreadableJobError, read_many, read_results
+from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, read_many, read_results
 
 POLL_S = 0.3
 #: Pauses are at least this many times as long as a look: with thousands of jobs a look takes a while.
@@ -53,6 +53,7 @@ class JobView:
     source: str = ""  # where its photo was, from the submitted folder on, such as `holiday/day 1/cup.jpg`
     link: str = ""  # which link of a chain it is, such as `2 of 3`
     notes: dict[str, str] = field(default_factory=dict)
+    owner: str = ""  # whose job it is; "" for jobs of earlier versions
     queue: str = ""
     created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
     started_at: datetime | None = None  # by its worker; None before that or if never
@@ -168,6 +169,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         source=arguments.source if arguments else "",
         link=arguments.link if arguments else "",
         notes=arguments.own_notes if arguments else {},
+        owner=rq_job.owner if isinstance(rq_job, UntrustedJob) else "",
         queue=rq_job.origin,
         created_at=rq_job.created_at,
         started_at=rq_job.started_at,

@@ -9,6 +9,7 @@ from typing import Self
 import redis
 
 from svdq.pipeline.errors import InputError
+from svdq.producer import keys
 from svdq.producer.queue import no_such_job
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import newest_ids
@@ -25,12 +26,13 @@ class Selection:
     job_ids: Sequence[str] = ()  # prefixes; if there are any, the other criteria do not apply
     statuses: Sequence[str] = ()
     name: str = ""  # a pattern with * and ?
+    owners: Sequence[str] = ()  # "" is the owner of jobs that name none, as those of earlier versions
     since: datetime | None = None  # earliest end or, of jobs that have not ended, submission
     take_all: bool = False
 
     def among(self, allowed: Sequence[str]) -> Self:
         """Return it for an action on some statuses; raises InputError unless it has either ids or criteria that fit."""
-        if bool(self.job_ids) == bool(self.statuses or self.name or self.since or self.take_all):
+        if bool(self.job_ids) == bool(self.statuses or self.name or self.owners or self.since or self.take_all):
             raise InputError("Give either IDs of jobs or options that select jobs, such as --all; see --help.")
         statuses = [status for status in allowed if not self.statuses or status in self.statuses]
         if not statuses:
@@ -49,6 +51,7 @@ class Selection:
         return (
             (not self.statuses or view.status in self.statuses)
             and self.matches_name(view.name)
+            and (not self.owners or view.owner in self.owners)
             and (self.since is None or (view.ended_at or view.created_at) >= self.since)
         )
 
@@ -65,6 +68,18 @@ def select(connection: redis.Redis, selection: Selection) -> list[JobView]:
         if view.is_readable and selection.matches(view)
     ]
     return sorted(found, key=lambda view: view.created_at)
+
+
+def owners_of(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None]:
+    """Read whose jobs these are: "" for jobs without an owner, None for jobs that there are not, or not any more."""
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in job_ids:
+            pipeline.hmget(key_of(job_id), "status", keys.OWNER_FIELD)
+        answers = pipeline.execute(raise_on_error=False)
+    return [
+        (answer[1] or b"").decode(errors="replace") if isinstance(answer, list) and answer[0] is not None else None
+        for answer in answers
+    ]
 
 
 def complete_ids(connection: redis.Redis, beginnings: Sequence[str]) -> list[str]:

@@ -35,6 +35,7 @@ class Entry:
     priority: str = "default"
     at: datetime | None = None  # when to queue it, with a time zone; None means at once
     notes: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""  # whose job it is; an existing job keeps its owner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +68,12 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
             script([rq_job.key, queue.redis_queues_keys, place], [rq_job.id, queue.key, due, *mapping], pipeline)
             rq_jobs.append(rq_job)
         are_new = pipeline.execute()
+    added: dict[str, list[str]] = {}
+    for entry, rq_job, is_new in zip(entries, rq_jobs, are_new, strict=True):
+        if is_new and entry.at is None:
+            added.setdefault(rq_job.origin, []).append(entry.job_id)
+    for name, job_ids in added.items():  # a kill before this leaves them at the end of their queue
+        SvdqQueue(name, connection=connection).take_turns(job_ids)
     known = fetch_many(connection, [entry.job_id for entry, is_new in zip(entries, are_new, strict=True) if not is_new])
     enqueued = []
     for entry, rq_job, is_new in zip(entries, rq_jobs, are_new, strict=True):
@@ -103,7 +110,7 @@ def new_rq_job(queue: SvdqQueue, entry: Entry, *, after: Sequence[str] = ()) -> 
     job = entry.job
     size = f" {job.width}x{job.height}" if job.width and job.height else ""
     arguments = JobArguments(job=job, photo=entry.photo, notes=dict(entry.notes))
-    return queue.create_job(
+    rq_job = queue.create_job(
         RENDER,
         kwargs=arguments.model_dump(mode="json"),
         job_id=entry.job_id,
@@ -115,6 +122,8 @@ def new_rq_job(queue: SvdqQueue, entry: Entry, *, after: Sequence[str] = ()) -> 
         failure_ttl=keys.FAILURE_TTL_S,
         description=f"svdq {job.name}{size}",
     )
+    rq_job.owner = entry.owner  # type: ignore[attr-defined]  # an UntrustedJob
+    return rq_job
 
 
 def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[str]) -> Enqueued:

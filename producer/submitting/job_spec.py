@@ -60,6 +60,7 @@ class JobSpec:
     force: bool = False
     request_key: str = ""  # part of the ids unless it is "", so that a request gets jobs of its own
     notes: tuple[tuple[str, str], ...] = ()  # recorded with the jobs; they change neither the videos nor the ids
+    owner: str = ""  # whose jobs they are; "" for the owner of the settings
 
     @property
     def num_jobs(self) -> int:

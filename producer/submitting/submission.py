@@ -156,7 +156,8 @@ def submit_all(
     storage = storage or Storage(settings.storage)
     with contextlib.nullcontext(connection) if connection is not None else session(settings) as connection:
         known = KnownLoras(settings, connection)
-        specs = {id(spec): (spec, known.looked_up(spec)) for _, spec in checked}
+        owner = settings.owner
+        specs = {id(spec): (spec, known.looked_up(with_owner(spec, owner))) for _, spec in checked}
         for before, found in specs.values():
             if found is not before:
                 found.check(spell)
@@ -216,6 +217,11 @@ def submit_checked(
         for (entry, _), enqueued in zip(chunk, results, strict=True):
             observer.advance()
             yield _submission(entry, enqueued, again.get(entry.job_id, ""))
+
+
+def with_owner(spec: JobSpec, owner: str) -> JobSpec:
+    """Return a spec whose jobs have an owner: the one that it names, else this one."""
+    return spec if spec.owner or not owner else replace(spec, owner=owner)
 
 
 def _specs(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]:
@@ -336,6 +342,7 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
                 at=None if job.predecessor else spec.at,
                 notes=notes | ({LINK_NOTE: link} if spec.then else {}),
                 warning="" if job.predecessor else warning,
+                owner=spec.owner,
             )
             yield entry, spec
             index += 1

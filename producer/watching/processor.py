@@ -18,7 +18,7 @@ from svdq.producer.submitting.model_choice import current_models
 from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
 from svdq.producer.submitting.sources import SUFFIX
-from svdq.producer.submitting.submission import claim_storage, entries_of, submit_checked
+from svdq.producer.submitting.submission import claim_storage, entries_of, submit_checked, with_owner
 from svdq.producer.watching.companions import Companions
 from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
@@ -101,6 +101,7 @@ class Processor:
 
     def _submit(self, file: WaitingFile, photo: Photo, spec: JobSpec, connection: redis.Redis) -> str:
         """Submit a photo unless its record has the same job, and this did not fail; return the job's id."""
+        spec = with_owner(spec, self.settings.owner)
         links = [entry for entry, _ in entries_of([(photo, spec)])]
         entry, job_ids = links[-1], [link.job_id for link in links]
         record = self.state.get(file.path)

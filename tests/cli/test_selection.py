@@ -12,6 +12,7 @@ from rq.job import JobStatus
 from svdq.producer.queue import SvdqQueue, fetch, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from tests.conftest import Cli
 from tests.finished import add_video
 from tests.queued import JOB, add, enqueue, fail, finish
@@ -147,3 +148,19 @@ def test_times_and_photos_are_in_json(svdq: Cli, connection: redis.Redis, photo)
         assert (found["started_at"], found["ended_at"]) == ("2026-11-22T05:52:36Z", "2026-11-22T05:53:36Z")
         assert (found["duration_s"], found["worker"], found["photo"]) == (60.5, "w", str(photo))
         assert found["created_at"].endswith("Z")
+
+
+def test_queued_jobs_of_others_are_canceled_only_when_asked(svdq: Cli, connection: redis.Redis) -> None:
+    for number, owner in enumerate(("me", "me", "her", "")):
+        enqueue_many(connection, [Entry(job=JOB, job_id=f"{number:020x}", owner=owner)])
+
+    def ids(*command: str) -> set[int]:
+        done = svdq(*command, "--json", SVDQ_OWNER="me")
+        assert done.returncode == 0, done.stderr
+        return {int(json.loads(line)["id"], 16) for line in done.stdout.splitlines()}
+
+    assert ids("list", "--mine") == {0, 1, 3}
+    assert ids("list", "--owner", "her") == {2}
+    assert ids("cancel", "--queued") == {0, 1, 3}  # that without an owner is everybody's
+    assert "1 such job of other owners" in svdq("cancel", "--queued", SVDQ_OWNER="me").stderr
+    assert ids("cancel", "--queued", "--everybody") == {2}

@@ -1,0 +1,59 @@
+-- Other scripts that call `take_turns` begin with this one; see `lua.source`.
+-- Moves jobs that were pushed to the end of a queue to their owners' turns: the n-th waiting job of an owner comes after
+-- the last job that is the n-th, or an earlier one, of its owner. No other job changes its place.
+-- The hash svdq:turns:<queue> has the owners of jobs that were seen there: one HMGET is much faster than many HGETs.
+local function take_turns(queue, ids)
+  local known, unknown = 'svdq:turns:' .. queue, {}
+  local function owner_of(id)
+    local owner = redis.pcall('hget', 'rq:job:' .. id, 'svdq_owner')
+    return type(owner) == 'string' and owner or ''
+  end
+  local owners = {}
+  for _, id in ipairs(ids) do
+    owners[id] = owner_of(id)
+    if owners[id] ~= '' then
+      redis.call('sadd', 'svdq:owners', owners[id])
+    end
+  end
+  if redis.call('exists', 'svdq:unfair') == 1 or redis.call('scard', 'svdq:owners') < 2 then
+    return
+  end
+  local waiting = redis.call('lrange', queue, 0, -1)
+  if redis.call('hlen', known) > 2 * #waiting + 1000 then
+    redis.call('del', known)
+  end
+  local others, counts, ends, rounds = {}, {}, {}, 0
+  for first = 1, #waiting, 5000 do -- Lua's stack has room for 8,000
+    local last = math.min(first + 4999, #waiting)
+    local found = redis.call('hmget', known, unpack(waiting, first, last))
+    for i = first, last do
+      local id, owner = waiting[i], found[i - first + 1]
+      if not owner then
+        owner = owner_of(id)
+        unknown[#unknown + 1] = id
+        unknown[#unknown + 1] = owner
+      end
+      if not owners[id] then
+        local number = (counts[owner] or 0) + 1
+        counts[owner] = number
+        others[#others + 1] = id
+        ends[number] = #others
+        rounds = math.max(rounds, number)
+      end
+    end
+  end
+  for first = 1, #unknown, 5000 do
+    redis.call('hset', known, unpack(unknown, first, math.min(first + 4999, #unknown)))
+  end
+  for number = 2, rounds do
+    ends[number] = math.max(ends[number], ends[number - 1])
+  end
+  for _, id in ipairs(ids) do
+    local number = (counts[owners[id]] or 0) + 1
+    counts[owners[id]] = number
+    local after = others[(ends[math.min(number, rounds)] or 0) + 1]
+    if after and redis.call('lrem', queue, -1, id) == 1 then
+      redis.call('linsert', queue, 'before', after, id)
+    end
+  end
+end
