@@ -171,6 +171,7 @@ _JOB_OPTIONS = (
     ),
     like_option,
     click.option("--force", is_flag=True, help="Render again although the same job exists."),
+    click.option("--keep-location", is_flag=True, help="Copy where the photo was taken into the video's files."),
     click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
     click.option("--dry-run", is_flag=True, help="Check all, and say what would be queued and for how long."),
     click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
@@ -217,7 +218,7 @@ def read_spec(
     from svdq.producer.submitting.model_choice import expected_model
     from svdq.producer.text import parse_future
 
-    plain = {name: values.pop(name) for name in ("variations", "priority", "name", "force", "then")}
+    plain = {name: values.pop(name) for name in ("variations", "priority", "name", "force", "keep_location", "then")}
     return JobSpec(
         options=with_defaults_from(like, sweep(read_options(**values), sweeps)),
         model=expected_model(settings, stem=values["model"] and model_stem(values["model"])),

@@ -25,6 +25,7 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 #: The note that says where a photo was, from the folder that was submitted on: no path of a machine.
 SOURCE_NOTE = "source"
 LINK_NOTE = "link"  # the note that says which link of a chain a job is, such as `2 of 3`
+TAKEN_NOTE, LOCATION_NOTE = "taken", "location"  # the notes that say when and where a photo was taken: `Capture`
 REPLACED_NOTE = "replaced"  # the note with the digest of the sidecar of a finished video that is to be rendered again
 
 
@@ -65,7 +66,7 @@ class JobArguments(Record):
     @property
     def own_notes(self) -> dict[str, str]:
         """The notes of the submitter."""
-        of_svdq = (SOURCE_NOTE, LINK_NOTE, REPLACED_NOTE)
+        of_svdq = (SOURCE_NOTE, LINK_NOTE, REPLACED_NOTE, TAKEN_NOTE, LOCATION_NOTE)
         return {name: text for name, text in self.notes.items() if name not in of_svdq}
 
 

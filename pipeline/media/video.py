@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, PngImagePlugin
 
 from svdq.pipeline.errors import SampleError
+from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.ffmpeg import run_ffmpeg, run_ffmpeg_on_files
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.video_parameters import Format
@@ -30,7 +31,9 @@ def write_video(
     format: Format,  # noqa: A002
     fps: int,
     comment: str,
+    *,
     sound: Sound | None = None,
+    capture: Capture = Capture(),  # noqa: B008 - frozen
 ) -> None:
     """Write a video to `path`, replacing an existing one; a failure may leave a partial file.
 
@@ -40,6 +43,9 @@ def write_video(
     second, so of more than 50 frames a second it has 50, which last as long.
     webp: lossy, endless; `comment` in EXIF's ImageDescription, as UTF-8.
     png: `path` is a folder of frame_0001.png and so on, lossless; `comment` in an iTXt chunk of that name in each.
+
+    The time and the place of `capture` are the creation time and the location of an mp4, EXIF in a webp and in pngs,
+    and XMP in a gif.
 
     Frames are (F, H, W, 3), uint8, RGB; H and W even. The comment is any text without NUL; mp4 takes up to 100 kB.
     Raises SampleError if the frames cannot be a video, or ffmpeg refuses them or cannot be started, and OSError for a
@@ -52,13 +58,13 @@ def write_video(
         )
     match format:
         case "mp4":
-            _write_mp4(frames, path, fps, comment, sound)
+            _write_mp4(frames, path, fps, comment, sound, capture)
         case "gif":
-            _write_gif(frames, path, fps, comment)
+            _write_gif(frames, path, fps, comment, capture)
         case "webp":
-            _write_webp(frames, path, fps, comment)
+            _write_webp(frames, path, fps, comment, capture)
         case "png":
-            _write_png(frames, path, comment)
+            _write_png(frames, path, comment, capture)
 
 
 def _run_ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: Sequence[str], inputs: Sequence[str] = ()) -> bytes:
@@ -67,7 +73,9 @@ def _run_ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: Sequence[str], i
     return run_ffmpeg(np.ascontiguousarray(frames).reshape(-1).data, (width, height), fps, arguments, inputs)
 
 
-def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, sound: Sound | None) -> None:
+def _write_mp4(
+    frames: NDArray[np.uint8], path: Path, fps: int, comment: str, sound: Sound | None, capture: Capture
+) -> None:
     # The RGB to YUV matrix is set in the conversion and in the file: otherwise players guess it from the size.
     filters = [
         "scale=out_color_matrix=bt709:out_range=tv:flags=lanczos+accurate_rnd+full_chroma_int",
@@ -76,7 +84,10 @@ def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, so
     ]
     arguments = ["-vf", ",".join(filters), "-c:v", "libx264", "-preset", "medium", "-crf", "17"]
     arguments += ["-flags:v", "+bitexact"]
-    with _metadata_file(path.parent, comment) as inputs, _sound_file(path.parent, sound) as (sound_input, track):
+    with (
+        _metadata_file(path.parent, comment, capture) as inputs,
+        _sound_file(path.parent, sound) as (sound_input, track),
+    ):
         _run_ffmpeg(frames, fps, [*arguments, *track, *_MP4, f"file:{path}"], [*inputs, *sound_input])
 
 
@@ -85,11 +96,12 @@ _MP4 = ("-fflags", "+bitexact", "-map_metadata", "1", "-movflags", "+faststart",
 
 
 @contextlib.contextmanager
-def _metadata_file(folder: Path, comment: str) -> Iterator[list[str]]:
-    """Yield the arguments of an input with a comment: other users of the machine can read a command line."""
+def _metadata_file(folder: Path, comment: str, capture: Capture) -> Iterator[list[str]]:
+    """Yield the arguments of an input with metadata: other users of the machine can read a command line."""
     with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", newline="\n") as metadata:
         escaped = re.sub(r"([=;#\\\n\r])", r"\\\1", comment)
-        metadata.write(f";FFMETADATA1\ncomment={escaped}")
+        # The comment is last: ffmpeg takes a line end after any backslash for a part of the text.
+        metadata.write(f";FFMETADATA1\n{capture.ffmetadata}comment={escaped}")
         metadata.flush()
         yield ["-f", "ffmetadata", "-i", f"file:{metadata.name}"]
 
@@ -107,13 +119,21 @@ def _sound_file(folder: Path, sound: Sound | None) -> Iterator[tuple[list[str], 
         yield ["-f", "wav", "-i", f"file:{file.name}"], ["-map", "0:v", "-map", "2:a", *aac]
 
 
-def join_mp4(parts: Mapping[Path, int], path: Path, fps: int, comment: str, sound: Sound | None = None) -> None:
+def join_mp4(
+    parts: Mapping[Path, int],
+    path: Path,
+    fps: int,
+    comment: str,
+    *,
+    sound: Sound | None = None,
+    capture: Capture = Capture(),  # noqa: B008 - frozen
+) -> None:
     """Write an mp4 of others of the same size and rate, each with its number of frames; raises as `write_video`.
 
     `sound` is that of the whole, which is encoded once: each track that is copied would begin later by a frame of AAC.
     """
     with (
-        _metadata_file(path.parent, comment) as metadata,
+        _metadata_file(path.parent, comment, capture) as metadata,
         _sound_file(path.parent, sound) as (sound_input, track),
         tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8") as names,
     ):
@@ -126,7 +146,7 @@ def join_mp4(parts: Mapping[Path, int], path: Path, fps: int, comment: str, soun
         run_ffmpeg_on_files([*inputs, "-c:v", "copy", *(track or ["-an"]), *_MP4, f"file:{path}"])
 
 
-def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
+def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, capture: Capture) -> None:
     # Ordered dither is the same in all frames, whereas error diffusion would flicker.
     palette = (
         "split[a][b];[a]palettegen=stats_mode=full[p];[b][p]paletteuse=dither=bayer:bayer_scale=4:diff_mode=rectangle"
@@ -135,21 +155,31 @@ def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
     if fps > GIF_MAX_FPS:
         shown = np.arange(max(1, round(len(frames) * GIF_MAX_FPS / fps))) * fps // GIF_MAX_FPS
         frames, fps = frames[np.minimum(shown, len(frames) - 1)], GIF_MAX_FPS
-    path.write_bytes(with_gif_comment(_run_ffmpeg(frames, fps, arguments), comment))
+    data = with_gif_comment(_run_ffmpeg(frames, fps, arguments), comment)
+    path.write_bytes(_with_gif_xmp(data, capture.xmp) if capture.xmp else data)
 
 
 def with_gif_comment(data: bytes, comment: str) -> bytes:
     """Put a comment, as UTF-8, before the first image of a GIF (names of GIF89a): ffmpeg writes none."""
     text = comment.encode()
     pieces = [text[start : start + 255] for start in range(0, len(text), 255)]
-    extension = b"\x21\xfe" + b"".join(bytes([len(piece)]) + piece for piece in pieces) + b"\x00"
+    return _with_gif_extension(data, b"\x21\xfe" + b"".join(bytes([len(piece)]) + piece for piece in pieces) + b"\x00")
+
+
+def _with_gif_xmp(data: bytes, xmp: str) -> bytes:
+    # The XMP specification, part 3: the packet as it is, then bytes that lead a reader of blocks to its end.
+    end = b"\x01" + bytes(range(0xFF, -1, -1)) + b"\x00"
+    return _with_gif_extension(data, b"\x21\xff\x0bXMP DataXMP" + xmp.encode() + end)
+
+
+def _with_gif_extension(data: bytes, extension: bytes) -> bytes:
     # The header has 13 bytes; its flags say whether a global color table follows, and the size of that.
     global_color_table = 3 * 2 ** ((data[10] & 0x07) + 1) if data[10] & 0x80 else 0
     first_image = data.index(b"\x21\xf9", 13 + global_color_table)  # its Graphic Control Extension
     return data[:first_image] + extension + data[first_image:]
 
 
-def _write_webp(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
+def _write_webp(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, capture: Capture) -> None:
     """Assemble an animation of opaque images, each of one VP8 or VP8L chunk.
 
     Pillow's own animations merge equal frames and hold all frames in memory. The names of chunks and fields are those
@@ -157,7 +187,7 @@ def _write_webp(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -
     """
     _, height, width, _ = frames.shape
     size = _uint24(width - 1) + _uint24(height - 1)
-    exif = Image.Exif()
+    exif = capture.add_to(Image.Exif())
     exif[ExifTags.Base.ImageDescription] = comment.encode()
     animation, has_exif, do_not_blend = 0x02, 0x08, 0x02
     chunks = [_chunk(b"VP8X", bytes([animation | has_exif, 0, 0, 0]) + size), _chunk(b"ANIM", bytes(6))]
@@ -179,12 +209,14 @@ def _uint24(value: int) -> bytes:
     return value.to_bytes(3, "little")
 
 
-def _write_png(frames: NDArray[np.uint8], path: Path, comment: str) -> None:
+def _write_png(frames: NDArray[np.uint8], path: Path, comment: str, capture: Capture) -> None:
     path.mkdir(exist_ok=True)
     info = PngImagePlugin.PngInfo()
     info.add_itxt("comment", comment)
+    exif = capture.add_to(Image.Exif())
     for number, frame in enumerate(frames, start=1):
-        Image.fromarray(frame).save(path / f"frame_{number:04}.png", pnginfo=info, compress_level=4)
+        target = path / f"frame_{number:04}.png"
+        Image.fromarray(frame).save(target, pnginfo=info, exif=exif if len(exif) else None, compress_level=4)
 
 
 def png_of(frame: NDArray[np.uint8]) -> bytes:

@@ -23,7 +23,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.status.selection import complete_id, complete_ids
-from svdq.producer.storage.local import publish
+from svdq.producer.storage.local import FileInfo, publish
 from svdq.producer.storage.storage import Storage
 
 ARRIVING_PREFIX = ".svdq-"
@@ -110,16 +110,24 @@ def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
                 raise
             if target.stat().st_size != entry.size:
                 raise UnavailableError(f"{storage.location(entry.key)!r} did not arrive complete; fetch it again.")
+            _set_time(target, entry)
         # The sidecar goes last, so its presence means that the files beside it are complete.
         sidecar.unlink(missing_ok=True)
         for top in result.outputs:
             publish(_place(arriving, top), _place(folder, top))
         _place(arriving, result.sidecar.key).write_bytes(result.data)
+        _set_time(_place(arriving, result.sidecar.key), result.sidecar)
         os.replace(_place(arriving, result.sidecar.key), sidecar)
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
     num_bytes = sum(entry.size for entry in result.files) + len(result.data)
     return Fetched(job_id=result.job_id, paths=paths, copied=num_bytes)
+
+
+def _set_time(path: Path, entry: FileInfo) -> None:
+    """Give a copy the time of its render, by which programs sort files without a date inside."""
+    time_s = entry.modified_at.timestamp()
+    os.utime(path, (time_s, time_s))
 
 
 def _is_there(result: Result, folder: Path) -> bool:

@@ -58,6 +58,7 @@ class JobSpec:
     #: The LoRAs of each further link that has its own; None: those of the video.
     then_loras: tuple[tuple[LoraChoice, ...] | None, ...] = ()
     force: bool = False
+    keep_location: bool = False  # whether videos say where their photo was taken
     request_key: str = ""  # part of the ids unless it is "", so that a request gets jobs of its own
     notes: tuple[tuple[str, str], ...] = ()  # recorded with the jobs; they change neither the videos nor the ids
     owner: str = ""  # whose jobs they are; "" for the owner of the settings

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from PIL import UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
+from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.image import EXTENSIONS, draft, has_unknown_white, is_turned, open_photo, pillow_without_limits
 from svdq.pipeline.video_parameters import MAX_SIDE
 from svdq.producer.files import open_regular
@@ -39,6 +40,7 @@ class Photo:
     size: tuple[int, int] | None = None  # width and height in pixels, upright; None if they are not known
     #: Where it was, from the submitted folder on, such as `holiday/day 1/cup.jpg`; "" if that is not known.
     source: str = ""
+    capture: Capture = field(default_factory=Capture)
     data: bytes | None = field(default=None, repr=False)  # the bytes of an upload; None: they are in the file
     last: "Photo | None" = None  # that of the last frame
 
@@ -125,6 +127,7 @@ def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | N
             )
         with DECODED.take(num_bytes):
             image.load()
+            capture = Capture.of_photo(image)
             if is_turned(image):
                 width, height = height, width
             image.close()
@@ -144,6 +147,7 @@ def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | N
         extension=EXTENSIONS[image.format or ""],
         name=safe_name(path.stem),
         size=(width, height),
+        capture=capture,
     )
 
 

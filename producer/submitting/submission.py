@@ -18,7 +18,7 @@ from svdq.producer.files import make_home
 from svdq.producer.job import model_stem
 from svdq.producer.job_control import GOING, unfinished
 from svdq.producer.queue import connect, database_id, read_job, session
-from svdq.producer.records import LINK_NOTE, SOURCE_NOTE
+from svdq.producer.records import LINK_NOTE, LOCATION_NOTE, SOURCE_NOTE, TAKEN_NOTE
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import counts
 from svdq.producer.status.selection import complete_ids
@@ -328,7 +328,12 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
     """Make the jobs of checked photos, each with its spec."""
     index = 1
     for photo, spec in checked:
-        notes = dict(spec.notes) | ({SOURCE_NOTE: photo.source} if photo.source else {})
+        known = {
+            SOURCE_NOTE: photo.source,
+            TAKEN_NOTE: photo.capture.time_text,
+            LOCATION_NOTE: photo.capture.location_text if spec.keep_location else "",
+        }
+        notes = dict(spec.notes) | {name: text for name, text in known.items() if text}
         for number, (job, job_id) in enumerate(spec.jobs(photo, index)):
             size = usual_size(job.family, spec.model.name if spec.model else "")
             cropped = [crop_warning(each.size, job, size) for each in (photo, photo.last) if each]

@@ -68,6 +68,8 @@ def add(connection: redis.Redis, job_id: str, image: str, status: JobStatus | No
 def test_fetch(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:
     one = add_video(storage, 1, name="ü & x", formats=("mp4", "png"))
     two = add_video(storage, 2, folder="holiday/day 1", formats=("gif",))
+    age(0.01, root / "outputs")
+    rendered = {name: int((root / "outputs" / name).stat().st_mtime) for name in under(root / "outputs")}
     target = tmp_path / "deep/videos"
     done = svdq("fetch", two, one, "-o", target, "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -76,6 +78,7 @@ def test_fetch(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:
     assert second["paths"] == [str(target / f"ü & x-{one}.mp4"), str(target / f"ü & x-{one}")]
     assert contents(target) == contents(root / "outputs")
     assert first["copied"] > 0
+    assert {name: int((target / name).stat().st_mtime) for name in under(target)} == rendered
 
     # What is there is not copied again; what is damaged, missing or rendered anew is.
     before = {name: (target / name).stat().st_mtime_ns for name in under(target)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from PIL import Image
+from PIL import ExifTags, Image
 from rq.job import JobStatus
 
 from svdq.producer import job_control
@@ -280,3 +280,21 @@ def test_a_model_of_another_family_replaces_no_video(
         save(connection, rank(0, num_ranks=1, model=str(folder)))
         done = svdq("submit", photo, "--family", "wan", "--json")
         assert json.loads(done.stdout)["status"] == status
+
+
+def test_the_place_of_a_photo_is_recorded_only_with_keep_location(
+    svdq: Cli, connection: redis.Redis, tmp_path: Path
+) -> None:
+    exif, gps, path = Image.Exif(), ExifTags.GPS, tmp_path / "cup.jpg"
+    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = "2024:05:06 23:08:09"
+    exif.get_ifd(ExifTags.IFD.GPSInfo).update({gps.GPSLatitude: (48.0, 15.0, 0.0), gps.GPSLongitude: (11.0, 30.0, 0.0)})
+    Image.effect_noise((64, 64), 60).save(path, exif=exif)
+    recorded = []
+    for options in ([], ["--keep-location", "--force"]):
+        job_id = json.loads(svdq("submit", path, *options, "--json").stdout)["id"]
+        rq_job = SvdqQueue("svdq-default", connection=connection).fetch_job(job_id)
+        assert rq_job is not None
+        recorded.append(rq_job.kwargs["notes"])
+        assert view(connection, job_id).notes == {}
+    assert [notes["taken"] for notes in recorded] == ["2024-05-06T23:08:09"] * 2
+    assert [notes.get("location") for notes in recorded] == [None, "48.25000,11.50000"]

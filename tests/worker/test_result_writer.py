@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,9 @@ IMAGE = f"inputs/{'a' * 64}.png"
 FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
 
 
-def job_of(job: Job, source: str = "") -> dict[str, Any]:
-    return TakenJob(job=job, notes={SOURCE_NOTE: source}, execution=("registry", "execution")).model_dump(mode="json")
+def job_of(job: Job, source: str = "", **notes: str) -> dict[str, Any]:
+    notes = {SOURCE_NOTE: source, **notes}
+    return TakenJob(job=job, notes=notes, execution=("registry", "execution")).model_dump(mode="json")
 
 
 def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png"), folder: str = "") -> Sample:
@@ -110,6 +112,25 @@ def test_a_boomerang_with_interpolated_frames_is_recorded_and_the_source_of_the_
     plain = json.loads((folder / "outputs/two-id-two.json").read_text())
     assert "shown" not in plain
     assert not {"interpolate", "boomerang"} & plain["job"].keys()
+
+
+def test_a_video_has_the_date_of_its_photo_or_else_of_its_render(folder: Path) -> None:
+    writer, reports = open_writer(folder), Reports()
+    started = datetime.now(UTC).replace(microsecond=0)
+    for name, notes in (("photo", {"taken": "2024-05-06T23:08:09-02:00"}), ("render", {})):
+        sample = sample_of(name, formats=("mp4",))
+        writer.deliver(replace(sample, job=job_of(TakenJob.model_validate(sample.job).job, **notes)), FRAMES, reports)
+    reports.wait(2)
+    writer.close()
+    times = []
+    for name in ("photo", "render"):
+        path = folder / f"outputs/{name}-id-{name}.mp4"
+        assert path.stat().st_mtime >= started.timestamp()
+        with av.open(str(path)) as container:
+            times.append(datetime.fromisoformat(container.metadata["creation_time"]))
+            assert "location" not in container.metadata
+    assert times[0] == datetime(2024, 5, 7, 1, 8, 9, tzinfo=UTC)
+    assert started <= times[1] <= datetime.now(UTC)
 
 
 def test_the_notice_of_a_preview_has_the_prompt_that_it_ignored() -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Sink
 from svdq.pipeline.loop.sample import LAST_FRAME, SOUND, Sample, sample_body
 from svdq.pipeline.media import video
+from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.video_model import Frames, ModelInfo
@@ -32,7 +33,7 @@ from svdq.pipeline.trace import Tracer
 from svdq.producer import keys
 from svdq.producer.chains import why_no_video_before
 from svdq.producer.job import Job, last_frame_key, sound_key
-from svdq.producer.records import Sidecar, SidecarModel
+from svdq.producer.records import LOCATION_NOTE, TAKEN_NOTE, Sidecar, SidecarModel
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.outages import RETRY_S, FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
@@ -187,6 +188,7 @@ class ResultWriter(Sink):
         # The decode may have needed smaller chunks than were planned.
         job = taken.job.model_copy(update={"decode_chunk_size": sample.parameters.decode_chunk_size})
         keys = job.output_keys(sample.job_id)
+        capture = Capture.parse(taken.notes.get(TAKEN_NOTE, ""), taken.notes.get(LOCATION_NOTE, ""))
         model = self._model
         sidecar = Sidecar(
             svdq=self._versions["svdq"],
@@ -227,11 +229,22 @@ class ResultWriter(Sink):
             if changed:
                 sidecar = sidecar.model_copy(update={"shown": changed})
             for kind, key in keys.items():
-                video.write_video(shown, paths[key], kind, fps, sidecar.comment, None if job.predecessor else sound)
+                # An mp4 without a time shows the year 0; the others have then the bits of any other render.
+                rendered = datetime.now().astimezone() if kind == "mp4" else None
+                dated = replace(capture, time=capture.time or rendered)
+                video.write_video(
+                    shown,
+                    paths[key],
+                    kind,
+                    fps,
+                    sidecar.comment,
+                    sound=None if job.predecessor else sound,
+                    capture=dated,
+                )
                 if job.predecessor:
                     own = paths[key].rename(staging / "own.mp4")
                     parts = {staging / "before.mp4": num_before, own: len(shown)}
-                    video.join_mp4(parts, paths[key], fps, sidecar.comment, sound)
+                    video.join_mp4(parts, paths[key], fps, sidecar.comment, sound=sound, capture=dated)
             if not self._is_held(sample):
                 raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
             if job.chained and sound is not None:

@@ -46,9 +46,9 @@ def test_an_mp4_has_one_aac_track_and_the_same_bytes_each_time(tmp_path):
     frames = np.random.default_rng(0).integers(0, 256, (25, 64, 64, 3), dtype=np.uint8)
     paths = [tmp_path / f"{name}.mp4" for name in "abc"]
     for path in paths[:2]:
-        write_video(frames, path, "mp4", 25, "note", tone(1.0))
+        write_video(frames, path, "mp4", 25, "note", sound=tone(1.0))
     assert paths[0].read_bytes() == paths[1].read_bytes()
-    join_mp4({paths[0]: 25, paths[1]: 25}, paths[2], 25, "note", tone(2.0))
+    join_mp4({paths[0]: 25, paths[1]: 25}, paths[2], 25, "note", sound=tone(2.0))
     for path, seconds in zip(paths, (1, 1, 2), strict=True):
         with av.open(str(path)) as container:
             video, audio = container.streams
@@ -60,4 +60,4 @@ def test_an_mp4_has_one_aac_track_and_the_same_bytes_each_time(tmp_path):
             samples = np.concatenate([each.to_ndarray() for each in container.decode(audio=0)], axis=1)
         spectrum = np.abs(np.fft.rfft(samples[0][: RATE // 2]))
         assert np.argmax(spectrum) * 2 == pytest.approx(440, abs=4)
-    write_video(frames, tmp_path / "a.gif", "gif", 25, "note", tone(1.0))
+    write_video(frames, tmp_path / "a.gif", "gif", 25, "note", sound=tone(1.0))
