@@ -172,4 +172,7 @@ class LtxModel(PromptedModel):
             video: Tensor = vae.decode(latents.to(vae.dtype), None, return_dict=False)[0][0]
         finally:
             vae.use_tiling = False
-        return video.float()
+        if video.dtype == torch.float32:
+            return video
+        # diffusers scales to 0 to 1 in the VAE's type; the way back is exact in float32.
+        return (video * 0.5 + 0.5).float().sub_(0.5).mul_(2)
