@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from redis.exceptions import AuthenticationError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import SectionedCommand, storage_options
@@ -32,6 +36,10 @@ from svdq.worker.run_folder import RankConfig, check_home, rank_options
 
 if TYPE_CHECKING:
     from svdq.worker.launcher.launcher import LaunchOptions  # needs packages of the extra `worker`
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 2.0  # seconds between two attempts of a service to reach Redis
 
 #: A number with a digit too many would fill the memory with processes.
 COUNT = click.IntRange(1, 1000)
@@ -148,7 +156,7 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
         check_target(options.trace, ())
     model = resolve(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
     ffmpeg_version()
-    connect(settings).close()
+    _reach_redis(settings, waits=not options.rank.burst and not sys.stderr.isatty())
     check_home(settings.home)
     check_storage(settings.storage)
     gpus = visible_gpus() if rank.device != "cpu" else []
@@ -157,6 +165,24 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
         cards = replace(cards, number=len(gpus), limit_bytes=settings.memory_limit)
         options = divide(options, settings.model, cards)
     return _run(settings, model, options, report)
+
+
+def _reach_redis(settings: Settings, *, waits: bool) -> None:
+    """Check that Redis answers; a service `waits` for it, and says so once."""
+    has_said = False
+    while True:
+        try:
+            connect(settings).close()
+            return
+        except UnavailableError as error:
+            cause = error.__cause__
+            is_away = isinstance(cause, RedisConnectionError | RedisTimeoutError)
+            if not waits or not is_away or isinstance(cause, AuthenticationError):
+                raise
+            if not has_said:
+                logger.warning("%s The worker waits for it.", error)
+                has_said = True
+            time.sleep(WAIT_S)
 
 
 def divide(options: "LaunchOptions", model: str, cards: Cards) -> "LaunchOptions":

@@ -152,7 +152,9 @@ def refused(finished: "subprocess.CompletedProcess[str]", exit_code: int = 2) ->
 
 
 def test_an_unreachable_redis_is_refused(site) -> None:
-    message = refused(site.run("svdq", "worker", "--ranks", 2, "--redis-url", "redis://127.0.0.1:1/0"), exit_code=3)
+    message = refused(
+        site.run("svdq", "worker", "--ranks", 2, "--burst", "--redis-url", "redis://127.0.0.1:1/0"), exit_code=3
+    )
     assert "redis://127.0.0.1:1/0" in message
 
 

@@ -104,7 +104,9 @@ def test_a_live_group_logs_json(site: Site, tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_launcher_is_a_line_as_well(site: Site) -> None:
-    done = site.run("svdq", "worker", "--log-format", "json", "--redis-url", f"redis://:{SECRET}@127.0.0.1:1/0")
+    done = site.run(
+        "svdq", "worker", "--burst", "--log-format", "json", "--redis-url", f"redis://:{SECRET}@127.0.0.1:1/0"
+    )
     (line,) = map(json.loads, done.stderr.splitlines())
     assert (done.returncode, line["level"], line["rank"], line["group"]) == (3, "CRITICAL", None, None)
     assert line["message"].startswith("The Redis server redis://***@127.0.0.1:1/0 cannot be used")

@@ -27,3 +27,12 @@ def test_submit_waits_for_a_restart_of_redis(site, own_redis: OwnRedis) -> None:
     submitted = site.run("svdq", "submit", site.photo, SVDQ_REDIS_URL=own_redis.url())
     starter.join()
     assert submitted.returncode == 0, submitted.stderr
+
+
+def test_a_service_waits_for_redis_and_says_so_once(site, own_redis: OwnRedis, until) -> None:
+    own_redis.stop()
+    group = site.start(1, wait=False, SVDQ_REDIS_URL=own_redis.url())
+    until(lambda: "The worker waits for it." in group.text, lambda: group.text)
+    own_redis.start()
+    group.ready()
+    assert group.text.count("The worker waits for it.") == 1
