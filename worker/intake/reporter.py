@@ -115,7 +115,8 @@ class Reporter:
         self._ending = {active.execution.id for active, _ in ends}
         try:
             successes = [(active, report) for active, report in ends if report.result and report.failure is None]
-            answers = self._worker.finish([(active, dict(report.result)) for active, report in successes])
+            results = [(active, dict(report.result)) for active, report in successes]
+            answers = self._worker.finish(results) if results else []
             finished = {report.job_id for (_, report), done in zip(successes, answers, strict=True) if done}
             while ends:
                 self._end(*ends[0], is_finished=ends[0][1].job_id in finished)

@@ -192,8 +192,6 @@ class RqWorker(BaseWorker):
 
         Of the others, some wait for `succeed`, as other jobs depend on them, and some are held no longer.
         """
-        if not ends:
-            return []
         with self.connection.pipeline(transaction=False) as pipeline:
             for active, result in ends:
                 rq_job, execution = self._finished(active, result), active.execution

@@ -267,7 +267,7 @@ def _install(where: str, folder: Path) -> None:
         case "after-rename":  # the video has its final name, its sidecar is not written
             _wrap(storage.Storage, "publish", after=_killer(folder, _write_visits()))
         case "before-acknowledgement":  # all files are there, Redis does not know
-            _wrap(GroupWorker, "succeed", before=_killer(folder))
+            _wrap(GroupWorker, "finish", before=_killer(folder))
         case "during-prepare":
             _wrap(image, "load_photo", before=_killer(folder, PHASE_VISITS))
         case "during-encode":
