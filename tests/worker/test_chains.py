@@ -48,7 +48,9 @@ def write(
 ) -> Report:
     names = {"name": "cup", "folder": "a b's"}
     job = SvdJob(**SHAPE, **names, fps=fps, image=image, chained=True, interpolate=interpolate)
-    taken = TakenJob(job=job, execution=("registry", "execution")).model_dump(mode="json")
+    taken = TakenJob(job=job, notes={"taken": "2024-05-06T23:08:09"}, execution=("registry", "execution")).model_dump(
+        mode="json"
+    )
     sample = Sample(job_id=job_id, parameters=SvdParameters(**SHAPE), boundaries=(0, 6), step=4, job=taken)
     reports: list[Report] = []
     writer.deliver(sample, frames, reports.append)
