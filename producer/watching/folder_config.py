@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import ENV_PREFIX, Settings
+from svdq.producer.settings import ENV_PREFIX, Settings, checked_owner
 from svdq.producer.settings_loader import FILE_NAME, PHOTO_KEYS, cannot_be_read, read_toml
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_key, read_parameters, read_then
@@ -143,7 +143,13 @@ class FolderConfig:
         spec = self._spec
         try:
             given = {key.replace("-", "_"): value for key, value in document.items()}
-            for key in document:
+            owner = given.pop("owner", spec.owner)
+            if "owner" in document:
+                try:
+                    checked_owner(owner)
+                except (TypeError, ValueError) as error:
+                    raise InputError(f"owner {owner!r} is not allowed: {error}.") from error
+            for key in document.keys() - {"owner"}:
                 name = key.replace("-", "_")
                 if name in Settings.model_fields:
                     raise InputError(
@@ -157,7 +163,7 @@ class FolderConfig:
             if self.prompt is not None:
                 given.pop("prompt", None)
             options = spec.options[0].overridden(read_parameters(given))
-            spec = replace(spec, options=(options,), priority=priority, then=then)
+            spec = replace(spec, options=(options,), priority=priority, then=then, owner=owner)
             spec.check(spell=as_key)
         except InputError as error:
             raise InputError(f"In the file {str(file_path)!r}: {error}") from error

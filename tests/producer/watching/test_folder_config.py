@@ -187,3 +187,13 @@ def test_other_files_are_reported_only_without_globs() -> None:
     for name in (".hidden.pdf", "form.pdf.part", "svdq.toml", "day/raw.NEF"):
         assert not FileFilter().includes(name)
     assert not FileFilter(globs=("*.jpg",)).includes("raw.NEF")
+
+
+def test_a_file_may_name_the_owner(tmp_path: Path) -> None:
+    config = FolderConfig(tmp_path, FLAGS)
+    (tmp_path / "svdq.toml").write_text('owner = "anna"\n')
+    assert config.spec_for("a.jpg").owner == "anna"
+    for text in ('"a/b"', '""', "3"):
+        (tmp_path / "svdq.toml").write_text(f"owner = {text}\n")
+        with pytest.raises(InputError, match=r"owner .* is not allowed"):
+            config.spec_for("a.jpg")
