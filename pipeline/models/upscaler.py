@@ -110,10 +110,10 @@ class Upscaler:
 def _load(file: Path) -> Any:
     try:
         import spandrel
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # the latter where torchvision was built for another torch
         raise InputError(
-            f"Upscaling needs spandrel and torchvision ({reason_of(error)}); to install them, "
-            f"{how_to_install('upscale')}."
+            f"Upscaling needs spandrel, and a torchvision that fits torch ({reason_of(error)}); to install them, "
+            f"{how_to_install('upscale')}, from the same index as torch."
         ) from error
     try:
         model = spandrel.ModelLoader().load_from_file(file)

@@ -142,7 +142,13 @@ def test_names_are_looked_up_in_the_folder_of_comfyui(tmp_path: Path, monkeypatc
         find_upscaler("d")
 
 
-def test_what_is_not_installed_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "spandrel", None)
-    with pytest.raises(InputError, match=r"Upscaling needs spandrel and torchvision .*; to install them, run `pip"):
+@pytest.mark.parametrize("error", ["ImportError('No module named torchvision')", "RuntimeError('no operator nms')"])
+def test_what_is_not_installed_is_named(file: Path, tmp_path: Path, monkeypatch, error: str) -> None:
+    """Also a torchvision that was built for another torch."""
+    (tmp_path / "spandrel.py").write_text(f"raise {error}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "spandrel")
+    with pytest.raises(
+        InputError, match=r"Upscaling needs spandrel, and a torchvision .*n.*; to install them, run `pip"
+    ):
         Upscaler(file, CPU)
