@@ -164,10 +164,15 @@ _JOB_OPTIONS = (
     click.option(
         "--name",
         metavar="TEMPLATE",
-        help="Pattern for file names, such as '{stem}-{seed}'; also {index}, {variation} and the parameters.",
+        help="Pattern for file names, such as '{photo}-{seed}'; also {n}, {folder}, {date} and the parameters.",
     ),
     click.option(
-        "--output", "folder", metavar="DIR", default="", help="Folder for the files, below outputs/ of the storage."
+        "--output",
+        "folder",
+        metavar="TEMPLATE",
+        default="",
+        help="Folder for the files, below outputs/ of the storage, such as 'trip/{date}/', or with the name of the "
+        "files, such as '{folder}/{photo}-{prompt:.40}'.",
     ),
     like_option,
     click.option("--force", is_flag=True, help="Render again although the same job exists."),
@@ -214,7 +219,7 @@ def read_spec(
     from datetime import datetime
 
     from svdq.producer.job import model_stem
-    from svdq.producer.submitting.job_spec import JobSpec, read_folder
+    from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.model_choice import expected_model
     from svdq.producer.text import parse_future
 
@@ -222,8 +227,7 @@ def read_spec(
     return JobSpec(
         options=with_defaults_from(like, sweep(read_options(**values), sweeps)),
         model=expected_model(settings, stem=values["model"] and model_stem(values["model"])),
-        folder=read_folder(folder),
         at=parse_future(at, "--at", datetime.now().astimezone()) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),
         **plain,
-    )
+    ).with_output(folder)

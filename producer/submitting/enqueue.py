@@ -90,7 +90,7 @@ def enqueue_chain(connection: redis.Redis, links: Sequence[Entry], after: Sequen
     done: list[Enqueued] = []
     for entry in links:
         if done and (before := read_job(done[-1].rq_job)):  # their files are beside each other
-            entry = replace(entry, job=entry.job.model_copy(update={"name": before.name}))
+            entry = replace(entry, job=entry.job.model_copy(update={"name": before.name, "folder": before.folder}))
         parents = [entry.job.predecessor] if entry.job.predecessor else after
         done += [enqueue_after(connection, entry, parents)] if parents else enqueue_many(connection, [entry])
     return done

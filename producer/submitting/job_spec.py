@@ -6,7 +6,7 @@ import secrets
 import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import date, datetime
 from itertools import product
 from pathlib import PurePosixPath
 from typing import Any
@@ -31,14 +31,25 @@ from svdq.producer.submitting.parameters import (
 )
 from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size, safe_name
 
-OWN_FIELDS = ("stem", "index", "variation")  # fields of name templates besides the parameters of the video
+#: `photo` and `n` are other names of `stem` and `index`.
+OWN_FIELDS = (
+    "stem",
+    "photo",
+    "index",
+    "n",
+    "variation",
+    "folder",
+    "date",
+)  # fields of name templates besides the parameters of the video
 NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family", "loras"}
 
 _AUTO_MULTIPLE = 32  # of sides that are chosen: Wan 2.2 TI2V-5B needs 32
+_FIELD = re.compile(r"\{[^{}]")
+_ANY_DAY = date(2000, 1, 1)  # in ids, which do not depend on the day
 #: A storage key in place of that of a photo that is not checked yet.
 ANY_PHOTO = f"inputs/{'0' * 64}.jpg"
 #: Allowed format specifications, such as `04` or `.2f`: no nested fields, and no width that exhausts memory.
-_LAYOUT = re.compile(r"[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?")
+_LAYOUT = re.compile(r"(%[YmdjUV]|[-_. ])+|[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +61,7 @@ class JobSpec:
     variations: int = 1  # number of videos for each set, each with its own seed
     priority: str = "default"
     name: str | None = None  # template for names; None means the stem of the photo's file name
-    folder: str = ""  # folder below outputs/, "" for outputs/ itself
+    folder: str = ""  # template for the folder below outputs/, "" for outputs/ itself
     at: datetime | None = None  # when to queue the jobs, with a time zone; None means at once
     depends_on: tuple[str, ...] = ()  # ids of jobs, or prefixes of them, that are to have finished or failed first
     #: The prompts of further links, "" for none: each video begins a chain.
@@ -81,6 +92,23 @@ class JobSpec:
     def _family_of(self, options: SubmitOptions) -> str | None:
         """Return the family of videos, None if it is open; the prompts of further links decide it, too."""
         return options.family_for(self.model) or (WITH_PROMPTS[0] if any(self.then) else None)
+
+    def with_output(self, text: str) -> "JobSpec":
+        """Return it with a folder as a user writes it; without a name, a last part with a field is that of the files.
+
+        Raises InputError as `read_folder`.
+        """
+        folder, _, last = text.rpartition("/")
+        if self.name is None and has_field(last):
+            return replace(self, folder=read_folder(folder), name=last)
+        return replace(self, folder=read_folder(text))
+
+    def below(self, folder: str) -> "JobSpec":
+        """Return it for a photo in a subfolder, whose video gets the same one unless the template has `{folder}`."""
+        if "{folder" in self.folder:
+            return self
+        escaped = folder.replace("{", "{{").replace("}", "}}")
+        return replace(self, folder=read_folder(f"{self.folder}/{escaped}".strip("/")))
 
     def with_prompt(self, prompt: str) -> "JobSpec":
         """Return it with a prompt for the videos that have none; itself if their families have no prompts."""
@@ -113,7 +141,8 @@ class JobSpec:
                 self._check_last_frame(end, spell)
                 self._check_step_cache(job)
             if self.name is not None:
-                _render(self.name, job, job.name, index=1, variation=0)
+                render_name(self.name, self._values(job, "photo", index=1, variation=0))
+            self._folder_of(self._values(job, "photo", index=1, variation=0))
 
     def example(self) -> Job:
         """Return the first job of any photo."""
@@ -125,11 +154,30 @@ class JobSpec:
         for number, (options, variation) in enumerate(videos):
             options = options.replaced(last_image=photo.last.key) if photo.last else options
             job, job_id = self._job(photo, options, variation, first_index + number * self.num_links)
-            yield job, job_id
-            yield from self._links(job, job_id, options)
+            index = first_index + number * self.num_links
+            folder = self._folder_of(self._values(job, photo.name, photo.source, index=index, variation=variation))
+            for each, each_id in [(job, job_id), *self._links(job, job_id, options)]:
+                yield each.model_copy(update={"folder": folder}), each_id
+
+    def _folder_of(self, values: Mapping[str, Any]) -> str:
+        return render_folder(self.folder, values) if "{" in self.folder or "}" in self.folder else self.folder
+
+    def _values(
+        self, job: Job, stem: str, source: str = "", *, index: int, variation: int, day: date | None = None
+    ) -> dict[str, Any]:
+        """Return the fields of templates; `source` is that of the photo."""
+        values = {name: getattr(job, name) for name in NAME_FIELDS & type(job).model_fields.keys() - {"folder"}}
+        folders = source.split("/")[:-1]
+        # Of the folder that was submitted only the name, and only for photos that lie in no subfolder.
+        folder = "/".join(folders[1:] or folders)
+        numbers = {"index": index, "n": index, "variation": variation + 1}
+        model = job.model or (model_stem(self.model.name) if self.model and not day else "") or job.family
+        own = {"stem": stem, "photo": stem, "folder": folder, "date": day or date.today(), "model": model}
+        return values | numbers | own
 
     def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
-        photo |= {"folder": self.folder, "chained": bool(self.then)}
+        folder = "" if "{" in self.folder or "}" in self.folder else self.folder
+        photo |= {"folder": folder, "chained": bool(self.then)}
         if options.family_for(self.model, spell) is None:
             options = options.replaced(family=self._family_of(options))
         if isinstance(options.step_cache, str):
@@ -217,10 +265,12 @@ class JobSpec:
         job = self._make(options, variation, image=photo.key, name=photo.name, photo_size=photo.size)
         drawn = options.seed is None
         given_name = ""
+        # The position in the submission and the day change each time, and a drawn seed follows from the id.
+        same = job.model_copy(update={"seed": 0}) if drawn else job
+        values = self._values(same, photo.name, photo.source, index=0, variation=variation, day=_ANY_DAY)
+        job = job.model_copy(update={"folder": self._folder_of(values)})
         if self.name is not None:
-            # The position in the submission changes each time, and a drawn seed follows from the id.
-            same = job.model_copy(update={"seed": 0}) if drawn else job
-            given_name = _render(self.name, same, photo.name, index=0, variation=variation)
+            given_name = render_name(self.name, values)
         job_id = job.digest(
             seed_was_drawn=drawn,
             given_name=given_name,
@@ -230,7 +280,7 @@ class JobSpec:
         if drawn:
             job = job.model_copy(update={"seed": _seed_of(job_id)})
         if self.name is not None:
-            name = _render(self.name, job, photo.name, index=index, variation=variation)
+            name = render_name(self.name, self._values(job, photo.name, photo.source, index=index, variation=variation))
             job = job.model_copy(update={"name": name})
         return job, job_id
 
@@ -306,6 +356,22 @@ def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], sp
     return f"{spell(field)} {shorten(shown)} is not allowed: it must be {allowed}."
 
 
+def has_field(template: str) -> bool:
+    """Return whether a template has a field."""
+    return _FIELD.search(template.replace("{{", "")) is not None
+
+
+def render_folder(template: str, values: Mapping[str, Any]) -> str:
+    """Render a template of a folder, in which `{folder}` may be several; raises InputError as `render_name`."""
+    parts: list[str] = []
+    for part in template.split("/"):
+        if part == "{folder}":
+            parts += map(safe_name, filter(None, values["folder"].split("/")))
+        elif part:
+            parts.append(render_name(part, values))
+    return read_folder("/".join(parts))
+
+
 def render_name(template: str, values: Mapping[str, Any]) -> str:
     """Render a template of `str.format`, without conversions and nested fields, as a name for all file systems.
 
@@ -355,8 +421,3 @@ def read_folder(text: str) -> str:
             "and control characters, and no dot in front."
         )
     return "" if folder == PurePosixPath(".") else folder.as_posix()
-
-
-def _render(template: str, job: Job, stem: str, *, index: int, variation: int) -> str:
-    values = {name: getattr(job, name) for name in NAME_FIELDS & type(job).model_fields.keys()}
-    return render_name(template, values | {"stem": stem, "index": index, "variation": variation + 1})

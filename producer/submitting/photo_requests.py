@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.job_spec import JobSpec, read_folder
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import FIELDS, as_flag, as_key, as_text, read_parameters, read_then
 from svdq.producer.submitting.sources import Sources
 from svdq.producer.text import parse_future
@@ -45,7 +45,7 @@ def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> l
 
     @cache
     def spec_of(below: str, *, has_last: bool) -> JobSpec:
-        placed = replace(spec, folder=read_folder(f"{spec.folder}/{below}".strip("/")))
+        placed = spec.below(below) if below else spec
         return placed.with_last_photo() if has_last else placed
 
     if pair := next((photo for photo in sources.photos if photo.last), None):
@@ -108,10 +108,11 @@ def _parse(row: Mapping[str, Any] | InputError, now: datetime, defaults: JobSpec
         options=tuple(dict.fromkeys(options)),  # without those of a sweep that the row makes the same
         priority=given.get("priority", defaults.priority),
         name=given.get("name", defaults.name),
-        folder=read_folder(given["output"]) if "output" in given else defaults.folder,
         at=parse_future(given["at"], "at", now) if "at" in given else defaults.at,
         then=read_then(then, "then") if then else defaults.then,
     )
+    if "output" in given:
+        spec = spec.with_output(given["output"])
     if "last" in given:
         spec = spec.with_last_photo()
     spec.check(spell=as_key)

@@ -25,6 +25,10 @@ ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 MAX_BYTES_PER_PIXEL = 16  # of any photo file: four channels of 32-bit floats
 MAX_NAME_BYTES = 180  # bytes of UTF-8; leaves room for a suffix within a file system's 255
 MAX_FOREIGN_BYTES = 1 << 28  # largest size in bytes of a photo that was uploaded or dropped
+#: Names that Windows refuses, with any extension.
+_DEVICES = frozenset(
+    ["CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(10))]
+)
 _BYTES = Budget(1 << 25)  # bytes of files held in memory at a time, independent of the number of threads
 
 
@@ -160,8 +164,8 @@ def safe_name(stem: str) -> str:
     """Turn the stem of a file name into a name that `Job.name` and all file systems allow."""
     stem = unicodedata.normalize("NFC", stem)
     stem = "".join(char if char.isprintable() and char not in '/\\:*?"<>|' else "_" for char in stem)
-    stem = stem.lstrip(". ")
-    return stem.encode()[:MAX_NAME_BYTES].decode(errors="ignore").strip() or "photo"
+    stem = stem.lstrip(". ").encode()[:MAX_NAME_BYTES].decode(errors="ignore").rstrip(". ").strip() or "photo"
+    return f"_{stem}" if stem.partition(".")[0].rstrip().upper() in _DEVICES else stem
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import MARKER, Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
 from svdq.producer.submitting.foresight import existing
-from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec, read_folder
+from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
 from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, usual_size, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
@@ -115,11 +115,10 @@ def submit(
         options=(options,),
         model=expected_model(settings),
         priority=priority,
-        folder=read_folder(output),
         at=None if at is None else in_zone(at),
         then=(then,) if isinstance(then, str) else tuple(then),
         force=force,
-    )
+    ).with_output(output)
     found = find_photos(words, recursive=recursive, storage=Storage(settings.storage).folder, spell=str)
     requests = requests_for(found, spec, Path(last_image) if last_image else None)
     return list(submit_all(settings, requests, skip_bad=skip_bad, spell=str))

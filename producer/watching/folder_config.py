@@ -126,7 +126,7 @@ class FolderConfig:
         folders = folder.split("/") if folder else []
         read = (self._read("/".join(folders[:depth])) for depth in range(len(folders), -1, -1))
         spec = next(filter(None, read), self._spec)
-        return replace(spec, folder="/".join(map(safe_name, folders)))
+        return spec.below("/".join(map(safe_name, folders))) if folders else spec
 
     def _read(self, folder: str) -> JobSpec | None:
         file_path = self._root / folder / FILE_NAME

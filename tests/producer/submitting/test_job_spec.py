@@ -1,6 +1,7 @@
 """The jobs of one photo and their ids: what makes another job, and what the same submission finds again."""
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,49 @@ def test_a_folder_outside_outputs(text: str) -> None:
 def test_a_folder_that_some_storages_refuse(text: str) -> None:
     with pytest.raises(InputError, match="every storage"):
         read_folder(text)
+
+
+def placed(spec: JobSpec, source: str = "trip/day 1/cup.jpg") -> list[str]:
+    photo = replace(PHOTO, source=source)
+    return [f"{job.folder}/{job.name}" for job in jobs(spec, photo)]
+
+
+def test_one_template_for_folder_and_name() -> None:
+    seeded = JobSpec(options=(SubmitOptions(seed=7, family="wan", prompt="A wave: it breaks / rolls."),))
+    assert placed(seeded.with_output("{folder}/{photo}-{seed}-{n}")) == ["day 1/cup-7-1"]
+    assert placed(seeded.with_output("a/{prompt:.8}")) == ["a/A wave_"]
+    assert placed(seeded.with_output("{folder}/{photo}"), "trip/cup.jpg") == ["trip/cup"]
+    assert placed(seeded.with_output("{folder}/{photo}"), "trip/a/b/cup.jpg") == ["a/b/cup"]
+    assert placed(seeded.with_output("{date}/")) == [f"{date.today()}/cup"]
+    assert placed(seeded.with_output("{model}/x")) == ["wan/x/cup"]
+    assert placed(seeded.with_output("holiday").below("day {1}")) == ["holiday/day {1}/cup"]
+    assert placed(seeded.with_output("{prompt}/{photo}")) == ["A wave_ it breaks _ rolls/cup"]
+    with pytest.raises(InputError, match="colour"):
+        jobs(JobSpec().with_output("{colour}/{photo}"))
+
+
+def test_ids_depend_neither_on_the_day_nor_on_the_place_in_a_list() -> None:
+    spec = JobSpec(then=("",)).with_output("{date}/{seed}-{n}/{photo}")
+    assert ids(spec) == ids(spec, first_index=5)
+    assert ids(JobSpec().with_output("x/{photo}")) == ids(JobSpec(name="{photo}", folder="x"))
+    assert {job.folder for job in jobs(spec)} == {f"{date.today()}/{jobs(spec)[0].seed}-1"}
+
+
+REFUSED = ("CON", "nul", "com1.x", "LPT9", "a:b", "a?b", "a*b", 'a"b', "a<b>|", "trip.", "end ", "...")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_names_that_windows_refuses_are_replaced(name: str) -> None:
+    found = render_name(name, VALUES)
+    assert not set(found) & set('<>:"/\\|?*')
+    assert found == found.rstrip(". ")
+    assert found.partition(".")[0].upper() not in ("CON", "NUL", "COM1", "LPT9")
+
+
+def test_200_photos_of_three_folders() -> None:
+    spec = JobSpec().with_output("{folder}/{photo}-{n:03}")
+    photos = [
+        replace(PHOTO, source=f"trip/{'abc'[n % 3]}/p{n}.jpg", name=f"p{n}", sha256=f"{n:064x}") for n in range(200)
+    ]
+    made = [f"{job.folder}/{job.name}" for n, photo in enumerate(photos, 1) for job in jobs(spec, photo, n)]
+    assert made == [f"{'abc'[n % 3]}/p{n}-{n + 1:03}" for n in range(200)]
