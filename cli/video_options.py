@@ -230,4 +230,4 @@ def read_spec(
         at=parse_future(at, "--at", datetime.now().astimezone()) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),
         **plain,
-    ).with_output(folder)
+    ).with_output(folder or settings.output)

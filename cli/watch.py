@@ -94,7 +94,11 @@ def watch(
     """
     settings = load_for_watching(folder, redis_url=redis_url, storage=storage)
     watching = {name: others.pop(name) for name in ("existing", "stable_for_s", "on_success")}
-    spec = JobSpec(options=with_defaults_from(like, [read_options(**others)]), priority=priority, then=then)
+    spec = JobSpec(
+        options=with_defaults_from(like, [read_options(**others)]),
+        priority=priority,
+        then=then,
+    ).with_output(settings.output)
     selection = FileFilter(recursive=recursive, globs=globs or PHOTO_GLOBS)
 
     def report(event: Event) -> None:

@@ -96,6 +96,8 @@ class Settings(BaseModel):
     weights: Literal["auto", "stored", "made"] = "auto"
     #: Folder of the LoRAs that jobs may choose, such as ComfyUI's models/loras; None: there are none.
     loras: Annotated[Path, AfterValidator(absolute)] | None = None
+    #: Template for the folder and name of videos below outputs/, for submissions that give none.
+    output: str = ""
     #: File of the upscaler that jobs may ask for, or its name in ComfyUI's models/upscale_models; None: there is none.
     upscaler: str | None = Field(None, min_length=1)
     #: Token of `svdq serve`; None: the one in its file.

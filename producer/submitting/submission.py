@@ -118,7 +118,7 @@ def submit(
         at=None if at is None else in_zone(at),
         then=(then,) if isinstance(then, str) else tuple(then),
         force=force,
-    ).with_output(output)
+    ).with_output(output or settings.output)
     found = find_photos(words, recursive=recursive, storage=Storage(settings.storage).folder, spell=str)
     requests = requests_for(found, spec, Path(last_image) if last_image else None)
     return list(submit_all(settings, requests, skip_bad=skip_bad, spell=str))

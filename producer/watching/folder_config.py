@@ -151,19 +151,23 @@ class FolderConfig:
                     raise InputError(f"owner {owner!r} is not allowed: {error}.") from error
             for key in document.keys() - {"owner"}:
                 name = key.replace("-", "_")
-                if name in Settings.model_fields:
+                if name in Settings.model_fields and name != "output":
                     raise InputError(
                         f"{key!r} is a setting, and a watched folder has none: set {ENV_PREFIX}{name.upper()}, or move "
                         f"it to the {FILE_NAME} of SVDQ_HOME."
                     )
-                if name not in PHOTO_KEYS:
-                    raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}.")
+                if name not in (*PHOTO_KEYS, "output"):
+                    raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}, output.")
             priority = given.pop("priority", spec.priority)
             then = read_then(given.pop("then"), "then") if "then" in given else spec.then
+            output = given.pop("output", None)
+            if output is not None and not isinstance(output, str):
+                raise InputError(f"output {output!r} is not allowed: it must be a text, such as '{{date}}/{{photo}}'.")
             if self.prompt is not None:
                 given.pop("prompt", None)
             options = spec.options[0].overridden(read_parameters(given))
             spec = replace(spec, options=(options,), priority=priority, then=then, owner=owner)
+            spec = spec if output is None else replace(spec, name=None).with_output(output)
             spec.check(spell=as_key)
         except InputError as error:
             raise InputError(f"In the file {str(file_path)!r}: {error}") from error

@@ -39,6 +39,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "memory_limit": {"value": None, "source": "default"},
         "weights": {"value": "auto", "source": "default"},
         "loras": {"value": None, "source": "default"},
+        "output": {"value": "", "source": "default"},
         "serve_token": {"value": None, "source": "default"},
     }
 

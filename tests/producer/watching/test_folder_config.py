@@ -35,6 +35,19 @@ def test_the_nearest_file_wins_over_the_flags(tmp_path: Path) -> None:
     assert (deep.priority, deep.folder) == ("high", "day/roll 1")
 
 
+def test_output_is_a_template_for_folder_and_name(tmp_path: Path) -> None:
+    write(tmp_path / "svdq.toml", 'output = "night/{photo}-{seed}"')
+    write(tmp_path / "{b}" / "svdq.toml", 'output = "{folder}/{photo}"')
+    config = FolderConfig(tmp_path, FLAGS.with_output("x/{seed}"))
+    assert (config.spec_for("a.jpg").folder, config.spec_for("a.jpg").name) == ("night", "{photo}-{seed}")
+    assert config.spec_for("day/a.jpg").folder == "night/day"
+    assert (config.spec_for("{b}/a.jpg").folder, config.spec_for("{b}/a.jpg").name) == ("{folder}", "{photo}")
+    for wrong in ("output = 3", 'output = "{colour}"', 'output = "../x"'):
+        write(tmp_path / "svdq.toml", wrong)
+        with pytest.raises(InputError, match=r"svdq\.toml"):
+            config.spec_for("a.jpg")
+
+
 def test_the_file_is_read_for_each_photo(tmp_path: Path) -> None:
     config = FolderConfig(tmp_path, FLAGS)
     assert config.spec_for("a.jpg").options[0].frames == 14
