@@ -40,6 +40,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "weights": {"value": "auto", "source": "default"},
         "loras": {"value": None, "source": "default"},
         "output": {"value": "", "source": "default"},
+        "upscaler": {"value": None, "source": "default"},
         "serve_token": {"value": None, "source": "default"},
     }
 
