@@ -212,7 +212,7 @@ def calibrate_command(
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True, help="Half precision.")
 @json_option()
 def convert_command(source: str, target: Path, dtype: str, as_json: bool) -> None:
-    """Write a copy of MODEL in half precision into the folder TARGET, or a .pth file as safetensors.
+    """Write MODEL in half precision, or a .pth as safetensors.
 
     MODEL is a folder or a hub id that was fetched. The copy takes half the disk, and half as long to load. Weights that
     diffusers keeps in float32 stay so, as do the VAE and the image encoder: in that dtype, the copy gives the same
