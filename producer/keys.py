@@ -22,14 +22,16 @@ POPPED: Final = "svdq:popped"
 CANCELED: Final = "svdq:canceled"  # set of ids of jobs that are to stop although a group has them
 #: Sorted set of ids of stopped jobs, which RQ keeps among the failed ones, by the second of Redis' clock of expiry.
 STOPPED: Final = "svdq:stopped"
-#: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
 STORAGES: Final = "svdq:storages"  # set: the storages that photos of jobs were stored in, as shown
+#: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
 CRASHES: Final = "svdq:crashes"
 PAUSES: Final = "svdq:pauses"  # hash, worker name or BURSTS -> why that group, or every burst, takes no more jobs
 #: A burst ends when it is paused, and whatever starts bursts would start the next one, again and again.
 BURSTS: Final = "bursts"
 OWNER_FIELD: Final = "svdq_owner"  # field of a job's own hash: whose job it is
 OWNERS: Final = "svdq:owners"  # set of all owners there were; jobs take turns from the second one on
+#: Hash, job id -> owner of the jobs in a queue, for take_turns.lua, with the key suffix of the queue's key; a cache.
+TURNS: Final = "svdq:turns:"
 UNFAIR: Final = "svdq:unfair"  # string that exists while jobs are first come, first served
 #: String that lives as long as one group's turn to remove what has expired; the value is the group's name.
 MAINTAINED: Final = "svdq:maintained"

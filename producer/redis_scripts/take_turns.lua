@@ -45,6 +45,7 @@ local function take_turns(queue, ids)
   for first = 1, #unknown, 5000 do
     redis.call('hset', known, unpack(unknown, first, math.min(first + 4999, #unknown)))
   end
+  redis.call('expire', known, 86400)
   for number = 2, rounds do
     ends[number] = math.max(ends[number], ends[number - 1])
   end

@@ -23,7 +23,7 @@ def _keys(arena: Arena) -> list[str]:
     patterns = (*KEYS_IN_WORK, f"{keys.PREFIX}*")
     found = {key for pattern in patterns for key in arena.connection.scan_iter(pattern)}
     # They are of the database, and of stopped jobs for as long as their records last.
-    found -= {keys.DATABASE_ID.encode(), keys.STORAGES.encode(), keys.STOPPED.encode()}
+    found -= {keys.DATABASE_ID.encode(), keys.STORAGES.encode(), keys.OWNERS.encode(), keys.STOPPED.encode()}
     # Records of ranks and starting launchers, and a group's turn to clean up, expire soon, however the group ended.
     return [f"Redis key {key.decode()}" for key in found if not _goes_by_itself(arena, key)]
 
