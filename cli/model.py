@@ -275,7 +275,7 @@ def import_command(workflow: Path, folder: Path | None, output: Path | None, for
 
     WORKFLOW is the JSON that ComfyUI saves or exports for its API, or a PNG, WebP or mp4 that it has written with the
     workflow inside. Prints the command that submits the same video, what cannot be carried over, by node, and the files
-    that are missing. Files are looked up in ComfyUI's folders, and in those of its extra_model_paths.yaml.
+    that are missing. Files are looked up in ComfyUI's folders, also in those that its extra_model_paths.yaml names.
 
     \b
     Examples:

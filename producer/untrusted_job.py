@@ -57,7 +57,7 @@ class UnreadableJobError(NoSuchJobError):
 class UntrustedJob(rq.job.Job):
     """An RQ job that calls nothing that its record names; RQ's own code uses it through `SvdqQueue`."""
 
-    owner = ""  # whose job it is; "" for those of plain RQ and of earlier versions
+    owner = ""  # whose job it is; "" for jobs of plain RQ and of earlier versions
 
     def restore(self, raw_data: Any) -> None:
         """Take the fields of the job's record; raises UnreadableJobError if it is malformed."""

@@ -130,7 +130,7 @@ def join_mp4(
 ) -> None:
     """Write an mp4 of others of the same size and rate, each with its number of frames; raises as `write_video`.
 
-    `sound` is that of the whole, which is encoded once: each track that is copied would begin later by a frame of AAC.
+    `sound` is the sound of the whole video and is encoded once: each copied track would begin a frame of AAC later.
     """
     with (
         _metadata_file(path.parent, comment, capture) as metadata,

@@ -26,7 +26,7 @@ class Selection:
     job_ids: Sequence[str] = ()  # prefixes; if there are any, the other criteria do not apply
     statuses: Sequence[str] = ()
     name: str = ""  # a pattern with * and ?
-    owners: Sequence[str] = ()  # "" is the owner of jobs that name none, as those of earlier versions
+    owners: Sequence[str] = ()  # "" is the owner of jobs that name none, such as jobs of earlier versions
     since: datetime | None = None  # earliest end or, of jobs that have not ended, submission
     take_all: bool = False
 

@@ -1,4 +1,4 @@
-"""Renews the leases of a group in a thread of its own, which nothing else delays; so it first notices a lost Redis."""
+"""Renews the leases of a group in a separate thread, which nothing else delays, so it notices a lost Redis first."""
 
 import logging
 import threading
