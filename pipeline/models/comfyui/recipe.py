@@ -26,11 +26,11 @@ _QUIET = re.compile(
 )
 #: What svdq does in place of nodes after the decode, by a part of their names.
 _AFTERWARDS = {
-    "rife": "interpolates frames; svdq does not",
-    "film": "interpolates frames; svdq does not",
-    "gimm": "interpolates frames; svdq does not",
-    "vfi": "interpolates frames; svdq does not",
-    "upscale": "enlarges the frames; svdq leaves them as they are",
+    "rife": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
+    "film": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
+    "gimm": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
+    "vfi": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
+    "upscale": "enlarges the frames; `svdq submit --upscale` does",
     "audio": "concerns sound, which svdq's videos of Wan have not",
     "mmaudio": "concerns sound, which svdq's videos of Wan have not",
     "colormatch": "corrects colors; svdq does not",

@@ -212,7 +212,7 @@ def test_what_is_not_carried_over_is_named_by_node() -> None:
         "WanVideoNAG (nag) changes the model; svdq runs it unchanged.",
         "PathchSageAttentionKJ (sage) concerns speed or memory only",
         "ImageResizeKJv2 (size) computes the size from the photo; `--size auto` does so here.",
-        "RIFE VFI (more) interpolates frames; svdq does not.",
+        "RIFE VFI (more) interpolates frames; `svdq submit --interpolate` does so by motion estimation.",
     ):
         assert any(note.startswith(sentence) for note in found.notes), sentence
 
