@@ -26,7 +26,7 @@ class Proxy(socketserver.ThreadingTCPServer):
         self.delay_s = delay_s
         self.silent = threading.Event()  # while set, connections stay open, and nothing comes
         self.cut = threading.Event()  # while set, connections are closed as soon as somebody sends something
-        self.num_round_trips = 0
+        self.num_round_trips = 0  # with a delay: without, a long question may be answered before its end
         self._age = 0
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -60,6 +60,8 @@ class Proxy(socketserver.ThreadingTCPServer):
                     time.sleep(max(0.0, due_at - time.monotonic()))
                     while self.silent.is_set() or age != self._age:
                         time.sleep(0.1)
+                    if is_answer:
+                        asked.clear()
                     receiver.sendall(data)
             with contextlib.suppress(OSError):
                 receiver.shutdown(socket.SHUT_RDWR)
@@ -73,9 +75,7 @@ class Proxy(socketserver.ThreadingTCPServer):
                 data = b""
             if self.cut.is_set():
                 data = b""
-            if is_answer:
-                asked.clear()
-            elif not asked.is_set():
+            if not is_answer and not asked.is_set():
                 self.num_round_trips += 1
                 asked.set()
             waiting.put((time.monotonic() + self.delay_s / 2, data))

@@ -10,7 +10,7 @@ from tests.worker.jobs import put
 def test_jobs_are_taken_and_finished_in_few_round_trips(settings, connection, worker: GroupWorker) -> None:
     job_ids = [f"job{number}" for number in range(5)]
     put(connection, *job_ids)
-    with Proxy(settings.redis_url) as proxy:
+    with Proxy(settings.redis_url, delay_s=0.2) as proxy:
         worker.connection = connect(proxy.url)
         worker.queues = [type(queue)(queue.name, connection=worker.connection) for queue in worker.queues]
         worker.take(0)  # connects
@@ -29,7 +29,7 @@ def test_jobs_are_taken_and_finished_in_few_round_trips(settings, connection, wo
 def test_the_maintenance_asks_as_little_with_many_queues(settings, connection, worker: GroupWorker) -> None:
     for number in range(5):
         connection.sadd("rq:queues", f"rq:queue:svdq-default:model{number}")
-    with Proxy(settings.redis_url) as proxy:
+    with Proxy(settings.redis_url, delay_s=0.2) as proxy:
         far = GroupWorker(connect(proxy.url), on_stop=print, on_shutdown=print)
         recovery = Recovery(far, 2)
         far.take(0)  # connects
