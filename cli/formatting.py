@@ -41,7 +41,9 @@ def named(name: str, link: str) -> str:
 PROMPT_LENGTH = 60  # characters of a prompt where it is not shown whole
 
 
-def describe(view: "JobView", estimate: "Estimate | None" = None, *, whole_prompt: bool = False) -> str:
+def describe(
+    view: "JobView", estimate: "Estimate | None" = None, *, whole_prompt: bool = False, with_owner: bool = False
+) -> str:
     """Describe a job in one line: prompt, status, files or error and, where known, when it will be done."""
     state = view.status
     if state == "started" and (estimate is None or estimate.condition is None):
@@ -67,6 +69,7 @@ def describe(view: "JobView", estimate: "Estimate | None" = None, *, whole_promp
         from svdq.producer.job import shown_loras
 
         more += f"  (LoRA: {shown_loras(loras)})"
+    more += f"  (owner: {view.owner})" if with_owner and view.owner else ""
     return f"{view.id}  {name}  {state}{': ' if details else ''}{details}{more}"
 
 

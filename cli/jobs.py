@@ -82,8 +82,9 @@ def list_jobs(connection: redis.Redis, limit: int, selection: Selection, as_json
         jobs = (jobs if selection.job_ids else jobs[::-1])[:limit]
     else:  # without reading all of them
         jobs = newest_jobs(connection, limit, selection.statuses)
+    have_several = len({job.owner for job in jobs}) > 1
     for job in jobs:
-        echo_json(job.as_json()) if as_json else echo(describe(job))
+        echo_json(job.as_json()) if as_json else echo(describe(job, with_owner=have_several))
     if not jobs and not as_json:
         some = "such " if selection.statuses or selection.name or selection.owners or selection.since else ""
         echo(f"There are no {some}jobs; add one with `svdq submit PHOTO`.", err=True)
