@@ -1,6 +1,6 @@
 -- Other scripts that call `take_turns` begin with this one; see `lua.source`.
 -- Moves jobs that were pushed to the end of a queue to their owners' turns: the n-th waiting job of an owner comes after
--- the last job that is the n-th, or an earlier one, of its owner. No other job changes its place.
+-- every job that is the n-th, or an earlier one, among the jobs of another owner. No other job changes its place.
 -- The hash svdq:turns:<queue> has the owners of jobs that were seen there: one HMGET is much faster than many HGETs.
 local function take_turns(queue, ids)
   local known, unknown = 'svdq:turns:' .. queue, {}

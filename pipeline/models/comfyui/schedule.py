@@ -83,7 +83,7 @@ def _name_of(stage: Stage, notes: Notes) -> str:
         notes.add(stage.node, f"has the schedule {name}, which svdq lacks; svdq uses {_STAND_IN}")
         return _STAND_IN
     if stage.sampler.startswith("wrapper:") and stage.sampler not in _WRAPPED:
-        notes.add(stage.node, f"has noise levels of its own; svdq uses the schedule {_STAND_IN}")
+        notes.add(stage.node, f"has its own noise levels; svdq uses the schedule {_STAND_IN}")
     return name
 
 

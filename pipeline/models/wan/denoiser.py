@@ -224,7 +224,7 @@ class Keep(torch.nn.Module):
 
 
 class _Add(torch.nn.Module):
-    """Stands for the blocks of a transformer and adds what they have added in an earlier step."""
+    """Replaces the blocks of a transformer: adds what they added in an earlier step."""
 
     def __init__(self, residual: Tensor) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ def webp(path: Path) -> None:
 
 
 def video(path: Path, *, as_comment: bool) -> None:
-    """As SaveVideo does, under names of its own, or VideoHelperSuite, in the comment."""
+    """As SaveVideo does, under its own names, or VideoHelperSuite, in the comment."""
     comment = json.dumps({"prompt": json.dumps(API), "workflow": EDITOR})
     tags = {"comment": comment} if as_comment else {"prompt": json.dumps(API), "workflow": json.dumps(EDITOR)}
     options = [f"-metadata={name}={text}" for name, text in tags.items()]
