@@ -40,9 +40,11 @@ def _printable(prompt: str | None) -> str | None:
     return prompt
 
 
-#: Of the families whose models read one.
+# Fields of the families whose models read prompts, and may end on a photo.
 Prompt = Annotated[str, Field(max_length=MAX_PROMPT), AfterValidator(_printable)]
-
+Loop = Annotated[bool, Field(exclude_if=not_, description="End the video on its first frame, so that it loops")]
+#: Names the photo that is the last frame; what it names is up to the caller. None: there is none.
+LastImage = Annotated[str | None, Field(exclude_if=not_, description="Photo that is the last frame")]
 
 #: The experts that a LoRA may be for, of models with two: that of the noisy steps and that of the others.
 Expert = Literal["high", "low"]
@@ -194,6 +196,34 @@ class VideoParameters(BaseModel):
     @abstractmethod
     def guided(self) -> bool:
         """Whether classifier-free guidance is on (diffusers: do_classifier_free_guidance)."""
+
+
+class PromptedParameters(VideoParameters):
+    """Parameters of a family that reads prompts, and may end on a photo; its VAE decodes in tiles or as a whole."""
+
+    if TYPE_CHECKING:
+        # Declared by each family, as above.
+        prompt: str
+        negative_prompt: str | None
+        loop: bool
+        last_image: str | None
+
+    @model_validator(mode="after")
+    def _one_last_frame(self) -> Self:
+        if self.loop and self.last_image is not None:
+            raise ValueError("loop and last_image exclude each other")
+        if self.has_last_photo and self.frames == 1:
+            raise ValueError(f"frames 1 leaves no room for {'loop' if self.loop else 'last_image'}")
+        return self
+
+    @property
+    def has_last_photo(self) -> bool:
+        """Whether a photo is its last frame: another one or, in a loop, the first again."""
+        return self.loop or self.last_image is not None
+
+    def smaller_chunk(self, chunk: int) -> int:
+        """Return 1, for tiles: a VAE of videos gains nothing from fewer frames at a time."""
+        return 1
 
 
 def one_more_than_a_multiple(step: int) -> Callable[[int | None], int | None]:

@@ -5,10 +5,9 @@ With two stages a video is denoised at half its size, its latents are upsampled,
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import not_
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family, PublishedModel
@@ -31,7 +30,10 @@ from svdq.pipeline.video_parameters import (
     ChunkSize,
     Fps,
     Frames,
+    LastImage,
+    Loop,
     Prompt,
+    PromptedParameters,
     Seed,
     Steps,
     VideoParameters,
@@ -47,7 +49,7 @@ Side = Annotated[int | None, side(SIZE_MULTIPLE)]
 _Scale = Annotated[float | None, Field(ge=0.0, le=100.0)]
 
 
-class LtxParameters(VideoParameters):
+class LtxParameters(PromptedParameters):
     """The parameters of one video: the arguments of diffusers' LTX2ConditionPipeline; None is the model's default."""
 
     title: ClassVar[str] = "LTX-2"
@@ -89,26 +91,8 @@ class LtxParameters(VideoParameters):
     #: A number below that of the frames decodes in tiles, which changes pixels.
     decode_chunk_size: ChunkSize = None
     seed: Seed
-    loop: bool = Field(default=False, exclude_if=not_, description="End the video on its first frame, so that it loops")
-    #: Names the photo that is the last frame; what it names is up to the caller. None: there is none.
-    last_image: str | None = Field(default=None, exclude_if=not_, description="Photo that is the last frame")
-
-    @model_validator(mode="after")
-    def _one_last_frame(self) -> Self:
-        if self.loop and self.last_image is not None:
-            raise ValueError("loop and last_image exclude each other")
-        if self.has_last_photo and self.frames == 1:
-            raise ValueError(f"frames 1 leaves no room for {'loop' if self.loop else 'last_image'}")
-        return self
-
-    @property
-    def has_last_photo(self) -> bool:
-        """Whether a photo is its last frame: another one or, in a loop, the first again."""
-        return self.loop or self.last_image is not None
-
-    def smaller_chunk(self, chunk: int) -> int:
-        """Return 1, for tiles: the VAE decodes all frames at once in any case."""
-        return 1
+    loop: Loop = False
+    last_image: LastImage = None
 
     @property
     def guided(self) -> bool:

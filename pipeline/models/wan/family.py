@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import not_
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family, PublishedModel, PublishedStep
@@ -31,7 +31,10 @@ from svdq.pipeline.video_parameters import (
     ChunkSize,
     Fps,
     Frames,
+    LastImage,
+    Loop,
     Prompt,
+    PromptedParameters,
     Seed,
     Steps,
     VideoParameters,
@@ -45,7 +48,7 @@ FRAME_STEP = 4  # the VAE compresses the frames after the first by fours
 Side = Annotated[int | None, side(SIZE_MULTIPLE)]
 
 
-class WanParameters(VideoParameters):
+class WanParameters(PromptedParameters):
     """The parameters of one video: the arguments of diffusers' WanImageToVideoPipeline; None is the model's default."""
 
     title: ClassVar[str] = "Wan"
@@ -82,9 +85,8 @@ class WanParameters(VideoParameters):
     decode_chunk_size: ChunkSize = None
     seed: Seed
     # Left out of the JSON unless they are given, because the ids of earlier jobs were made without them.
-    loop: bool = Field(default=False, exclude_if=not_, description="End the video on its first frame, so that it loops")
-    #: Names the photo that is the last frame; what it names is up to the caller. None: there is none.
-    last_image: str | None = Field(default=None, exclude_if=not_, description="Photo that is the last frame")
+    loop: Loop = False
+    last_image: LastImage = None
     #: MagCache's threshold of the error; 0 skips none. See `step_cache.py`.
     step_cache: float = Field(
         default=0.0,
@@ -93,23 +95,6 @@ class WanParameters(VideoParameters):
         exclude_if=not_,
         description="Skip steps that change little, up to this estimated error, such as 0.06; 0: none",
     )
-
-    @model_validator(mode="after")
-    def _one_last_frame(self) -> Self:
-        if self.loop and self.last_image is not None:
-            raise ValueError("loop and last_image exclude each other")
-        if self.has_last_photo and self.frames == 1:
-            raise ValueError(f"frames 1 leaves no room for {'loop' if self.loop else 'last_image'}")
-        return self
-
-    @property
-    def has_last_photo(self) -> bool:
-        """Whether a photo is its last frame: another one or, in a loop, the first again."""
-        return self.loop or self.last_image is not None
-
-    def smaller_chunk(self, chunk: int) -> int:
-        """Return 1, for tiles: the VAE decodes frame by frame in any case, so fewer frames at a time save nothing."""
-        return 1
 
     @property
     def guided(self) -> bool:
