@@ -128,6 +128,25 @@ def wide_wan(check: Check, layers: int) -> Path:
     return folder
 
 
+def judge_whole_steps(check: Check, step_s: Mapping[tuple[int, bool], float], size: str) -> dict[bool, float]:
+    """Report and return the seconds of a step of the whole model with and without guidance, by those of few layers.
+
+    `step_s` has the seconds by the number of layers and by whether guidance is on.
+    """
+    few, many = LAYERS
+    whole_s = {}
+    for guided in (True, False):
+        what = f"Seconds of a step of Wan 2.2 I2V-A14B {'with' if guided else 'without'} guidance at {size}"
+        what += f", from {few} and {many} of {WAN_LAYERS} layers"
+        if not {(few, guided), (many, guided)} <= step_s.keys():
+            check.report.judge(what, "failed: a step could not be measured", "", False)
+            continue
+        layer_s = (step_s[many, guided] - step_s[few, guided]) / (many - few)
+        whole_s[guided] = step_s[many, guided] + (WAN_LAYERS - many) * layer_s
+        check.report.judge(what, f"{whole_s[guided]:.3f}", "", None)
+    return whole_s
+
+
 def wan(check: Check) -> None:
     """Measure Wan 2.2 I2V-A14B at its full width and with a few of its layers, and scale its step up to all of them."""
     shape = [] if check.on_gpu else wan_shape_on_cpu(check)
@@ -142,17 +161,7 @@ def wan(check: Check) -> None:
             if row["part"] == "step":
                 step_s.setdefault((layers, row["guidance"] == "on"), row["seconds"])
     few, many = LAYERS
-    size = "{width}x{height}x{frames}".format_map(rows[0])
-    whole_s = {}
-    for guided in (True, False):
-        what = f"Seconds of a step of Wan 2.2 I2V-A14B {'with' if guided else 'without'} guidance at {size}"
-        what += f", from {few} and {many} of {WAN_LAYERS} layers"
-        if not {(few, guided), (many, guided)} <= step_s.keys():
-            check.report.judge(what, "failed: a step could not be measured", "", False)
-            continue
-        layer_s = (step_s[many, guided] - step_s[few, guided]) / (many - few)
-        whole_s[guided] = step_s[many, guided] + (WAN_LAYERS - many) * layer_s
-        check.report.judge(what, f"{whole_s[guided]:.3f}", "", None)
+    whole_s = judge_whole_steps(check, step_s, "{width}x{height}x{frames}".format_map(rows[0]))
     for row in rows:
         if row["load_s"]:
             part = " ".join(filter(None, (row["part"], row["component"])))

@@ -214,30 +214,15 @@ def _types(name: str) -> tuple[Any, ...]:
 
 
 def _read(name: str, text: str, called: str) -> dict[str, Any]:
-    shown, types = shorten(text), _types(name)
     if name == "size":
-        auto, colon, of_area = text.lower().partition(":")
-        if auto == "auto" and not colon:
-            return {"auto_size": True}
-        match = _SIZE.fullmatch(of_area if auto == "auto" else text)
-        if match is None:
-            raise InputError(
-                f"{called} {shown} is not a size; write width and height in pixels, such as 1024x576, or auto."
-            )
-        size = {"width": int(match[1]), "height": int(match[2])}
-        return size | ({"auto_size": True} if auto == "auto" else {})
+        return _read_size(text, called)
     if name in ("format", "formats"):  # a repeated one counts once
         return {"formats": tuple(dict.fromkeys(text.replace(",", " ").split()))}
     if name in ("lora", "loras"):
-        try:
-            return {"loras": tuple(each for one in _LORAS.split(text) if one for each in LoraChoice.parse(one))}
-        except ValueError as error:
-            raise InputError(
-                f"{called} {shown!r} is not a LoRA: write it as NAME:STRENGTH with a strength from -10 to 10, such as "
-                "style:0.8, or of two experts high=NAME,low=NAME:STRENGTH."
-            ) from error
+        return {"loras": _read_loras(text, called)}
     if name == "step_cache" and (speedup := _SPEEDUP.fullmatch(text)):
         return {name: f"{speedup[1]}x"}
+    shown, types = shorten(text), _types(name)
     if bool in types:
         if text.lower() not in _BOOLEANS:
             raise InputError(f"{called} {shown!r} is not allowed: it must be true or false.")
@@ -247,6 +232,29 @@ def _read(name: str, text: str, called: str) -> dict[str, Any]:
     except ValueError as error:
         kind = "whole number, such as 25" if int in types else "number, such as 0.5"
         raise InputError(f"{called} {shown!r} is not allowed: it must be a {kind}.") from error
+
+
+def _read_size(text: str, called: str) -> dict[str, Any]:
+    auto, colon, of_area = text.lower().partition(":")
+    of_photo = {"auto_size": True} if auto == "auto" else {}
+    if of_photo and not colon:
+        return of_photo
+    match = _SIZE.fullmatch(of_area if of_photo else text)
+    if match is None:
+        raise InputError(
+            f"{called} {shorten(text)} is not a size; write width and height in pixels, such as 1024x576, or auto."
+        )
+    return {"width": int(match[1]), "height": int(match[2]), **of_photo}
+
+
+def _read_loras(text: str, called: str) -> tuple[LoraChoice, ...]:
+    try:
+        return tuple(each for one in _LORAS.split(text) if one for each in LoraChoice.parse(one))
+    except ValueError as error:
+        raise InputError(
+            f"{called} {shorten(text)!r} is not a LoRA: write it as NAME:STRENGTH with a strength from -10 to 10, such "
+            "as style:0.8, or of two experts high=NAME,low=NAME:STRENGTH."
+        ) from error
 
 
 def shorten(value: object) -> str:
