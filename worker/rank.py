@@ -4,18 +4,21 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from functools import partial
+
+import redis
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.loop.protocols import Checkpointer, Surroundings
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.families import parameters_of
-from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.rounds import MOST_VIDEOS
 from svdq.pipeline.trace import Tracer, span_events, usage_event
+from svdq.pipeline.transport.topology import Links
 from svdq.producer import keys
 from svdq.producer.queue import server_url
-from svdq.producer.status.ranks import RoundPlace
+from svdq.producer.status.ranks import IntakeStatus, RoundPlace
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count
 from svdq.worker import run_folder
@@ -25,7 +28,7 @@ from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.health.watchdog import Watchdog
-from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, plan_of
+from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 from svdq.worker.intake.prefetcher import IntakeOptions
 from svdq.worker.intake.source import Intake
 from svdq.worker.outages import LEASE_TIMEOUT_S, NUM_LEASE_RETRIES, ConnectionHealth, connect, wait_for
@@ -36,7 +39,6 @@ from svdq.worker.startup import (
     COMPILE_S,
     FINISHING,
     HANDING_BACK,
-    LoadedModel,
     RankProcess,
     exit_without_neighbor,
     loras_for,
@@ -51,170 +53,201 @@ FLUSH_S = 6.0  # that a rank which ends waits for its checkpoints, and again for
 
 def run_rank(process: RankProcess) -> None:
     """Run a rank until no more jobs come or SIGTERM, which ends its process with 0 after a step; raises SvdqError."""
-    config, settings = process.run.rank, process.run.settings
-    topology, marker, url = process.topology, process.marker, server_url(settings)
-    stopping = process.signals.stopping
-    handing_back = threading.Event()  # set when jobs in flight go back to the queue although the rank was not stopped
-    closing = threading.Lock()
-    loaded, links, ranks = start(process)
-    info = loaded.model.info
-    plan = plan_of(info, ranks, settings.memory_limit, must_fit=bool(config.failed_gpus)) if topology.first else None
-    storage = Storage(settings.storage)
-
-    # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its jobs.
-    ending = contextlib.ExitStack()
-    family = info.family.name if info.family is not None else ""
-    loras = tuple(f"{lora['file']} x {lora['strength']:g}" for lora in info.made_of.get("loras", ()))
-    about_model = {"loras": loras, "defaults": info.facts.get("defaults", {})}
-    about_model["takes_last_photo"] = info.family is None or info.family.takes_last_photo(info.facts)
-    description = describe(topology, loaded.device, info.name, info.notice, family, **about_model)
-    reporter = RankReporter(description, loaded.device)
-    tracer = Tracer(on=config.record_trace)
-    ending.callback(marker.mark_clean_exit)
-    checkpoints = None
-    if (store := open_checkpoint_store(config.checkpoints, settings.home, storage)) is not None:
-        checkpoints = Checkpoints(
-            store, Codec(model=info.identity or info.name, device=loaded.device, compute=info.compute)
-        )
-        ending.callback(_remove_checkpoints, checkpoints)
-    ending.callback(_exit_if_stopped, stopping)
-    ending.callback(_write_trace, process, tracer)
-    pictures = Pictures(connect(url), description.group)
-    ending.callback(pictures.close)
-    monitor = ProgressMonitor(connect(url), reporter, process.log, marker, pictures)
-    ending.callback(monitor.close)
-    result_writer = intake = None
-    if topology.last:
-        held = partial(is_held, connect(url), stopping)
-        result_writer = ResultWriter(
-            storage, info, tracer, is_held=held, mark=partial(marker.during, "write"), num_writers=num_writers()
-        )
-        ending.callback(result_writer.wait, FLUSH_S)
-    if plan is not None:
-        intake = _make_intake(process, loaded, storage, plan, checkpoints)
-        ending.callback(lambda intake: intake.close(return_to_queue=stopping.is_set() or handing_back.is_set()), intake)
-    if checkpoints is not None:
-        # Before jobs return to the queue: whoever takes them next continues from these checkpoints.
-        ending.callback(checkpoints.flush, FLUSH_S)
-
-    # The first step of a shape compiles.
-    stall_s = settings.stall_s if config.compile == "off" else max(settings.stall_s, COMPILE_S)
-    surroundings = Surroundings(
-        on_lost=partial(exit_without_neighbor, stopping=stopping, marker=marker),
-        source=intake,
-        sink=result_writer,
-        monitor=Watchdog(monitor, topology.rank, stall_s, on_stall=partial(_exit_after_stall, monitor, marker)),
-        checkpointer=checkpoints or Checkpointer(),
-        tracer=tracer,
-    )
-    components = [rank.components for rank in ranks]
-    in_rounds = bool(loaded.model.sets)
-    stage = Stage(
-        topology,
-        links,
-        loaded.model,
-        surroundings,
-        device=loaded.device,
-        components=components,
-        most_bytes=max(free_host_bytes() * STATES_SHARE, LEAST_STATES_BYTES),
-        num_groups=config.num_groups,
-        upscaler=loaded.upscaler,
-    )
-    reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]
-    if intake is not None:
-        reporter.group = lambda: intake.status().model_copy(
-            update={
-                "costs": tuple(stage.costs.measured()),
-                "failed_gpus": config.failed_gpus,
-                "places": {job_id: RoundPlace(**vars(outlook)) for job_id, outlook in stage.outlook().items()},
-            }
-            | ({"round_size": stage.rounds.size, "pace_s": stage.rounds.pace_s} if stage.rounds is not None else {})
-        )
-
-    def end() -> None:
-        with closing:
-            ending.close()
-
-    def stop() -> None:
-        stage.stop()
-        if intake is not None:
-            intake.stop()
-        if stage.is_loading:
-            end()  # the process ends here: a load may take longer than a worker has to stop
-
-    def hand_back() -> None:
-        assert intake is not None
-        handing_back.set()
-        stage.end_after_leg()
-        intake.stop()
-
-    drain = None if intake is None else hand_back if in_rounds else intake.drain
-    process.signals.attach(stop, drain, HANDING_BACK if in_rounds else FINISHING)
-    if intake is not None and plan is not None:
-        _warm_up(stage, plan, process, loaded.model)
-        intake.start()
-        if process.run_dir is not None:
-            run_folder.write_ready(process.run_dir)
-    try:
-        stage.run()
-    except SvdqError:
-        # Components could not be loaded, which is no fault of the jobs.
-        handing_back.set()
-        end()
-        raise
-    end()
+    Rank(process).run()
 
 
-def _make_intake(
-    process: RankProcess,
-    loaded: LoadedModel,
-    storage: Storage,
-    plan: MemoryPlan,
-    checkpoints: Checkpoints | None,
-) -> Intake:
-    run, marker, info = process.run, process.marker, loaded.model.info
-    num_ranks = process.topology.num_ranks
-    storage.sweep()
-    notice = f": {info.notice}" if info.notice else ""
-    logger.info("Ready with %s on %s, model %s%s.", count(num_ranks, "rank"), loaded.device.type, info.name, notice)
-    if info.name == "preview":
-        logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: SVD, Wan or LTX-2.")
-    logger.info("Videos go to %s.", storage.location("outputs"))
-    if run.settings.loras is not None and loras_for(run).folder is None:
-        logger.warning(
-            "Jobs with LoRAs wait: leave out --compile, --approximate and --weights made, which fix weights."
-        )
-    options = IntakeOptions(
-        burst=run.rank.burst,
-        max_pixels=run.settings.max_pixels,
-        complete=loaded.model.complete,
-        embed=loaded.model.embed,
-        loras=loras_for(run),
-        upscales=run.settings.upscaler is not None,
-        memory=plan,
-        max_attempts=run.settings.max_attempts,
-        # One computed, one received and one sent by each rank, and those that are being written.
-        # In rounds, those of one that is decoded and of the next.
-        max_in_flight=(2 * MOST_VIDEOS if loaded.model.sets else 3 * num_ranks + 2) + num_writers(),
-        suspects=read_suspects(marker.folder, marker.restart_count),
-        mark_prepare=partial(marker.during, "prepare"),
-    )
-    connection, connection_health = connect(server_url(run.settings)), ConnectionHealth(run.settings)
-    wait_for(connection, connection_health)
-    if run.settings.fair:
-        connection.delete(keys.UNFAIR)
-    else:
-        connection.set(keys.UNFAIR, 1)
-    lease_connection = connect(server_url(run.settings), LEASE_TIMEOUT_S, NUM_LEASE_RETRIES)
-    return Intake(connection, storage, info, options, checkpoints, connection_health, lease_connection)
+class Rank:
+    """The parts of a rank, built in the order of `__init__`, and ended in the reverse order: see `_ending`."""
 
+    def __init__(self, process: RankProcess) -> None:
+        self._process = process
+        settings, topology, marker = process.run.settings, process.topology, process.marker
+        self._loaded, links, ranks = start(process)
+        loaded, info = self._loaded, self._loaded.model.info
+        self._in_rounds = bool(loaded.model.sets)
+        # Set when jobs in flight go back to the queue although the rank was not stopped.
+        self._handing_back = threading.Event()
 
-def _warm_up(stage: Stage, plan: MemoryPlan, process: RankProcess, model: VideoModel) -> None:
-    for shape in process.run.rank.warmup:
+        # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its
+        # jobs.
+        self._ending, self._closing = contextlib.ExitStack(), threading.Lock()
+        self._ending.callback(marker.mark_clean_exit)
+        self._plan: MemoryPlan | None = None
+        if topology.first:
+            must_fit = bool(process.run.rank.failed_gpus)
+            self._plan = plan_of(info, ranks, settings.memory_limit, must_fit=must_fit)
+        self._storage = Storage(settings.storage)
+        self._checkpoints = self._open_checkpoints()
+        self._ending.callback(_exit_if_stopped, process.signals.stopping)
+        self._tracer = Tracer(on=process.run.rank.record_trace)
+        self._ending.callback(_write_trace, process, self._tracer)
+        description = describe(topology, loaded.device, info)
+        self._reporter = RankReporter(description, loaded.device)
+        self._pictures = Pictures(self._connect(), description.group)
+        self._ending.callback(self._pictures.close)
+        self._monitor = ProgressMonitor(self._connect(), self._reporter, process.log, marker, self._pictures)
+        self._ending.callback(self._monitor.close)
+        self._writer = self._open_writer() if topology.last else None
+        self._intake = self._open_intake(self._plan) if self._plan is not None else None
+        if self._checkpoints is not None:
+            # Before jobs return to the queue: whoever takes them next continues from these checkpoints.
+            self._ending.callback(self._checkpoints.flush, FLUSH_S)
+        self._stage = self._make_stage(links, ranks)
+        self._reporter.waiting = [part for part in (self._intake, self._writer, self._checkpoints) if part is not None]
+        if self._intake is not None:
+            self._reporter.group = partial(self._group_status, self._intake)
+
+    def run(self) -> None:
+        """Work until no more jobs come or SIGTERM, which ends the process with 0 after a step; raises SvdqError."""
+        process = self._process
+        drain = None if self._intake is None else self._hand_back if self._in_rounds else self._intake.drain
+        process.signals.attach(self._stop, drain, HANDING_BACK if self._in_rounds else FINISHING)
+        if self._intake is not None:
+            self._warm_up()
+            self._intake.start()
+            if process.run_dir is not None:
+                run_folder.write_ready(process.run_dir)
         try:
-            stage.warm_up_group(plan.admit(model.complete(parameters_of(process.run.model).of_shape(shape))))
-        except (DoesNotFitError, InputError) as error:
-            logger.warning("--warmup %s: %s", shape, error)
+            self._stage.run()
+        except SvdqError:
+            # Components could not be loaded, which is no fault of the jobs.
+            self._handing_back.set()
+            self._end()
+            raise
+        self._end()
+
+    def _stop(self) -> None:
+        self._stage.stop()
+        if self._intake is not None:
+            self._intake.stop()
+        if self._stage.is_loading:
+            self._end()  # the process ends here: a load may take longer than a worker has to stop
+
+    def _hand_back(self) -> None:
+        assert self._intake is not None
+        self._handing_back.set()
+        self._stage.end_after_leg()
+        self._intake.stop()
+
+    def _end(self) -> None:
+        with self._closing:
+            self._ending.close()
+
+    def _connect(self) -> redis.Redis:
+        return connect(server_url(self._process.run.settings))
+
+    def _open_checkpoints(self) -> Checkpoints | None:
+        run, info = self._process.run, self._loaded.model.info
+        store = open_checkpoint_store(run.rank.checkpoints, run.settings.home, self._storage)
+        if store is None:
+            return None
+        codec = Codec(model=info.identity or info.name, device=self._loaded.device, compute=info.compute)
+        checkpoints = Checkpoints(store, codec)
+        self._ending.callback(_remove_checkpoints, checkpoints)
+        return checkpoints
+
+    def _open_writer(self) -> ResultWriter:
+        process = self._process
+        writer = ResultWriter(
+            self._storage,
+            self._loaded.model.info,
+            self._tracer,
+            is_held=partial(is_held, self._connect(), process.signals.stopping),
+            mark=partial(process.marker.during, "write"),
+            num_writers=num_writers(),
+        )
+        self._ending.callback(writer.wait, FLUSH_S)
+        return writer
+
+    def _open_intake(self, plan: MemoryPlan) -> Intake:
+        process, loaded = self._process, self._loaded
+        run, marker, info = process.run, process.marker, loaded.model.info
+        num_ranks = process.topology.num_ranks
+        self._storage.sweep()
+        notice = f": {info.notice}" if info.notice else ""
+        logger.info("Ready with %s on %s, model %s%s.", count(num_ranks, "rank"), loaded.device.type, info.name, notice)
+        if info.name == "preview":
+            logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: SVD, Wan or LTX-2.")
+        logger.info("Videos go to %s.", self._storage.location("outputs"))
+        if run.settings.loras is not None and loras_for(run).folder is None:
+            logger.warning(
+                "Jobs with LoRAs wait: leave out --compile, --approximate and --weights made, which fix weights."
+            )
+        options = IntakeOptions(
+            burst=run.rank.burst,
+            max_pixels=run.settings.max_pixels,
+            complete=loaded.model.complete,
+            embed=loaded.model.embed,
+            loras=loras_for(run),
+            upscales=run.settings.upscaler is not None,
+            memory=plan,
+            max_attempts=run.settings.max_attempts,
+            # One computed, one received and one sent by each rank, and those that are being written.
+            # In rounds, those of one that is decoded and of the next.
+            max_in_flight=(2 * MOST_VIDEOS if self._in_rounds else 3 * num_ranks + 2) + num_writers(),
+            suspects=read_suspects(marker.folder, marker.restart_count),
+            mark_prepare=partial(marker.during, "prepare"),
+        )
+        connection, connection_health = self._connect(), ConnectionHealth(run.settings)
+        wait_for(connection, connection_health)
+        if run.settings.fair:
+            connection.delete(keys.UNFAIR)
+        else:
+            connection.set(keys.UNFAIR, 1)
+        lease_connection = connect(server_url(run.settings), LEASE_TIMEOUT_S, NUM_LEASE_RETRIES)
+        intake = Intake(
+            connection, self._storage, info, options, self._checkpoints, connection_health, lease_connection
+        )
+        self._ending.callback(
+            lambda: intake.close(return_to_queue=process.signals.stopping.is_set() or self._handing_back.is_set())
+        )
+        return intake
+
+    def _make_stage(self, links: Links, ranks: Sequence[RankInfo]) -> Stage:
+        process, loaded, monitor = self._process, self._loaded, self._monitor
+        config, settings, topology, marker = process.run.rank, process.run.settings, process.topology, process.marker
+        # The first step of a shape compiles.
+        stall_s = settings.stall_s if config.compile == "off" else max(settings.stall_s, COMPILE_S)
+        surroundings = Surroundings(
+            on_lost=partial(exit_without_neighbor, stopping=process.signals.stopping, marker=marker),
+            source=self._intake,
+            sink=self._writer,
+            monitor=Watchdog(monitor, topology.rank, stall_s, on_stall=partial(_exit_after_stall, monitor, marker)),
+            checkpointer=self._checkpoints or Checkpointer(),
+            tracer=self._tracer,
+        )
+        return Stage(
+            topology,
+            links,
+            loaded.model,
+            surroundings,
+            device=loaded.device,
+            components=[rank.components for rank in ranks],
+            most_bytes=max(free_host_bytes() * STATES_SHARE, LEAST_STATES_BYTES),
+            num_groups=config.num_groups,
+            upscaler=loaded.upscaler,
+        )
+
+    def _group_status(self, intake: Intake) -> IntakeStatus:
+        stage = self._stage
+        places = {job_id: RoundPlace(**vars(outlook)) for job_id, outlook in stage.outlook().items()}
+        of_stage: dict[str, object] = {
+            "costs": tuple(stage.costs.measured()),
+            "failed_gpus": self._process.run.rank.failed_gpus,
+            "places": places,
+        }
+        if stage.rounds is not None:
+            of_stage |= {"round_size": stage.rounds.size, "pace_s": stage.rounds.pace_s}
+        return intake.status().model_copy(update=of_stage)
+
+    def _warm_up(self) -> None:
+        assert self._plan is not None
+        run, model = self._process.run, self._loaded.model
+        for shape in run.rank.warmup:
+            try:
+                self._stage.warm_up_group(self._plan.admit(model.complete(parameters_of(run.model).of_shape(shape))))
+            except (DoesNotFitError, InputError) as error:
+                logger.warning("--warmup %s: %s", shape, error)
 
 
 def num_writers() -> int:

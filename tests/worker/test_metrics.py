@@ -24,6 +24,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer import keys
 from svdq.producer.queue import SvdqQueue
@@ -157,7 +158,7 @@ def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
     conditions = tuple(
         Condition(effect="Videos wait", reason="Full.", since=now - age_s, attempts=2) for age_s in (60.0, 600.0)
     )
-    rank = describe(TOPOLOGY, CPU, "fake").model_copy(
+    rank = describe(TOPOLOGY, CPU, ModelInfo(name="fake", notice="")).model_copy(
         update={
             "at": now - 4,
             "conditions": conditions,
@@ -210,7 +211,7 @@ def test_the_endpoint_answers_whatever_redis_holds(connection: redis.Redis) -> N
     enqueue(connection, JOB, "f" * 20)
     connection.lpush(queue.key, "no job", b"\xff", "a:b")
     connection.set("rq:job:no job", "a string")
-    connection.set(describe(TOPOLOGY, CPU, "fake").key, "{}")
+    connection.set(describe(TOPOLOGY, CPU, ModelInfo(name="fake", notice="")).key, "{}")
     connection.zadd(keys.RANKS, {"x:0": 1.0})
     samples = collected(connection)
     assert (total(samples, "svdq_redis_up"), total(samples, "svdq_jobs", state="queued")) == (1, 4)

@@ -12,6 +12,7 @@ import torch
 
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer.queue import fetch
@@ -44,7 +45,9 @@ class Stuck:
 
 def open_reporter() -> RankReporter:
     topology = Topology(rank=1, num_ranks=2)
-    return RankReporter(describe(topology, torch.device("cpu"), "fake", notice="a notice"), torch.device("cpu"))
+    return RankReporter(
+        describe(topology, torch.device("cpu"), ModelInfo(name="fake", notice="a notice")), torch.device("cpu")
+    )
 
 
 def test_the_meter_counts_what_is_computed() -> None:

@@ -6,12 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Protocol
 
 import psutil
 import torch
 
 from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.transport.topology import Topology
 from svdq.producer import processes
 from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus
@@ -144,9 +145,7 @@ class RankReporter:
         }
 
 
-def describe(
-    topology: Topology, device: torch.device, model_name: str, notice: str = "", family: str = "", **about_model: Any
-) -> RankStatus:
+def describe(topology: Topology, device: torch.device, info: ModelInfo) -> RankStatus:
     """Return the record of this process with all fields that never change."""
     now = time.time()
     return RankStatus(
@@ -157,10 +156,12 @@ def describe(
         pid=os.getpid(),
         device=str(device),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-        model=model_name,
-        family=family,
-        notice=notice,
-        **about_model,
+        model=info.name,
+        family=info.family.name if info.family is not None else "",
+        notice=info.notice,
+        loras=tuple(f"{lora['file']} x {lora['strength']:g}" for lora in info.made_of.get("loras", ())),
+        defaults=info.facts.get("defaults", {}),
+        takes_last_photo=info.family is None or info.family.takes_last_photo(info.facts),
         started_at=now,
         at=now,
         restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
