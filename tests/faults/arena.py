@@ -6,6 +6,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -21,6 +22,7 @@ from svdq.producer.queue import ENDED, fetch, read_job
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
+from tests.faults.bucket import Bucket
 from tests.faults.frames import Reference, SimulatedReference
 from tests.faults.group import STOP_S, Group
 from tests.faults.plan import FINISHED, Expected, Size, Tally
@@ -43,7 +45,7 @@ PHOTO = "photo.jpg"  # the photo of most jobs; the simulated model does not look
 class Arena:
     """One campaign's world, in a temporary folder of its own."""
 
-    def __init__(self, *, size: Size, seed: int, model: str, own_disk: bool = False) -> None:
+    def __init__(self, *, size: Size, seed: int, model: str, own_disk: bool = False, in_bucket: bool = False) -> None:
         """Build it and start its Redis.
 
         Args:
@@ -51,6 +53,7 @@ class Arena:
             seed: of everything that is random here.
             model: the workers' SVDQ_MODEL.
             own_disk: put the storage on a small disk of its own, if that is allowed.
+            in_bucket: put the storage into a bucket, which is copied to `storage` at the end.
         """
         self.size = size
         self.rng = Random(seed)
@@ -65,6 +68,9 @@ class Arena:
         self.redis = RedisProcess(home)
         self.settings = load_settings(home=home, model=model, redis_url=self.redis.url)
         self.storage = Path(self.settings.storage)
+        self.bucket = Bucket() if in_bucket else None
+        if self.bucket is not None:
+            self.settings = self.settings.model_copy(update={"storage": self.bucket.url})
         self.storage.mkdir()
         self.disk = SmallDisk(self.storage) if own_disk else None
         (self.storage / "outputs").mkdir()
@@ -115,7 +121,7 @@ class Arena:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SVDQ_")}
         own = {
             "SVDQ_HOME": str(self.settings.home),
-            "SVDQ_STORAGE": str(self.storage),
+            "SVDQ_STORAGE": self.settings.storage,
             "SVDQ_MODEL": self.model,
             "TMPDIR": str(self.tmp),
         }
@@ -231,6 +237,12 @@ class Arena:
         for group in self.groups:
             if group.runs:
                 self.stop(group)
+        if self.bucket is not None:
+            self.bucket.copy_to(self.storage)
+
+    def published(self) -> Counter[str]:
+        """Count how often each file was published."""
+        return self.publications.counts() if self.bucket is None else self.bucket.counts()
 
     def stop(self, group: Group, number: signal.Signals = signal.SIGTERM) -> None:
         """Have a worker end in order: exit code 0 within what an init system grants."""
@@ -247,6 +259,8 @@ class Arena:
         self.connection.close()
         self.publications.close()
         self.redis.stop()
+        if self.bucket is not None:
+            self.bucket.stop()
         if self.disk is not None:
             self.disk.unmount()
         if not keep:

@@ -15,6 +15,7 @@ from tests.faults.campaigns import (
     groups,
     kills,
     mixed,
+    network,
     poison,
     redis_away,
     rounds,
@@ -43,6 +44,7 @@ class Campaign:
     ranks: int = 3
     model: str = SIMULATED
     own_disk: bool = False  # whether its storage is on a small disk
+    in_bucket: bool = False  # whether it is in a bucket of an S3 server
 
 
 CAMPAIGNS = {
@@ -65,6 +67,8 @@ CAMPAIGNS = {
     "link-deleted": Campaign(run=storages.link_deleted, num_jobs=60),
     "two-groups": Campaign(run=groups.two_groups, ranks=2),
     "two-hosts": Campaign(run=groups.two_hosts, ranks=2),
+    "network-folder": Campaign(run=network.network, ranks=2),
+    "network-bucket": Campaign(run=network.network, ranks=2, in_bucket=True),
     **{
         where: Campaign(
             run=partial(windows.window, where=where), num_jobs=40, ranks=3 if where in windows.THREE_RANKS else 2
@@ -81,7 +85,9 @@ CAMPAIGNS = {
     "soak": Campaign(run=soak.soak, num_jobs=3000, model="simulated:step_ms=20"),
 }
 SHORT = ("kill-rank", "mixed", "kill-all")  # what `make test` runs, small
-SETS = {"all": tuple(CAMPAIGNS), "windows": windows.WINDOWS, "short": SHORT}  # names of several at once
+NETWORK = ("network-folder", "network-bucket")
+#: Names of several at once.
+SETS = {"all": tuple(CAMPAIGNS), "windows": windows.WINDOWS, "network": NETWORK, "short": SHORT}
 
 
 def run_campaign(
@@ -106,7 +112,7 @@ def run_campaign(
     campaign = CAMPAIGNS[name]
     size = Size(num_jobs=num_jobs or campaign.num_jobs, ranks=ranks or campaign.ranks, hold_s=hold_s, family=family)
     began_at = time.monotonic()
-    arena = Arena(size=size, seed=seed, model=campaign.model, own_disk=campaign.own_disk)
+    arena = Arena(size=size, seed=seed, model=campaign.model, own_disk=campaign.own_disk, in_bucket=campaign.in_bucket)
     arena.tally.campaign = name
     keep = True
     try:

@@ -22,7 +22,7 @@ PLACE_OF = {"finished": "finished", "failed": "failed", "stopped": "failed", "ca
 def verify(arena: Arena) -> None:
     """Look at every job of an arena, and at every file; note what is wrong."""
     tally = arena.tally
-    published = arena.publications.counts()
+    published = arena.published()
     places = _places(arena)
     views = {view.id: view for view in view_many(arena.connection, arena.jobs)}
     for job_id, expected in arena.jobs.items():
@@ -70,7 +70,7 @@ def _verify_files(arena: Arena, view: JobView, published: Counter[str]) -> None:
         wanted = arena.reference.frames(job, kind)
         # FFmpeg and Pillow have errors of their own for each way in which a file can be broken.
         try:
-            found = read_frames(Path(output))
+            found = read_frames(arena.storage / "outputs" / Path(output).name)
         except Exception as error:  # noqa: BLE001
             tally.wrong.append(f"{output} cannot be decoded: {error}")
             continue
