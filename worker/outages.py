@@ -28,6 +28,7 @@ ANSWER_TIMEOUT_S, NUM_RETRIES = 5.0, 3  # seconds after which a call to Redis wi
 LEASE_TIMEOUT_S, NUM_LEASE_RETRIES = 4.0, 1
 RETRY_S = 1.0  # seconds between two attempts of Redis
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0  # until the storage is tried again, doubling up to the second
+GIVE_BACK_S = 120.0  # seconds without the storage after which taken jobs go back, for hosts that reach it
 FILE_TIMEOUT_S = 300.0  # seconds that a storage which works otherwise may refuse one file before its job fails
 _HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})  # no further attempt helps
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})  # something else has the name

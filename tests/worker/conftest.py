@@ -183,12 +183,13 @@ def open_intake(site: Site) -> Iterator[Callable[..., Intake]]:
         checkpoints: Any = None,
         model: ModelInfo = ModelInfo(name="fake", notice=""),  # noqa: B008
         lease_connection: redis.Redis | None = None,
+        storage: Storage | None = None,
         **options: Any,
     ) -> Intake:
         link = link or outages.connect(server_url(site.settings))
         unlimited = MemoryPlan([RankInfo(capacity=None, weights=0, device="cpu")], "float32")
         asked = IntakeOptions(**{"memory": unlimited, "complete": with_frames, **options})
-        storage = Storage(site.settings.storage)
+        storage = storage or Storage(site.settings.storage)
         intake = Intake(link, storage, model, asked, checkpoints, lease_connection=lease_connection)
         opened.append((intake, link))
         intake.start()

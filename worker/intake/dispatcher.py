@@ -18,7 +18,7 @@ from svdq.producer.untrusted_job import UntrustedJob, restored
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared, RefusedError
 from svdq.worker.intake.reporter import Reporter
-from svdq.worker.outages import NoLongerWantedError
+from svdq.worker.outages import GIVE_BACK_S, NoLongerWantedError
 from svdq.worker.queue.group_worker import GroupWorker, refusal_of
 from svdq.worker.queue.recovery import Recovery
 from svdq.worker.queue.rq_worker import ActiveJob
@@ -85,7 +85,10 @@ class Dispatcher:
     def fill(self, num_wanted: int) -> None:
         """Take the next jobs if the stage wants some, else prepare the next one in advance."""
         self._give()
-        if not self._taken and not self.draining.is_set():
+        is_away = self._prefetcher.away_s >= GIVE_BACK_S
+        if is_away and self._taken:
+            self._give_back()
+        if not self._taken and not is_away and not self.draining.is_set():
             self._take(self._num_to_take(num_wanted))
             self._give()
         if not self._taken and self.draining.is_set() and not self._ended:
@@ -163,6 +166,20 @@ class Dispatcher:
         waits = self._prefetcher.condition is not None
         if waits and (self._reporter.is_lost(active) or self._worker.was_canceled(job_id)):
             self._prefetcher.abandon(job_id)
+
+    def _give_back(self) -> None:
+        """Return what was taken to the queue: another host may reach the storage."""
+        logger.warning(
+            "The storage has not answered for %.0f s; %s back to the queue, and this group takes none until it does.",
+            GIVE_BACK_S,
+            "a job goes" if len(self._taken) == 1 else f"{len(self._taken)} jobs go",
+        )
+        self._prefetcher.give_back()
+        while self._taken:  # the last one first: each goes to the front
+            waiting = self._taken.pop()
+            if waiting.preparing is not None:
+                waiting.preparing.cancel()
+            self._reporter.add(Report(job_id=waiting.active.rq_job.id, body={}, canceled=True))
 
     def _hand_over(self, active: ActiveJob, preparing: Future[Prepared]) -> None:
         job_id = active.rq_job.id

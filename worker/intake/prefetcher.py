@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -80,6 +81,7 @@ class Prefetcher:
         self._checkpoints = checkpoints
         self._retry = StorageRetry("No video is begun")
         self._job_id = self._unwanted = ""  # the job that is being prepared, and the one that is no longer wanted
+        self._away_since: float | None = None  # when the storage was asked that has not answered since, monotonic
 
     def prepare(self, job_id: str, job: Job, replaced: str = "", *, once: bool = False) -> Prepared:
         """Look for finished files, checkpoint and photo, in this order.
@@ -90,14 +92,18 @@ class Prefetcher:
         NoLongerWantedError or RetryStoppedError after `abandon` or `stop`.
         """
         find = partial(self._find, job_id, job, FileRefusals(), replaced)
-        if once:
-            found, photos = find()
-        else:
-            self._job_id, self._unwanted = job_id, ""
-            try:
-                found, photos = self._retry.call(find, lambda: self._unwanted != job_id)
-            except UnavailableError as error:
-                raise SvdqError(str(error)) from error  # a retry cannot fix it
+        self._away_since = time.monotonic()
+        try:
+            if once:
+                found, photos = find()
+            else:
+                self._job_id, self._unwanted = job_id, ""
+                try:
+                    found, photos = self._retry.call(find, lambda: self._unwanted != job_id)
+                except UnavailableError as error:
+                    raise SvdqError(str(error)) from error  # a retry cannot fix it
+        finally:
+            self._away_since = None
         if not photos:
             return found
         with self._options.mark_prepare(job_id):
@@ -112,7 +118,17 @@ class Prefetcher:
     def condition(self) -> Condition | None:
         """Why no video can be started at present, and which job waits."""
         condition = self._retry.condition
-        return condition and condition.model_copy(update={"job_ids": (self._job_id,)})
+        return condition and condition.model_copy(update={"job_ids": (self._job_id,) if self._job_id else ()})
+
+    @property
+    def away_s(self) -> float:
+        """The seconds for which the storage has not answered; 0 while nothing is asked of it."""
+        since = self._away_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def give_back(self) -> None:
+        """Go on trying the storage with the present job, which waits elsewhere from now on; from any thread."""
+        self._job_id = ""
 
     def abandon(self, job_id: str) -> None:
         """Stop preparing a job that was canceled or taken over; from any thread."""
@@ -141,6 +157,7 @@ class Prefetcher:
                 result = find_result(self._storage, self._model, job, job_id, replaced)
             except UnavailableError as error:
                 if self._storage.exists("inputs"):
+                    self._away_since = time.monotonic()
                     refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
                 raise
             if result is not None:
@@ -190,6 +207,7 @@ class Prefetcher:
                     if before
                     else f"Its photo {key} is not in the storage, or it was damaged and removed; submit it again."
                 ) from error
+            self._away_since = time.monotonic()
             refusals.check(error, f"Its photo {key}")
             raise
 
