@@ -95,7 +95,7 @@ def retry(settings: Settings, selection: Selection, force: bool, as_json: bool) 
     """
     from svdq.producer.storage.storage import Storage
 
-    place = Storage(settings.storage) if force else None
+    place = Storage.open_for_command(settings.storage) if force else None
     action: Action = "retry --force" if force else "retry"
     with session(settings) as connection:
         ids = _selected(connection, action, selection)
@@ -154,7 +154,7 @@ def mark(settings: Settings, verdict: str, job_ids: Sequence[str], as_json: bool
     from svdq.producer.storage.storage import Storage
 
     with session(settings) as connection:
-        ids = ids_of(connection, Storage(settings.storage), job_ids)
+        ids = ids_of(connection, Storage.open_for_command(settings.storage), job_ids)
         job_control.give(connection, ids, None if verdict == "none" else verdict)  # type: ignore[arg-type]
         return _print(((job_id, verdict) for job_id in ids), as_json)
 

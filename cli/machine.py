@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from collections.abc import Iterable
 
 import click
 
@@ -11,7 +12,15 @@ from svdq.cli.option_types import json_option, storage_options
 from svdq.producer.embedded_redis import ensure_server, running_url, stop_server
 from svdq.producer.settings import ENV_PREFIX, without_secrets
 from svdq.producer.settings_loader import load_settings, origins
-from svdq.worker.doctor import check_machine, check_model, check_packages, check_redis, check_storage
+from svdq.worker.doctor import (
+    Finding,
+    check_machine,
+    check_model,
+    check_packages,
+    check_redis,
+    check_storage,
+    limited,
+)
 
 
 @click.group()
@@ -87,7 +96,11 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
       svdq doctor --json | jq 'select(.level != "ok")'
     """
     settings = load_settings(model=model, storage=storage, redis_url=redis_url)
-    findings = itertools.chain(check_redis(settings), check_storage(settings))
+    limit_s = 4.5 if quick else 30.0
+    checks = {"redis": check_redis, "storage": check_storage}
+    findings: Iterable[Finding] = itertools.chain.from_iterable(
+        limited(limit_s, subject, check, settings) for subject, check in checks.items()
+    )
     if not quick:
         findings = itertools.chain(findings, check_model(settings.model), check_machine(), check_packages())
     exit_code = 0

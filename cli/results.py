@@ -72,7 +72,7 @@ def report(settings: Settings, since: datetime, until: datetime | None, as_json:
     with session(settings) as connection:
         records = [
             *records_from_redis(connection, since, until, warn),
-            *records_from_storage(Storage(settings.storage), since, warn),
+            *records_from_storage(Storage.open_for_command(settings.storage), since, warn),
         ]
         left = jobs_left(connection)
     found = summarize(records, left, since=since, until=until)
@@ -108,7 +108,7 @@ def gallery(
             raise InputError(f"There is no folder {str(folder)!r}; give a folder with videos, or none for the storage.")
         place, under = Storage(str(folder.parent)), folder.name
     else:
-        place, under = Storage(settings.storage), OUTPUTS
+        place, under = Storage.open_for_command(settings.storage), OUTPUTS
         with session(settings) as connection:
             failures = list_jobs(connection, 1000, ("failed",))
         failures = [view for view in failures if since is None or (view.ended_at or view.created_at) >= since]
@@ -140,7 +140,7 @@ def fetch(settings: Settings, selection: Selection, folder: Path, verbose: bool,
       svdq fetch --all --output videos --storage s3://bucket/prefix
     """
     selection = selection.among(("finished",))
-    place = Storage(settings.storage)
+    place = Storage.open_for_command(settings.storage)
     if selection.job_ids:
         results = results_of(settings, place, selection.job_ids, warn)
     else:
@@ -187,7 +187,7 @@ def prune(settings: Settings, older_than: str, dry_run: bool, yes: bool, as_json
     age = parse_duration(older_than, "--older-than")
     if not (dry_run or yes or sys.stdin.isatty()):
         raise InputError("There is no terminal to ask on; give --yes to remove, or --dry-run to see what would go.")
-    place, home = Storage(settings.storage), Storage(str(settings.home))
+    place, home = Storage.open_for_command(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
         removals = find_removals(connection, place, home, age, datetime.now().astimezone(), warn)
         if not removals and not as_json:
@@ -234,7 +234,7 @@ def remove(settings: Settings, job_ids: Sequence[str], rejected: bool, yes: bool
         raise InputError("Give either IDs of jobs, or --rejected.")
     if not (yes or sys.stdin.isatty()):
         raise InputError("There is no terminal to ask on; give --yes to remove.")
-    place, home = Storage(settings.storage), Storage(str(settings.home))
+    place, home = Storage.open_for_command(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
         ids = sorted(job_control.marked(connection, "reject")) if rejected else ids_of(connection, place, job_ids)
         if not ids:

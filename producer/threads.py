@@ -55,3 +55,17 @@ class Budget:
 
 DECODED = Budget(1 << 27)  # bytes of memory that decodings of photos take at a time, all of this process together
 MAX_DECODED_BYTES = 480 << 20  # the same for one photo that somebody else has sent or dropped
+
+
+def within(seconds: float, call: Callable[[], Result]) -> Result:
+    """Return what a call returns, or raise a TimeoutError: then it continues in a daemon thread."""
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result(seconds)

@@ -15,7 +15,7 @@ import signal
 import sys
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple, get_args
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
@@ -31,6 +31,7 @@ from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import duration
+from svdq.producer.threads import within
 from svdq.worker.fit import NUM_VIDEOS, Cards, know, ways
 from svdq.worker.launcher.gpus import memory_of_gpus
 
@@ -50,6 +51,17 @@ class Finding(NamedTuple):
 
 def _failure(subject: str, error: SvdqError) -> Finding:
     return Finding(subject, "fail", str(error).rstrip("."))
+
+
+def limited(
+    seconds: float, subject: str, check: Callable[[Settings], Iterable[Finding]], settings: Settings
+) -> list[Finding]:
+    """Return the findings of a check, or that what it asks does not answer in time."""
+    try:
+        return within(seconds, lambda: [*check(settings)])
+    except TimeoutError:
+        advice = "check the server, the mount and the network"
+        return [Finding(subject, "fail", f"no answer in {seconds:g} s", advice)]
 
 
 def check_redis(settings: Settings) -> Iterator[Finding]:

@@ -1,10 +1,11 @@
 """How a daemon waits for Redis and for the storage instead of failing jobs."""
 
+import contextlib
 import errno
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import redis
@@ -18,6 +19,7 @@ from svdq.producer.queue import answer_of
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
+from svdq.producer.threads import within
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ ANSWER_TIMEOUT_S, NUM_RETRIES = 5.0, 3  # seconds after which a call to Redis wi
 LEASE_TIMEOUT_S, NUM_LEASE_RETRIES = 4.0, 1
 RETRY_S = 1.0  # seconds between two attempts of Redis
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0  # until the storage is tried again, doubling up to the second
+UNANSWERED_S, ANSWER_S = 25.0, 5.0  # seconds of a call after which the storage is asked, and to its answer, at most
 GIVE_BACK_S = 120.0  # seconds without the storage after which taken jobs go back, for hosts that reach it
 FILE_TIMEOUT_S = 300.0  # seconds that a storage which works otherwise may refuse one file before its job fails
 _HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})  # no further attempt helps
@@ -116,14 +119,15 @@ class NoLongerWantedError(SvdqError):
 class StorageRetry:
     """Repeats calls to the storage until they succeed; several threads may call at the same time."""
 
-    def __init__(self, effect: str) -> None:
-        """Make it; `effect` is that of a refusal, such as "Videos wait to be written"."""
+    def __init__(self, effect: str, answers: Callable[[], bool] = lambda: True) -> None:
+        """Make it; `effect` is that of a refusal, such as "Videos wait to be written"; `answers` asks the storage."""
         self._effect = effect
+        self._answers = answers
         self.stopped = False
         self._wake = threading.Event()
         self._lock = threading.Lock()
         #: Why the storage refuses each call at present, in the order of their first refusals.
-        self._refused: dict[object, Condition] = {}
+        self._refused: dict[threading.Event, Condition] = {}
 
     @property
     def condition(self) -> Condition | None:
@@ -143,11 +147,10 @@ class StorageRetry:
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
         """Repeat an operation until the storage accepts it, as long as it `is_wanted`; raises what no retry can fix."""
         delay_s = FIRST_DELAY_S
-        call = object()
-        try:
+        with self.watched() as call:
             while True:
                 try:
-                    outcome = attempt()
+                    return attempt()
                 except (OSError, UnavailableError) as error:
                     if _errno(error) in _HOPELESS:
                         raise
@@ -159,18 +162,40 @@ class StorageRetry:
                     if not is_wanted():
                         raise NoLongerWantedError(str(error)) from error
                     delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-                    continue
-                with self._lock:
-                    was_last = self._refused.pop(call, None) is not None and not self._refused
-                if was_last:
-                    logger.info("The storage can be used again.")
-                return outcome
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[threading.Event]:
+        """Ask the storage during a long block, which may be at work or hang, and note if it does not answer."""
+        call = threading.Event()  # set at the end
+        threading.Thread(target=self._watch, args=(call,), name="watch", daemon=True).start()
+        try:
+            yield call
+            self._accept(call)
         finally:
             with self._lock:
+                call.set()
                 self._refused.pop(call, None)
 
-    def _note(self, call: object, error: Exception) -> None:
+    def _watch(self, call: threading.Event) -> None:
+        while not call.wait(UNANSWERED_S):
+            try:
+                within(ANSWER_S, self._answers)
+            except TimeoutError:
+                reason = f"The storage has not answered for {UNANSWERED_S + ANSWER_S:.0f} s."
+                self._note(call, UnavailableError(reason))
+                if self._answers():
+                    self._accept(call)
+
+    def _accept(self, call: threading.Event) -> None:
         with self._lock:
+            was_last = self._refused.pop(call, None) is not None and not self._refused
+        if was_last:
+            logger.info("The storage can be used again.")
+
+    def _note(self, call: threading.Event, error: Exception) -> None:
+        with self._lock:
+            if call.is_set():
+                return
             is_first = not self._refused
             before = self._refused.get(call) or Condition(effect=self._effect, reason="", since=time.time(), attempts=0)
             self._refused[call] = before.model_copy(update={"reason": str(error), "attempts": before.attempts + 1})

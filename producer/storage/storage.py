@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 from urllib.parse import unquote, urlsplit
 
 from svdq.pipeline.errors import InputError, UnavailableError
@@ -17,7 +17,7 @@ from svdq.producer.files import sweep, temporary_name
 from svdq.producer.settings import without_secrets
 from svdq.producer.storage.local import TEMPORARY, FileInfo, LocalFiles
 from svdq.producer.storage.remote import RemoteFiles
-from svdq.producer.threads import ordered_map
+from svdq.producer.threads import ordered_map, within
 
 STAGING_PREFIX = "svdq-staging-"  # prefix of staging folders on this machine, for a remote storage
 #: File that svdq writes at the root of a storage and in every folder of checkpoints. Nothing is pruned without it.
@@ -26,6 +26,7 @@ _MARKER_TEXT = b"svdq keeps photos, videos and checkpoints here. `svdq prune` re
 #: The line of the marker with the id of the Redis database that has the jobs of the storage.
 _DATABASE = re.compile(rb"^redis: (\w+)$", re.MULTILINE)
 PROBE = "outputs/.svdq-probe"  # key of the file of `Storage.check_writable`
+ANSWER_S = 20.0  # seconds that a command waits for the folder of a storage, which may be a share
 INPUT_AGE = timedelta(days=1)  # of resubmitted photos, at most; `svdq prune` keeps twice that
 
 CHECKPOINTS = "checkpoints"  # folder with a folder of checkpoints for each job
@@ -67,6 +68,28 @@ class Storage:
             parts = urlsplit(url)
             self._secrets = [text for text in (parts.password, unquote(parts.password or ""), parts.query) if text]
             self._files.connect()
+
+    @classmethod
+    def open_for_command(cls, url: str) -> Self:
+        """Make it; raise an UnavailableError if its folder hangs. Of a bucket, each call has a limit."""
+        storage = cls(url)
+        if storage.folder is not None:
+            try:
+                within(ANSWER_S, storage.answers)
+            except TimeoutError:
+                raise UnavailableError(
+                    f"The storage {storage.shown!r} has not answered for {ANSWER_S:.0f} s; check its mount and the "
+                    "network, or set SVDQ_STORAGE or --storage to another."
+                ) from None
+        return storage
+
+    def answers(self) -> bool:
+        """Return whether it can be asked; waits as long as it hangs."""
+        try:
+            self.exists(MARKER)
+        except UnavailableError:
+            return False
+        return True
 
     def put_input(self, data: bytes, extension: str) -> str:
         """Store a photo under the hash of its content unless it exists, and return its key."""

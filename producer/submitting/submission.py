@@ -152,7 +152,7 @@ def submit_all(
     elif settings.redis_url:
         connect(settings).close()  # fails before thousands of photos are checked; changes nothing
     checked = _check(settings.max_pixels, requests, skip_bad, observer, spell)
-    storage = storage or Storage(settings.storage)
+    storage = storage or Storage.open_for_command(settings.storage)
     with contextlib.nullcontext(connection) if connection is not None else session(settings) as connection:
         known = KnownLoras(settings, connection)
         owner = settings.owner

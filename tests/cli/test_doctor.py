@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +16,12 @@ import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_names import resolve
-from svdq.worker.doctor import check_model
+from svdq.producer.queue import server_url
+from svdq.producer.settings import Settings
+from svdq.worker.doctor import Finding, check_model, limited
 from tests.conftest import Cli
 from tests.hub import know
+from tests.proxy import Proxy
 from tests.waiting import PATIENCE_S
 
 
@@ -279,3 +283,29 @@ def test_half_precision_only(model: Path) -> None:
 )
 def test_models_by_name(name: str, level: str) -> None:
     assert [finding.level for finding in check_model(name)] == [level]
+
+
+def test_what_does_not_answer_is_a_failed_check(settings: Settings) -> None:
+    never = threading.Event()
+
+    def check(_: Settings) -> Iterator[Finding]:
+        never.wait(60)
+        yield Finding("storage", "ok", "it answers after all")
+
+    (finding,) = limited(0.1, "storage", check, settings)
+    assert (finding.subject, finding.level) == ("storage", "fail")
+    assert "no answer in 0.1 s" in finding.text
+    never.set()
+    assert limited(60, "storage", check, settings)[0].level == "ok"
+
+
+def test_a_server_that_accepts_and_does_not_answer_fails(svdq: Cli, settings: Settings) -> None:
+    with Proxy(server_url(settings)) as proxy:
+        proxy.silent.set()
+        done = svdq("doctor", "--quick", "--json", "--redis-url", proxy.url)
+        proxy.shutdown()
+    assert done.returncode == 1
+    assert {name: each["level"] for name, each in findings(done).items() if name != "free space"} == {
+        "redis": "fail",
+        "storage": "ok",
+    }

@@ -109,6 +109,21 @@ def test_a_pause_after_failures_and_a_full_disk_are_sent_once(
     assert texts[1] == "Videos wait to be written: No space left."
 
 
+def test_the_return_of_the_storage_is_sent_once(settings: Settings, server: Server, until: Any, publish: Any) -> None:
+    with Notifications(wanting(settings, server.url), poll_s=0.05):
+        publish(Condition(effect="Videos wait to be written", reason="No answer.", since=time.time(), attempts=1))
+        until(lambda: len(server.received) >= 1)
+        publish()
+        until(lambda: len(server.received) >= 2)
+        publish(failed_gpus={"GPU 3": "it hangs"})
+        until(lambda: len(server.received) >= 3)
+    assert [title.partition(": ")[2] for title in server.titles] == [
+        "Videos wait to be written",
+        "Videos wait to be written no longer",
+        "GPU 3 has failed",
+    ]
+
+
 def test_each_gpu_that_fails_is_sent(settings: Settings, server: Server, until: Any, publish: Any) -> None:
     with Notifications(wanting(settings, server.url), poll_s=0.05):
         for failed in ({"GPU 3": "it hangs"}, {"GPU 3": "it hangs", "GPU 5": "it is lost"}):

@@ -87,6 +87,42 @@ def test_a_call_that_is_no_longer_wanted_ends(pool, until, monkeypatch: pytest.M
     assert retry.call(lambda: "the next", is_wanted.is_set) == "the next"
 
 
+@pytest.fixture
+def quickly_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outages, "UNANSWERED_S", 0.05)
+    monkeypatch.setattr(outages, "ANSWER_S", 0.05)
+
+
+@pytest.mark.usefixtures("quickly_said")
+def test_a_storage_that_hangs_is_said_once_and_its_return_once(pool, until, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    answers = threading.Event()
+    retry = StorageRetry("Videos wait", lambda: answers.wait(60))
+    done = pool.submit(retry.call, lambda: answers.wait(60))
+    assert "has not answered for" in until(lambda: retry.condition).reason
+    answers.set()
+    assert done.result(60)
+    assert retry.condition is None
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+@pytest.mark.usefixtures("quickly_said")
+def test_a_long_write_to_a_storage_that_answers_is_no_outage(pool, until, caplog) -> None:
+    num_asked, may_end = [], threading.Event()
+
+    def answers() -> bool:
+        num_asked.append(1)
+        return True
+
+    retry = StorageRetry("Videos wait", answers)
+    done = pool.submit(retry.call, lambda: may_end.wait(60))
+    until(lambda: len(num_asked) >= 3)
+    assert retry.condition is None
+    may_end.set()
+    assert done.result(60)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENAMETOOLONG, "too long"), ValueError("a mistake")])
 def test_an_error_that_no_retry_fixes_is_raised_at_once(error: Exception) -> None:
     def attempt() -> None:

@@ -79,7 +79,7 @@ class Prefetcher:
         self._model = model
         self._options = options
         self._checkpoints = checkpoints
-        self._retry = StorageRetry("No video is begun")
+        self._retry = StorageRetry("No video is begun", storage.answers)
         self._job_id = self._unwanted = ""  # the job that is being prepared, and the one that is no longer wanted
         self._away_since: float | None = None  # when the storage was asked that has not answered since, monotonic
 
@@ -95,7 +95,9 @@ class Prefetcher:
         self._away_since = time.monotonic()
         try:
             if once:
-                found, photos = find()
+                self._job_id = ""
+                with self._retry.watched():
+                    found, photos = find()
             else:
                 self._job_id, self._unwanted = job_id, ""
                 try:

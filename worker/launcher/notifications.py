@@ -6,18 +6,16 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self
-
-import redis
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.job_control import pauses
 from svdq.producer.queue import session
 from svdq.producer.results.run_report import RunReport, jobs_left, records_from_redis, records_from_storage, summarize
 from svdq.producer.settings import Settings
-from svdq.producer.status.ranks import read_groups
+from svdq.producer.status.ranks import conditions_of, read_groups
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.launcher import Ending
 
@@ -42,6 +40,7 @@ class Notifications:
         self._services = _services(settings.notify)
         self._waiting: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._seen_s: dict[str, float] = {}  # when each problem was last seen, by its title
+        self._told: set[str] = set()  # the titles of outages whose ends are to be sent
         self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
 
     @property
@@ -90,33 +89,32 @@ class Notifications:
                     logger.warning("The notification to %s failed: %s.", service.service_name, type(error).__name__)
 
     def _look(self) -> None:
+        host = socket.gethostname()
         try:
             with session(self._settings) as connection:
-                problems = dict(_problems(connection, socket.gethostname()))
+                paused = [sentence for sentence in pauses(connection) if sentence.startswith("PAUSED ")]  # by no person
+                groups = [group for group in read_groups(connection) if group.ranks[0].host == host]
         except SvdqError as error:
             logger.debug("Redis cannot be read at present: %s", error)
             return
         except Exception:
             logger.exception("The records in Redis cannot be read.")
             return
+        waits = {f"svdq on {host}: {each.effect}": f"{each.effect}: {each.reason}" for _, each in conditions_of(groups)}
+        problems = {f"svdq on {host} takes no more jobs": sentence for sentence in paused} | waits
+        for group in groups:
+            problems |= {f"svdq on {host}: {name} has failed": text for name, text in group.failed_gpus.items()}
         now_s = time.monotonic()
         for title, text in problems.items():
             if now_s - self._seen_s.get(title, -math.inf) >= AGAIN_S:
                 self.send(title, text)
+                if title in waits:
+                    self._told.add(title)
             self._seen_s[title] = now_s
-
-
-def _problems(connection: redis.Redis, host: str) -> Iterator[tuple[str, str]]:
-    """Yield title and text of problems of a host's ranks, and of pauses after failures."""
-    for sentence in pauses(connection):
-        if sentence.startswith("PAUSED "):  # and not by a person
-            yield f"svdq on {host} takes no more jobs", sentence
-    for group in read_groups(connection):
-        for rank in group.ranks:
-            for condition in rank.conditions if rank.host == host else ():
-                yield f"svdq on {host}: {condition.effect}", f"{condition.effect}: {condition.reason}"
-        for name, sentence in group.failed_gpus.items() if group.ranks[0].host == host else ():
-            yield f"svdq on {host}: {name} has failed", sentence
+        if any(group.is_whole for group in groups):
+            for title in self._told - waits.keys():
+                self.send(f"{title} no longer", "The storage can be used again.")
+            self._told &= waits.keys()
 
 
 def _services(urls: Sequence[str]) -> "list[NotifyBase]":

@@ -86,7 +86,7 @@ class ResultWriter(Sink):
         self._is_held = is_held
         self._mark = mark
         self._versions = {name: version(name) for name in VERSIONS_OF}
-        self._retry = StorageRetry("Videos wait to be written")
+        self._retry = StorageRetry("Videos wait to be written", storage.answers)
         self._waiting: queue.SimpleQueue[tuple[Sample, Frames, Callable[[Report], None]] | None] = queue.SimpleQueue()
         #: Jobs whose videos wait or are being written, in order; append and remove are atomic.
         self._here: list[str] = []

@@ -4,6 +4,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.files import sweep, temporary_name, write_file
+from svdq.producer.storage import storage as storage_module
 from svdq.producer.storage.local import publish
 from svdq.producer.storage.storage import MARKER, Storage
 
@@ -309,3 +311,18 @@ def test_a_file_is_whole_at_any_moment_and_links_stay_links(tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"cannot be written \(No such file"):
         write_file(tmp_path / "nowhere" / "file.json", [])
     assert sorted(tmp_path.iterdir()) == [link, target]
+
+
+def test_a_folder_that_hangs_ends_a_command_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_module, "ANSWER_S", 0.1)
+    never = threading.Event()
+
+    class Hung(Storage):
+        def exists(self, key: str) -> bool:
+            return never.wait(60)
+
+    with pytest.raises(UnavailableError, match="has not answered for"):
+        Hung.open_for_command(str(tmp_path))
+    never.set()
+    assert Storage.open_for_command(str(tmp_path)).folder == tmp_path
+    assert Storage.open_for_command(str(tmp_path / "new")).folder == tmp_path / "new"
