@@ -94,6 +94,8 @@ class Rank:
             self._ending.callback(self._checkpoints.flush, FLUSH_S)
         self._stage = self._make_stage(links, ranks)
         self._reporter.waiting = [part for part in (self._intake, self._writer, self._checkpoints) if part is not None]
+        if self._writer is not None:
+            self._reporter.write_pace = self._writer.pace
         if self._intake is not None:
             self._reporter.group = partial(self._group_status, self._intake)
 

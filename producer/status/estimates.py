@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 from rq.job import JobStatus
@@ -128,7 +129,8 @@ def estimate_all(
     reason = next((end.reason for end in ends if end.reason), "")
     reason = reason or next(filter(None, (_what_lacks(each, groups) for each in waiting.sample)), "")
     if reason or not waiting.num_jobs:
-        return Estimate(eta_s=None if reason else max((end.eta_s or 0.0 for end in ends), default=0.0), reason=reason)
+        eta_s = max([_written_s(len(in_flight), groups), *(end.eta_s or 0.0 for end in ends)])
+        return Estimate(eta_s=None if reason else eta_s, reason=reason)
     takers, why_none = _takers(groups, pauses, no_group)
     interval_s = _mean_interval_s(map(_shape_of, waiting.sample), takers)
     alone_s = _alone_s(_shape_of(waiting.sample[-1]), takers) if waiting.sample else None
@@ -137,9 +139,12 @@ def estimate_all(
     # All ranks work until the end, but the last video takes as long as it does alone (docs/internals/capacity.md).
     num_ranks = sum(len(group.ranks) for group in takers)
     in_rounds = {job_id for group in groups if group.intake for job_id in group.intake.places}
-    begun_s = sum(end.eta_s or 0.0 for job_id, end in found.items() if job_id not in in_rounds)
+    write_s = fmean(group.write_s for group in takers)
+    begun_s = sum(max(0.0, (end.eta_s or 0.0) - write_s) for job_id, end in found.items() if job_id not in in_rounds)
     begun_s = (begun_s + sum(map(_rest_s, groups))) / num_ranks
-    total_s = begun_s + waiting.num_jobs * interval_s
+    # Where writers are slower than ranks, they also have to write what is in flight.
+    written_s = _written_s(len(found) + waiting.num_jobs, takers)
+    total_s = max(begun_s + waiting.num_jobs * interval_s, written_s) + write_s
     return Estimate(eta_s=max(total_s, alone_s or 0.0, waiting.end_s, *(end.eta_s or 0.0 for end in ends)))
 
 
@@ -225,6 +230,12 @@ def _what_lacks(parameters: Parameters, groups: Sequence[GroupStatus]) -> str:
     return f"No running worker has all of the LoRAs {', '.join(wanted.values())}."
 
 
+def _written_s(num_videos: int, groups: Sequence[GroupStatus]) -> float:
+    """Return the seconds in which the writers of groups write so many videos; 0 while one has written none."""
+    paces_s = [group.writes_pace_s for group in groups]
+    return num_videos / sum(1 / pace_s for pace_s in paces_s) if paces_s and all(paces_s) else 0.0
+
+
 def _rest_s(group: GroupStatus) -> float:
     """Return the seconds until a group that works in rounds has finished what it has."""
     places = group.intake.places.values() if group.intake else ()
@@ -254,7 +265,7 @@ def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
     if group.intake and group.intake.round_size:
         place = group.intake.places.get(view.id)
         if place is None:  # it is being written, or it was taken just now
-            return Estimate(eta_s=0.0) if 0 < view.steps <= view.step else Estimate(reason=UNMEASURED)
+            return Estimate(eta_s=group.write_s) if 0 < view.steps <= view.step else Estimate(reason=UNMEASURED)
         is_here = any(rank.job_id == view.id for rank in group.ranks)
         reason = UNMEASURED if place.eta_s is None else ""
         return Estimate(eta_s=place.eta_s, waits_for="" if is_here else str(place), reason=reason)
@@ -263,7 +274,7 @@ def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
     video = _costs_of(shape, group)
     if video is None:  # its first step may have taken far longer than the others, and its decode is not known
         return Estimate(reason=UNMEASURED)
-    return Estimate(eta_s=steps_left * video.step_s(len(group.ranks)) + video.costs.decode_s)
+    return Estimate(eta_s=steps_left * video.step_s(len(group.ranks)) + video.costs.decode_s + group.write_s)
 
 
 class _Shape(NamedTuple):
@@ -296,7 +307,8 @@ def _shape_of(parameters: Parameters) -> _Shape:
 
 def _alone_s(shape: _Shape, groups: Sequence[GroupStatus]) -> float | None:
     return min(
-        (video.video_s(len(group.ranks)) for group in groups if (video := _costs_of(shape, group))), default=None
+        (video.video_s(len(group.ranks)) + group.write_s for group in groups if (video := _costs_of(shape, group))),
+        default=None,
     )
 
 
@@ -312,7 +324,7 @@ def _mean_interval_s(sample: Iterable[_Shape], groups: Sequence[GroupStatus]) ->
             shape: video.rounds_pace_s(1) if in_rounds else video.pace_s(len(group.ranks))
             for shape, video in known.items()
         }
-        total_s = sum(shapes[shape] * pace_s for shape, pace_s in paces.items())
+        total_s = sum(shapes[shape] * max(pace_s, group.writes_pace_s) for shape, pace_s in paces.items())
         if total_s > 0 and num_known >= 0.9 * shapes.total():
             rate += num_known / total_s
     return 1 / rate if rate else None

@@ -103,6 +103,9 @@ class RankStatus(Record):
     #: Denoising steps that it has done since then, and how long they took in all, in seconds.
     num_steps: Whole = 0
     steps_s: float = 0.0
+    #: Of the last rank: the seconds of writing a video, None before the first, and how many are written at once.
+    write_s: Seconds | None = None
+    num_writers: int = Field(1, ge=1, le=MAX_RANKS)
     intake: IntakeStatus | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -156,6 +159,16 @@ class GroupStatus:
     def intake(self) -> IntakeStatus | None:
         """The report of rank 0; None without rank 0."""
         return self.ranks[0].intake
+
+    @property
+    def write_s(self) -> float:
+        """The seconds of writing a video; 0 before one was written."""
+        return self.ranks[-1].write_s or 0.0
+
+    @property
+    def writes_pace_s(self) -> float:
+        """The seconds between two written videos while all writers work."""
+        return self.write_s / self.ranks[-1].num_writers
 
     @property
     def conditions(self) -> list[Condition]:

@@ -101,6 +101,8 @@ class RankReporter:
         #: Denoising steps so far, and their seconds; replaced as a whole by the step loop.
         self.steps_done: tuple[int, float] = (0, 0.0)
         self.waiting: Sequence[StorageUser] = ()
+        #: Of the last rank: the seconds of a write, and how many are written at once.
+        self.write_pace: Callable[[], tuple[float | None, int]] = lambda: (None, 1)
         self.group: Callable[[], IntakeStatus] | None = None
 
     def gather(self, note: tuple[Sample, int] | None, last: Sample | None, step_s: float | None) -> RankStatus:
@@ -115,6 +117,7 @@ class RankReporter:
             activity = "loading"
         rank = self.who.rank
         num_steps, steps_s = self.steps_done
+        write_s, num_writers = self.write_pace()
         return self.who.model_copy(
             update={
                 "at": time.time(),
@@ -130,6 +133,8 @@ class RankReporter:
                 "conditions": conditions,
                 "num_steps": num_steps,
                 "steps_s": steps_s,
+                "write_s": write_s,
+                "num_writers": num_writers,
                 "intake": self.group() if self.group is not None else None,
                 "rss_bytes": self._process.memory_info().rss,
                 **self._gpu_memory(),

@@ -9,6 +9,7 @@ import queue
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import redis
@@ -29,6 +31,7 @@ from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.video_model import Frames, ModelInfo
 from svdq.pipeline.planning.binding import step_costs
+from svdq.pipeline.planning.costs import WINDOW
 from svdq.pipeline.trace import Tracer
 from svdq.producer import keys
 from svdq.producer.chains import why_no_video_before
@@ -93,6 +96,7 @@ class ResultWriter(Sink):
         self._room = threading.Semaphore(MAX_WAITING)
         self._behind_s = behind_s
         self._has_warned = False
+        self._writes_s: deque[float] = deque(maxlen=WINDOW)
         self._reporting = threading.Lock()
         self._threads = [threading.Thread(target=self._run, name="write", daemon=True) for _ in range(num_writers)]
         for thread in self._threads:
@@ -118,6 +122,11 @@ class ResultWriter(Sink):
         """Why nothing can be written at present, and which jobs wait."""
         condition = self._retry.condition
         return condition and condition.model_copy(update={"job_ids": tuple(self._here)})
+
+    def pace(self) -> tuple[float | None, int]:
+        """Return the median seconds of a write, None before the first, and the number of writers; for any thread."""
+        taken_s = [*self._writes_s]
+        return median(taken_s) if taken_s else None, len(self._threads)
 
     def release(self) -> None:
         """Make a waiting `deliver` return and start no further write; for a rank that stops."""
@@ -173,8 +182,11 @@ class ResultWriter(Sink):
     def _attempt(self, sample: Sample, frames: Frames, refusals: FileRefusals) -> dict[str, Any]:
         """Write a video's files; raise an OSError or UnavailableError if the storage cannot be used at present."""
         try:
+            started = time.monotonic()
             with self._mark(sample.job_id):
-                return self._write(sample, frames)
+                result = self._write(sample, frames)
+            self._writes_s.append(time.monotonic() - started)
+            return result
         except (OSError, UnavailableError) as error:
             self._storage.check_writable()
             if reason := why_no_video_before(self._storage, TakenJob.model_validate(sample.job).job):

@@ -44,7 +44,7 @@ def network(arena: Arena) -> None:
         host = arena.rng.randrange(2)
         for _ in range(JOBS_A_FAULT):
             arena.submit(steps=STEPS)
-        jobs = wait_until(partial(_in_flight, arena, hosts[host]), "the host has jobs")
+        jobs = wait_until(partial(_keep_busy, arena, hosts[host]), "the host has jobs")
         if which == 0 and strike is _gone:
             held = {job_id: holder for job_id, holder in held.items() if job_id not in jobs}
         else:
@@ -93,6 +93,13 @@ def _gone(arena: Arena, link: Proxy) -> None:
     link.silent.set()
     time.sleep(arena.size.hold_s or GONE_S)
     link.silent.clear()
+
+
+def _keep_busy(arena: Arena, group: Group) -> list[str]:
+    """Return the jobs of a host; the other one may have rendered all while this one waited for a forgotten link."""
+    if arena.all_ended():
+        arena.submit(steps=STEPS)
+    return _in_flight(arena, group)
 
 
 def _in_flight(arena: Arena, group: Group) -> list[str]:

@@ -76,6 +76,22 @@ def test_the_end_of_all_counts_what_waits_for_other_jobs() -> None:
     assert estimate_all([], replace(parallel, end_s=999.0), [group()], ()).eta_s == 999.0
 
 
+def test_uploads_that_are_slower_than_the_ranks_decide_the_end() -> None:
+    slow = group(in_flight=("a", "b"), write_s=60.0, num_writers=2)
+    assert eta(started("a", 8), slow).eta_s == pytest.approx(2.0 + 60.0)
+    in_flight = [started("a", 8), started("b", 8)]
+    assert estimate_all(in_flight, waiting(16), [slow], ()).eta_s == pytest.approx(18 * 30.0 + 60.0)
+    queue = [started(f"j{number}", 8) for number in range(18)]
+    busy = group(in_flight=tuple(view.id for view in queue), write_s=60.0, num_writers=2)
+    assert estimate_all(queue, waiting(0), [busy], ()).eta_s == pytest.approx(18 * 30.0)
+
+
+def test_uploads_beside_slower_ranks_delay_the_end_by_one() -> None:
+    assert estimate_all([], waiting(40), [group(write_s=1.0, num_writers=2)], ()).eta_s == pytest.approx(
+        40 * INTERVAL_S + 1.0
+    )
+
+
 def in_rounds(size: int, **places: tuple[str, int, float | None]) -> GroupStatus:
     found = {
         job_id: RoundPlace(components=components, num_before=number, eta_s=eta_s)
