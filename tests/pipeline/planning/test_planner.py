@@ -1,6 +1,7 @@
 """The plan: every rank busy for any number of videos, whatever encode, steps and decode cost."""
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from statistics import median
@@ -109,6 +110,21 @@ def test_steps_of_unequal_costs_take_hardly_longer_than_the_bound(steps: list[fl
         wall_s = Chain(Planner(num_ranks), num_ranks).run(videos)
         work_s = row.upto_s[-1]
         assert wall_s <= 1.06 * max(work_s, num_videos * work_s / num_ranks), num_videos
+
+
+#: Skipped steps of A14B at 0.06.
+SKIPPED_BY_CURVE = [float(character == "X") for character in "XXX..X..X..X..XXXXXX..X..X..X.X.X.XXXXXX"]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 7])
+@pytest.mark.parametrize("steps", [SKIPPED, SKIPPED_BY_CURVE], ids=["evenly", "by curve"])
+def test_skipped_steps_cost_a_burst_nothing(steps: list[float], num_ranks: int) -> None:
+    """No schedule of whole computed steps ends earlier."""
+    costs, computed = costs_of(0.02, 0.0, 0.0, [1.0] * num_ranks), sum(steps)
+    for num_videos in [*range(1, 31), 50]:
+        videos = [Video(costs=costs, num_steps=len(steps), steps=steps) for _ in range(num_videos)]
+        wall_s = Chain(Planner(num_ranks), num_ranks).run(videos)
+        assert wall_s == pytest.approx(0.02 * max(computed, math.ceil(num_videos * computed / num_ranks))), num_videos
 
 
 @given(st.data())
