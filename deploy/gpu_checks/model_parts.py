@@ -33,6 +33,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role, all_finite
+from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.device import choose_device
 
@@ -220,7 +221,7 @@ class _Bench:
         segment = next(each for each in model.segments(video) if case.component in (None, each.component))
         steps = range(segment.start, segment.stop)
         state = random_state(model, video, segment.start)
-        denoiser = model.denoiser(state, video)
+        denoiser = model.denoiser(state, video, step_costs(model.segments(video)))
         component = getattr(model.pipeline, segment.component)
 
         def keep(_module: object, _arguments: object, predicted: tuple[Tensor]) -> None:

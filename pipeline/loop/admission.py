@@ -13,7 +13,7 @@ from svdq.pipeline.loop.rounds import RoundsInbox
 from svdq.pipeline.loop.sample import PHOTOS, Sample
 from svdq.pipeline.models.failures import describe_failure
 from svdq.pipeline.models.video_model import VideoModel
-from svdq.pipeline.planning.binding import Bounds, Components, bounds_of, step_costs
+from svdq.pipeline.planning.binding import Bounds, Components, Segment, bounds_of, step_costs
 from svdq.pipeline.planning.blocks import Row
 from svdq.pipeline.planning.costs import CostModel, Shape
 from svdq.pipeline.planning.planner import Planner
@@ -102,18 +102,17 @@ class Admission:
 
     def admit(self, request: Request) -> Sample:
         """Make a sample of a request, with its plan; a resumed one goes on with its tensors."""
-        sample = self._sample_of(request)
+        segments = self._model.segments(request.parameters)
+        sample = self._sample_of(request, segments)
         if self._inbox is not None and not sample.ended:
-            segments = self._model.segments(sample.parameters)
             legs = legs_of(segments, max(sample.step + 1, 0), has_text=sample.step < -1)
             self._inbox.expect(sample.index, legs, request)
         return sample
 
     @torch.inference_mode()
-    def _sample_of(self, request: Request) -> Sample:
+    def _sample_of(self, request: Request, segments: Sequence[Segment]) -> Sample:
         index, self._num_admitted = self._num_admitted, self._num_admitted + 1
         parameters, resume = request.parameters, request.resume
-        segments = self._model.segments(parameters)
         steps = step_costs(segments)
         shape = Shape.of(parameters)
         with self._lock:
@@ -125,21 +124,23 @@ class Admission:
                 num_waiting=request.num_waiting,
                 now=time.monotonic(),
                 first_unit=resume.step + 1 if resume is not None else 0,
-                bounds=self._bounds(request),
+                bounds=self._bounds(request, segments),
             )
             self._in_flight[index] = _Admitted(job_id=request.job_id, shape=shape, steps=steps)
+        costs = () if set(steps) == {1.0} else tuple(steps)
         sample = Sample(
             job_id=request.job_id,
             index=index,
             parameters=parameters,
             boundaries=boundaries,
+            step_costs=costs,
             step=-1,
             job=request.job,
             chunk_chosen=request.chunk_chosen,
         )
         if resume is not None:
             # The memory that it took before may have been on another kind of GPU.
-            return replace(resume, index=index, boundaries=boundaries, job=request.job, memory={})
+            return replace(resume, index=index, boundaries=boundaries, step_costs=costs, job=request.job, memory={})
         try:
             embedded = self._model.embed(parameters)
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
@@ -150,12 +151,12 @@ class Admission:
                 tensors[name] = torch.from_numpy(np.array(photo))
         return replace(sample, tensors=tensors, step=-1 if embedded is not None else -2)
 
-    def _bounds(self, request: Request) -> list[Bounds] | None:
+    def _bounds(self, request: Request, segments: Sequence[Segment]) -> list[Bounds] | None:
         """Return the units that each rank may do; None if every rank may do all."""
         every = range(len(self._components))
         encoders = every if request.encoders is None else request.encoders
         decoders = every if request.decoders is None else request.decoders
-        bounds = bounds_of(self._model.segments(request.parameters), self._components, encoders, decoders)
+        bounds = bounds_of(segments, self._components, encoders, decoders)
         return bounds if set(bounds) != {(0, request.parameters.steps + 2)} else None
 
     def on_work(self, work: Sequence[Work]) -> None:

@@ -39,6 +39,8 @@ class Sample:
     #: K+1 indices of its T+2 units, which are the encode, T steps and the decode: rank r does the units from
     #: boundaries[r] up to, not including, boundaries[r+1]. Empty: ranks only warm up for it.
     boundaries: tuple[int, ...]
+    #: The relative costs of its steps, as of `binding.step_costs`; none: 1 each.
+    step_costs: tuple[float, ...] = ()
     #: The next denoising step; -1 before it is encoded, -2 before its prompts are, where these wait for their encoder;
     #: `parameters.steps` when denoising is done.
     step: int
@@ -60,6 +62,11 @@ class Sample:
     def ended(self) -> bool:
         """Whether it travels on only to be reported."""
         return self.canceled or self.failure is not None
+
+    @property
+    def num_computed(self) -> int | None:
+        """The number of its steps that are computed, where others are skipped; None: all are."""
+        return sum(map(bool, self.step_costs)) if 0.0 in self.step_costs else None
 
     def has_work(self, rank: int) -> bool:
         """Whether a rank has units of it to do."""

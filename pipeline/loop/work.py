@@ -17,7 +17,6 @@ from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, re
 from svdq.pipeline.models.memory import chunk_of
 from svdq.pipeline.models.upscaler import Upscaler
 from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_advice
-from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.planning.rounds import ENCODERS, REST, TEXT_ENCODER
 from svdq.pipeline.trace import Tracer
@@ -145,7 +144,7 @@ class UnitLoop:
     def _denoise(self, sample: Sample) -> Sample:
         """Do steps and save the sample after them."""
         steps = sample.parameters.steps
-        costs = step_costs(self._model.segments(sample.parameters))
+        costs = sample.step_costs or (1.0,) * steps
         started = time.perf_counter()
         laps = [(sample.step, started)]  # the first of successive steps of the same cost, and when it began
         keep_at = started + self._keep_every_s
@@ -153,7 +152,7 @@ class UnitLoop:
         _, stop = sample.steps_of(self.rank)
         try:
             with self._tracer.span("no steps", sample.job_id) as span:
-                denoiser = self._model.denoiser(sample.tensors, sample.parameters)
+                denoiser = self._model.denoiser(sample.tensors, sample.parameters, sample.step_costs)
                 state = {**sample.tensors}
                 changed: dict[str, Tensor] = {}  # the latest of each tensor that steps here have changed
                 for index in range(first, stop):

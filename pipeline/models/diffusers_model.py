@@ -26,7 +26,7 @@ from svdq.pipeline.models.model_folder import is_untrained
 from svdq.pipeline.models.residency import Residency, read_ahead
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, all_finite, nan_advice
-from svdq.pipeline.planning.binding import Segment
+from svdq.pipeline.planning.binding import Segment, step_costs
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS, REST, TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -274,10 +274,12 @@ class DiffusersModel(VideoModel):
             self.encode(gray, parameters, gray)
             self._need(REST)
         state = self.zeros(parameters)
-        for segment in self.segments(parameters):
+        segments = self.segments(parameters)
+        for segment in segments:
             if self._role.has(segment.component):
                 self._need(segment.component)
-                denoiser, costs = self.denoiser(state, parameters), segment.costs or (1.0,)
+                denoiser = self.denoiser(state, parameters, step_costs(segments))
+                costs = segment.costs or (1.0,)
                 for cost in filter(None, dict.fromkeys(costs)):  # steps that cost differently compute differently
                     denoiser.step(state, segment.start + costs.index(cost))
         if self._role.decode and not on_cpu:

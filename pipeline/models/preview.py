@@ -6,6 +6,7 @@ with a perfect model. It needs neither weights nor diffusers, whose import would
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -62,7 +63,9 @@ class PreviewModel(VideoModel):
         latents *= math.sqrt(SIGMA_MAX**2 + 1)
         return {"image_latents": _to_values(blocks, self._dtype).to(self._device), "latents": latents.to(self._device)}
 
-    def denoiser(self, state: State, parameters: VideoParameters) -> "PreviewDenoiser":
+    def denoiser(
+        self, state: State, parameters: VideoParameters, step_costs: Sequence[float] = ()
+    ) -> "PreviewDenoiser":
         return PreviewDenoiser(state["image_latents"], parameters)
 
     @torch.inference_mode()

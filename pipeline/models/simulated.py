@@ -7,6 +7,7 @@ sample fails if it missed a step, repeated one, did them out of order, or got an
 import ctypes
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.families import family_for
 from svdq.pipeline.models.resolved_model import Timings
 from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel
-from svdq.pipeline.planning.binding import Segment, split_steps, step_costs
+from svdq.pipeline.planning.binding import Segment, split_steps
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS
 from svdq.pipeline.video_parameters import VideoParameters
@@ -47,7 +48,7 @@ class SimulatedModel(VideoModel):
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0
         self._missing: list[Segment] = []  # the segments of the present sample that this rank does not have
-        self._costs_of_steps: list[float] = []
+        self._costs_of_steps: Sequence[float] = ()
         self._last = -1  # the last step of the present sample here
         #: The latents of the present sample, flat on the host, and their first element.
         self._latents = torch.zeros(1)
@@ -103,13 +104,12 @@ class SimulatedModel(VideoModel):
         self._sleep(self._timings.encode_ms * self._timings.slowdown)
         return {"latents": latents.to(self._device)}
 
-    def denoiser(self, state: State, parameters: VideoParameters) -> "SimulatedModel":
+    def denoiser(self, state: State, parameters: VideoParameters, step_costs: Sequence[float] = ()) -> "SimulatedModel":
         """Return this model: it keeps the present sample only."""
         self._clock_s = time.perf_counter()
         here = self._role.has if not self.sets else self._held.__eq__
-        segments = self.segments(parameters)
-        self._missing = [each for each in segments if not here(each.component)]
-        self._costs_of_steps, self._last = step_costs(segments), -1
+        self._missing = [each for each in self.segments(parameters) if not here(each.component)]
+        self._costs_of_steps, self._last = step_costs or [1.0] * parameters.steps, -1
         # numpy sets one element ten times faster than torch, which keeps the host's share of a simulated step small.
         self._latents = state["latents"]
         self._flat = self._latents.cpu().numpy().reshape(-1)

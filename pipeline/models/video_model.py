@@ -129,8 +129,11 @@ class VideoModel(ABC):
         """
 
     @abstractmethod
-    def denoiser(self, state: State, parameters: VideoParameters) -> Denoiser:
-        """Prepare the denoising of one sample, from any step on that this rank has the component for."""
+    def denoiser(self, state: State, parameters: VideoParameters, step_costs: Sequence[float] = ()) -> Denoiser:
+        """Prepare the denoising of one sample, from any step on that this rank has the component for.
+
+        It skips the steps whose relative cost in `step_costs` is 0, as the segments have it; none: each costs 1.
+        """
 
     def picture(self, denoiser: Denoiser) -> Tensor | None:
         """Draw some frames (F, h, w, 3), uint8, RGB, of what the last step of a denoiser leads to; None without one.

@@ -76,7 +76,7 @@ class CountingModel:
             raise self.fail_encode[parameters.seed]
         return {"latents": torch.zeros(1, parameters.num_frames, 4, 8, 8), "image_latents": torch.ones(1, 4, 8, 8)}
 
-    def denoiser(self, tensors, parameters: SvdParameters) -> "CountingDenoiser":
+    def denoiser(self, tensors, parameters: SvdParameters, step_costs: Sequence[float] = ()) -> "CountingDenoiser":
         return CountingDenoiser(self, parameters)
 
     def sound(self, tensors, parameters: SvdParameters) -> None:

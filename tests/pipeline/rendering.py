@@ -16,6 +16,7 @@ from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.video_model import Denoiser, State, VideoModel
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters, curve_of
+from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.video_parameters import VideoParameters
 
 
@@ -74,7 +75,7 @@ def denoise(
     model: VideoModel, state: State, parameters: VideoParameters, each: Callable[[Denoiser], None] = lambda _: None
 ) -> State:
     """Do all steps of a video, and call `each` with its denoiser after each of them."""
-    denoiser = model.denoiser(state, parameters)
+    denoiser = model.denoiser(state, parameters, step_costs(model.segments(parameters)))
     for index in range(parameters.steps):
         state = {**state, **denoiser.step(state, index)}
         each(denoiser)

@@ -29,7 +29,7 @@ class ExpertModel(CountingModel):
     def segments(self, parameters):
         return segments(parameters.seed, parameters.steps)
 
-    def denoiser(self, tensors, parameters):
+    def denoiser(self, tensors, parameters, step_costs=()):
         model = self
 
         class ExpertDenoiser(CountingDenoiser):

@@ -35,7 +35,7 @@ class GatedModel(CountingModel):
         self.seed = seed
         self.begun, self.gate = threading.Event(), threading.Event()
 
-    def denoiser(self, tensors, parameters):
+    def denoiser(self, tensors, parameters, step_costs=()):
         if parameters.seed == self.seed:
             self.begun.set()
             assert self.gate.wait(WAIT_S)
@@ -263,6 +263,20 @@ def test_spans_count_each_step_of_a_video_once(cuts: list[list[int]]) -> None:
     assert steps_by_job(span for tracer in chain.tracers for span in tracer.spans) == {
         f"job-{seed}": 5 for seed in range(len(plans))
     }
+
+
+def test_the_segments_of_a_video_are_asked_for_once() -> None:
+    class AskedModel(CountingModel):
+        num_asked = 0
+
+        def segments(self, parameters):
+            self.num_asked += 1
+            return super().segments(parameters)
+
+    models = [AskedModel() for _ in range(3)]
+    chain = Chain(models, [request(1), request(2)], [(0, 3, 5, 7), whole(1, 3)])
+    chain.run()
+    assert [model.num_asked for model in models] == [2, 0, 0]
 
 
 @given(st.data())

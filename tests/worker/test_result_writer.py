@@ -23,6 +23,7 @@ from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.models.wan.family import FAMILY as WAN
+from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.trace import Tracer
 from svdq.producer.job import Job
 from svdq.producer.records import SOURCE_NOTE
@@ -137,16 +138,17 @@ def test_the_notice_of_a_preview_has_the_prompt_that_it_ignored() -> None:
     preview = ModelInfo(name="preview", notice="preview (no diffusion model)")
     tiny = ModelInfo(name="/models/tiny", notice="untrained", family=FAMILY)
     prompted = WanJob(image=IMAGE, name="photo", prompt="a cat", seed=1)
-    assert notice_for(preview, prompted) == "preview (no diffusion model), ignored the prompt: a cat"
+    assert notice_for(preview, prompted, ()) == "preview (no diffusion model), ignored the prompt: a cat"
     for job in (prompted.model_copy(update={"prompt": ""}), SvdJob(image=IMAGE, name="photo", seed=1)):
-        assert notice_for(preview, job) == preview.notice
-    assert notice_for(tiny, prompted) == "untrained"
+        assert notice_for(preview, job, (1.0, 0.0)) == preview.notice
+    assert notice_for(tiny, prompted, (1.0, 5.0)) == "untrained"
 
 
 def test_a_video_with_skipped_steps_says_how_many_were_computed() -> None:
     model = ModelInfo(name="/models/wan", notice="", family=WAN, facts=WAN.published)
     job = WanJob(image=IMAGE, name="photo", seed=1, step_cache=0.06)
-    assert notice_for(model, job) == "approximate (23 of 40 steps computed)"
+    costs = step_costs(WAN.segments(job.parameters, WAN.published))
+    assert notice_for(model, job, costs) == "approximate (23 of 40 steps computed)"
 
 
 def read_provenance_text(path: Path) -> str:

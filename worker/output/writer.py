@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -30,7 +30,6 @@ from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.media.video import change_motion
 from svdq.pipeline.models.video_model import Frames, ModelInfo
-from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.planning.costs import WINDOW
 from svdq.pipeline.trace import Tracer
 from svdq.producer import keys
@@ -207,7 +206,10 @@ class ResultWriter(Sink):
             job_id=sample.job_id,
             job=job.model_dump(mode="json"),
             model=SidecarModel(
-                name=model.name, notice=notice_for(model, job), compute=dict(model.compute), **model.made_of
+                name=model.name,
+                notice=notice_for(model, job, sample.step_costs),
+                compute=dict(model.compute),
+                **model.made_of,
             ),
             versions=self._versions,
             outputs=tuple(map(self._storage.location, keys.values())),
@@ -282,15 +284,13 @@ class ResultWriter(Sink):
         return Sound.parse(self._storage.read(key)) if self._storage.exists(key) else sound.during(0, 0, 1)
 
 
-def notice_for(model: ModelInfo, job: Job) -> str:
-    """Return the notice of a video: that of its model, and what its job leaves out.
+def notice_for(model: ModelInfo, job: Job, step_costs: Sequence[float]) -> str:
+    """Return the notice of a video: that of its model, and what its job leaves out; `step_costs` as of `Sample`.
 
     Models without weights ignore prompts, and name them.
     """
-    threshold: float = getattr(job, "step_cache", 0.0)
-    if model.family is not None and threshold:
-        costs = step_costs(model.family.segments(job.parameters, model.facts))
-        skipping = f"approximate ({sum(map(bool, costs))} of {len(costs)} steps computed)"
+    if model.family is not None and 0.0 in step_costs:
+        skipping = f"approximate ({sum(map(bool, step_costs))} of {len(step_costs)} steps computed)"
         return ", ".join(filter(None, [model.notice, skipping]))
     prompt = getattr(job, "prompt", "")
     return model.notice if model.family is not None or not prompt else f"{model.notice}, ignored the prompt: {prompt}"

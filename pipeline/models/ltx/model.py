@@ -5,6 +5,7 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -131,7 +132,7 @@ class LtxModel(PromptedModel):
         return state
 
     @torch.inference_mode()
-    def denoiser(self, state: State, parameters: VideoParameters) -> LtxDenoiser:
+    def denoiser(self, state: State, parameters: VideoParameters, step_costs: Sequence[float] = ()) -> LtxDenoiser:
         assert isinstance(parameters, LtxParameters)
         return LtxDenoiser(
             pipeline=self.pipeline,

@@ -5,7 +5,7 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -137,7 +137,7 @@ class SvdModel(DiffusersModel):
         }
 
     @torch.inference_mode()
-    def denoiser(self, state: State, parameters: VideoParameters) -> SvdDenoiser:
+    def denoiser(self, state: State, parameters: VideoParameters, step_costs: Sequence[float] = ()) -> SvdDenoiser:
         """Prepare the denoising of one sample, with a scheduler of its own, from any step on."""
         assert isinstance(parameters, SvdParameters)
         measured = self._measure_step(parameters)

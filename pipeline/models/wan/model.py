@@ -6,7 +6,7 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from svdq.pipeline.models.prompted_model import PromptedModel, Texts
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Denoiser, Role, State
 from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names, segments_of
-from svdq.pipeline.models.wan.family import FAMILY, FLF2V_14B, WanParameters, needs_last_photo, skipped
+from svdq.pipeline.models.wan.family import FAMILY, FLF2V_14B, WanParameters, needs_last_photo
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.video_parameters import VideoParameters
@@ -113,7 +113,7 @@ class WanModel(PromptedModel):
         return (padded[:, : int(is_text.max()) + 1].to(self._dtype).clone(),)
 
     @torch.inference_mode()
-    def denoiser(self, state: State, parameters: VideoParameters) -> WanDenoiser:
+    def denoiser(self, state: State, parameters: VideoParameters, step_costs: Sequence[float] = ()) -> WanDenoiser:
         assert isinstance(parameters, WanParameters)
         measured = self._measure_step(parameters)
         scale, scale_2 = parameters.guidance_scale, parameters.guidance_scale_2
@@ -121,11 +121,10 @@ class WanModel(PromptedModel):
         assert parameters.steps is not None
         assert parameters.flow_shift is not None
         image_embeds = state.get("image_embeds")
-        schedule = self._schedule(parameters.steps, parameters.flow_shift)
         return WanDenoiser(
             transformer_of=partial(self._denoiser_for, parameters),
-            schedule=schedule,
-            is_skipped=skipped(parameters, self._facts, schedule.components),
+            schedule=self._schedule(parameters.steps, parameters.flow_shift),
+            is_skipped=[not cost for cost in step_costs or [1.0] * parameters.steps],
             prompt_embeds=_padded(state["prompt_embeds"]),
             negative_prompt_embeds=_padded(state["negative_prompt_embeds"]) if parameters.guided else None,
             # Created here like all other inputs: the compiler treats received tensors as another kind.

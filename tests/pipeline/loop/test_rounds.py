@@ -41,7 +41,7 @@ class RoundsModel(CountingModel):
         assert self.loads[-1] == ENCODERS
         return super().encode(photo, parameters)
 
-    def denoiser(self, tensors, parameters):
+    def denoiser(self, tensors, parameters, step_costs=()):
         step = int(tensors["latents"].max())
         assert self.loads[-1] == ("first" if step < 2 else "second")
         return super().denoiser(tensors, parameters)

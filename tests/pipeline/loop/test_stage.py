@@ -104,7 +104,7 @@ def test_large_but_finite_half_precision_latents_are_no_failure() -> None:
         def encode(self, photo, parameters):
             return {"latents": torch.full((1, 4, 4, 64, 64), 60_000.0, dtype=torch.float16)}
 
-        def denoiser(self, tensors, parameters):
+        def denoiser(self, tensors, parameters, step_costs=()):
             return self
 
         def step(self, state, index):
@@ -135,7 +135,7 @@ def test_work_that_runs_out_of_memory_lets_go_of_what_it_had_and_is_tried_once_m
                 out_of_memory()
             return super().encode(photo, parameters)
 
-        def denoiser(self, tensors, parameters):
+        def denoiser(self, tensors, parameters, step_costs=()):
             found = super().denoiser(tensors, parameters)
             step = found.step
 
@@ -256,7 +256,7 @@ def test_a_sample_is_kept_when_it_is_denoised_and_before_it_is_decoded() -> None
 
 def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
     class InPlaceModel(CountingModel):
-        def denoiser(self, tensors, parameters):
+        def denoiser(self, tensors, parameters, step_costs=()):
             return self
 
         def step(self, state, index):

@@ -166,10 +166,11 @@ def opened(folder_of):
 def render_cut(model: Any, photo: Any, values: WanParameters, last_photo: Any = None) -> Any:
     """Make a video by a new denoiser from each computed step on, which gets nothing but the bytes of the state."""
     state = model.encode(photo, values, last_photo)
-    for index, cost in enumerate(step_costs(model.segments(values))):
+    costs = step_costs(model.segments(values))
+    for index, cost in enumerate(costs):
         if cost:
             state = load(save({name: tensor.contiguous() for name, tensor in state.items()}))
-            denoiser = model.denoiser(state, values)
+            denoiser = model.denoiser(state, values, costs)
         state |= denoiser.step(state, index)
     return model.decode(load(save(state)), values, values.num_frames).numpy()
 
