@@ -47,7 +47,7 @@ def describe(
     """Describe a job in one line: prompt, status, files or error and, where known, when it will be done."""
     state = view.status
     if state == "started" and (estimate is None or estimate.condition is None):
-        state = f"started, step {view.step} of {view.steps}" if view.steps else "started"  # its model chooses them
+        state = f"started, {view.progress}" if view.steps else "started"  # its model chooses them
     elif view.scheduled_at is not None:
         is_due = view.scheduled_at <= datetime.now(UTC)  # which a worker notices
         state = f"{'waiting since' if is_due else 'scheduled for'} {clock(view.scheduled_at.timestamp())}"

@@ -177,7 +177,7 @@ def progress_of(job: JobView, group: GroupStatus) -> tuple[list[float | None], s
         return shares, f"waits for {place}"
     if is_denoised:
         return shares, "decoding" if is_decoding else "being written"
-    return shares, f"step {job.step} of {job.steps}"
+    return shares, job.progress
 
 
 def _shares_of(job: JobView, group: GroupStatus, *, is_decoded: bool) -> list[float | None]:

@@ -77,6 +77,7 @@ class JobMeta(Record):
     rank: Count | None = None
     boundaries: tuple[Count, ...] = ()  # rank r does steps boundaries[r] to boundaries[r+1], exclusive
     decoder: Count | None = None
+    computed: Count | None = None  # how many of its steps are computed, where others are skipped
     notice: str = ""
     used: dict[str, Any] = {}
     canceled: str = ""  # why it was canceled, if because of another link of its chain

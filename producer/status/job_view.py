@@ -39,6 +39,7 @@ class JobView:
     status: str  # one of `keys.STATUSES`, or "unknown" if its record has none
     step: int = 0
     steps: int = 0
+    computed: int | None = None  # how many of them are computed, where others are skipped; known in flight
     rank: int | None = None
     #: Rank r does the steps from boundaries[r] up to, not including, boundaries[r+1]: K+1 indices once it is planned.
     boundaries: tuple[int, ...] = ()
@@ -72,6 +73,12 @@ class JobView:
     def name(self) -> str:
         """Its name for display."""
         return str(self.parameters.get("name", "?"))
+
+    @property
+    def progress(self) -> str:
+        """The step that it is at, in words, and how many of its steps are computed if others are skipped."""
+        computed = "" if self.computed is None else f" ({self.computed} computed)"
+        return f"step {self.step} of {self.steps}{computed}"
 
     @property
     def prompt(self) -> str:
@@ -157,6 +164,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         status=status,
         step=steps if status == JobStatus.FINISHED.value else meta.step,
         steps=steps,
+        computed=meta.computed,
         rank=meta.rank if status == JobStatus.STARTED.value else None,
         boundaries=meta.boundaries,
         decoder=meta.decoder,

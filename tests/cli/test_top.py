@@ -14,7 +14,7 @@ import redis
 from rich.cells import cell_len
 from rich.console import Console
 
-from svdq.cli.formatting import expected
+from svdq.cli.formatting import describe, expected
 from svdq.cli.serve.now import read_state
 from svdq.cli.view import draw, progress_of
 from svdq.pipeline.planning.costs import ShapeCosts
@@ -221,6 +221,7 @@ def test_progress_of_a_sample_by_rank(connection: redis.Redis) -> None:
         "early": {"rank": 1, "step": 8, "boundaries": [0, 4, 8, 8, 8], "decoder": 1},
         # Rank 3 only decodes.
         "apart": {"rank": 2, "step": 7, "boundaries": [0, 2, 4, 8, 8], "decoder": 3},
+        "cached": {"rank": 1, "step": 2, "computed": 5} | WHOLE,
     }
     ids = {name: start(connection, number, name, **of_job) for number, (name, of_job) in enumerate(meta.items())}
     save(connection, working(1, 4, job_id=ids["half"], activity="denoising"))
@@ -236,7 +237,9 @@ def test_progress_of_a_sample_by_rank(connection: redis.Redis) -> None:
         "skips": ([None, 1.0, 0.5, None], "step 6 of 8"),
         "early": ([1.0, 1.0, None, None], "being written"),
         "apart": ([1.0, 1.0, 1.0, 0.0], "step 7 of 8"),
+        "cached": ([1.0, 0.0, 0.0, 0.0], "step 2 of 8 (5 computed)"),
     }
+    assert "started, step 2 of 8 (5 computed)" in describe(view(connection, ids["cached"]))
 
 
 def test_a_rank_in_rounds_says_what_it_loads_and_its_jobs_what_they_wait_for(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from svdq.cli.formatting import describe
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from tests.pipeline.models.test_job_loras import save_loras
@@ -79,8 +80,11 @@ def test_a_rank_that_is_killed_costs_no_bit(site, tiny_wan: Path, until) -> None
     job_id, same = submit(site, **video), submit(site, **video, seed=6)
     group = site.start(3, "--experts", "bound", model=str(tiny_wan))
     until(lambda: 35 <= site.view(job_id).step < 80, lambda: group.text)  # the first expert has handed it over
+    in_flight = site.view(job_id)
+    assert f"step {in_flight.step} of 80 ({in_flight.computed} computed)" in describe(in_flight)
     os.kill(group.ranks()[2].pid, signal.SIGKILL)
     site.wait([job_id, same])
     np.testing.assert_array_equal(site.frames(job_id), expected(site, tiny_wan, **video))
     (sidecar,) = site.sidecars(job_id)
     assert sidecar["resumed"]
+    assert sidecar["model"]["notice"].endswith(f"approximate ({in_flight.computed} of 80 steps computed)")

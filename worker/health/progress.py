@@ -44,6 +44,7 @@ def meta_of(sample: Sample, index: int, rank: int, notice: str) -> JobMeta:
         boundaries=(sample.steps_of(0)[0], *(sample.steps_of(each)[1] for each in ranks), parameters.steps),
         decoder=sample.decoder,
         notice=notice,
+        computed=sample.num_computed,
         used={name: getattr(parameters, name) for name, field in fields if field.default is None},
     )
 
