@@ -16,6 +16,7 @@ from svdq.cli.option_types import json_option, selection_options, with_connectio
 from svdq.producer.records import LogEntry, read_log
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import view
+from svdq.producer.status.registries import have_several_owners
 from svdq.producer.status.selection import Selection, complete_ids, select
 from svdq.producer.status.selection import list_jobs as newest_jobs
 from svdq.producer.status.snapshot import Snapshot, estimate, take
@@ -46,10 +47,11 @@ def status(connection: redis.Redis, job_ids: tuple[str, ...], as_json: bool) -> 
         print_snapshot(connection, as_json)
         return
     jobs = [view(connection, job_id) for job_id in complete_ids(connection, job_ids)]
-    estimates = estimate(connection, jobs)
+    estimates, has_several = estimate(connection, jobs), have_several_owners(connection)
     for job in jobs:
         expected = estimates.get(job.id, Estimate())
-        echo_json(job.as_json() | expected.as_json()) if as_json else echo(describe(job, expected, whole_prompt=True))
+        text = describe(job, expected, whole_prompt=True, with_owner=has_several)
+        echo_json(job.as_json() | expected.as_json()) if as_json else echo(text)
 
 
 def print_snapshot(connection: redis.Redis, as_json: bool) -> None:

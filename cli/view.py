@@ -11,7 +11,6 @@ from rich.text import Text
 
 from svdq.cli.formatting import clock, condition_sentence, describe, sentence_of_workers
 from svdq.producer.keys import STATUSES
-from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import GroupStatus, RankStatus
 from svdq.producer.status.snapshot import Snapshot
@@ -65,7 +64,7 @@ def draw(
         yield _rank_table(each, snapshot.names, options)
         if jobs:
             yield from blank
-            yield _flight_table(each, jobs, snapshot.estimates, options)
+            yield _flight_table(each, jobs, snapshot, options)
     others = [sentence_of_workers(snapshot.worker_state)] if snapshot.worker_state != "running" else []
     reporting = {each.intake.worker for each in snapshot.groups if each.intake}
     others += [
@@ -73,7 +72,10 @@ def draw(
         for worker in snapshot.workers
         if worker.name not in reporting
     ]
-    others += [describe(job, snapshot.estimates.get(job.id)) for job in snapshot.jobs_by_group.get(None, [])]
+    others += [
+        describe(job, snapshot.estimates.get(job.id), with_owner=snapshot.has_several_owners)
+        for job in snapshot.jobs_by_group.get(None, [])
+    ]
     yield from blank if others else ()
     for line in others:
         yield Text(printable(line))
@@ -140,25 +142,25 @@ def _rank_table(group: GroupStatus, names: Mapping[str, str], options: ConsoleOp
     return _table(headers, rows, right=("rank", "steps", "step", "memory"), flexible="job")
 
 
-def _flight_table(
-    group: GroupStatus, jobs: "Sequence[JobView]", estimates: "Mapping[str, Estimate]", options: ConsoleOptions
-) -> Table:
+def _flight_table(group: GroupStatus, jobs: Sequence[JobView], snapshot: Snapshot, options: ConsoleOptions) -> Table:
     num_ranks = group.ranks[0].num_ranks
     has_ids = options.max_width >= 110
-    width = options.max_width - _BESIDE_TRACK - (25 if has_ids else 0)
+    has_owners = snapshot.has_several_owners
+    owner_width = 2 + max(len("owner"), *(len(job.owner) for job in jobs)) if has_owners else 0
+    width = options.max_width - _BESIDE_TRACK - (25 if has_ids else 0) - owner_width
     segment = max(0, min(_MAX_SEGMENT, width // num_ranks - 1))
-    is_shown = (has_ids, True, segment >= _MIN_SEGMENT, True, True)
+    is_shown = (has_ids, True, has_owners, segment >= _MIN_SEGMENT, True, True)
     ranks = Text.assemble(*((f"{rank:<{segment + 1}}", _color(rank)) for rank in range(num_ranks)))
-    rows: list[tuple[Cell, ...]] = [("id", "in flight", ranks, "", "")]
+    rows: list[tuple[Cell, ...]] = [("id", "in flight", "owner", ranks, "", "")]
     for job in jobs:
         shares, state = progress_of(job, group)
-        eta_s = estimates[job.id].eta_s if job.id in estimates else None
+        eta_s = snapshot.estimates[job.id].eta_s if job.id in snapshot.estimates else None
         track = Text(" ").join(
             Text(" " * segment) if share is None else _bar(share, segment, rank, options)
             for rank, share in enumerate(shares)
         )
         eta = Text("" if eta_s is None else f"about {duration(eta_s)}", style="dim")
-        rows.append((job.id, job.name, track, state, eta))
+        rows.append((job.id, job.name, job.owner, track, state, eta))
     headers, *cells = (list(itertools.compress(row, is_shown)) for row in rows)
     return _table(headers, cells, flexible="in flight")
 

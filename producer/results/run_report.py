@@ -34,6 +34,7 @@ class RunRecord:
     ended_at: datetime
     error: str = ""
     source: str = ""  # where its photo was: two cameras may both have an IMG_0001
+    owner: str = ""  # whose job it was; "" for none, and for a job that Redis has forgotten
     #: When its group took it; of a sidecar alone, its end less its seconds of work, between which rounds do others.
     begun_at: datetime | None = None
 
@@ -82,12 +83,26 @@ class RunReport:
         lines = [f"{ended}, {self.period}."]
         lines += [] if self.videos_per_hour is None else [f"{pace(self.videos_per_hour)}."]
         lines += [self.ending] if self.ending else []
+        lines += self._lines_of_owners()
         lines.append(f"Left: {', '.join(f'{self.left.get(status, 0):,} {status}' for status in LEFT)}.")
         for reason, jobs in self.reasons:
             names = ", ".join(f"{job.source or job.name} ({job.id})" for job in jobs[:MAX_NAMES])
             more = f" and {len(jobs) - MAX_NAMES:,} more" if len(jobs) > MAX_NAMES else ""
             lines.append(f"Failed, {len(jobs):,} x: {reason} {names}{more}")
         return lines
+
+    def _lines_of_owners(self) -> list[str]:
+        """Return a line for each owner if there are several; sidecars alone name none."""
+        owners = sorted({job.owner for job in self.jobs})
+        if len([owner for owner in owners if owner]) < 2:
+            return []
+        counted = Counter((job.owner, job.status) for job in self.jobs)
+        return [
+            f"{owner or 'Without an owner'}: "
+            + ", ".join(f"{counted[owner, status]:,} {status}" for status in ENDS if counted[owner, status])
+            + "."
+            for owner in owners
+        ]
 
     @property
     def period(self) -> str:
@@ -121,6 +136,8 @@ def _newest_of_each_job(records: Iterable[RunRecord]) -> list[RunRecord]:
     newest: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: record.ended_at):
         before = newest.pop(record.id, None)
+        if before is not None and not record.owner:  # sidecars have none
+            record = replace(record, owner=before.owner)
         if before is not None and before.status == record.status and record.begun_at is None:
             record = replace(record, begun_at=before.begun_at)
         newest[record.id] = record
@@ -155,6 +172,7 @@ def records_from_redis(
                     id=view.id,
                     name=view.name,
                     source=view.source,
+                    owner=view.owner,
                     status=status,
                     ended_at=view.ended_at,
                     error=error or "",

@@ -63,6 +63,17 @@ def read_counts(connection: redis.Redis) -> Read[dict[str, dict[str, int]]]:
     return {name: of_queue for name, of_queue in found.items() if name in keys.QUEUE_NAMES or any(of_queue.values())}
 
 
+def have_several_owners(connection: redis.Redis) -> bool:
+    """Return whether jobs of more than one owner were ever submitted."""
+    return ask_one(connection, read_several_owners())
+
+
+def read_several_owners() -> Read[bool]:
+    """Read the same."""
+    (number,) = checked((yield lambda pipeline: pipeline.scard(keys.OWNERS)))
+    return bool(number > 1)
+
+
 def num_ended_since(connection: redis.Redis, since: float) -> Read[tuple[int, int]]:
     """Count the jobs that finished and that failed since a time in seconds since the epoch."""
     found = yield from read_queues(connection)

@@ -78,6 +78,7 @@ class Snapshot:
     finished_last_hour: int
     failed_last_hour: int
     videos_per_hour: float | None
+    has_several_owners: bool  # whether owners are shown
     estimate: Estimate
 
     @cached_property
@@ -128,7 +129,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
     """Take a snapshot; `recent` has what is known of the sampled jobs."""
     now = time.time()
     started_only, deferred_only = (JobStatus.STARTED.value,), (JobStatus.DEFERRED.value,)
-    of_queues, groups, started, deferred, workers, state, (num_finished, num_failed), reasons = ask(
+    of_queues, groups, started, deferred, workers, state, (num_finished, num_failed), reasons, several = ask(
         connection,
         registries.read_counts(connection),
         reading_groups(),
@@ -138,6 +139,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
         registries.read_worker_state(),
         registries.num_ended_since(connection, now - 3600),
         read_pauses(),
+        registries.read_several_owners(),
     )
     in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
     computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
@@ -165,6 +167,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
         finished_last_hour=num_finished,
         failed_last_hour=num_failed,
         videos_per_hour=rate * 3600 if rate else None,
+        has_several_owners=several,
         estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, no_group),
     )
 

@@ -164,6 +164,7 @@ def test_queued_jobs_of_others_are_canceled_only_when_asked(svdq: Cli, connectio
     shown = svdq("list").stdout
     assert (shown.count("(owner: me)"), shown.count("(owner: her)")) == (2, 1)
     assert "owner" not in svdq("list", "--owner", "her").stdout
+    assert "(owner: her)" in svdq("status", f"{2:020x}").stdout
     assert ids("cancel", "--queued") == {0, 1, 3}  # that without an owner is everybody's
     assert "1 such job of other owners" in svdq("cancel", "--queued", SVDQ_OWNER="me").stderr
     assert ids("cancel", "--queued", "--everybody") == {2}

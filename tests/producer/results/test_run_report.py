@@ -48,6 +48,20 @@ def test_each_job_counts_once_as_it_ended_last() -> None:
     assert document["jobs"][3]["status"] == "stopped"
 
 
+def test_several_owners_have_a_line_each() -> None:
+    found = report(
+        record(1, 10, owner="ana"),
+        record(1, 10.01),  # as in the sidecar
+        record(2, 20, "failed", error="No.", owner="ben"),
+        record(3, 30, owner="ana"),
+        record(4, 40),
+    )
+    lines = found.lines()
+    assert {"ana: 2 finished.", "ben: 1 failed.", "Without an owner: 1 finished."} <= {*lines}
+    assert [job["owner"] for job in found.as_json()["jobs"]] == ["ana", "ben", "ana", ""]
+    assert not [line for line in report(record(1, 10, owner="ana"), record(2, 20)).lines() if "ana" in line]
+
+
 def test_the_pace_of_a_run_is_that_of_all_of_its_time() -> None:
     found = report(*(record(number, 30 * number) for number in range(1, 5)), ending="The queue was empty.")
     assert found.videos_per_hour == pytest.approx(0.5)
