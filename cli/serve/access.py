@@ -1,8 +1,6 @@
 """Who may send a request, and from where: host, origin, token or cookie; and the headers of every response."""
 
 import contextlib
-import hashlib
-import hmac
 import ipaddress
 import os
 import re
@@ -12,6 +10,7 @@ import stat
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from svdq.cli.serve.api_errors import ApiError, request_id
+from svdq.cli.serve.tokens import Tokens, address_of_machine
 from svdq.pipeline.errors import InputError
 from svdq.producer.files import make_home
 from svdq.producer.settings import Settings
@@ -53,7 +53,8 @@ class ServeOptions:
     #: Address to listen on: an IP address or `localhost`.
     host: str = "127.0.0.1"
     port: int = 8765
-    token: str  # the secret that every client must have
+    token: str  # the secret of clients without a named token
+    tokens_file: Path | None = None  # of the named tokens; None: there are none
     #: More names by which clients may address the server, such as that of a reverse proxy; lower case.
     allowed_hosts: tuple[str, ...] = ()
 
@@ -66,17 +67,14 @@ class ServeOptions:
         return f"http://{name}:{self.port}"
 
     @property
-    def cookie(self) -> tuple[str, str]:
-        """Name and value of the cookie; nobody can compute the token from it.
+    def cookie_name(self) -> str:
+        """The name of the cookie: cookies do not depend on the port, so two servers need two names."""
+        return f"svdq_{self.port}"
 
-        Cookies do not depend on the port, so two servers need two names.
-        """
-        value = hmac.new(self.token.encode(), b"svdq serve cookie", hashlib.sha256).hexdigest()
-        return f"svdq_{self.port}", value
-
-    def is_token(self, given: str) -> bool:
-        """Compare a token in constant time."""
-        return hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The tokens that the server takes."""
+        return Tokens(self.token, self.tokens_file)
 
     def accepts_host(self, name: str) -> bool:
         """Return whether requests may be addressed to a host (without port): DNS rebinding cannot lead to it."""
@@ -89,12 +87,7 @@ class ServeOptions:
 
 def lan_address(options: ServeOptions) -> str | None:
     """Return the address by which other devices reach a server that listens on all addresses; None if there is none."""
-    if options.host != "0.0.0.0":  # noqa: S104 - compared, not bound
-        return None
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # of the documentation's network: it sends nothing, and chooses the interface
-        return str(probe.getsockname()[0])
-    return None
+    return address_of_machine() if options.host == "0.0.0.0" else None  # noqa: S104 - compared, not bound
 
 
 def is_host(text: str) -> bool:
@@ -192,7 +185,11 @@ class Access:
         if method not in SAFE_METHODS and _bearer(request) is None and not _is_same_origin(request.headers):
             message = "The request comes from a page of another site; use the page of this server."
             return ApiError(403, message, code="cross_origin").response()
-        if path in OPEN_PATHS or path.startswith("/static/") or self._is_known(request):
+        if path in OPEN_PATHS or path.startswith("/static/"):
+            return None
+        name = self._name_of(request)
+        if name is not None:
+            request.scope.setdefault("state", {})["owner"] = name
             return None
         if method in SAFE_METHODS and not path.startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/login", 303)
@@ -200,12 +197,12 @@ class Access:
         headers = {"WWW-Authenticate": 'Bearer realm="svdq"'}
         return ApiError(401, message, code="invalid_api_key", headers=headers).response()
 
-    def _is_known(self, request: HTTPConnection) -> bool:
+    def _name_of(self, request: HTTPConnection) -> str | None:
+        """Return the name of the token of a request, "" for the one without a name; None if there is none."""
         if (token := _bearer(request)) is not None:
-            return self._options.is_token(token)
+            return self._options.tokens.name_of(token)
         # Any other scheme is a proxy's own login, which browsers send along.
-        name, value = self._options.cookie
-        return hmac.compare_digest(request.cookies.get(name, "").encode(), value.encode())
+        return self._options.tokens.name_of_cookie(request.cookies.get(self._options.cookie_name, ""))
 
 
 def _bearer(request: HTTPConnection) -> str | None:

@@ -170,6 +170,7 @@ async def _read_fields(
     stem = model_stem(wanted) if wanted and len(names) > 1 else None
     model = await backend.read(lambda connection: expected_model(backend.settings, connection, stem))
     asked = read_request(fields, datetime.now().astimezone(), model, base)
+    asked = replace(asked, spec=replace(asked.spec, owner=request.state.owner))
     if not asked.model:
         return asked
     _find_model(asked.model, names, HTTPStatus.BAD_REQUEST)

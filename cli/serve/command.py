@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import click
 
-from svdq.cli.formatting import echo
+from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_INTERRUPTED, notify_systemd
-from svdq.cli.option_types import storage_options
+from svdq.cli.option_types import json_option, storage_options
 from svdq.pipeline.errors import InputError, how_to_install, require_torch
 from svdq.producer.processes import die_with_parent
 from svdq.producer.settings import Settings
@@ -30,7 +31,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.group(epilog=EXAMPLES, invoke_without_command=True)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="Port; 0 takes a free one."
@@ -44,7 +45,9 @@ Examples:
 )
 @click.option("--with-worker", is_flag=True, help="Start a worker beside the server, and stop it with the server.")
 @storage_options
+@click.pass_context
 def serve(
+    context: click.Context,
     host: str,
     port: int,
     allowed_hosts: tuple[str, ...],
@@ -55,15 +58,19 @@ def serve(
     """Serve a web page to drop photos on, and the /v1/videos API.
 
     Every client needs the token: a browser by the link that is printed to a terminal, a program as its API key.
-    The token is in the file serve-token in SVDQ_HOME, or in SVDQ_SERVE_TOKEN.
+    The token is in the file serve-token in SVDQ_HOME, or in SVDQ_SERVE_TOKEN. `svdq serve token add NAME` makes one for
+    each person, who owns what is submitted with it.
 
     Ctrl-C or SIGTERM stops the server within three seconds; the queue is kept. A worker beside it stops after its
     current step, and its videos are continued at the next start.
     """
+    if context.invoked_subcommand is not None:
+        return
     try:
         from svdq.cli.serve.access import ServeOptions, find_token, is_host, lan_address, token_file
         from svdq.cli.serve.api_errors import add_request_id
         from svdq.cli.serve.app import listen, make_app, run
+        from svdq.cli.serve.tokens import tokens_file
     except ModuleNotFoundError as error:
         message = f"`svdq serve` needs {error.name}, which is not installed; {how_to_install('serve')}."
         raise InputError(message) from error
@@ -83,6 +90,7 @@ def serve(
         host=host,
         port=listener.getsockname()[1],
         token=token,
+        tokens_file=tokens_file(settings),
         allowed_hosts=tuple(name.lower() for name in allowed_hosts),
     )
 
@@ -100,6 +108,83 @@ def serve(
         signal_number = run(make_app(settings, options, report), listener)
     # A thread may still wait for Redis or a disk. A job is enqueued in one step and answered after that.
     os._exit(EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0)
+
+
+@serve.group()
+def token() -> None:
+    """Make, list and remove tokens with names.
+
+    The name of a token is the owner of what is submitted with it, so each person has one. A running server takes
+    changes at once. The tokens are in the file serve-tokens.json in SVDQ_HOME.
+    """
+
+
+@token.command("add")
+@click.argument("name")
+@click.option("--url", metavar="URL", help="Address of the server in the link [default: this machine, port 8765].")
+@json_option()
+def add_token(name: str, url: str | None, as_json: bool) -> None:
+    """Make the token of a person, or show it again.
+
+    It is shown as a link and, on a terminal, as a QR code.
+
+    \b
+    Examples:
+      svdq serve token add ana
+      svdq serve token add ben --url https://videos.example.com
+    """
+    from svdq.cli.serve import tokens
+
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise InputError(f"--url {url!r} is not an address; give one such as https://videos.example.com.")
+    path = tokens.tokens_file(load_settings())
+    token, is_new = tokens.add_token(path, name)
+    url = url or f"http://{tokens.address_of_machine() or socket.gethostname()}:8765"
+    link = f"{url.rstrip('/')}/login?token={token}"
+    if as_json:
+        echo_json({"name": name, "token": token, "url": link, "is_new": is_new})
+        return
+    echo(f"{name}  {link}")
+    if sys.stdout.isatty():
+        _show_code(link)
+
+
+@token.command("list")
+@json_option("token")
+def list_tokens(as_json: bool) -> None:
+    """List the names of the tokens.
+
+    `svdq serve token add NAME` shows the link of one again.
+
+    \b
+    Examples:
+      svdq serve token list
+    """
+    from svdq.cli.serve import tokens
+
+    names = sorted(tokens.read_tokens(tokens.tokens_file(load_settings())))
+    for name in names:
+        echo_json({"name": name}) if as_json else echo(name)
+    if not names and not as_json:
+        echo("There are no named tokens; make one with `svdq serve token add NAME`.", err=True)
+
+
+@token.command("remove")
+@click.argument("name")
+@json_option()
+def remove_token(name: str, as_json: bool) -> None:
+    """Remove the token of a person.
+
+    Browsers with it are logged out; the videos stay.
+
+    \b
+    Examples:
+      svdq serve token remove ana
+    """
+    from svdq.cli.serve import tokens
+
+    tokens.remove_token(tokens.tokens_file(load_settings()), name)
+    echo_json({"name": name, "outcome": "removed"}) if as_json else echo(f"{name}  removed")
 
 
 def _show_code(url: str) -> None:

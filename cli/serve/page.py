@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from svdq.cli.serve.content import Content, keys_of, zip_of
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
 from svdq.cli.serve.form import families, fields, label_of, read_changes, read_spec, whole_number
 from svdq.cli.serve.now import counts_of, events
+from svdq.cli.serve.tokens import cookie_of
 from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import PARAMETERS
@@ -149,11 +151,17 @@ async def login(request: Request) -> Response:
             given = form.get("token")
     else:
         given = request.query_params.get("token")
-    if isinstance(given, str) and options.is_token(given.strip()):
+    if isinstance(given, str) and options.tokens.name_of(given.strip()) is not None:
         response = RedirectResponse("/", 303)
         is_https = request.url.scheme == "https"
-        name, value = options.cookie
-        response.set_cookie(name, value, max_age=COOKIE_MAX_AGE_S, secure=is_https, httponly=True, samesite="strict")
+        response.set_cookie(
+            options.cookie_name,
+            cookie_of(given.strip()),
+            max_age=COOKIE_MAX_AGE_S,
+            secure=is_https,
+            httponly=True,
+            samesite="strict",
+        )
         return response
     return templates.TemplateResponse(
         request, "login.html", {"is_wrong": given is not None}, 200 if given is None else 401
@@ -192,6 +200,7 @@ async def add(request: Request) -> Response:
         name = given.pop("file_name", form.file_name)  # browsers replace quotation marks in that of the file
         last_photo = form.files.get(LAST_PHOTO)
         wanted = await _read_spec(request, given, has_last_photo=last_photo is not None)
+        wanted = replace(wanted, owner=request.state.owner)
         submissions, _ = await request.app.state.backend.create(
             form.files[PHOTO], name, wanted, source=source, last_photo=last_photo
         )
@@ -376,7 +385,7 @@ async def repeat(request: Request) -> Response:
     if options.seed is None:
         options = options.replaced(seed=secrets.randbits(SEED_BITS))
     priority = priority_of(view.queue) or "default"
-    wanted = JobSpec(options=(options,), priority=priority)
+    wanted = JobSpec(options=(options,), priority=priority, owner=request.state.owner)
     wanted.check(label_of)
     [[submission], _] = await backend.create_again(view, wanted)
     return Json({"id": submission.id, "is_new": submission.is_new, "status": submission.status})

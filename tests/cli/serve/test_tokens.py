@@ -1,0 +1,83 @@
+"""Named tokens: the name is the owner of what is submitted with one, and a running server takes changes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import redis
+
+from svdq.producer.status.job_view import view
+from tests.cli.serve.servers import TYPE, Serve, Server, multipart
+from tests.conftest import Cli
+
+pytestmark = pytest.mark.slow
+
+
+def add(svdq: Cli, name: str) -> str:
+    """Make a token; return it."""
+    done = svdq("serve", "token", "add", name, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return str(json.loads(done.stdout)["token"])
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def test_the_name_of_a_token_owns_what_is_submitted_with_it(
+    serve: Serve, svdq: Cli, connection: redis.Redis, photo_bytes: bytes
+) -> None:
+    server = serve(SVDQ_OWNER="studio")
+
+    def owner_of(seed: int, headers: dict[str, str], path: str = "/v1/videos") -> str:
+        body = multipart(photo_bytes, family="svd", seed=seed)
+        answer = server.ask("POST", path, body, {**headers, "Content-Type": TYPE})
+        assert answer.status == 200, answer.body
+        found = answer.json
+        return view(connection, found["jobs"][0]["id"] if "jobs" in found else found["id"]).owner
+
+    ana, ben = add(svdq, "ana"), add(svdq, "ben")
+    cookie = server.ask("GET", f"/login?token={ana}", headers={}).headers["Set-Cookie"].partition(";")[0]
+    assert owner_of(1, server.bearer) == "studio"
+    assert owner_of(2, bearer(ben)) == "ben"
+    assert owner_of(3, {"Cookie": cookie}, "/page/photos") == "ana"
+    made = server.ask("POST", "/v1/videos", multipart(photo_bytes, seed=4), {**bearer(ana), "Content-Type": TYPE}).json
+    remix = server.ask("POST", f"/v1/videos/{made['id']}/remix", {"seed": 5}, bearer(ben)).json
+    again = server.ask("POST", "/page/repeat", {"id": made["id"]}, bearer(ben)).json
+    assert [view(connection, each["id"]).owner for each in (made, remix, again)] == ["ana", "ben", "ben"]
+
+
+def test_a_running_server_takes_new_tokens_and_refuses_removed_ones(server: Server, svdq: Cli, home: Path) -> None:
+    ana = add(svdq, "ana")
+    cookie = {"Cookie": server.ask("GET", f"/login?token={ana}", headers={}).headers["Set-Cookie"].partition(";")[0]}
+    path = home / "serve-tokens.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    for headers in (bearer(ana), cookie, server.bearer):
+        assert server.ask("GET", "/v1/videos", headers=headers).status == 200
+    path.chmod(0o644)
+    assert server.ask("GET", "/v1/videos", headers=bearer(ana)).status == 401
+    path.chmod(0o600)
+    assert server.ask("GET", "/v1/videos", headers=bearer(ana)).status == 200
+    assert svdq("serve", "token", "remove", "ana").stdout == "ana  removed\n"
+    for headers in (bearer(ana), cookie):
+        assert server.ask("GET", "/v1/videos", headers=headers).status == 401
+    assert server.ask("GET", f"/login?token={ana}", headers={}).status == 401
+    assert server.get("/v1/videos").status == 200
+
+
+def test_tokens_are_added_listed_and_removed(svdq: Cli, home: Path) -> None:
+    assert "svdq serve token add NAME" in svdq("serve", "token", "list").stderr
+    first = svdq("serve", "token", "add", "ana", "--url", "https://videos.example.com/").stdout
+    assert first == f"ana  https://videos.example.com/login?token={add(svdq, 'ana')}\n"
+    assert add(svdq, "ben") != add(svdq, "ana")
+    assert svdq("serve", "token", "list").stdout == "ana\nben\n"
+    for arguments, words in (
+        (("add", "a/b"), "The name 'a/b' is not allowed"),
+        (("add", "ana", "--url", "videos"), "--url 'videos' is not an address"),
+        (("remove", "carl"), "There is no token of 'carl'"),
+    ):
+        done = svdq("serve", "token", *arguments)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    (home / "serve-tokens.json").write_text("[]")
+    done = svdq("serve", "token", "list")
+    assert (done.returncode, "no object of tokens" in done.stderr) == (2, True)
