@@ -12,6 +12,7 @@ from svdq.cli.formatting import echo, echo_json, named
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import MANY
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.submitting.finishing import FinishRequest, submit_finishing
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit_all
 from svdq.producer.text import duration, rfc3339
@@ -59,7 +60,7 @@ class Bar(Observer):
 
 def submit_and_print(
     settings: "Settings",
-    requests: Sequence[PhotoRequest | InputError],
+    requests: Sequence[PhotoRequest | InputError] | Sequence[FinishRequest],
     *,
     skip_bad: bool = False,
     dry_run: bool = False,
@@ -67,7 +68,7 @@ def submit_and_print(
     verbose: bool,
     as_json: bool,
 ) -> int:
-    """Submit photos, print a line or JSON object for each job, and return the exit code.
+    """Submit photos, or finished videos to be upscaled, print a line or JSON object for each, return the exit code.
 
     With `dry_run`, nothing is submitted, and the lines say what would be. With `do_wait`, an object is printed when its
     job has ended. Many jobs have a line only if `verbose`, and totals. The exit code is 1 when photos were left out or
@@ -75,7 +76,9 @@ def submit_and_print(
     """
     if dry_run and do_wait:
         raise InputError("--dry-run queues nothing to --wait for; leave out one of them.")
-    num_jobs = sum(request.spec.num_jobs for request in requests if isinstance(request, PhotoRequest))
+    finishing = [request for request in requests if isinstance(request, FinishRequest)]
+    photos = [request for request in requests if not isinstance(request, FinishRequest)]
+    num_jobs = sum(request.spec.num_jobs for request in requests if not isinstance(request, InputError))
     is_bulk = num_jobs >= MANY
     has_lines = not as_json and (verbose or not is_bulk)
     # Lines and a bar on the same terminal would mix.
@@ -83,7 +86,10 @@ def submit_and_print(
     made: list[Submission] = []
     try:
         with contextlib.closing(Bar(is_drawn=is_drawn)) as bar:
-            submissions = submit_all(settings, requests, skip_bad=skip_bad, dry_run=dry_run, observer=bar)
+            how: Any = {"skip_bad": skip_bad, "dry_run": dry_run, "observer": bar}
+            submissions = (
+                submit_finishing(settings, finishing, **how) if finishing else submit_all(settings, photos, **how)
+            )
             try:
                 for submission in submissions:
                     made.append(submission)
@@ -106,16 +112,16 @@ def submit_and_print(
     num_new = sum(submission.is_new for submission in made)
     if dry_run and not as_json:
         echo(f"Nothing was queued. New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}.")
-        echo(*_expected_end(settings, requests, num_new))
+        echo(*_expected_end(settings, photos, num_new))
     elif is_bulk and not as_json:
         echo(f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}. `svdq list` shows the newest.")
     if again := Counter(submission.was for submission in made if submission.was):
         was = ", ".join(f"{number:,} {status}" for status, number in sorted(again.items()))
         echo(f"{again.total():,} {'would be ' * dry_run}queued again: {was} before.", err=True)
-    photos: dict[str, list[str]] = {}
+    same: dict[str, list[str]] = {}
     for submission in made:
-        photos.setdefault(submission.id, []).append(os.path.basename(submission.photo))
-    print_reasons([f"One video of the same photo: {', '.join(of)}." for of in photos.values() if len(set(of)) > 1])
+        same.setdefault(submission.id, []).append(os.path.basename(submission.photo))
+    print_reasons([f"One video of the same photo: {', '.join(of)}." for of in same.values() if len(set(of)) > 1])
     if cropped := {submission.photo: submission for submission in made if submission.warning}:
         first = next(iter(cropped.values()))
         others = f"Photos that lose much: {len(cropped):,}, such as " if len(cropped) > 1 else ""

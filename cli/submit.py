@@ -10,6 +10,7 @@ import click
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import GivenPath, with_settings
 from svdq.cli.video_options import VideoCommand, job_options, parameter_options, read_spec
+from svdq.pipeline.errors import InputError
 from svdq.producer.job import PARAMETER_KEYS
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ PRINTING = ("skip_bad", "dry_run", "do_wait", "verbose", "as_json")  # the optio
 
 
 @click.command(cls=VideoCommand)
-@click.argument("photos", metavar="PHOTO...", nargs=-1, required=True, shell_complete=click.Path().shell_complete)
+@click.argument("photos", metavar="PHOTO...", nargs=-1, shell_complete=click.Path().shell_complete)
 @click.option("--recursive", is_flag=True, help="Include subfolders; videos keep the folders of their photos.")
 @parameter_options
 @job_options
@@ -30,9 +31,17 @@ PRINTING = ("skip_bad", "dry_run", "do_wait", "verbose", "as_json")  # the optio
     metavar="PHOTO",
     help="Photo that is the last frame, for models that take one [default: name.last.jpg for name.jpg, or none].",
 )
+@click.option("--finish", is_flag=True, help="Upscale finished videos: the arguments are IDs of their jobs.")
+@click.option("--kept", is_flag=True, help="With --finish: all videos that are marked to keep.")
 @with_settings
 def submit(
-    settings: "Settings", photos: tuple[str, ...], recursive: bool, last_image: Path | None, **options: Any
+    settings: "Settings",
+    photos: tuple[str, ...],
+    recursive: bool,
+    last_image: Path | None,
+    finish: bool,
+    kept: bool,
+    **options: Any,
 ) -> int:
     """Submit photos to be made into videos, one job each.
 
@@ -45,6 +54,9 @@ def submit(
 
     For models that take prompts, photo.txt beside photo.jpg is its prompt, unless --prompt is given. For models that
     take a last frame, photo.last.jpg is that of photo.jpg where both are submitted.
+
+    With --finish and --upscale, finished videos are upscaled in jobs of their own, without denoising again: from their
+    latents where workers keep them (SVDQ_KEEP_LATENTS), else from their mp4. The videos stay as they are.
 
     \b
     Examples:
@@ -60,13 +72,24 @@ def submit(
       svdq submit photo.jpg --name '{stem}-{seed}'
       find . -name '*.jpg' -newer last | svdq submit -
       svdq submit other.jpg --like video.mp4
+      svdq submit --finish 1f0c 2a7d --upscale 2
+      svdq submit --finish --kept --upscale 2 --output '{folder}/upscaled'
     """
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.storage.storage import Storage
+    from svdq.producer.submitting.finishing import finish_requests
     from svdq.producer.submitting.photo_requests import requests_for
     from svdq.producer.submitting.sources import find_photos
 
     printing = {name: options.pop(name) for name in PRINTING}
+    if finish or kept:
+        if not finish or recursive or last_image:
+            raise InputError("--finish goes without --recursive and --last, and --kept only with it; see --help.")
+        # Without the template of the settings, the files are beside those of the video.
+        spec = read_spec(settings.model_copy(update={"output": ""}), **options)
+        return submit_and_print(settings, finish_requests(settings, spec, photos, kept=kept), **printing)
+    if not photos:
+        raise click.UsageError("Missing argument 'PHOTO...'.", click.get_current_context())
     spec = read_spec(settings, **options)
     stdin, folder = sys.stdin.buffer if sys.stdin else None, Storage(settings.storage).folder
     sources = find_photos(photos, recursive=recursive, stdin=stdin, storage=folder)

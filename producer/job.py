@@ -56,6 +56,8 @@ class Job(VideoParameters):
     )
     #: A link of a chain: its last frame is kept, and its file begins with the chain up to it.
     chained: bool = Field(default=False, exclude_if=not_)
+    #: The finished video that it upscales, without denoising: its path below outputs/, without an extension.
+    finishes: str = Field(default="", max_length=MAX_FOLDER_LENGTH + MAX_NAME_BYTES, exclude_if=not_)
 
     @field_validator("image", "last_image", check_fields=False)  # the latter only in Wan's
     @classmethod
@@ -74,7 +76,7 @@ class Job(VideoParameters):
     def _model_is_a_stem(cls, name: str | None) -> str | None:
         return name and cls._name_is_a_file_name(model_stem(name))
 
-    @field_validator("folder")
+    @field_validator("folder", "finishes")
     @classmethod
     def _folder_is_inside_outputs(cls, folder: str) -> str:
         if folder and not all(map(is_folder_name, folder.split("/"))):
@@ -111,7 +113,7 @@ class Job(VideoParameters):
     @property
     def predecessor(self) -> str:
         """The id of the link of a chain whose last frame is its photo; "" for none."""
-        found = _LAST_FRAME.fullmatch(self.image)
+        found = None if self.finishes else _LAST_FRAME.fullmatch(self.image)
         return found[1] if found else ""
 
     def output_stem(self, job_id: str) -> str:
@@ -145,7 +147,7 @@ def model_stem(name: str) -> str:
 
 
 #: The fields that name the photos, the files and the chain of a job, besides the parameters of its video.
-NAMING = ("image", "last_image", "name", "folder", "chained")
+NAMING = ("image", "last_image", "name", "folder", "chained", "finishes")
 #: The class of the jobs of each family, which has the fields of a job and then those of its parameters.
 JOBS: Mapping[str, type[Job]] = {
     name: type(f"{name.capitalize()}Job", (Job, parameters), {"__module__": __name__})
@@ -176,6 +178,11 @@ def check_input_key(key: str) -> str:
 def last_frame_key(job_id: str) -> str:
     """Return the storage key of the last frame of a link of a chain."""
     return f"inputs/{job_id}.png"
+
+
+def latents_key(job_id: str) -> str:
+    """Return the storage key of the latents of a finished video, where they are kept."""
+    return f"latents/{job_id}.safetensors"
 
 
 def sound_key(job_id: str) -> str:

@@ -100,6 +100,9 @@ class Settings(BaseModel):
     output: str = ""
     #: File of the upscaler that jobs may ask for, or its name in ComfyUI's models/upscale_models; None: there is none.
     upscaler: str | None = Field(None, min_length=1)
+    keep_latents: bool = (
+        False  # whether workers keep the latents of finished videos, from which they are upscaled later
+    )
     #: Token of `svdq serve`; None: the one in its file.
     serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False, exclude=True)
 

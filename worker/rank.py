@@ -77,6 +77,7 @@ class Rank:
             must_fit = bool(process.run.rank.failed_gpus)
             self._plan = plan_of(info, ranks, settings.memory_limit, must_fit=must_fit)
         self._storage = Storage(settings.storage)
+        self._codec = Codec(model=info.identity or info.name, device=loaded.device, compute=info.compute)
         self._checkpoints = self._open_checkpoints()
         self._ending.callback(_exit_if_stopped, process.signals.stopping)
         self._tracer = Tracer(on=process.run.rank.record_trace)
@@ -139,12 +140,11 @@ class Rank:
         return connect(server_url(self._process.run.settings))
 
     def _open_checkpoints(self) -> Checkpoints | None:
-        run, info = self._process.run, self._loaded.model.info
+        run = self._process.run
         store = open_checkpoint_store(run.rank.checkpoints, run.settings.home, self._storage)
         if store is None:
             return None
-        codec = Codec(model=info.identity or info.name, device=self._loaded.device, compute=info.compute)
-        checkpoints = Checkpoints(store, codec)
+        checkpoints = Checkpoints(store, self._codec)
         self._ending.callback(_remove_checkpoints, checkpoints)
         return checkpoints
 
@@ -157,6 +157,7 @@ class Rank:
             is_held=partial(is_held, self._connect(), process.signals.stopping),
             mark=partial(process.marker.during, "write"),
             num_writers=num_writers(),
+            codec=self._codec if process.run.settings.keep_latents else None,
         )
         self._ending.callback(writer.wait, FLUSH_S)
         return writer
@@ -182,6 +183,7 @@ class Rank:
             embed=loaded.model.embed,
             loras=loras_for(run),
             upscales=run.settings.upscaler is not None,
+            codec=self._codec,
             memory=plan,
             max_attempts=run.settings.max_attempts,
             # One computed, one received and one sent by each rank, and those that are being written.
@@ -228,6 +230,7 @@ class Rank:
             most_bytes=max(free_host_bytes() * STATES_SHARE, LEAST_STATES_BYTES),
             num_groups=config.num_groups,
             upscaler=loaded.upscaler,
+            keep_latents=settings.keep_latents,
         )
 
     def _group_status(self, intake: Intake) -> IntakeStatus:

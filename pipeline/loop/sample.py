@@ -16,6 +16,8 @@ from svdq.pipeline.models.video_model import State
 
 PHOTOS = ("photo", "last_photo")  # tensors that are photos: the first frame and, for some jobs, the last
 SOUND = "sound"  # the tensor that is left after the decode of a video with sound: (channels, N), float32
+SHOWN = "shown"  # tensor in place of latents: the frames of a finished video (F, H, W, 3), uint8, to be upscaled
+KEPT = "kept."  # prefix, after the decode, of the tensors before it where latents are kept
 LAST_FRAME = "last_frame"  # tensor of an upscaled video: its last frame before that (H, W, 3), for the next of a chain
 
 
@@ -44,7 +46,8 @@ class Sample:
     #: The next denoising step; -1 before it is encoded, -2 before its prompts are, where these wait for their encoder;
     #: `parameters.steps` when denoising is done.
     step: int
-    #: The state; before the encode the `PHOTOS`, (H, W, 3), uint8, and embeddings of texts; after the decode a `SOUND`.
+    #: The state; before the encode the `PHOTOS`, (H, W, 3), uint8, and embeddings of texts; after the decode a `SOUND`;
+    #: of a finished video whose file is upscaled, `SHOWN` and perhaps a `SOUND`.
     #: Empty for a sample that has failed or was canceled and travels on as a header alone.
     tensors: State = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)  # the job as JSON, which the pipeline does not read
@@ -53,7 +56,8 @@ class Sample:
     stages: tuple[tuple[int, int, float], ...] = ()  # rank, number of steps, seconds of denoising; in order
     #: Seconds spent besides denoising: `encode`, `decode`, `upscale`.
     seconds: Mapping[str, float] = field(default_factory=dict)
-    upscaled: Mapping[str, Any] = field(default_factory=dict)  # by which upscaler, and in which tiles
+    #: By which upscaler, and in which tiles; of a finished video, `of` says what of it: its `latents` or its `mp4`.
+    upscaled: Mapping[str, Any] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)  # peak bytes of each activity besides weights; GPUs only
     chunk_chosen: bool = False  # whether the worker chose `decode_chunk_size` because the job has none
     resumed: tuple[Resumption, ...] = ()  # its resumptions, in order

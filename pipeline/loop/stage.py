@@ -44,12 +44,13 @@ class Stage:
         most_bytes: float = math.inf,
         num_groups: int = 1,
         upscaler: Upscaler | None = None,
+        keep_latents: bool = False,
     ) -> None:
         """Connect a rank to its neighbors and surroundings.
 
         On rank 0, `components` are the denoising components of each rank; none: all ranks have all. A rank that works
         in rounds keeps at most `most_bytes` of waiting samples, and leaves other groups of `num_groups` their share.
-        A rank that decodes has the `upscaler`, if there is one.
+        A rank that decodes has the `upscaler`, if there is one, and with `keep_latents` hands them on with the frames.
         """
         assert (surroundings.source is not None) == topology.first
         rank, num_ranks = topology.rank, topology.num_ranks
@@ -91,6 +92,7 @@ class Stage:
             is_stopped=self._stopping.is_set,
             keep_every_s=keep_every_s,
             upscaler=upscaler,
+            keep_latents=keep_latents,
         )
 
     @torch.inference_mode()

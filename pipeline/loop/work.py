@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.loop.protocols import Surroundings
-from svdq.pipeline.loop.sample import LAST_FRAME, PHOTOS, SOUND, Sample, sample_body
+from svdq.pipeline.loop.sample import KEPT, LAST_FRAME, PHOTOS, SHOWN, SOUND, Sample, sample_body
 from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
 from svdq.pipeline.models.memory import chunk_of
 from svdq.pipeline.models.upscaler import Upscaler
@@ -44,12 +44,14 @@ class UnitLoop:
         is_stopped: Callable[[], bool],
         keep_every_s: float,
         upscaler: Upscaler | None = None,
+        keep_latents: bool = False,
     ) -> None:
         """Connect it to its surroundings.
 
         `done` gets finished work, one `Work` or several. `is_interrupted` is asked between two units whether to leave
         the rest of a sample for later, and `is_stopped` between two frames that are upscaled, by the `upscaler` of a
-        rank that decodes. After `keep_every_s` seconds a sample is saved between two steps.
+        rank that decodes. After `keep_every_s` seconds a sample is saved between two steps. With `keep_latents`, a
+        decoded sample keeps its tensors, as `KEPT`.
         """
         self.rank = rank
         self._model = model
@@ -59,6 +61,7 @@ class UnitLoop:
         self._checkpointer = surroundings.checkpointer
         self._decoder = Decoder(model)
         self._upscaler = upscaler
+        self._keep_latents = keep_latents
         self._done = done
         self._is_interrupted = is_interrupted
         self._is_stopped = is_stopped
@@ -73,7 +76,7 @@ class UnitLoop:
         """
         frames = None
         if self._device.type != "cpu":
-            to_move = {name: tensor for name, tensor in sample.tensors.items() if name not in PHOTOS}
+            to_move = {name: tensor for name, tensor in sample.tensors.items() if name not in (*PHOTOS, SHOWN)}
             moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in to_move.items()}
             sample = replace(sample, tensors={**sample.tensors, **moved})
         if sample.step < -1:
@@ -209,13 +212,20 @@ class UnitLoop:
             return replace(sample, canceled=True, tensors={}), None
         steps = sample.parameters.steps
         self._monitor.step(sample, steps)
-        with self._tracer.span("decode", sample.job_id):
-            sample, frames = self._decoder.decode(sample)
+        before, frames = sample.tensors, sample.tensors.get(SHOWN)
+        if frames is not None:
+            sample = replace(sample, tensors={name: each for name, each in before.items() if name == SOUND})
+        else:
+            with self._tracer.span("decode", sample.job_id):
+                sample, frames = self._decoder.decode(sample)
+        if frames is not None and self._keep_latents and SHOWN not in before:
+            kept = {f"{KEPT}{name}": tensor for name, tensor in before.items()}
+            sample = replace(sample, tensors={**sample.tensors, **kept})
         if frames is not None and sample.parameters.upscale:
             with self._tracer.span("upscale", sample.job_id):
                 sample, frames = self._upscale(sample, frames)
         if frames is not None:
-            seconds = sample.seconds["decode"] + sample.seconds.get("upscale", 0.0)
+            seconds = sample.seconds.get("decode", 0.0) + sample.seconds.get("upscale", 0.0)
             self._done(Work(self.rank, sample.index, steps + 1, steps + 2, seconds))
         return sample, frames
 
@@ -236,7 +246,7 @@ class UnitLoop:
         upscaled, record = found
         tensors = {**sample.tensors, LAST_FRAME: frames[-1].clone()}
         seconds = {**sample.seconds, "upscale": time.perf_counter() - started}
-        return replace(sample, tensors=tensors, seconds=seconds, upscaled=record), upscaled
+        return replace(sample, tensors=tensors, seconds=seconds, upscaled={**sample.upscaled, **record}), upscaled
 
 
 class Decoder:

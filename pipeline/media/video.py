@@ -146,6 +146,27 @@ def join_mp4(
         run_ffmpeg_on_files([*inputs, "-c:v", "copy", *(track or ["-an"]), *_MP4, f"file:{path}"])
 
 
+#: The conversion of `_write_mp4` in the other direction.
+_TO_RGB = "scale=in_color_matrix=bt709:in_range=tv:flags=lanczos+accurate_rnd+full_chroma_int,format=rgb24"
+
+
+def read_mp4(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Read the frames (F, H, W, 3), RGB, of an mp4 that `write_video` has written, of `size` (W, H).
+
+    Raises SampleError if ffmpeg cannot decode it, and OSError as `write_video`.
+    """
+    arguments = ["-threads", "1", "-i", f"file:{path}", "-map", "0:v", "-vf", _TO_RGB, "-fps_mode", "passthrough"]
+    data = run_ffmpeg_on_files([*arguments, "-f", "rawvideo", "pipe:1"])
+    return np.frombuffer(bytearray(data), np.uint8).reshape(-1, size[1], size[0], 3)
+
+
+def read_sound(path: Path, rate: int) -> NDArray[np.float32]:
+    """Read the sound (channels, N), -1 to 1, of an mp4, at `rate` samples a second; raises as `read_mp4`."""
+    arguments = ["-threads", "1", "-i", f"file:{path}", "-map", "0:a", "-ac", "2", "-ar", f"{rate}"]
+    data = run_ffmpeg_on_files([*arguments, "-f", "f32le", "pipe:1"])
+    return np.frombuffer(data, np.float32).reshape(-1, 2).T
+
+
 def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, capture: Capture) -> None:
     # Ordered dither is the same in all frames, whereas error diffusion would flicker.
     palette = (

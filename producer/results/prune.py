@@ -7,7 +7,7 @@ those jobs, so a storage that several Redis servers share must not be pruned: ea
 import contextlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
@@ -17,8 +17,8 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
-from svdq.producer.chains import later_links, link_before
-from svdq.producer.job import INPUT_KEY, Job, last_frame_beside, parse_job
+from svdq.producer.chains import later_links
+from svdq.producer.job import INPUT_KEY, Job, last_frame_beside, latents_key, parse_job
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import ENDED, database_id, fetch, fetch_many, is_ours, no_such_job, read_job, statuses
 from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
@@ -69,7 +69,14 @@ def find_removals(
     unfinished, images = _read_jobs(connection, on_bad)
     results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
     in_use = unfinished | job_control.marked(connection, "keep")
-    removals = [each for each in _videos(storage, outputs, results, cutoff) if each.job_id not in in_use]
+    latents = {PurePosixPath(entry.key).stem: entry for entry in storage.entries("latents")}
+    removals = [each for each in _videos(storage, outputs, latents, results, cutoff) if each.job_id not in in_use]
+    with_video = {entry.key.removesuffix(".json").rpartition("-")[2] for entry in outputs}
+    removals += [
+        _removal("checkpoint", job_id, storage, (entry.key,), [entry])
+        for job_id, entry in latents.items()
+        if entry.modified_at < cutoff and job_id not in with_video | unfinished
+    ]
     gone = {key for removal in removals for key in removal.keys}
     if inputs:
         used = images | _images_of(storage, [entry for entry in outputs if entry.key not in gone])
@@ -136,7 +143,13 @@ def _remove(connection: redis.Redis, removal: Removal) -> bool:
     return True
 
 
-def _videos(storage: Storage, entries: list[FileInfo], results: list[Result], cutoff: datetime) -> Iterator[Removal]:
+def _videos(
+    storage: Storage,
+    entries: list[FileInfo],
+    latents: Mapping[str, FileInfo],
+    results: list[Result],
+    cutoff: datetime,
+) -> Iterator[Removal]:
     num_files = Counter(
         str(folder) for entry in entries for folder in PurePosixPath(entry.key).parents if str(folder) != "."
     )
@@ -149,6 +162,8 @@ def _videos(storage: Storage, entries: list[FileInfo], results: list[Result], cu
                 frames = [entry.key for entry in result.files if entry.key.startswith(f"{output}/")]
                 # A folder of frames is removed as a whole, unless the user has added files.
                 keys += frames if len(frames) < num_files[output] else [output]
+            if kept := latents.get(result.job_id):
+                keys, files = [*keys, kept.key], [*files, kept]
             yield _removal("video", result.job_id, storage, tuple(keys), files)
 
 
@@ -186,7 +201,7 @@ def _images_of(storage: Storage, entries: list[FileInfo]) -> set[str]:
 def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[set[str], set[str]]:
     """Return the ids of unfinished and unreadable jobs, and the keys of the photos of all, which may be retried.
 
-    A job counts as unfinished while another one may continue its chain, which begins with its file.
+    A job counts as unfinished while another one may continue its chain, which begins with its file, or upscale it.
     """
     unfinished: set[str] = set()
     images: set[str] = set()
@@ -199,8 +214,8 @@ def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[
             status = found.get_status(refresh=False)
             if status.value not in ENDED:
                 unfinished.add(found.id)
-            if status is not JobStatus.FINISHED and (before := link_before(found)):
-                unfinished.add(before)
+            if status is not JobStatus.FINISHED and (job := read_job(found)):
+                unfinished |= {job.predecessor, job.finishes.rpartition("-")[2]}
     return unfinished, images
 
 
@@ -268,7 +283,7 @@ def remove_job(connection: redis.Redis, storage: Storage, home: Storage, job_id:
 def video_files(storage: Storage, job: Job, job_id: str) -> list[str]:
     """Return the keys of the files of a finished job, besides its sidecar and what svdq has not made."""
     stem = job.output_stem(job_id)
-    files = [f"{stem}.{kind}" for kind in job.formats if kind != "png"]
+    files = [latents_key(job_id), *(f"{stem}.{kind}" for kind in job.formats if kind != "png")]
     if "png" in job.formats:
         entries = list(storage.entries(stem))
         frames = [entry.key for entry in entries if entry.key.rpartition("/")[2].startswith("frame_")]

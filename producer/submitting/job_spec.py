@@ -159,6 +159,30 @@ class JobSpec:
             for each, each_id in [(job, job_id), *self._links(job, job_id, options)]:
                 yield each.model_copy(update={"folder": folder}), each_id
 
+    def finishing(self, made: Job, finished: str, stem: str, source: str, index: int) -> tuple[Job, str]:
+        """Create the job that upscales a finished video, with its id; `finished` is as `Job.finishes`.
+
+        Its files are beside those of the video unless there is a template. `stem` and `source` are those of the photo,
+        and `index` is the number of the job in the submission, from 1. Raises InputError.
+        """
+        values = made.model_dump() | {"upscale": self.options[0].upscale, "chained": False, "finishes": finished}
+        try:
+            job = type(made).model_validate(values)
+        except ValidationError as error:
+            raise InputError(_sentence(error, type(made), values, as_flag)) from error
+        of_id, of_files = (
+            self._placed(job, self._values(job, stem, source, index=index, variation=0, day=day))
+            for index, day in ((0, _ANY_DAY), (index, None))
+        )
+        given_name = of_id.name if self.name is not None else ""
+        nonce = secrets.token_hex(8) if self.force else ""
+        return of_files, of_id.digest(seed_was_drawn=False, given_name=given_name, nonce=nonce)
+
+    def _placed(self, job: Job, values: Mapping[str, Any]) -> Job:
+        folder = self._folder_of(values) if self.folder else job.folder
+        name = render_name(self.name, values) if self.name is not None else job.name
+        return job.model_copy(update={"folder": folder, "name": name})
+
     def _folder_of(self, values: Mapping[str, Any]) -> str:
         return render_folder(self.folder, values) if "{" in self.folder or "}" in self.folder else self.folder
 

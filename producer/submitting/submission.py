@@ -215,7 +215,7 @@ def submit_checked(
         again = render_again(connection, storage, models, results)
         for (entry, _), enqueued in zip(chunk, results, strict=True):
             observer.advance()
-            yield _submission(entry, enqueued, again.get(entry.job_id, ""))
+            yield submission_of(entry, enqueued, again.get(entry.job_id, ""))
 
 
 def with_owner(spec: JobSpec, owner: str) -> JobSpec:
@@ -354,22 +354,28 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
 
 def _foresee(connection: redis.Redis, checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[Submission]:
     for entry, status, is_new in existing(connection, (entry for entry, _ in entries_of(checked))):
-        yield Submission(
-            id=entry.job_id,
-            image=entry.job.image,
-            seed=entry.job.seed,
-            status=status or "new",
-            name=entry.job.name,
-            photo=entry.photo,
-            is_new=is_new,
-            at=entry.at if is_new else None,
-            was=status if is_new else "",
-            warning=entry.warning if is_new else "",
-            link=entry.notes.get(LINK_NOTE, ""),
-        )
+        yield foreseen(entry, status, is_new=is_new)
 
 
-def _submission(entry: Entry, enqueued: Enqueued, again: str) -> Submission:
+def foreseen(entry: Entry, status: str, *, is_new: bool) -> Submission:
+    """Return the outcome of enqueuing an entry, by what `existing` says."""
+    return Submission(
+        id=entry.job_id,
+        image=entry.job.image,
+        seed=entry.job.seed,
+        status=status or "new",
+        name=entry.job.name,
+        photo=entry.photo,
+        is_new=is_new,
+        at=entry.at if is_new else None,
+        was=status if is_new else "",
+        warning=entry.warning if is_new else "",
+        link=entry.notes.get(LINK_NOTE, ""),
+    )
+
+
+def submission_of(entry: Entry, enqueued: Enqueued, again: str) -> Submission:
+    """Return the outcome of an entry that was enqueued; `again` is as in `Submission`."""
     is_new = enqueued.is_new or bool(enqueued.was)
     # The links of a chain have the name of the first one.
     recorded = entry.job if enqueued.is_new and not entry.job.predecessor else read_job(enqueued.rq_job)

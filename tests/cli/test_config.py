@@ -41,6 +41,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "loras": {"value": None, "source": "default"},
         "output": {"value": "", "source": "default"},
         "upscaler": {"value": None, "source": "default"},
+        "keep_latents": {"value": False, "source": "default"},
         "serve_token": {"value": None, "source": "default"},
     }
 

@@ -249,6 +249,11 @@ def test_prune(svdq: Cli, connection: redis.Redis, settings: Settings, storage: 
         (settings.home / f"checkpoints/{number:020x}").mkdir(parents=True)
         (settings.home / f"checkpoints/{number:020x}/3.safetensors").write_bytes(b"x" * 1000)
         storage.write_bytes(f"checkpoints/{number:020x}/3.safetensors", b"x" * 1000)
+    upscaled = add_video(storage, 8, photo=b"upscaled later")
+    later = JOB.model_copy(update={"finishes": f"photo-{upscaled}", "upscale": "2"})
+    enqueue(connection, later, f"{10:020x}")
+    for number in (1, 3, 11):  # of an old video, a new one, and none
+        storage.write_bytes(f"latents/{number:020x}.safetensors", b"x")
     storage.write_bytes("outputs/by hand.txt", b"not ours")
     age(40, root, settings.home / "checkpoints")
     age(10, *(root / "outputs").glob(f"*{new}*"))
@@ -260,8 +265,8 @@ def test_prune(svdq: Cli, connection: redis.Redis, settings: Settings, storage: 
     assert "--yes" in done.stderr
     shown = svdq("prune", "--older-than", "30d", "--dry-run")
     assert shown.returncode == 0
-    assert "Would remove 2 videos, 2 photos, 2 checkpoints (" in shown.stdout
-    assert shown.stdout.count("\n") == 7
+    assert "Would remove 2 videos, 2 photos, 3 checkpoints (" in shown.stdout
+    assert shown.stdout.count("\n") == 8
     assert under(settings.home) == before
 
     done = svdq("prune", "--older-than", "30d", "--yes")
@@ -271,6 +276,7 @@ def test_prune(svdq: Cli, connection: redis.Redis, settings: Settings, storage: 
     assert {path for path in gone if "redis" not in path} == {
         *(f"storage/outputs/photo-{old}{end}" for end in (".json", ".mp4", "/frame_0001.png", "/frame_0002.png")),
         *(f"storage/outputs/holiday/photo-{2:020x}{end}" for end in (".json", ".mp4")),
+        *(f"storage/latents/{number:020x}.safetensors" for number in (1, 11)),
         f"storage/{orphan}",
         f"storage/{image_of(b'of the old one alone')}",
         f"checkpoints/{7:020x}/3.safetensors",
@@ -279,7 +285,7 @@ def test_prune(svdq: Cli, connection: redis.Redis, settings: Settings, storage: 
     # What is forgotten with its files can be submitted again; the others are as they were.
     assert not connection.exists(f"rq:job:{old}")
     assert connection.zscore("rq:finished:svdq-default", old) is None
-    assert connection.llen("rq:queue:svdq-default") == 2
+    assert connection.llen("rq:queue:svdq-default") == 3
     assert svdq("prune", "--older-than", "30d", "--yes").stdout == "There is nothing to remove.\n"
 
 

@@ -257,7 +257,7 @@ class Dispatcher:
         job_id, parameters = active.rq_job.id, prepared.job.parameters
         photo, last_photo = (*prepared.photos, None, None)[:2]
         resume = prepared.resume
-        if resume is not None:
+        if resume is not None and not prepared.job.finishes:
             resume = resumed(resume, JobMeta.model_validate(active.rq_job.meta).step)
             logger.info("Job %s continues from step %d of %d.", job_id, resume.step, parameters.steps)
         return Request(

@@ -25,6 +25,8 @@ from svdq.producer.records import Sidecar, sidecar_digest
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
+from svdq.worker.checkpoint.store import Codec
+from svdq.worker.intake.finished import sample_of
 from svdq.worker.intake.memory_plan import MemoryPlan
 from svdq.worker.outages import FileRefusals, StorageRetry
 from svdq.worker.queue.crashes import CrashSuspect
@@ -48,6 +50,7 @@ class IntakeOptions:
     embed: Callable[[VideoParameters], object] = lambda parameters: None  # prompts ahead of time
     loras: LoraFolder = NO_LORAS  # those that jobs may choose; jobs with others are left to other groups
     upscales: bool = False  # whether the group has an upscaler; jobs that need one fail otherwise
+    codec: Codec | None = None  # reads the latents of finished videos; None: their files are read
     max_attempts: int = 2  # number of crashes of a rank after which the job it computes is set aside
     #: Most jobs in flight at once. Sockets limit the bytes that wait between ranks; without this limit a group with
     #: small samples could take the whole queue while its last rank waits for a slow disk.
@@ -62,7 +65,7 @@ class Prepared:
     """One of photos, sample and result, and the job."""
 
     photos: tuple[Image, ...] = ()  # at its video's size: of the first frame and, if there is one, of the last
-    resume: Sample | None = None  # its furthest checkpoint
+    resume: Sample | None = None  # its furthest checkpoint, or what there is of the finished video that it upscales
     result: dict[str, Any] | None = None  # its result, when it is finished
     job: Job  # with all parameters: those that it leaves open are filled in
     first_frame: str = ""  # as in `TakenJob`
@@ -169,6 +172,9 @@ class Prefetcher:
                     f"The job asks for upscale {job.upscale}, and this worker has no upscaler: start it with "
                     "SVDQ_UPSCALER, such as a RealESRGAN model, and `svdq retry` the job, or submit it without upscale."
                 )
+            if job.finishes:
+                finished = sample_of(self._storage, self._options.codec, self._model, job_id, job)
+                return Prepared(resume=finished, job=job), []
             if self._checkpoints is not None:
                 resume = self._checkpoints.furthest(job_id, job.parameters)
                 if resume is not None and self._has_first_frame(job, resume):

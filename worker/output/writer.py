@@ -24,7 +24,7 @@ import redis
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Sink
-from svdq.pipeline.loop.sample import LAST_FRAME, SOUND, Sample, sample_body
+from svdq.pipeline.loop.sample import KEPT, LAST_FRAME, SOUND, Sample, sample_body
 from svdq.pipeline.media import video
 from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.sound import Sound
@@ -34,10 +34,11 @@ from svdq.pipeline.planning.costs import WINDOW
 from svdq.pipeline.trace import Tracer
 from svdq.producer import keys
 from svdq.producer.chains import why_no_video_before
-from svdq.producer.job import Job, last_frame_key, sound_key
+from svdq.producer.job import Job, last_frame_key, latents_key, sound_key
 from svdq.producer.records import LOCATION_NOTE, TAKEN_NOTE, Sidecar, SidecarModel
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
+from svdq.worker.checkpoint.store import Codec
 from svdq.worker.outages import RETRY_S, FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
 from svdq.worker.queue.rq_worker import TakenJob
 
@@ -80,12 +81,17 @@ class ResultWriter(Sink):
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         num_writers: int = 1,
         behind_s: float = BEHIND_S,
+        codec: Codec | None = None,
     ) -> None:
-        """Start threads; `is_held` says whether to publish, `mark` (job id) surrounds work that may crash."""
+        """Start threads; `is_held` says whether to publish, `mark` (job id) surrounds work that may crash.
+
+        `codec` writes the latents of samples that have them.
+        """
         self._storage = storage
         self._model = model
         self._tracer = tracer
         self._is_held = is_held
+        self._codec = codec
         self._mark = mark
         self._versions = {name: version(name) for name in VERSIONS_OF}
         self._retry = StorageRetry("Videos wait to be written", storage.answers)
@@ -206,10 +212,7 @@ class ResultWriter(Sink):
             job_id=sample.job_id,
             job=job.model_dump(mode="json"),
             model=SidecarModel(
-                name=model.name,
-                notice=notice_for(model, job, sample.step_costs),
-                compute=dict(model.compute),
-                **model.made_of,
+                name=model.name, notice=_notice_of(model, job, sample), compute=dict(model.compute), **model.made_of
             ),
             versions=self._versions,
             outputs=tuple(map(self._storage.location, keys.values())),
@@ -219,9 +222,11 @@ class ResultWriter(Sink):
             paths = {key: staging / Path(key).name for key in keys.values()}
             fps = job.interpolate or job.fps
             loop = getattr(job, "loop", False)  # not all families have it
-            shown = change_motion(
-                frames, job.fps, staging, boomerang=job.boomerang, loop=loop, interpolate=job.interpolate
-            )
+            shown = frames
+            if sample.upscaled.get("of") != "mp4":  # which shows them so
+                shown = change_motion(
+                    frames, job.fps, staging, boomerang=job.boomerang, loop=loop, interpolate=job.interpolate
+                )
             if job.chained:  # nothing is shown between its last frame and the first one of the next link
                 shown = shown[: (len(frames) - 1) * (fps // job.fps) + 1]
             num_frames, num_before = len(shown), 0
@@ -261,6 +266,10 @@ class ResultWriter(Sink):
                     video.join_mp4(parts, paths[key], fps, sidecar.comment, sound=sound, capture=dated)
             if not self._is_held(sample):
                 raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
+            if self._codec is not None and not job.finishes:
+                kept = {name.removeprefix(KEPT): each for name, each in sample.tensors.items() if name.startswith(KEPT)}
+                data = self._codec.encode(replace(sample, tensors=kept))
+                self._storage.write_bytes(latents_key(sample.job_id), data)
             if job.chained and sound is not None:
                 self._storage.write_bytes(sound_key(sample.job_id), sound.wav)
             if job.chained:
@@ -282,6 +291,11 @@ class ResultWriter(Sink):
         """Return the sound of a chain up to a link; silence if that has none."""
         key = sound_key(job_id)
         return Sound.parse(self._storage.read(key)) if self._storage.exists(key) else sound.during(0, 0, 1)
+
+
+def _notice_of(model: ModelInfo, job: Job, sample: Sample) -> str:
+    lossy = "upscaled from its mp4, a lossy copy" if sample.upscaled.get("of") == "mp4" else ""
+    return ", ".join(filter(None, [notice_for(model, job, sample.step_costs), lossy]))
 
 
 def notice_for(model: ModelInfo, job: Job, step_costs: Sequence[float]) -> str:

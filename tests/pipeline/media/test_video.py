@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.media.video import with_gif_comment, write_video
+from svdq.pipeline.media.sound import Sound
+from svdq.pipeline.media.video import read_mp4, read_sound, with_gif_comment, write_video
 
 COMMENT = '{"seed": 7, "name": "Käfer ☕", "text": "a=b; \\"c\\"\\nd"}' * 20
 FORMATS = ["mp4", "gif", "webp", "png"]
@@ -71,6 +72,19 @@ def test_mp4(tmp_path, make, num_frames, fps):
         decoded = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)])
     assert decoded.shape == frames.shape
     assert error(decoded, frames) < 4
+
+
+def test_an_mp4_is_read_as_it_was_written(tmp_path):
+    frames, time_s = moving(), np.arange(8000) / 8000
+    tone = np.stack([np.sin(2 * np.pi * 440 * time_s), np.zeros(8000)]).astype(np.float32) / 2
+    write_video(frames, tmp_path / "a.mp4", "mp4", 9, "", sound=Sound.of(tone, 8000))
+    found = read_mp4(tmp_path / "a.mp4", (128, 64))
+    assert found.shape == frames.shape
+    assert error(found, frames) < 3
+    sound = read_sound(tmp_path / "a.mp4", 8000)
+    assert len(sound) == 2
+    middle = slice(2000, 6000)
+    assert np.abs(sound[:, middle] - tone[:, middle]).max() < 0.1
 
 
 def test_mp4_is_ready_to_stream(tmp_path):

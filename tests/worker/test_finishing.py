@@ -1,0 +1,107 @@
+"""Finished videos that are upscaled later: from their latents the same bits as at once, else from their mp4."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from svdq.pipeline.media.video import read_mp4
+from svdq.producer import job_control
+from tests.faults.frames import read_frames
+from tests.upscaling import by_spandrel, torchvision, write_torchvision, write_upscaler
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with torchvision(tmp_path_factory.mktemp("torchvision")):
+        return write_upscaler(tmp_path_factory.mktemp("upscaler") / "tiny.safetensors")
+
+
+@pytest.fixture
+def upscaler(file: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a worker with the upscaler."""
+    return {"SVDQ_UPSCALER": str(file), "PYTHONPATH": str(write_torchvision(tmp_path / "packages"))}
+
+
+def finish(site, *arguments: str) -> list[str]:
+    done = site.run("svdq", "submit", "--finish", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line)["id"] for line in done.stdout.splitlines()]
+
+
+def render(site, ranks: int = 1, **environment: str) -> None:
+    assert site.start(ranks, "--burst", wait=False, **environment).end() == 0, site.groups[-1].text
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_kept_latents_give_the_bits_of_upscaling_at_once(site, upscaler: dict[str, str], ranks: int) -> None:
+    values = {"seed": 5, "frames": 3, "formats": ("png", "mp4")}
+    made, at_once = site.submit(**values), site.submit(**values, upscale="2")
+    render(site, ranks, SVDQ_KEEP_LATENTS="1", **upscaler)
+    files = {path: path.read_bytes() for path in Path(site.settings.storage).glob("outputs/**/*") if path.is_file()}
+    [later] = finish(site, made[:8], "--upscale", "2")
+    render(site, ranks, **upscaler)
+    assert later not in (made, at_once)
+    np.testing.assert_array_equal(site.frames(later), site.frames(at_once))
+    [sidecar] = site.sidecars(later)
+    assert sidecar["upscaled"].items() >= {"of": "latents", "model": "tiny"}.items()
+    assert sidecar["stages"] == []
+    assert not {"encode", "resumed"} & {*sidecar["seconds"], *sidecar}
+    assert sidecar["shown"] == {"width": 128, "height": 128}
+    assert all(path.read_bytes() == data for path, data in files.items())
+    assert finish(site, made, "--upscale", "2") == [later]
+    assert site.run("svdq", "remove", made, "--yes").returncode == 0
+    assert not (Path(site.settings.storage) / "latents" / f"{made}.safetensors").exists()
+
+
+def test_without_latents_the_mp4_is_upscaled_and_the_notice_says_so(site, file: Path, upscaler: dict[str, str]) -> None:
+    flags = ("--family", "svd", "--frames", "3", "--steps", "2", "--size", "64x64", "--seed", "1", "--json")
+    lines = site.run("svdq", "submit", site.photo, *flags, "--boomerang", "--format", "mp4", "--format", "png").stdout
+    lines += site.run("svdq", "submit", site.photo, *flags, "--then", "").stdout
+    jobs = [json.loads(line)["id"] for line in lines.splitlines()]
+    render(site)
+    job_control.give(site.connection, [jobs[0], jobs[2]], "keep")
+    later = finish(site, "--kept", "--upscale", "2", "--output", "upscaled/{photo}-{seed}")
+    render(site, **upscaler)
+    for job_id, number in zip(later, (4, 5), strict=True):
+        view = site.view(job_id)
+        assert view.status == "finished", view.error
+        assert view.notice.endswith("upscaled from its mp4, a lossy copy")
+        path = Path(view.outputs[0])
+        assert path.parent.name == "upscaled"
+        assert path.name == f"photo-1-{job_id}.mp4"
+        assert read_frames(path).shape == (number, 128, 128, 3)
+    expected = by_spandrel(file, read_mp4(Path(site.view(jobs[0]).outputs[0]), (64, 64)))
+    np.testing.assert_array_equal(read_frames(Path(site.view(later[0]).outputs[1])), expected)
+
+
+def test_a_video_that_is_gone_fails_its_job_with_a_sentence(site, upscaler: dict[str, str]) -> None:
+    made = site.submit(formats=("mp4",))
+    render(site)
+    [later] = finish(site, made, "--upscale", "2")
+    assert site.run("svdq", "remove", made, "--yes").returncode == 0
+    site.start(1, "--burst", wait=False, **upscaler).end()
+    assert site.view(later).error == (
+        f"The video 'photo-{made}' that it upscales was removed from the storage; submit it anew."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--kept",), "No finished video is marked to keep"),
+        (("--kept", "--frames", "9"), "takes no other parameter of the video"),
+        (("--kept", "--variations", "2"), "takes no other parameter of the video"),
+        ((), "Give either IDs of finished videos, or --kept"),
+        (("--kept", "--upscale", "9"), "--upscale 9 is not allowed"),
+        (("0123456789abcdef0123",), "There is no job '0123456789abcdef0123'"),
+    ],
+)
+def test_what_cannot_be_finished_is_refused(site, arguments: tuple[str, ...], reason: str) -> None:
+    done = site.run("svdq", "submit", "--finish", "--upscale", "2", *arguments)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
