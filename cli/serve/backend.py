@@ -6,7 +6,7 @@ import io
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -18,12 +18,15 @@ import redis
 from svdq.cli.serve.api_errors import ApiError, RedisAwayError, no_such_video
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer import job_control
 from svdq.producer.job_control import queue_now
 from svdq.producer.queue import connect, fetch_many
+from svdq.producer.results.finished_videos import find_results
 from svdq.producer.results.prune import remove_job
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.finishing import FinishRequest, submit_finishing
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest
@@ -51,6 +54,7 @@ POLL_S = 0.25
 #: Seconds without a request after which the next one connects anew: routers forget idle connections, and say nothing.
 IDLE_S = 30.0
 GIVE_UP_S = 600.0
+UPSCALE = "2"  # the factor of the button
 MAX_NAME = 255  # characters of a file's name that are kept
 
 
@@ -118,6 +122,26 @@ class Backend:
         return await self._create(
             num_bytes, lambda: [self.storage.read_input(key) for key in keys], file_name, spec, view.source
         )
+
+    async def upscale(self, job_ids: Sequence[str]) -> dict[str, str]:
+        """Queue kept videos to be upscaled by `UPSCALE`; return a sentence about each that is not, by id."""
+        spec = JobSpec(options=(SubmitOptions(upscale=UPSCALE),))
+
+        def work(connection: redis.Redis) -> dict[str, str]:
+            problems: dict[str, str] = {}
+            found = {result.job_id: result for result in find_results(self.storage, job_ids=frozenset(job_ids))}
+            for job_id, mark in zip(job_ids, job_control.read(connection, job_ids), strict=True):
+                if mark != "keep" or job_id not in found:
+                    problems[job_id] = "Its files were removed." if mark == "keep" else "Only kept videos are upscaled."
+                    continue
+                request = FinishRequest(result=found[job_id], spec=spec)
+                try:
+                    list(submit_finishing(self.settings, [request], connection=connection, storage=self.storage))
+                except InputError as error:
+                    problems[job_id] = str(error)
+            return problems
+
+        return await self.write(work)
 
     async def remove(self, job_id: str) -> None:
         """Remove a job, if it is in flight when it has stopped; raises ApiError and UnavailableError."""

@@ -57,7 +57,8 @@ MAX_JOBS = 10_000
 
 class _Action(BaseModel, extra="forbid"):
     action: Literal[
-        "pause", "resume", "cancel", "cancel-waiting", "front", "place", "retry", "keep", "reject", "unmark", "delete"
+        *("pause", "resume", "cancel", "cancel-waiting", "front", "place", "retry"),
+        *("keep", "reject", "unmark", "upscale", "delete"),
     ]
     ids: list[_JobId] = Field([], max_length=MAX_JOBS)
     #: The job before which the first one is placed.
@@ -306,6 +307,8 @@ async def act(request: Request) -> Response:
     asked = await _read(request, _Action)
     if asked.action == "delete":
         problems = await _delete(request, asked.ids)
+    elif asked.action == "upscale":
+        problems = await backend.upscale(asked.ids)
     else:
         problems = await backend.write(lambda connection: _named(connection, _act(connection, asked)))
     await request.app.state.snapshots.forget()

@@ -71,6 +71,7 @@ export function start() {
   });
   onClick("keep-results", () => mark(picked(), "keep"));
   onClick("reject-results", () => mark(picked(), "reject"));
+  onClick("upscale-results", () => upscale(finished(picked())));
   onClick("compare-results", () => compare(inOrder().map((card) => card.result).filter((result) => selected.has(result.id)), mark));
   onClick("retry-results", () => retry(unfinished(picked())));
   onClick("delete-results", () => erase(picked()));
@@ -329,6 +330,7 @@ async function give(some, verdict) {
     card.result.mark = verdict; // it may be another object, of a newer answer
     showMark(card);
   }
+  showPicked();
   return sentence;
 }
 
@@ -360,6 +362,14 @@ function erase(some) {
 async function retry(some) {
   const problems = await tryOn("retry", some.map((result) => result.id));
   some.filter((result) => !problems[result.id]).forEach(remove);
+  return sumOf(problems);
+}
+
+/** Queue kept videos to be upscaled. */
+async function upscale(some) {
+  const problems = await tryOn("upscale", some.map((result) => result.id));
+  const queued = some.filter((result) => !problems[result.id]);
+  if (queued.length) toast(`${nameOf(queued)} queued to be upscaled.`);
   return sumOf(problems);
 }
 
@@ -415,6 +425,7 @@ function showPicked() {
   all.indeterminate = some.length > 0 && !all.checked;
   setText(byId("num-picked-results"), some.length ? `${some.length.toLocaleString()} selected` : "Select all");
   for (const id of ["keep-results", "reject-results", "zip-results"]) byId(id).disabled = !done.length;
+  byId("upscale-results").disabled = !done.length || done.some((result) => result.mark !== "keep");
   byId("delete-results").disabled = !some.length;
   byId("retry-results").hidden = !unfinished(some).length;
   const playable = done.filter((result) => cards.get(result.id)?.media);

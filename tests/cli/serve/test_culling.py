@@ -326,3 +326,13 @@ def test_the_grid_takes_the_whole_width_and_its_actions_stay_in_sight(
         assert page.locator(".card").first.bounding_box()["width"] > 1.5 * smaller
         page.locator(".card").last.scroll_into_view_if_needed()
         expect(page.locator("#keep-results")).to_be_in_viewport()
+
+
+def test_the_button_upscales_kept_videos_only(desk: Watched, connection: redis.Redis) -> None:
+    page, button = desk.page, desk.page.locator("#upscale-results")
+    card(page, 12).locator("[data-part=pick]").check()
+    expect(button).to_be_disabled()
+    page.locator("#keep-results").click()
+    expect(button).to_be_enabled()
+    button.click()
+    expect(page.locator("#results-problem")).to_contain_text("neither an mp4 nor kept latents")  # they are gifs

@@ -435,3 +435,19 @@ def test_static_files_are_compressed_and_kept_by_browsers(server: Server) -> Non
     assert "immutable" in answer.headers["Cache-Control"]
     assert answer.headers["Content-Encoding"] == "gzip"
     assert b"export" in gzip.decompress(answer.body)
+
+
+def test_kept_videos_are_queued_to_be_upscaled(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    kept, other, gif = (
+        finish(connection, storage, number, name=f"cup{number}", formats=(kind,))
+        for number, kind in ((1, "mp4"), (2, "mp4"), (3, "gif"))
+    )
+    act(server, "keep", kept, gif)
+    problems = act(server, "upscale", kept, other, gif)
+    assert problems.keys() == {other, gif}
+    assert problems[other] == "Only kept videos are upscaled."
+    assert problems[gif].startswith(f"The video 'cup3' ({gif}) has neither an mp4 nor kept latents; submit its photo")
+    [waiting] = server.get("/page/waiting").json["ids"]
+    assert view(connection, waiting).parameters.items() >= {"upscale": "2", "finishes": f"cup1-{kept}"}.items()
+    assert act(server, "upscale", kept) == {}
+    assert server.get("/page/waiting").json["ids"] == [waiting]
