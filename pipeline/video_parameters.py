@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from svdq.pipeline.errors import InputError
 
-Format = Literal["mp4", "gif", "webp", "png"]
+Format = Literal["mp4", "gif", "webp", "png", "wav"]
 Fit = Literal["crop", "pad", "stretch"]  # how a photo of another aspect ratio is fitted to width x height
 
 MAX_FPS = 120  # largest rate of a file, in frames a second

@@ -94,6 +94,20 @@ class Job(VideoParameters):
         return self
 
     @model_validator(mode="after")
+    def _sound_is_beside_a_video(self) -> Self:
+        if "wav" not in self.formats:
+            return self
+        if set(self.formats) == {"wav"}:
+            raise ValueError("formats wav is written beside a video and needs another format, such as mp4")
+        if "sound" not in type(self).model_fields:
+            raise ValueError(f"formats wav needs sound, which videos of {self.title} lack")
+        if self.boomerang:
+            raise ValueError("formats wav and boomerang exclude each other")
+        if not getattr(self, "sound", True):
+            raise ValueError("formats wav needs sound")
+        return self
+
+    @model_validator(mode="after")
     def _plays_one_way(self) -> Self:
         if self.boomerang and getattr(self, "loop", False):
             raise ValueError("loop and boomerang exclude each other")
@@ -125,9 +139,10 @@ class Job(VideoParameters):
         return f"{self.output_stem(job_id)}.json"
 
     def output_keys(self, job_id: str) -> dict[Format, str]:
-        """Return the storage keys of its files by format; png is a folder of frames."""
+        """Return the storage keys of its files by format, the sound last; png is a folder of frames."""
         stem = self.output_stem(job_id)
-        return {kind: stem if kind == "png" else f"{stem}.{kind}" for kind in self.formats}
+        formats = sorted(self.formats, key=lambda kind: kind == "wav")
+        return {kind: stem if kind == "png" else f"{stem}.{kind}" for kind in formats}
 
     def digest(self, *, seed_was_drawn: bool, given_name: str = "", variation: int = 0, nonce: str = "") -> str:
         """Return the job's id: 20 hex digits of the SHA-256 of its content.

@@ -28,7 +28,7 @@ from svdq.producer.status.job_view import JobView
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 
-MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp"}
+MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp", "wav": "audio/wav"}
 CACHING = {"Cache-Control": "private, no-cache"}  # kept, but asked for: a job may be rendered again
 MAX_PICTURES = 500  # small pictures in memory at a time, of about 20 KB each
 PICTURE_THREADS = 2  # threads that make them

@@ -1,4 +1,4 @@
-"""Writes frames as mp4, gif, webp or png into a local folder. Does not use torch.
+"""Writes frames as mp4, gif, webp or png into a local folder, and sound as wav. Does not use torch.
 
 It runs in a thread in parallel with the GPU, so heavy work happens in ffmpeg or inside Pillow, without the GIL, and on
 one thread, which leaves the cores to the other ranks. The same frames give the same bytes.
@@ -37,19 +37,20 @@ def write_video(
 ) -> None:
     """Write a video to `path`, replacing an existing one; a failure may leave a partial file.
 
-    mp4: H.264 in yuv420p, BT.709, the index first (faststart); `comment` in the comment tag; `sound` in AAC. The other
-    formats are silent.
+    mp4: H.264 in yuv420p, BT.709, the index first (faststart); `comment` in the comment tag; `sound` in AAC. gif,
+    webp and png are silent.
     gif: 256 colors chosen for this video, endless; `comment` in a comment block. Delays are whole hundredths of a
     second, so of more than 50 frames a second it has 50, which last as long.
     webp: lossy, endless; `comment` in EXIF's ImageDescription, as UTF-8.
     png: `path` is a folder of frame_0001.png and so on, lossless; `comment` in an iTXt chunk of that name in each.
+    wav: `sound` alone, in 16 bits, without `comment`.
 
     The time and the place of `capture` are the creation time and the location of an mp4, EXIF in a webp and in pngs,
     and XMP in a gif.
 
     Frames are (F, H, W, 3), uint8, RGB; H and W even. The comment is any text without NUL; mp4 takes up to 100 kB.
-    Raises SampleError if the frames cannot be a video, or ffmpeg refuses them or cannot be started, and OSError for a
-    condition such as a full disk; the same call may succeed later.
+    Raises SampleError if the frames cannot be a video, a wav has no sound, or ffmpeg refuses the frames or cannot be
+    started, and OSError for a condition such as a full disk; the same call may succeed later.
     """
     if frames.ndim != 4 or not len(frames) or frames.shape[3] != 3 or frames.dtype != np.uint8:
         raise SampleError(
@@ -65,6 +66,10 @@ def write_video(
             _write_webp(frames, path, fps, comment, capture)
         case "png":
             _write_png(frames, path, comment, capture)
+        case "wav":
+            if sound is None:
+                raise SampleError("This model makes no sound, so there is no wav to write; leave out the format wav.")
+            path.write_bytes(sound.wav)
 
 
 def _run_ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: Sequence[str], inputs: Sequence[str] = ()) -> bytes:

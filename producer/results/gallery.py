@@ -114,7 +114,7 @@ def _video_card(links: PageLinks, result: Result, differing: Mapping[str, list[s
         "finished_at": result.finished_at.astimezone(),
         "seed": job.get("seed", "?"),
         "frame": _frame(links, result),
-        "files": [(word if word in TYPES else "frames", links.to(key)) for key, word in words.items()],
+        "files": [(word if word in (*TYPES, "wav") else "frames", links.to(key)) for key, word in words.items()],
     }
 
 
@@ -135,7 +135,7 @@ def _frame(links: PageLinks, result: Result) -> dict[str, str] | None:
     by_type = {key.rpartition(".")[2]: key for key in result.outputs}
     kind = next((kind for kind in TYPES if kind in by_type), None)
     # A folder of frames cannot be played: show its first frame.
-    key = by_type[kind] if kind else result.files[0].key
+    key = by_type[kind] if kind else next(entry.key for entry in result.files if not entry.key.endswith(".wav"))
     link = links.to(key)
     if kind == "mp4":
         return {"video": link, "still": "", "moving": "", "link": link}

@@ -117,6 +117,21 @@ def test_the_page_shows_what_there_is(
     assert sum(str(link.get("aria-label")).startswith("Play ") for link in shown.all("a")) == 4
 
 
+def test_a_card_links_to_the_sound_beside_frames(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
+    stem = f"outputs/photo-{add_video(storage, 1, formats=('png',))}"
+    sidecar = json.loads(storage.read(f"{stem}.json"))
+    sidecar["outputs"].append(storage.location(f"{stem}.wav"))
+    storage.write_text(f"{stem}.json", json.dumps(sidecar))
+    storage.write_bytes(f"{stem}.wav", b"RIFF")
+    assert svdq("gallery", "-o", tmp_path / "page.html").returncode == 0
+    shown = Page(tmp_path / "page.html")
+    assert [shown.file(link).suffix for link in shown.links() if "outputs" in link and "/frame" not in link] == [
+        "",
+        ".wav",
+    ]
+    assert any(str(image["src"]).startswith("data:image/jpeg") for image in shown.all("img"))
+
+
 def test_cards_show_prompts(svdq: Cli, storage: Storage, settings: Settings, tmp_path: Path) -> None:
     prompt = '</script><b>A "wave"</b> {{ x }} Käse'
     job_id = add_video(storage, 1, name="wave")

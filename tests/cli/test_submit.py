@@ -72,6 +72,21 @@ def test_bad_input_is_one_sentence(svdq: Cli, home: Path, bad_files: Path, photo
     assert not home.exists(), "nothing is enqueued or written, no server started"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--family", "wan", "--format", "mp4"], "--format wav needs sound, which videos of Wan lack"),
+        (["--format", "gif"], "--format wav needs sound, which videos of Stable Video Diffusion lack"),
+        (["--family", "ltx", "--format", "png", "--no-sound"], "--format wav needs --sound"),
+        (["--family", "ltx", "--format", "mp4", "--boomerang"], "--format wav and --boomerang exclude each other"),
+        (["--family", "ltx"], "--format wav is written beside a video and needs another format, such as mp4"),
+    ],
+)
+def test_sound_that_no_video_has_is_not_written(svdq: Cli, photo: Path, arguments: list[str], reason: str) -> None:
+    done = svdq("submit", photo, "--format", "wav", *arguments)
+    assert (done.returncode, done.stderr) == (2, f"Error: {reason}; change one of them.\n")
+
+
 def test_json(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     done = svdq(
         *("submit", photo, photo, "--json", "--format", "gif", "--format", "mp4", "--seed", 7, "--priority", "low"),

@@ -81,8 +81,13 @@ def pictures(path: str) -> np.ndarray:
 
 def test_a_video_and_a_chain_have_one_track_of_sound_as_long_as_they_are(site, tiny_ltx: Path) -> None:
     plain, silent, back, looped = (
-        submit(site, frames=17, formats=("mp4", "gif"), **each)
-        for each in ({}, {"sound": False}, {"boomerang": True}, {"loop": True, "interpolate": 48})
+        submit(site, frames=17, **{"formats": ("mp4", "gif"), **each})
+        for each in (
+            {"formats": ("wav", "mp4")},
+            {"sound": False},
+            {"boomerang": True},
+            {"loop": True, "interpolate": 48},
+        )
     )
     shape = ["--family", "ltx", "--frames", "17", "--size", "64x64", "--seed", "3", "--json"]
     done = site.run("svdq", "submit", site.photo, *shape, "--prompt", "A", "--then", "B", "--then", "C")
@@ -93,6 +98,9 @@ def test_a_video_and_a_chain_have_one_track_of_sound_as_long_as_they_are(site, t
     files = {job_id: site.view(job_id).outputs for job_id in (plain, silent, back, looped, *links)}
     assert tracks(files[plain][0]) == pytest.approx({"h264": 17 / 24, "aac": 17 / 24}, abs=0.025)
     assert tracks(files[looped][0]) == pytest.approx({"h264": 16 / 24, "aac": 16 / 24}, abs=0.025)
+    sound = Sound.parse(Path(files[plain][1]).read_bytes())
+    assert (sound.rate, sound.pcm.shape) == (48000, (17 * 2000, 2))
+    assert sound.pcm.any()
     for job_id in (silent, back):
         assert list(tracks(files[job_id][0])) == ["h264"]
     np.testing.assert_array_equal(pictures(files[plain][0]), pictures(files[silent][0]))
