@@ -11,6 +11,7 @@ from svdq.pipeline.errors import InputError, how_to_install
 
 #: The folders of each kind of file, the first being where new files belong.
 KINDS: Mapping[str, tuple[str, ...]] = {
+    "checkpoint": ("checkpoints", "diffusion_models", "unet", "unet_gguf"),
     "transformer": ("diffusion_models", "unet", "unet_gguf", "checkpoints"),
     "transformer_2": ("diffusion_models", "unet", "unet_gguf", "checkpoints"),
     "text_encoder": ("text_encoders", "clip", "clip_gguf"),

@@ -30,6 +30,7 @@ _SPEED = (
     "offload",
     "multigpu",
 )
+_UNREAD = re.compile(r"nvfp4|mxfp4|mxfp8|fp4|int4|int8|svdq")  # formats of weights, in names of files
 #: Nodes that leave work out, by a part of their names.
 _CACHES = ("teacache", "easycache", "magcache", "lazycache", "firstblockcache")
 
@@ -51,6 +52,11 @@ class ModelChain:
     file: str
     loras: tuple[LoraUse, ...] = ()  # in the order in which they are added
     shift: float | None = None  # of the last node that sets one
+
+
+def uses_of(model: ModelChain) -> list[tuple[str, float]]:
+    """Return the files and strengths of the LoRAs of a model."""
+    return [(lora.file, lora.strength) for lora in model.loras]
 
 
 def model_chain(graph: Graph, model: Any, sampler: Node, notes: Notes) -> ModelChain:
@@ -87,6 +93,12 @@ def _note_loading(graph: Graph, node: Node, file: str, notes: Notes) -> None:
             notes.add(part, "concerns speed or memory only; see `svdq worker --attention`, `--compile` and `--offload`")
         else:
             notes.add(part, f"is the {name} of {node}, which svdq has not; svdq renders without")
+    if unread := _UNREAD.search(file.lower()):
+        notes.add(
+            node,
+            f"loads {file}; svdq does not read weights in {unread[0]}: name the model's file in bf16, fp8 or GGUF in "
+            "`[weights]`",
+        )
     rounded = node.text("weight_dtype", "quantization") or ""
     if rounded.startswith("fp8") and "fp8" not in file.lower():
         notes.add(node, f"rounds weights to {rounded}; svdq takes them as the file has them")

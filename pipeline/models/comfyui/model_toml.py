@@ -51,7 +51,7 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
     def place(kind: str, name: str) -> str:
         if (found := folders.find(kind, name)) is not None:
             return str(found)
-        number = sizes.get(kind)
+        number = sizes.get("transformer" if kind == "checkpoint" else kind)
         about = "" if number is None else size_text(about_bytes(name, number))
         url = recipe.urls.get(name.replace("\\", "/").rpartition("/")[2], "")
         missing.append(Missing(path=folders.place_for(kind, name), about=about, url=url))
@@ -60,7 +60,7 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
     weights = {}
     for component, name in recipe.weights.items():
         if name.lower().endswith(WEIGHTS_SUFFIXES):
-            weights[component] = place(component, name)
+            weights[component] = place("checkpoint" if name in recipe.checkpoints else component, name)
         else:
             notes.append(f"The {component} {name} is no safetensors or GGUF file; svdq takes that of the base.")
     loras = [

@@ -7,7 +7,8 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, read_graph
-from svdq.pipeline.models.comfyui.model_chain import LoraUse, ModelChain, model_chain
+from svdq.pipeline.models.comfyui.ltx import is_ltx, read_ltx
+from svdq.pipeline.models.comfyui.model_chain import LoraUse, ModelChain, model_chain, uses_of
 from svdq.pipeline.models.comfyui.node import Node
 from svdq.pipeline.models.comfyui.notes import Notes
 from svdq.pipeline.models.comfyui.schedule import schedule_of
@@ -31,8 +32,7 @@ _AFTERWARDS = {
     "gimm": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
     "vfi": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
     "upscale": "enlarges the frames; `svdq submit --upscale` does",
-    "audio": "concerns sound, which svdq's videos of Wan have not",
-    "mmaudio": "concerns sound, which svdq's videos of Wan have not",
+    "audio": "concerns sound; svdq writes that of LTX-2 as it is, and none for Wan",
     "colormatch": "corrects colors; svdq does not",
 }
 
@@ -50,6 +50,7 @@ class Recipe:
     seed: int | None
     notes: tuple[str, ...]
     urls: Mapping[str, str]  # where files can be had, by name
+    checkpoints: frozenset[str] = frozenset()  # files with a VAE and more beside the transformer
 
 
 def read_recipe(workflow: Mapping[str, Any]) -> Recipe:
@@ -72,6 +73,8 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
     ends = last_samplers(graph)
     if not ends:
         _refuse_without_sampler(graph)
+    if is_ltx(graph):
+        return _of_ltx(graph, notes)
     if not any(node.type.startswith("Wan") for node in graph.nodes.values()):
         refuse([*graph.nodes.values()])
     end, stages, encoder = _first_video(graph, ends, notes)
@@ -115,13 +118,13 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
         source=source,
         seed=stages[0].seed,
         notes=tuple(notes.sentences),
-        urls={
-            str(each["name"]): str(each["url"])
-            for node in graph.nodes.values()
-            for each in node.models
-            if each.get("name") and each.get("url")
-        },
+        urls=_urls(graph),
     )
+
+
+def _urls(graph: Graph) -> dict[str, str]:
+    models = (each for node in graph.nodes.values() for each in node.models)
+    return {str(each["name"]): str(each["url"]) for each in models if each.get("name") and each.get("url")}
 
 
 def _defaults(steps: int, guidance: tuple[float, ...], source: Source, fps: int | None) -> dict[str, Any]:
@@ -174,6 +177,24 @@ def _of_svd(graph: Graph, stage: Stage, model: ModelChain, source: Source, notes
     )
 
 
+def _of_ltx(graph: Graph, notes: Notes) -> Recipe:
+    video = read_ltx(graph, notes)
+    fps = _rate(graph, video.end, notes)
+    _note_the_rest(graph, video.end, notes)
+    return Recipe(
+        base=video.base,
+        weights={HIGH: video.model.file},
+        checkpoints=frozenset({video.model.file} if "ckpt_name" in video.model.loader.inputs else ()),
+        loras=tuple((HIGH, lora) for lora in video.model.loras),
+        defaults={**video.defaults, **({} if fps is None else {"fps": fps})},
+        scheduler=video.scheduler,
+        source=video.source,
+        seed=video.seed,
+        notes=tuple(notes.sentences),
+        urls=_urls(graph),
+    )
+
+
 def _image_embeds(stage: Stage) -> Any:
     return stage.node.inputs.get("image_embeds")
 
@@ -195,7 +216,7 @@ def _experts(stages: list[Stage], models: list[ModelChain]) -> tuple[list[Stage]
     for stage, model in zip(stages, models, strict=True):
         if joined and joined[-1][1].file == model.file:
             before, theirs = joined[-1]
-            if (before.cfg, _uses(theirs)) != (stage.cfg, _uses(model)):
+            if (before.cfg, uses_of(theirs)) != (stage.cfg, uses_of(model)):
                 raise InputError(
                     f"{stage.node} goes on with the model of {before.node}, with another guidance or other LoRAs, and "
                     "svdq has one of each for an expert."
@@ -206,10 +227,6 @@ def _experts(stages: list[Stage], models: list[ModelChain]) -> tuple[list[Stage]
     if len(joined) > 2:
         raise InputError(f"{joined[2][0].node} is the third sampler with a model, and svdq has two experts.")
     return [stage for stage, _ in joined], [model for _, model in joined]
-
-
-def _uses(model: ModelChain) -> list[tuple[str, float]]:
-    return [(lora.file, lora.strength) for lora in model.loras]
 
 
 def _base(models: list[ModelChain], source: Source, notes: Notes) -> tuple[str, tuple[str, ...]]:

@@ -20,8 +20,10 @@ ENCODERS: Mapping[str, tuple[str, str, str, str, str]] = {
     CONDITIONING: ("width", "height", "video_frames", "init_image", ""),
     "WanVideoImageClipEncode": ("generation_width", "generation_height", "num_frames", "image", ""),
 }
-#: Families by how their nodes begin, whose workflows are not imported. (LTX-2: leave it out here, and read its nodes.)
-OTHER_FAMILIES = {"LTX": "LTX-2", "EmptyLTX": "LTX-2", "Hunyuan": "HunyuanVideo"}
+#: Families by how their nodes begin, whose workflows are not imported.
+OTHER_FAMILIES = {"Hunyuan": "HunyuanVideo"}
+#: Inputs of loaders of text encoders, VAEs and upsamplers that name files.
+FILES_OF_LOADERS = ("vae_name", "clip_name", "model_name", "clip_name1", "text_encoder", "gemma_path", "ckpt_name")
 #: What nodes that are not read would have made, by a part of their names.
 OTHER_KINDS = {
     "vace": "makes a video with VACE",
@@ -81,7 +83,7 @@ def refuse(nodes: list[Node]) -> None:
         for start, family in OTHER_FAMILIES.items():
             if node.type.startswith(start) and "emptyhunyuan" not in node.type.lower():
                 raise InputError(
-                    f"{node} belongs to {family}, and svdq imports workflows of Wan and Stable Video Diffusion."
+                    f"{node} belongs to {family}, and svdq imports workflows of Wan, LTX-2 and Stable Video Diffusion."
                 )
     for node in nodes:
         for part, what in OTHER_KINDS.items():
@@ -111,21 +113,21 @@ def source_of(graph: Graph, encoder: Node, positive: Any, negative: Any, notes: 
     except UnknownValueError as error:
         notes.add(error.args[0], "computes the number of frames, which svdq cannot; give --frames")
     for name, neutral in (("noise_aug_strength", 0), ("start_latent_strength", 1), ("end_latent_strength", 1)):
-        if (strength := _quietly(graph, encoder.inputs.get(name))) not in (None, neutral):
+        if (strength := quietly(graph, encoder.inputs.get(name))) not in (None, neutral):
             notes.add(encoder, f"has the {name} {strength:g}, which svdq has not; svdq takes the photo as it is")
-    batch = _quietly(graph, encoder.inputs.get("batch_size"))
+    batch = quietly(graph, encoder.inputs.get("batch_size"))
     if isinstance(batch, int) and batch > 1:
         notes.add(encoder, f"makes {batch} videos; give `--variations {batch}`")
-    photo = _photo(graph, encoder.inputs.get(photo_name), notes)
+    photo = photo_of(graph, encoder.inputs.get(photo_name), notes)
     if graph.origin(encoder.inputs.get(photo_name)) is None:
         notes.add(encoder, "has no photo, so it makes a video from text alone; svdq needs a photo")
     last = graph.origin(encoder.inputs.get(last_name)) if last_name else None
-    prompt, clip = _prompt(graph, positive, "positive", notes)
-    negative_prompt, _ = _prompt(graph, negative, "negative", notes)
+    prompt, clip = prompt_of(graph, positive, "positive", notes)
+    negative_prompt, _ = prompt_of(graph, negative, "negative", notes)
     return Source(
         encoder=encoder,
         photo=photo,
-        last_photo=_photo(graph, encoder.inputs.get(last_name), notes) if last is not None else None,
+        last_photo=photo_of(graph, encoder.inputs.get(last_name), notes) if last is not None else None,
         has_last_photo=last is not None,
         prompt=prompt,
         negative_prompt=negative_prompt,
@@ -137,19 +139,20 @@ def source_of(graph: Graph, encoder: Node, positive: Any, negative: Any, notes: 
     )
 
 
-def _quietly(graph: Graph, value: Any) -> Any:
+def quietly(graph: Graph, value: Any) -> Any:
+    """Return the constant that an input is; None if it is none."""
     try:
         return value_of(graph, value)
     except UnknownValueError:
         return None
 
 
-def _photo(graph: Graph, value: Any, notes: Notes) -> str | None:
+def photo_of(graph: Graph, value: Any, notes: Notes) -> str | None:
     """Return the file of the photo that an input comes from, through what scales it."""
     node, seen = graph.origin(value), set()
     while node is not None and node.id not in seen:
         seen.add(node.id)
-        if isinstance(name := _quietly(graph, node.inputs.get("image")), str) and not isinstance(
+        if isinstance(name := quietly(graph, node.inputs.get("image")), str) and not isinstance(
             node.inputs.get("image"), Link
         ):
             notes.read(node)
@@ -158,13 +161,13 @@ def _photo(graph: Graph, value: Any, notes: Notes) -> str | None:
         following = next((links[name] for name in ("image", "images", "input", "pixels") if name in links), None)
         if following is None:
             return None
-        if not node.type.lower().startswith(("get", "preview")):
+        if not node.type.lower().startswith(("get", "preview")) and node.id not in notes.read_ids:
             notes.add(node, "changes the photo; svdq scales and crops each photo to the size of the video itself")
         node = graph.origin(following)
     return None
 
 
-def _prompt(graph: Graph, value: Any, side: str, notes: Notes) -> tuple[str | None, Any]:
+def prompt_of(graph: Graph, value: Any, side: str, notes: Notes) -> tuple[str | None, Any]:
     """Return a prompt, and the input of its node that is the text encoder."""
     node, seen = graph.origin(value), set()
     zeroed = False
@@ -185,7 +188,7 @@ def _prompt(graph: Graph, value: Any, side: str, notes: Notes) -> tuple[str | No
             return ("" if zeroed else str(text or "")), clip
         following = (node.inputs.get(each) for each in (side, "conditioning", "conditioning_1", "conditioning_to"))
         found = next((each for each in following if isinstance(each, Link)), None)
-        if node.type not in (*ENCODERS, "ConditioningZeroOut", "Reroute"):
+        if node.type not in (*ENCODERS, "ConditioningZeroOut", "Reroute") and not node.type.startswith("LTXV"):
             notes.add(node, f"changes the {side} prompt; svdq takes the text alone")
         node = graph.origin(found)
     return None, None
@@ -197,8 +200,8 @@ def _loaded(graph: Graph, value: Any, notes: Notes) -> str | None:
     while node is not None and node.id not in seen:
         seen.add(node.id)
         notes.read(node)
-        for name in ("vae_name", "clip_name", "model_name", "clip_name1", "ckpt_name"):
-            if isinstance(found := _quietly(graph, node.inputs.get(name)), str):
+        for name in FILES_OF_LOADERS:
+            if isinstance(found := quietly(graph, node.inputs.get(name)), str):
                 return None if name == "ckpt_name" else found
         links = {name: each for name, each in node.inputs.items() if isinstance(each, Link)}
         node = graph.origin(next((links[name] for name in ("vae", "clip", "t5") if name in links), None))

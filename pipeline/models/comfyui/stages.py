@@ -19,7 +19,10 @@ SAMPLERS = (
     "WanMoeKSampler",
     "WanMoeKSamplerAdvanced",
 )
-_LATENTS = ("latent_image", "samples", "latent", "latents")  # inputs that bring the latents of another sampler
+#: Inputs that bring the latents of another sampler.
+LATENTS = ("latent_image", "samples", "latent", "latents", "video_latent", "av_latent")
+#: Guiders that are read; those of LTX-2 in `ltx.py`.
+_GUIDERS = ("CFGGuider", "BasicGuider", "LTXVDualCFGGuider", "MultimodalGuider", "STGGuider")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,7 @@ def last_samplers(graph: Graph) -> list[Node]:
     samplers = list(graph.of_types(*SAMPLERS))
     continued = set()
     for node in samplers:
-        latents = next((node.inputs[name] for name in _LATENTS if name in node.inputs), None)
+        latents = next((node.inputs[name] for name in LATENTS if name in node.inputs), None)
         before = _sampler_before(graph, latents, Notes())
         continued |= {before.id} if before else set()
     return [node for node in samplers if node.id not in continued]
@@ -80,10 +83,12 @@ def _sampler_before(graph: Graph, latents: Any, notes: Notes) -> Node | None:
     passed: list[Node] = []
     while node is not None and node.type not in SAMPLERS and len(passed) < 20:
         passed.append(node)
-        following = (node.inputs.get(name) for name in _LATENTS)
+        following = (node.inputs.get(name) for name in LATENTS)
         node = graph.origin(next((each for each in following if isinstance(each, Link)), None))
     if node is not None and node.type in SAMPLERS:
         for each in passed:
+            if each.type.startswith("LTX"):
+                continue  # read by `ltx.py`
             notes.add(each, "changes the latents between two samplers; svdq passes them on unchanged")
         return node
     return None
@@ -106,7 +111,7 @@ def _read(graph: Graph, node: Node, notes: Notes) -> Iterator[Stage]:
         "model": inputs.get("model"),
         "positive": inputs.get("positive"),
         "negative": inputs.get("negative"),
-        "latents": next((inputs[name] for name in _LATENTS if name in inputs), None),
+        "latents": next((inputs[name] for name in LATENTS if name in inputs), None),
         "cfg": _guidance(graph, node, notes),
         "sampler": text("sampler_name"),
         "steps": int(number("steps", 20)),
@@ -169,7 +174,7 @@ def _of_custom(graph: Graph, node: Node, common: dict[str, Any], notes: Notes) -
     guider, noise, chosen = (graph.origin(inputs.get(name)) for name in ("guider", "noise", "sampler"))
     notes.read(guider, noise, chosen)
     if guider is not None:
-        if guider.type not in ("CFGGuider", "BasicGuider"):
+        if guider.type not in _GUIDERS:
             notes.add(guider, "guides in a way that svdq lacks; svdq guides by one scale, as CFGGuider")
         common |= {
             "model": guider.inputs.get("model"),
@@ -200,6 +205,8 @@ def _sigmas(graph: Graph, value: Any, notes: Notes) -> dict[str, Any]:
         if (number_of(graph, node, "alpha", 0.6), number_of(graph, node, "beta", 0.6)) != (0.6, 0.6):
             notes.add(node, "has another alpha and beta than 0.6, which svdq uses")
         return {"scheduler": "beta", "steps": int(number_of(graph, node, "steps") or 20)}
+    if node.type == "LTXVScheduler":
+        return {"scheduler": node.type, "steps": int(number_of(graph, node, "steps") or 20)}
     if node.type == "ManualSigmas":
         text = str(value_of(graph, node.inputs.get("sigmas")) or "")
         try:
@@ -219,7 +226,7 @@ def _sigmas(graph: Graph, value: Any, notes: Notes) -> dict[str, Any]:
         return whole | ({"end": place} if value.slot == 0 else {"start": place})
     raise InputError(
         f"{node} makes noise levels that svdq does not know; svdq reads BasicScheduler, BetaSamplingScheduler, "
-        "ManualSigmas and SplitSigmas."
+        "ManualSigmas, LTXVScheduler and SplitSigmas."
     )
 
 

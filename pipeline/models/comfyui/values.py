@@ -18,7 +18,11 @@ _MAX_DEPTH = 50
 _OF_SCHEDULER = ("sigmas", "steps", "shift", "scheduler", "start_step", "end_step")
 
 
-_PASSING = ("PreviewAny", "ShowText|pysssss", "Display Any (rgthree)")  # which show a value and pass it on
+#: Nodes that pass a value on.
+_PASSING = ("PreviewAny", "ShowText|pysssss", "Display Any (rgthree)", "Primitive")
+
+
+_FIXED = "scale dimensions"  # a way of ResizeImageMaskNode to resize
 
 
 class UnknownValueError(Exception):
@@ -41,6 +45,10 @@ def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
         return str(of("delimiter") or "").join(str(of(name) or "") for name in ("string_a", "string_b"))
     if isinstance(text := inputs.get("expression"), str):
         return _computed(origin, text, {name.rpartition(".")[2]: of(name) for name in inputs if name != "expression"})
+    if origin.type in ("GetImageSize", "ResolutionSelector"):
+        sides = _size_of(graph, origin, depth)
+        assert isinstance(value, Link)
+        return sides[value.slot]
     if origin.type.startswith("WanVideoScheduler"):
         assert isinstance(value, Link)
         if (name := _OF_SCHEDULER[value.slot : value.slot + 1]) and name[0] in inputs:
@@ -49,9 +57,27 @@ def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
     if "isfloatX" in inputs:  # mxSlider
         return of("Xf" if inputs["isfloatX"] else "Xi")
     has_links = any(isinstance(each, Link) for each in inputs.values())
-    if len(inputs) == 1 and "Loader" not in origin.type and (not has_links or origin.type in _PASSING):
+    if len(inputs) == 1 and "Loader" not in origin.type and (not has_links or origin.type.startswith(_PASSING)):
         return of(next(iter(inputs)))  # a constant, or a node that passes one on
     raise UnknownValueError(origin)
+
+
+def _size_of(graph: Graph, node: Node, depth: int) -> tuple[Any, ...]:
+    """Return width and height of a picture that has a fixed size, whatever the photo; may raise UnknownValueError."""
+    if node.type == "ResolutionSelector":
+        shape = str(value_of(graph, node.inputs.get("aspect_ratio"), depth + 1)).partition(" ")[0].split(":")
+        pixels = float(value_of(graph, node.inputs.get("megapixels"), depth + 1)) * 1024 * 1024
+        step = int(value_of(graph, node.inputs.get("multiple"), depth + 1) or 8)
+        sides = [float(each) for each in shape]
+        scale = math.sqrt(pixels / math.prod(sides))
+        return tuple(round(side * scale / step) * step for side in sides)
+    resized = graph.origin(node.inputs.get("image"))
+    is_fixed = resized is not None and resized.type in ("ResizeImageMaskNode", "EmptyImage")
+    if resized is not None and is_fixed and resized.inputs.get("resize_type", _FIXED) == _FIXED:
+        names = [name for side in ("width", "height") for name in resized.inputs if name.endswith(side)]
+        if len(names) == 2:
+            return tuple(value_of(graph, resized.inputs[name], depth + 1) for name in names)
+    raise UnknownValueError(node)
 
 
 def without_switches(graph: Graph) -> Graph:

@@ -1,0 +1,223 @@
+"""What is read of workflows of LTX-2."""
+
+import json
+from typing import Any
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.folders import Folders
+from svdq.pipeline.models.comfyui.model_toml import to_model_file
+from svdq.pipeline.models.comfyui.recipe import Recipe, read_recipe
+from svdq.pipeline.models.comfyui.workflow_file import read_workflow
+from svdq.pipeline.models.ltx.layout import STAGE_2_DISTILLED_SIGMA_VALUES
+from tests.pipeline.models.comfyui.test_recipe import TEMPLATES
+from tests.pipeline.models.comfyui.workflows import Api, node
+
+CHECKPOINT = "ltx-2.3-22b-distilled.safetensors"
+
+
+def ltx(*, stages: int = 1) -> Api:
+    """A photo and a prompt, with the schedules of distilled models."""
+    api: Api = {
+        "model": node("CheckpointLoaderSimple", ckpt_name=CHECKPOINT),
+        "clip": node("LTXAVTextEncoderLoader", text_encoder="gemma.safetensors", ckpt_name=CHECKPOINT),
+        "sound": node("LTXVAudioVAELoader", ckpt_name=CHECKPOINT),
+        "image": node("LoadImage", image="cat.png"),
+        "photo": node("LTXVPreprocess", image=["image", 0], img_compression=33),
+        "yes": node("CLIPTextEncode", text="The cat meows.", clip=["clip", 0]),
+        "no": node("CLIPTextEncode", text="blurry", clip=["clip", 0]),
+        "texts": node("LTXVConditioning", positive=["yes", 0], negative=["no", 0], frame_rate=24.0),
+        "empty": node("EmptyLTXVLatentVideo", width=768 // stages, height=512 // stages, length=97, batch_size=1),
+        "empty_sound": node("LTXVEmptyLatentAudio", audio_vae=["sound", 0], frames_number=97, frame_rate=24),
+        "sampler": node("KSamplerSelect", sampler_name="euler"),
+        "noise": node("RandomNoise", noise_seed=7),
+        "save": node("CreateVideo", images=["frames", 0], audio=["decoded", 0], fps=24.0),
+    }
+    levels = ("1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0", "0.909375, 0.725, 0.421875, 0.0")
+    before = ["empty", 0], ["empty_sound", 0]
+    for place in range(stages):
+        if place:
+            api["upscaler"] = node("LatentUpscaleModelLoader", model_name="ltx-2.3-spatial-upscaler-x2-1.1.safetensors")
+            upscaler = {"upscale_model": ["upscaler", 0], "vae": ["model", 2]}
+            api["upsampled"] = node("LTXVLatentUpsampler", samples=["apart_0", 0], **upscaler)
+            before = ["upsampled", 0], ["apart_0", 1]
+        api[f"i2v_{place}"] = node(
+            "LTXVImgToVideoInplace",
+            vae=["model", 2],
+            image=["photo", 0],
+            latent=before[0],
+            strength=1.0,
+            bypass=False,
+        )
+        api[f"both_{place}"] = node("LTXVConcatAVLatent", video_latent=[f"i2v_{place}", 0], audio_latent=before[1])
+        guided = {"positive": ["texts", 0], "negative": ["texts", 1]}
+        api[f"guider_{place}"] = node("CFGGuider", model=["model", 0], cfg=1.0, **guided)
+        api[f"sigmas_{place}"] = node("ManualSigmas", sigmas=levels[place])
+        api[f"stage_{place}"] = node(
+            "SamplerCustomAdvanced", noise=["noise", 0], guider=[f"guider_{place}", 0], sampler=["sampler", 0],
+            sigmas=[f"sigmas_{place}", 0], latent_image=[f"both_{place}", 0],
+        )  # fmt: skip
+        api[f"apart_{place}"] = node("LTXVSeparateAVLatent", av_latent=[f"stage_{place}", 0])
+    api["frames"] = node("VAEDecodeTiled", samples=[f"apart_{stages - 1}", 0], vae=["model", 2])
+    api["decoded"] = node("LTXVAudioVAEDecode", samples=[f"apart_{stages - 1}", 1], audio_vae=["sound", 0])
+    return api
+
+
+def read(workflow: dict[str, Any]) -> Recipe:
+    return read_recipe(json.loads(json.dumps(workflow)))
+
+
+def other_notes(recipe: Recipe) -> list[str]:
+    """The notes, without those of files that the base has in their place."""
+    return [each for each in recipe.notes if "of the base" not in each]
+
+
+def test_one_stage_and_two() -> None:
+    for stages in (1, 2):
+        found = read(ltx(stages=stages))
+        assert other_notes(found) == []
+        assert (found.base, found.weights) == ("diffusers/LTX-2.3-Distilled-Diffusers", {"transformer": CHECKPOINT})
+        assert found.defaults == {
+            "stages": stages, "width": 768, "height": 512, "frames": 97, "negative_prompt": "blurry", "fps": 24
+        }  # fmt: skip
+        assert (found.scheduler, found.seed, found.loras) == ({}, 7, ())
+        assert (found.source.photo, found.source.prompt, found.source.last_photo) == (
+            "cat.png",
+            "The cat meows.",
+            None,
+        )
+
+
+def test_files_that_the_base_has_are_named_by_node() -> None:
+    found = read(ltx(stages=2))
+    assert found.notes == (
+        "LTXAVTextEncoderLoader (clip) loads gemma.safetensors; svdq takes the text encoder of the base.",
+        f"LTXVAudioVAELoader (sound) loads {CHECKPOINT}; svdq takes the audio VAE of the base.",
+        "LatentUpscaleModelLoader (upscaler) loads ltx-2.3-spatial-upscaler-x2-1.1.safetensors; svdq takes the latent "
+        "upsampler of the base.",
+        f"CheckpointLoaderSimple (model) loads {CHECKPOINT}, of which svdq takes the transformer; all else is of the "
+        "base.",
+    )
+
+
+def test_the_template_of_ltx_2_3_is_read_whole() -> None:
+    path = TEMPLATES / "video_ltx2_3_i2v.json"
+    found = read_recipe(read_workflow(path))
+    assert [(component, lora.file, lora.strength) for component, lora in found.loras] == [
+        ("transformer", "ltx_2.3_22b_distilled_1.1_lora_dynamic_fro09_avg_rank_111_bf16.safetensors", 0.5)
+    ]
+    assert (found.source.size, found.source.frames, found.defaults["fps"], found.defaults["stages"], found.seed) == (
+        (1280, 704), 121, 25, 2, 60540193790228
+    )  # fmt: skip
+    assert found.source.photo == "egyptian_queen.png"
+    assert (found.source.prompt or "").startswith("Egyptian royal")
+    notes = "\n".join(found.notes)
+    for sentence in (
+        "SamplerCustomAdvanced (320:308) has the noise levels 0.85, 0.725, 0.4219; svdq's second stage has",
+        "SamplerCustomAdvanced (320:308) has the seed 42; svdq draws the noise of both stages from the first seed.",
+        "LTXVPreprocess (320:289) compresses the photo by 18; svdq does by 33, as diffusers.",
+        "LTXVImgToVideoInplace (320:296) holds to the photo with the strength 0.7; svdq does with 1.",
+    ):
+        assert sentence in notes
+    made = to_model_file(found, Folders(models=None), path)
+    assert str(made.missing[0].path) == "ComfyUI/models/checkpoints/ltx-2.3-22b-dev-fp8.safetensors"
+
+
+def test_first_and_last_photo_of_a_template_with_a_fixed_size() -> None:
+    found = read_recipe(read_workflow(TEMPLATES / "video_ltx2_3_flf2v.json"))
+    assert (found.source.photo, found.source.last_photo) == ("high_view_classic_car.png", "low_view_classic_car.png")
+    assert (found.source.size, found.defaults["stages"], found.scheduler) == ((1280, 704), 1, {})
+    # With an eta of 0, the ancestral sampler adds no noise, so that it is Euler's method.
+    assert not any("sampler" in note for note in found.notes)
+
+
+def test_the_size_of_a_selector_and_weights_in_int8() -> None:
+    found = read_recipe(read_workflow(TEMPLATES / "video_ltx2_5_i2v.json"))
+    assert found.source.size == (1280, 704)
+    assert "svdq does not read weights in int8" in found.notes[0]
+
+
+def test_a_schedule_by_the_number_of_tokens_and_guidance() -> None:
+    workflow = ltx()
+    workflow["sigmas_0"] = node("LTXVScheduler", steps=4, latent=["both_0", 0])
+    workflow["guider_0"]["inputs"]["cfg"] = 4.0
+    found = read(workflow)
+    # (768 / 32) (512 / 32) (1 + 96 / 8) = 4992 tokens, as diffusers' scheduler with its dynamic shift.
+    assert found.scheduler["sigmas"] == pytest.approx(_of_diffusers(4, 4992), abs=2e-6)
+    assert {name: found.defaults[name] for name in ("guidance_scale", "audio_guidance_scale", "stg_scale")} == {
+        "guidance_scale": 4.0, "audio_guidance_scale": 4.0, "stg_scale": 0.0
+    }  # fmt: skip
+
+
+def _of_diffusers(steps: int, tokens: int) -> list[float]:
+    import numpy as np
+    from diffusers import FlowMatchEulerDiscreteScheduler
+    from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift
+
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_image_seq_len=1024, max_image_seq_len=4096, base_shift=0.95, max_shift=2.05,
+        shift_terminal=0.1,
+    )  # fmt: skip
+    mu = calculate_shift(tokens, 1024, 4096, 0.95, 2.05)
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
+    return [float(each) for each in scheduler.sigmas[:-1]]
+
+
+def test_guidance_of_video_and_sound_by_lightricks_nodes() -> None:
+    workflow = ltx()
+    sound = {"modality": "AUDIO", "cfg": 7.0, "stg": 1.0, "rescale": 0.7, "modality_scale": 3.0, "skip_step": 0}
+    workflow["of_sound"] = node("GuiderParameters", **sound)
+    workflow["of_video"] = node(
+        "GuiderParameters", **sound | {"modality": "VIDEO", "cfg": 3.0, "rescale": 0.9}, parameters=["of_sound", 0]
+    )
+    workflow["guider_0"]["class_type"] = "MultimodalGuider"
+    workflow["guider_0"]["inputs"] |= {"parameters": ["of_video", 0], "skip_blocks": "28"}
+    found = read(workflow)
+    assert {name: value for name, value in found.defaults.items() if "guidance" in name or "scale" in name} == {
+        "guidance_scale": 3.0,
+        "audio_guidance_scale": 7.0,
+        "stg_scale": 1.0,
+        "modality_scale": 3.0,
+        "guidance_rescale": 0.9,
+    }
+    assert other_notes(found) == [
+        "GuiderParameters (of_sound) guides the sound; svdq takes its cfg, and all else of the video's guidance for "
+        "both."
+    ]
+
+
+def test_a_second_stage_that_svdq_lacks_leaves_the_first() -> None:
+    workflow = ltx(stages=2)
+    lora = {"lora_name": "distilled.safetensors", "strength_model": 1.0}
+    workflow["lora"] = node("LoraLoaderModelOnly", model=["model", 0], **lora)
+    workflow["guider_1"]["inputs"]["model"] = ["lora", 0]
+    found = read(workflow)
+    assert (found.loras, found.defaults["stages"]) == ((), 2)
+    assert "SamplerCustomAdvanced (stage_1) has other LoRAs, or other strengths, than the first" in found.notes[0]
+    workflow["guider_0"]["inputs"]["cfg"] = 4.0
+    found = read(workflow)
+    assert (found.defaults["stages"], found.source.size) == (1, (768, 512))
+    assert "SamplerCustomAdvanced (stage_1) goes on with another model or guidance" in found.notes[0]
+
+
+def test_levels_of_the_second_stage_are_those_of_diffusers() -> None:
+    given = ltx(stages=2)["sigmas_1"]["inputs"]["sigmas"]
+    assert [float(each) for each in given.split(",")][:-1] == list(STAGE_2_DISTILLED_SIGMA_VALUES)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "sentence"),
+    [
+        ("model", node("CheckpointLoaderSimple", ckpt_name="ltx-2-19b-dev.safetensors"), r"\(model\) .* is LTX-2.0"),
+        ("i2v_0", node("LTXVImgToVideoInplace", latent=["empty", 0]), r"LatentVideo \(empty\) has no photo of"),
+        ("empty_sound", node("LTXVAudioVAEEncode", audio=["x", 0]), r"Encode \(empty_sound\) makes a video from sound"),
+        ("empty", node("VAEEncode", pixels=["image", 0]), r"VAEEncode \(empty\) makes a video from latents"),
+        ("upsampled", node("LatentUpscaleBy", samples=["apart_0", 0]), r"\(stage_1\) goes on .* \(stage_0\) without"),
+        ("both_0", node("LTXAddVideoICLoRAGuide", latent=["empty", 0]), r"\(both_0\) makes a video with an in-context"),
+        ("sigmas_0", node("SetFirstSigma", sigma=1.0), r"SetFirstSigma \(sigmas_0\) makes noise levels"),
+    ],
+)  # fmt: skip
+def test_what_svdq_cannot_do_is_refused_with_the_node(name: str, given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(ltx(stages=2 if name == "upsampled" else 1) | {name: given})
