@@ -57,8 +57,18 @@ MAX_JOBS = 10_000
 
 class _Action(BaseModel, extra="forbid"):
     action: Literal[
-        *("pause", "resume", "cancel", "cancel-waiting", "front", "place", "retry"),
-        *("keep", "reject", "unmark", "upscale", "delete"),
+        "pause",
+        "resume",
+        "cancel",
+        "cancel-waiting",
+        "front",
+        "place",
+        "retry",
+        "keep",
+        "reject",
+        "unmark",
+        "upscale",
+        "delete",
     ]
     ids: list[_JobId] = Field([], max_length=MAX_JOBS)
     #: The job before which the first one is placed.

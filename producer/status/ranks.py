@@ -105,7 +105,7 @@ class RankStatus(Record):
     steps_s: float = 0.0
     #: Of the last rank: the seconds of writing a video, None before the first, and how many are written at once.
     write_s: Seconds | None = None
-    num_writers: int = Field(1, ge=1, le=MAX_RANKS)
+    num_writers: int = Field(default=1, ge=1, le=MAX_RANKS)
     intake: IntakeStatus | None = None
 
     def as_json(self) -> dict[str, Any]:
