@@ -121,23 +121,39 @@ def gallery(
         echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")
 
 
+def _given(context: click.Context, option: click.Parameter, value: str) -> str:
+    GivenPath().convert(value, option, context)
+    return value
+
+
 @click.command()
 @selection_options("all", since="Jobs finished")
-@click.option("--output", "-o", "folder", required=True, type=GivenPath(), help="Folder to copy to.")
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    metavar="FOLDER|TEMPLATE",
+    callback=_given,
+    help="Folder to copy to, or with the names of the files, such as 'videos/{folder}/{photo}-{seed}'.",
+)
 @amount_options("videos")
 @json_option("video")
 @with_settings
-def fetch(settings: Settings, selection: Selection, folder: Path, verbose: bool, as_json: bool) -> None:
+def fetch(settings: Settings, selection: Selection, output: str, verbose: bool, as_json: bool) -> None:
     """Copy finished videos, and the JSON beside them, from the storage into a folder.
 
     Existing files are not copied again, so the same command can run every morning. A file gets its name only when it
     is complete. IDs may be shortened to their first characters. --mine and --owner find the jobs that Redis still has.
+
+    A template has the fields of `svdq submit --output`, without {n} and {variation}; {date} is the day of the render. A
+    name that another file has gets a number. Videos keep their folders of the storage unless there is a {folder}.
 
     \b
     Examples:
       svdq fetch --name 'cup*' --output videos
       svdq fetch --since 22:00 --output videos
       svdq fetch --all --output videos --storage s3://bucket/prefix
+      svdq fetch --since 22:00 --output 'videos/{date}/{photo}-{seed}'
     """
     selection = selection.among(("finished",))
     place = Storage.open_for_command(settings.storage)
@@ -152,7 +168,7 @@ def fetch(settings: Settings, selection: Selection, folder: Path, verbose: bool,
             results = [each for each, owner in zip(results, owners, strict=True) if owner in selection.owners]
     is_bulk = len(results) >= MANY
     sizes = []
-    for fetched in fetch_all(place, results, folder):
+    for fetched in fetch_all(place, results, output):
         sizes.append(fetched.copied)
         paths = [str(path) for path in fetched.paths]
         if as_json:
@@ -163,7 +179,7 @@ def fetch(settings: Settings, selection: Selection, folder: Path, verbose: bool,
     if is_bulk and not as_json:
         num_new = len([size for size in sizes if size])
         text = f"{count(num_new, 'video')} ({decimal(sum(sizes))}); existing: {len(sizes) - num_new:,}."
-        echo(f"Copied to {folder}: {text}")
+        echo(f"Copied to {output}: {text}")
     if not results and not as_json:
         echo("There are no finished videos to fetch.", err=True)
 

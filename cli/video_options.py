@@ -133,6 +133,18 @@ like_option = click.option(
     "--like", type=GivenPath(), metavar="FILE", help="Use that video's parameters and seed; flags win."
 )
 
+output_option = click.option(
+    "--output",
+    metavar="TEMPLATE",
+    default="",
+    help="Folder for the files, below outputs/ of the storage, such as 'trip/{date}/', or with the name of the "
+    "files, such as '{folder}/{photo}-{prompt:.40}'.",
+)
+
+keep_location_option = click.option(
+    "--keep-location", is_flag=True, help="Copy where the photo was taken into the video's files."
+)
+
 #: Options of jobs besides their parameters, and of how they are submitted.
 _JOB_OPTIONS = (
     click.option(
@@ -166,17 +178,10 @@ _JOB_OPTIONS = (
         metavar="TEMPLATE",
         help="Pattern for file names, such as '{photo}-{seed}'; also {n}, {folder}, {date} and the parameters.",
     ),
-    click.option(
-        "--output",
-        "folder",
-        metavar="TEMPLATE",
-        default="",
-        help="Folder for the files, below outputs/ of the storage, such as 'trip/{date}/', or with the name of the "
-        "files, such as '{folder}/{photo}-{prompt:.40}'.",
-    ),
+    output_option,
     like_option,
     click.option("--force", is_flag=True, help="Render again although the same job exists."),
-    click.option("--keep-location", is_flag=True, help="Copy where the photo was taken into the video's files."),
+    keep_location_option,
     click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
     click.option("--dry-run", is_flag=True, help="Check all, and say what would be queued and for how long."),
     click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
@@ -211,7 +216,7 @@ def read_spec(
     sweeps: Sequence[str],
     at: str | None,
     depends_on: Sequence[str],
-    folder: str,
+    output: str,
     like: Path | None,
     **values: Any,
 ) -> "JobSpec":
@@ -230,4 +235,4 @@ def read_spec(
         at=parse_future(at, "--at", datetime.now().astimezone()) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),
         **plain,
-    ).with_output(folder or settings.output)
+    ).with_output(output or settings.output)

@@ -11,7 +11,9 @@ from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, StopSignals, notify_sys
 from svdq.cli.option_types import GivenPath, json_option, storage_options
 from svdq.cli.video_options import (
     VideoCommand,
+    keep_location_option,
     like_option,
+    output_option,
     parameter_options,
     priority_option,
     read_options,
@@ -61,6 +63,8 @@ def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: 
 @like_option
 @priority_option
 @then_option
+@output_option
+@keep_location_option
 @json_option("event")
 @storage_options
 def watch(
@@ -71,6 +75,8 @@ def watch(
     like: Path | None,
     priority: str,
     then: tuple[str, ...],
+    output: str,
+    keep_location: bool,
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
@@ -91,6 +97,7 @@ def watch(
       svdq watch ~/inbox --recursive --existing --frames 25
       svdq watch /srv/drop --on-success move:done --glob '*.jpg' --glob '*.png'
       svdq watch ~/inbox --once --on-success move:done
+      svdq watch ~/inbox --recursive --output '{folder}/{photo}-{date}'
     """
     settings = load_for_watching(folder, redis_url=redis_url, storage=storage)
     watching = {name: others.pop(name) for name in ("existing", "stable_for_s", "on_success")}
@@ -98,7 +105,8 @@ def watch(
         options=with_defaults_from(like, [read_options(**others)]),
         priority=priority,
         then=then,
-    ).with_output(settings.output)
+        keep_location=keep_location,
+    ).with_output(output or settings.output)
     selection = FileFilter(recursive=recursive, globs=globs or PHOTO_GLOBS)
 
     def report(event: Event) -> None:

@@ -93,15 +93,26 @@ class Backend:
         return await anyio.to_thread.run_sync(work, limiter=limiter or self._storage)
 
     async def create(
-        self, photo: BinaryIO, file_name: str, spec: JobSpec, *, source: str = "", last_photo: BinaryIO | None = None
+        self,
+        photo: BinaryIO,
+        file_name: str,
+        spec: JobSpec,
+        *,
+        source: str = "",
+        below: str = "",
+        last_photo: BinaryIO | None = None,
     ) -> tuple[list[Submission], list[JobView]]:
         """Store a photo and enqueue its jobs; when this returns, both survive a crash of everything.
 
-        `file_name` and `source`, the path from the folder that was dropped, are the client's and no paths here.
-        `last_photo` is that of the last frame. Returns the submissions, and the jobs of those that were not removed at
+        `file_name`, `source`, the path from the folder that was dropped, and `below`, the photo's folder in it, are the
+        client's and no paths here. `last_photo` is that of the last frame. Without a folder or a name, videos go
+        where the settings say. Returns the submissions, and the jobs of those that were not removed at
         once. Raises ApiError if a photo or a parameter is not allowed and nothing was stored, or if Redis is away, and
         UnavailableError if the storage cannot be written.
         """
+        if not spec.folder and spec.name is None:
+            spec = spec.with_output(self.settings.output)
+        spec = spec.below(below) if below else spec
         files = [photo] if last_photo is None else [photo, last_photo]
         num_bytes = sum(file.seek(0, io.SEEK_END) for file in files)
         for file in files:

@@ -15,7 +15,7 @@ from svdq.cli.serve.api_errors import ApiError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.producer.job import JOBS, VIDEO_FIELDS
-from svdq.producer.submitting.job_spec import JobSpec, read_folder
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import (
     WITH_PROMPTS,
     ExpectedModel,
@@ -57,7 +57,8 @@ NO_OPS: Mapping[str, tuple[str, ...]] = {
     "response_format": ("url",),
 }
 #: Fields that are no parameters of a video, or depend on the family.
-_OWN = (*PROMPTS, *SOUND, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
+_OWN = (*PROMPTS, *SOUND, "model", "seconds", "guidance_scale", "priority", "name", "output", "keep_location", "at")
+_SWITCHES = (*SOUND, "keep_location")
 _PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in RENAMED.values())
 FIELDS = tuple(dict.fromkeys((*_OWN, "size", *RENAMED, *_PLAIN, "lora")))
 _OF_LORA = ("name", "local_path", "scale", "int_id")  # keys of vLLM-Omni's object; the last says nothing here
@@ -110,7 +111,7 @@ def _read(
     base: SubmitOptions,
     spell: Callable[[str], str],
 ) -> VideoRequest:
-    texts = {name: as_text("sound" if name in SOUND else name, value, name) for name, value in given.items()}
+    texts = {name: as_text("sound" if name in _SWITCHES else name, value, name) for name, value in given.items()}
     own = {name: text.strip() for name, text in texts.items() if name in _OWN}
     prompts: dict[str, Any] = {name: text for name, text in texts.items() if name in PROMPTS}
     plain = read_parameters({RENAMED.get(name, name): text for name, text in texts.items() if name not in _OWN}, spell)
@@ -134,10 +135,10 @@ def _read(
         model=model,
         priority=own.get("priority", "default"),
         name=own.get("name"),
-        folder=read_folder(own.get("output", "")),
         at=parse_future(own["at"], "at", now) if "at" in own else None,
         notes=notes,
-    )
+        keep_location="keep_location" in own and _is_on("keep_location", own["keep_location"]),
+    ).with_output(own.get("output", ""))
     spec.check(spell=spell)
     return VideoRequest(spec=spec, model=own.get("model", ""), notice=notice)
 

@@ -9,7 +9,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.job import JOBS, VIDEO_FIELDS
-from svdq.producer.submitting.job_spec import JobSpec, read_folder
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, read_parameters, read_then, rules_of
 from svdq.producer.text import parse_future
 
@@ -44,7 +44,8 @@ PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off", "upsc
 #: Shown first; the others are below "More settings".
 MAIN = ("prompt", "shape", "width", "height", "frames", "motion_bucket_id", "formats")
 NUM_PLAIN_WORDS = 3  # descriptions of at most this many words say no more than the label
-OWN_FIELDS = ("variations", "priority", "folder", "at", "then")  # fields besides the parameters of a video
+#: Fields besides the parameters of a video.
+OWN_FIELDS = ("variations", "priority", "folder", "at", "then", "keep_location")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +155,10 @@ def read_spec(given: Mapping[str, str], model: ExpectedModel | None, *, has_last
         model=model,
         variations=whole_number(own.get("variations", "1"), "Videos of each photo"),
         priority=own.get("priority", "default"),
-        folder=read_folder(own.get("folder", "")),
         at=parse_future(own["at"], "Time", datetime.now().astimezone()) if "at" in own else None,
         then=read_then(own["then"].strip(), "Then") if "then" in own else (),
-    )
+        keep_location="keep_location" in own,
+    ).with_output(own.get("folder", ""))
     spec = spec.with_last_photo() if has_last_photo else spec
     spec.check(label_of)
     return spec

@@ -28,7 +28,8 @@ _OTHER_FIELDS: Mapping[str, dict[str, Any]] = {
     "guidance_scale": _TEXT_OR_NUMBER,
     "priority": {"type": "string", "enum": list(keys.PRIORITIES)},
     "name": {"type": "string", "description": "name of the files"},
-    "output": {"type": "string", "description": "folder of the files in the storage"},
+    "output": {"type": "string", "description": "folder of the files in the storage, or a template of their name, too"},
+    "keep_location": {"type": ["boolean", "string"], "description": "whether the files say where the photo was taken"},
     "at": {"type": "string", "description": "when the job is queued, such as 22:00 or an RFC 3339 time"},
     "format": {"type": "string", "description": "formats of the files, separated by spaces, such as mp4 gif"},
     "lora": {

@@ -207,13 +207,13 @@ async def add(request: Request) -> Response:
         if PHOTO not in form.files:
             raise ApiError(400, "The photo is missing.", param=PHOTO, code="missing_parameter")
         given = {name: str(value) for name, value in form.fields}
-        source = given.pop("source", "")[:1000]
+        source, below = given.pop("source", "")[:1000], given.pop("below", "")
         name = given.pop("file_name", form.file_name)  # browsers replace quotation marks in that of the file
         last_photo = form.files.get(LAST_PHOTO)
         wanted = await _read_spec(request, given, has_last_photo=last_photo is not None)
         wanted = replace(wanted, owner=request.state.owner)
         submissions, _ = await request.app.state.backend.create(
-            form.files[PHOTO], name, wanted, source=source, last_photo=last_photo
+            form.files[PHOTO], name, wanted, source=source, below=below, last_photo=last_photo
         )
     finally:
         form.close()

@@ -6,19 +6,22 @@ JSON is unchanged in the folder and the files beside it have the right sizes.
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import redis
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.files import sweep, temporary_name
+from svdq.producer.job import model_stem, parse_job
+from svdq.producer.name_templates import has_field, render_folder, render_name, template_values
 from svdq.producer.queue import session
-from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results
+from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results, read_provenance
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import newest_ids
@@ -72,29 +75,85 @@ def _stored_ids(storage: Storage) -> list[str]:
     return [match[1] for entry in storage.entries(OUTPUTS) if (match := _ID.search(entry.key))]
 
 
-def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iterator[Fetched]:
-    """Copy videos into a folder one by one; `folder` corresponds to outputs/ of the storage.
+def split_template(output: str) -> tuple[Path, str]:
+    """Return the folder of an output, up to the first part with a field, and the template that follows, if any."""
+    parts = output.split("/")
+    number = next((index for index, part in enumerate(parts) if has_field(part)), len(parts))
+    return Path("/".join(parts[:number]) or ("/" if output.startswith("/") else ".")), "/".join(parts[number:])
 
-    Without videos the folder is not created. Raises InputError if the folder cannot be written, and UnavailableError
-    for the storage.
+
+def fetch_all(storage: Storage, results: Sequence[Result], output: str) -> Iterator[Fetched]:
+    """Copy videos into a folder one by one, or to where a template says, with a number if another file is there.
+
+    Without a template, the folder corresponds to outputs/ of the storage. Without videos the folder is not created.
+    Raises InputError if the folder cannot be written, or a video does not have a field of the template, and
+    UnavailableError for the storage.
     """
     if not results:
         return
+    folder, template = split_template(output)
+    stems = [_stem(result, template) for result in results]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder.glob(f"{ARRIVING_PREFIX}*"), ARRIVING_PREFIX)
-        for result in results:
-            yield _fetch(storage, result, folder)
+        for result, stem in zip(results, stems, strict=True):
+            yield _fetch(storage, result, folder, _free(folder / stem, result) if template else folder / stem)
     except OSError as error:
         raise InputError(
             f"The folder {str(folder)!r} cannot be written ({error.strerror}); give another with --output."
         ) from error
 
 
-def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
-    paths = tuple(_place(folder, key) for key in result.outputs)
-    sidecar = _place(folder, result.sidecar.key)
-    if _is_there(result, folder):
+def _stem(result: Result, template: str) -> str:
+    """Return the path of a video's files in the folder, without their extension."""
+    stem = result.sidecar.key.removesuffix(".json").removeprefix(f"{OUTPUTS}/")
+    if not template:
+        return stem
+    try:
+        job = parse_job(result.document.job)
+    except ValueError:
+        raise InputError(
+            f"The video {result.job_id} is of another version of svdq; fetch it without a template."
+        ) from None
+    source, (below, _, name) = result.document.source, stem.rpartition("/")
+    model, day = job.model or model_stem(result.document.model.name), result.finished_at.astimezone().date()
+    values = template_values(job, PurePosixPath(source).stem or job.name, source, model, day)
+    folders, _, last = template.rpartition("/")
+    if has_field(last):
+        name = render_name(last, values)
+    else:
+        folders = template
+    parts = (render_folder(folders, values), below if "{folder" not in template else "", name)
+    return "/".join(filter(None, parts))
+
+
+def _free(stem: Path, result: Result) -> Path:
+    """Return a path like `stem` that has no other file: with the number 2, or a larger one, where there are some."""
+    for number in itertools.count(1):
+        found = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        sidecar = _moved(result, result.sidecar.key, found)
+        # Without a sidecar, the files of a fetch that was interrupted say themselves whose they are.
+        paths = [sidecar] if sidecar.exists() else [_moved(result, key, found) for key in result.outputs]
+        if all(_is_of(path, result.job_id) for path in paths if path.exists()):
+            return found
+    raise AssertionError("unreachable")
+
+
+def _is_of(path: Path, job_id: str) -> bool:
+    with contextlib.suppress(InputError):
+        return read_provenance(path).job_id == job_id
+    return False
+
+
+def _moved(result: Result, key: str, stem: Path) -> Path:
+    """Return the path of a file of a video, all of whose paths begin with `stem`."""
+    return Path(f"{stem}{key.removeprefix(result.sidecar.key.removesuffix('.json'))}")
+
+
+def _fetch(storage: Storage, result: Result, folder: Path, stem: Path) -> Fetched:
+    paths = tuple(_moved(result, key, stem) for key in result.outputs)
+    sidecar = _moved(result, result.sidecar.key, stem)
+    if _is_there(result, stem):
         return Fetched(job_id=result.job_id, paths=paths, copied=0)
     arriving = folder / temporary_name(ARRIVING_PREFIX)
     arriving.mkdir()
@@ -113,8 +172,8 @@ def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
             _set_time(target, entry)
         # The sidecar goes last, so its presence means that the files beside it are complete.
         sidecar.unlink(missing_ok=True)
-        for top in result.outputs:
-            publish(_place(arriving, top), _place(folder, top))
+        for top, path in zip(result.outputs, paths, strict=True):
+            publish(_place(arriving, top), path)
         _place(arriving, result.sidecar.key).write_bytes(result.data)
         _set_time(_place(arriving, result.sidecar.key), result.sidecar)
         os.replace(_place(arriving, result.sidecar.key), sidecar)
@@ -130,10 +189,10 @@ def _set_time(path: Path, entry: FileInfo) -> None:
     os.utime(path, (time_s, time_s))
 
 
-def _is_there(result: Result, folder: Path) -> bool:
+def _is_there(result: Result, stem: Path) -> bool:
     try:
-        return _place(folder, result.sidecar.key).read_bytes() == result.data and all(
-            _place(folder, entry.key).stat().st_size == entry.size for entry in result.files
+        return _moved(result, result.sidecar.key, stem).read_bytes() == result.data and all(
+            _moved(result, entry.key, stem).stat().st_size == entry.size for entry in result.files
         )
     except (FileNotFoundError, NotADirectoryError):
         return False

@@ -3,12 +3,10 @@
 import hashlib
 import re
 import secrets
-import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from itertools import product
-from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +16,14 @@ from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.model_names import facts_of
 from svdq.pipeline.models.wan.family import I2V_A14B, WanParameters, complete, threshold_for
 from svdq.pipeline.video_parameters import MAX_SIDE, LoraChoice
-from svdq.producer.job import JOBS, MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name, last_frame_key, model_stem
+from svdq.producer.job import JOBS, Job, last_frame_key, model_stem
+from svdq.producer.name_templates import (
+    has_field,
+    read_folder,
+    render_folder,
+    render_name,
+    template_values,
+)
 from svdq.producer.queue import check_priority
 from svdq.producer.submitting.parameters import (
     MAX_VIDEOS,
@@ -29,27 +34,12 @@ from svdq.producer.submitting.parameters import (
     as_flag,
     shorten,
 )
-from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size, safe_name
-
-#: `photo` and `n` are other names of `stem` and `index`.
-OWN_FIELDS = (
-    "stem",
-    "photo",
-    "index",
-    "n",
-    "variation",
-    "folder",
-    "date",
-)  # fields of name templates besides the parameters of the video
-NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family", "loras"}
+from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size
 
 _AUTO_MULTIPLE = 32  # of sides that are chosen: Wan 2.2 TI2V-5B needs 32
-_FIELD = re.compile(r"\{[^{}]")
 _ANY_DAY = date(2000, 1, 1)  # in ids, which do not depend on the day
 #: A storage key in place of that of a photo that is not checked yet.
 ANY_PHOTO = f"inputs/{'0' * 64}.jpg"
-#: Allowed format specifications, such as `04` or `.2f`: no nested fields, and no width that exhausts memory.
-_LAYOUT = re.compile(r"(%[YmdjUV]|[-_. ])+|[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,14 +180,9 @@ class JobSpec:
         self, job: Job, stem: str, source: str = "", *, index: int, variation: int, day: date | None = None
     ) -> dict[str, Any]:
         """Return the fields of templates; `source` is that of the photo."""
-        values = {name: getattr(job, name) for name in NAME_FIELDS & type(job).model_fields.keys() - {"folder"}}
-        folders = source.split("/")[:-1]
-        # Of the folder that was submitted only the name, and only for photos that lie in no subfolder.
-        folder = "/".join(folders[1:] or folders)
+        model = job.model or (model_stem(self.model.name) if self.model and not day else "")
         numbers = {"index": index, "n": index, "variation": variation + 1}
-        model = job.model or (model_stem(self.model.name) if self.model and not day else "") or job.family
-        own = {"stem": stem, "photo": stem, "folder": folder, "date": day or date.today(), "model": model}
-        return values | numbers | own
+        return template_values(job, stem, source, model, day or date.today()) | numbers
 
     def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
         folder = "" if "{" in self.folder or "}" in self.folder else self.folder
@@ -378,70 +363,3 @@ def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], sp
     # Quotes show that the value is text, such as "7".
     shown = repr(value) if isinstance(value, str) and first["type"].endswith("_type") else value
     return f"{spell(field)} {shorten(shown)} is not allowed: it must be {allowed}."
-
-
-def has_field(template: str) -> bool:
-    """Return whether a template has a field."""
-    return _FIELD.search(template.replace("{{", "")) is not None
-
-
-def render_folder(template: str, values: Mapping[str, Any]) -> str:
-    """Render a template of a folder, in which `{folder}` may be several; raises InputError as `render_name`."""
-    parts: list[str] = []
-    for part in template.split("/"):
-        if part == "{folder}":
-            parts += map(safe_name, filter(None, values["folder"].split("/")))
-        elif part:
-            parts.append(render_name(part, values))
-    return read_folder("/".join(parts))
-
-
-def render_name(template: str, values: Mapping[str, Any]) -> str:
-    """Render a template of `str.format`, without conversions and nested fields, as a name for all file systems.
-
-    Raises InputError if the template is invalid, or a value does not fit its format or is left to the model.
-    """
-    try:
-        parts = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise InputError(
-            f"The name {template!r} is not a template ({error}); write fields as {{stem}}, and {{{{ for a brace."
-        ) from error
-    if not template.strip():
-        raise InputError("The name is empty; give one such as {stem}-{seed}, or leave it out.")
-    for text, field, layout, conversion in parts:
-        if "/" in text or "\\" in text:
-            raise InputError(f"The name {template!r} names a folder; give the name alone, and the folder as output.")
-        if field is None:
-            continue
-        wrong = ""
-        if field not in NAME_FIELDS:
-            wrong = f", which is unknown; the fields are {', '.join(sorted(NAME_FIELDS))}"
-        elif conversion or (layout and not _LAYOUT.fullmatch(layout)):
-            wrong = f" in a format that is not allowed; write it as {{{field}}} or, for a number, as {{{field}:04}}"
-        elif field not in values:
-            wrong = ", which such videos do not have; leave it out"
-        elif values[field] is None:
-            wrong = f", which is left to the model; give {field} or leave the field out"
-        if wrong:
-            raise InputError(f"The name {template!r} has the field {{{field}}}{wrong}.")
-    try:
-        return safe_name(template.format_map(values))
-    except (ValueError, OverflowError) as error:
-        raise InputError(f"The name {template!r} cannot be made ({error}); change the format of its field.") from error
-
-
-def read_folder(text: str) -> str:
-    """Parse a folder below outputs/, as a user writes it; raises InputError if it is outside."""
-    folder = PurePosixPath(text)
-    if folder.is_absolute() or text.startswith("~") or "://" in text or ".." in folder.parts:
-        raise InputError(
-            f"The output folder {text!r} is not inside the storage's outputs/; give a relative one such as "
-            "holiday/day1, choose another storage, or copy finished videos anywhere with `svdq fetch ID -o DIR`."
-        )
-    if not all(map(is_folder_name, folder.parts)) or len(text) > MAX_FOLDER_LENGTH:
-        raise InputError(
-            f"The output folder {text!r} is not allowed by every storage; use shorter names without backslashes "
-            "and control characters, and no dot in front."
-        )
-    return "" if folder == PurePosixPath(".") else folder.as_posix()

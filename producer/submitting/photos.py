@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import log
@@ -18,17 +17,13 @@ from svdq.pipeline.media.image import EXTENSIONS, draft, has_unknown_white, is_t
 from svdq.pipeline.video_parameters import MAX_SIDE
 from svdq.producer.files import open_regular
 from svdq.producer.job import Job
+from svdq.producer.name_templates import safe_name
 from svdq.producer.threads import DECODED, MAX_DECODED_BYTES, NUM_CORES, Budget, ordered_map
 
 ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 
 MAX_BYTES_PER_PIXEL = 16  # of any photo file: four channels of 32-bit floats
-MAX_NAME_BYTES = 180  # bytes of UTF-8; leaves room for a suffix within a file system's 255
 MAX_FOREIGN_BYTES = 1 << 28  # largest size in bytes of a photo that was uploaded or dropped
-#: Names that Windows refuses, with any extension.
-_DEVICES = frozenset(
-    ["CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(10))]
-)
 _BYTES = Budget(1 << 25)  # bytes of files held in memory at a time, independent of the number of threads
 
 
@@ -158,14 +153,6 @@ def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | N
 def source_path(*parts: str) -> str:
     """Join the names of folders and a photo to a path that all programs can show."""
     return "/".join(safe_name(part) for part in parts if part)
-
-
-def safe_name(stem: str) -> str:
-    """Turn the stem of a file name into a name that `Job.name` and all file systems allow."""
-    stem = unicodedata.normalize("NFC", stem)
-    stem = "".join(char if char.isprintable() and char not in '/\\:*?"<>|' else "_" for char in stem)
-    stem = stem.lstrip(". ").encode()[:MAX_NAME_BYTES].decode(errors="ignore").rstrip(". ").strip() or "photo"
-    return f"_{stem}" if stem.partition(".")[0].rstrip().upper() in _DEVICES else stem
 
 
 @contextlib.contextmanager

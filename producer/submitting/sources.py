@@ -15,9 +15,10 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.media.image import open_photo
 from svdq.pipeline.video_parameters import MAX_PROMPT
 from svdq.producer.files import open_regular
+from svdq.producer.name_templates import safe_name
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_flag
-from svdq.producer.submitting.photos import safe_name, source_path
+from svdq.producer.submitting.photos import source_path
 
 SUFFIXES = frozenset(
     f".{ending}"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.name_templates import safe_name
 from svdq.producer.settings import ENV_PREFIX, Settings, checked_owner
 from svdq.producer.settings_loader import FILE_NAME, PHOTO_KEYS, cannot_be_read, read_toml
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_key, read_parameters, read_then
-from svdq.producer.submitting.photos import safe_name
 from svdq.producer.submitting.sources import SUFFIXES, is_photo_folder
 from svdq.producer.watching.directory import make_folder, open_file
 

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.media.video import write_video
 from svdq.producer import job_control
 from svdq.producer.queue import RENDER, SvdqQueue
 from svdq.producer.results.fetch import fetch_all
@@ -94,6 +96,47 @@ def test_fetch(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:
     assert [path.name for path in target.iterdir() if path.name.startswith(".")] == []
 
 
+def test_fetch_names_files_by_a_template(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
+    at = datetime(2027, 1, 31, 12, tzinfo=UTC)
+    first = add_video(storage, 1, name="cup", source="trip/day 1/cup.jpg", folder="x", finished_at=at)
+    add_video(storage, 2, name="cup", source="trip/day 1/cup.png", finished_at=at, formats=("png", "gif"))
+    add_video(storage, 3, name="aux", finished_at=at)
+    videos = tmp_path / "videos"
+    (videos / "day 1").mkdir(parents=True)
+    (videos / "day 1/cup-2.mp4").write_bytes(b"of somebody else")
+    (videos / "2027-01").mkdir()
+
+    def fetch(template: str) -> list[str]:
+        done = svdq("fetch", "--all", "--json", "--output", f"{videos}/{template}")
+        assert done.returncode == 0, done.stderr
+        return sorted(path for line in done.stdout.splitlines() for path in json.loads(line)["paths"])
+
+    template = "{folder}/{photo}"
+    before = contents(videos)
+    paths = fetch(template)
+    found = contents(videos)
+    assert {name: found[name] for name in before} == before
+    assert len(paths) == 4
+    assert sorted(path.relative_to(videos).as_posix() for path in videos.rglob("*.json")) in (
+        ["_aux.json", "day 1/cup-2.json", "day 1/cup.json"],
+        ["_aux.json", "day 1/cup-3.json", "day 1/cup.json"],
+    )
+    assert fetch(template) == paths
+    assert contents(videos) == found
+    # A fetch was killed before the JSON.
+    comment = json.dumps({"svdq": "1", "job_id": f"{3:020x}", "job": {}})
+    write_video(np.zeros((2, 64, 64, 3), np.uint8), videos / "_aux.mp4", "mp4", 7, comment)
+    (videos / "_aux.json").unlink()
+    assert fetch(template) == paths
+    assert contents(videos) == found
+    assert svdq("inspect", f"{videos}/day 1/cup.json", "--json").returncode == 0
+
+    assert any(path.endswith(f"2027-01/x/cup-{first}.mp4") for path in fetch("{date:%Y-%m}/"))
+    done = svdq("fetch", "--all", "--output", f"{videos}/{{n}}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "has the field {n}, which such videos do not have" in done.stderr
+
+
 def test_many_videos_are_fetched_with_totals(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
     for number in range(20):
         add_video(storage, number, formats=("gif",))
@@ -112,7 +155,7 @@ def test_ids_of_any_program_may_be_shortened(svdq: Cli, storage: Storage, tmp_pa
 def test_a_video_that_is_removed_meanwhile_leaves_no_part(storage: Storage, tmp_path: Path) -> None:
     ids = [add_video(storage, number) for number in (1, 2)]
     results = [result for job_id in ids for result in find_results(storage, job_ids=frozenset([job_id]))]
-    fetched = fetch_all(storage, results, tmp_path / "videos")
+    fetched = fetch_all(storage, results, str(tmp_path / "videos"))
     assert next(fetched).job_id == ids[0]
     storage.remove(results[1].outputs[0])
     with pytest.raises(UnavailableError, match="cannot be used"):

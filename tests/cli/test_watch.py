@@ -168,6 +168,17 @@ def test_all_ways_of_dropping_photos_make_jobs(
     assert stopped["text"] == "5 submitted, 0 known already, 1 rejected."
 
 
+def test_videos_go_where_the_option_says(watch: Callable[..., Watch], drop: Drop, connection: redis.Redis) -> None:
+    drop("trip/day 1/deep.jpg")
+    drop("flat.jpg")
+    watching = watch("--recursive", "--once", "--output", "new/{folder}/{photo}-{fps}", "--fps", "5", SVDQ_OUTPUT="old")
+    assert watching.process.wait() == 0
+    assert {name: job.folder for name, job in jobs(connection).items()} == {
+        "deep-5": "new/trip/day 1",
+        "flat-5": "new/inbox",
+    }
+
+
 def test_a_restart_submits_only_photos_dropped_meanwhile(
     watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
 ) -> None:

@@ -255,8 +255,8 @@ function pump() {
 
 function send(photo) {
   const body = new FormData();
-  const folder = [photo.settings.folder, photo.folder].filter(Boolean).join("/");
-  for (const [name, value] of Object.entries({ ...photo.settings, folder, source: photo.source, file_name: photo.file.name })) if (value) body.append(name, value);
+  const own = { below: photo.folder, source: photo.source, file_name: photo.file.name };
+  for (const [name, value] of Object.entries({ ...photo.settings, ...own })) if (value) body.append(name, value);
   // Last: the server reads the settings before the photos.
   body.append("input_reference", photo.file, photo.file.name);
   if (photo.sentLast) body.append("last_reference", photo.sentLast, photo.sentLast.name);

@@ -84,6 +84,13 @@ def test_upscaling(fields: list[tuple[str, Any]]) -> None:
     assert options_of(fields).upscale == "2"
 
 
+def test_where_the_files_go_and_whether_they_have_the_place() -> None:
+    found = read([("output", "{date}/{photo}"), ("extra_params", {"keep_location": True})])
+    assert isinstance(found, VideoRequest), found
+    assert (found.spec.folder, found.spec.name, found.spec.keep_location) == ("{date}", "{photo}", True)
+    assert "keep_location" in str(read([("keep_location", "perhaps")]))
+
+
 @pytest.mark.parametrize("fields", [[("fps", "7"), ("fps", "8")], [("fps", 7), ("extra_params", {"fps": 8})]])
 def test_a_field_that_is_given_twice(fields: list[tuple[str, Any]]) -> None:
     assert "fps is given twice" in str(read(fields))

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import redis
-from PIL import Image
+from PIL import ExifTags, Image
 
 from svdq.cli.serve.page import STATIC
 from svdq.producer import keys
 from svdq.producer.job_control import pause, resume
-from svdq.producer.queue import fetch
+from svdq.producer.queue import fetch, read_arguments, read_job
+from svdq.producer.records import LOCATION_NOTE
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
@@ -81,6 +82,23 @@ def test_the_page_makes_the_jobs_of_svdq_submit(server: Server, svdq, photo: Pat
     ).stdout.splitlines()
     assert [json.loads(line)["id"] for line in said] == [each["id"] for each in jobs]
     assert not any(each["is_new"] for each in upload(server, photo, **fields).json["jobs"])
+
+
+def test_the_page_takes_the_template_of_svdq_submit(
+    server: Server, photo: Path, connection: redis.Redis, tmp_path: Path
+) -> None:
+    gps = Image.Exif()
+    gps.get_ifd(ExifTags.IFD.GPSInfo).update({1: "N", 2: (48.0, 8.0, 0.0), 3: "E", 4: (11.0, 0.0, 0.0)})
+    with Image.open(photo) as image:
+        image.save(tmp_path / "with place.jpg", exif=gps)
+    fields = {"family": "svd", "folder": "trip/{photo}-{frames}", "frames": "5", "below": "day {1}"}
+    for more, kept in (({}, False), ({"keep_location": "yes", "steps": "3"}, True)):
+        (made,) = upload(server, tmp_path / "with place.jpg", **fields, **more).json["jobs"]
+        job = fetch(connection, made["id"])
+        assert read_job(job).output_stem("") == "outputs/trip/day {1}/with place-5-"
+        assert (read_arguments(job).notes.get(LOCATION_NOTE) == "48.13333,11.00000") is kept
+    refused = upload(server, photo, **fields | {"below": "../.."})
+    assert (refused.status, "is not inside the storage's outputs/" in refused.error["message"]) == (400, True)
 
 
 def test_the_page_makes_chains_and_names_their_links(server: Server, photo: Path, connection: redis.Redis) -> None:

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.photos import Photo, check_data, check_photos, safe_name
-from tests.queued import SvdJob
+from svdq.producer.submitting.photos import Photo, check_data, check_photos
 
 MAX_PIXELS = 100_000_000
 
@@ -179,15 +178,6 @@ def test_large_file_is_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(InputError, match="bytes"):
         check_photo(path, MAX_PIXELS)
-
-
-@pytest.mark.parametrize(
-    "stem", ["a b", ".hidden", "..", "a/b\\c", "x\n\x1b[31m", "\udc80", "é" * 300, "写真" * 200, "", "  "]
-)
-def test_names_are_safe(stem: str) -> None:
-    name = safe_name(stem)
-    assert SvdJob(image=f"inputs/{'0' * 64}.jpg", name=name, seed=0).name == name
-    assert len(name.encode()) <= 180
 
 
 def test_a_heic_photo_without_its_decoder_names_the_extra(tmp_path: Path) -> None:
