@@ -164,14 +164,14 @@ def know(name: str) -> KnownModel:
             if component not in replaced
         )
     here = {each: file for each, text in replaced.items() if (file := _file_here(text, Path(name))) is not None}
-    numbers = {each: num_weights([file], size.layout, size.dtype) for each, file in here.items()}
+    numbers = {each: num_weights(size.layout.weights_files(here, each), size.layout, size.dtype, each) for each in here}
     size = replace(size, num_weights={**size.num_weights, **numbers})
     if not size.layout.denoisers & size.num_weights.keys():
         raise InputError(f"How many weights the files of the model {name} have is not known before they are loaded.")
     if given is not None:
         size = replace(size, facts=size.family.with_model_file(dict(size.facts), given, name))
         stored = {
-            component: stored_bytes([here[component]], size.layout, size.dtype)
+            component: stored_bytes(size.layout.weights_files(here, component), size.layout, size.dtype, component)
             if component in here
             else _stored_by_name(text, size.num_weights.get(component, 0.0))
             for component, text in replaced.items()

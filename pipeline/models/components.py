@@ -14,7 +14,7 @@ import torch
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute_options import ComputeOptions, apply, quantization, stream_layers
 from svdq.pipeline.models.failures import in_a_sentence
-from svdq.pipeline.models.family import FolderLayout
+from svdq.pipeline.models.family import FileNames, FolderLayout
 from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
 from svdq.pipeline.models.made_weights import load_weights
 from svdq.pipeline.models.memory import Phase
@@ -38,6 +38,7 @@ from svdq.pipeline.models.weights import (
     open_folder,
     renaming,
     shapes_of,
+    without,
 )
 
 logger = logging.getLogger(__name__)
@@ -159,15 +160,17 @@ class ComponentLoader:
         return parts
 
     def _needed_bytes(self) -> int:
-        sizes = [
-            self.dtype_of(each).itemsize * sum(number for file in self.files(each) for _, number, _ in weights_in(file))
-            for each in self.needed()
-        ]
+        sizes = [self.dtype_of(each).itemsize * sum(number for number in self._numbers(each)) for each in self.needed()]
         return max(sizes) if self.role.in_rounds else sum(sizes)
 
     def files(self, component: str) -> list[Path]:
         """Return the files that a component's weights are in."""
-        return [self.model.weights[component]] if component in self.model.weights else self._files(component)
+        given = self.model.weights
+        return self.layout.weights_files(given, component) if component in given else self._files(component)
+
+    def _numbers(self, component: str) -> Iterator[int]:
+        names = self.layout.file_names.get(component)
+        return (number for file in self.files(component) for _, number, _ in weights_in(file, names))
 
     def _files(self, component: str) -> list[Path]:
         return loaded_files(self.path, component, WEIGHTS[name_of(self.dtype_of(component))])
@@ -210,9 +213,14 @@ class ComponentLoader:
     def open_changed(self, kind: Any, component: str) -> tuple[Any, dict[str, Stored], list[Lora]]:
         """Open the files of a component that a model file changes, and match them to its config."""
         model = empty_component(kind, read_json(self.path, f"{component}/config.json", self.name))
-        shapes, rename = shapes_of(model), renaming(kind)
+        names = self.layout.file_names.get(component, FileNames())
         if component in self.model.weights:
-            stored = open_file(self.model.weights[component], shapes, rename)
+            without(model, names.unused)
+        shapes, rename = shapes_of(model), renaming(kind, names.renames)
+        if component in self.model.weights:
+            stored: dict[str, Stored] = {}
+            for file in reversed(self.files(component)):
+                stored |= open_file(file, shapes, rename)
         else:
             stored = open_folder(self._files(component))
         self._check_complete(component, shapes.keys() - stored.keys())
@@ -231,11 +239,11 @@ class ComponentLoader:
 
     def open_lora(self, lora: LoraFile) -> Lora:
         """Match a LoRA to the weights of its component, without reading either; may raise InputError."""
-        kind = self.class_of(lora.component)
+        kind, names = self.class_of(lora.component), self.layout.file_names.get(lora.component, FileNames())
         if lora.component not in self._shapes:
             config = read_json(self.path, f"{lora.component}/config.json", self.name)
             self._shapes[lora.component] = shapes_of(empty_component(kind, config))
-        return open_lora(lora, self._shapes[lora.component], renaming(kind))
+        return open_lora(lora, self._shapes[lora.component], renaming(kind, names.renames))
 
     def _of(self, component: str) -> str:
         return f" in {self.model.weights[component]}" if component in self.model.weights else ""

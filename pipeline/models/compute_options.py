@@ -24,7 +24,7 @@ BLOCKS = (
     "LTX2VideoTransformerBlock",
 )
 #: The same of text encoders: their layers may keep what weights files store, too.
-TEXT_BLOCKS = ("UMT5Block",)
+TEXT_BLOCKS = ("UMT5Block", "Gemma3DecoderLayer", "Gemma4UnifiedTextDecoderLayer")
 #: Blocks that a GPU holds at a time if they are streamed: the present one, the next one, and one for what the allocator
 #: cannot use at once.
 STREAMED_BLOCKS = 3

@@ -30,6 +30,17 @@ def imported(target: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FileNames:
+    """The names of a component's weights in files that programs other than diffusers have written."""
+
+    among_others: str = ""  # pattern of the beginning of its names in a file that has other components, too
+    #: Patterns in original names, or in what diffusers' conversion leaves of them, and what replaces them, in order.
+    renames: Mapping[str, str] = field(default_factory=dict)
+    is_split: bool = False  # whether some of its weights may be in the files of other components
+    unused: tuple[str, ...] = ()  # its modules that no video needs, and files may lack
+
+
+@dataclass(frozen=True, kw_only=True)
 class FolderLayout:
     """The folder of a model family: a pipeline as diffusers' save_pretrained writes it."""
 
@@ -50,10 +61,16 @@ class FolderLayout:
     #: fit beside anything, with the share of their weights that is on the GPU then.
     streamed: Mapping[str, float] = field(default_factory=dict)
     weighted: tuple[str, ...]
+    file_names: Mapping[str, FileNames] = field(default_factory=dict)  # by component; none: as diffusers converts them
 
     def of_phases(self, *phases: Phase) -> frozenset[str]:
         """Return the components that some phases need, besides denoisers."""
         return frozenset().union(*(self.phases.get(phase, frozenset()) for phase in phases))
+
+    def weights_files(self, given: Mapping[str, Path], component: str) -> list[Path]:
+        """Return the files that a component's weights may be in, of those given by component; its own is the first."""
+        is_split = component in self.file_names and self.file_names[component].is_split
+        return list(dict.fromkeys([given[component], *(given.values() if is_split else ())]))
 
     def dtype_of(self, component: str, dtype: str) -> str:
         """Return torch's name of the dtype that a component is loaded in."""

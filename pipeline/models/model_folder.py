@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError, how_to_install, reason_of
-from svdq.pipeline.models.family import FolderLayout
+from svdq.pipeline.models.family import FileNames, FolderLayout
 
 _DTYPES = {"F16", "BF16", "F32", "F8_E4M3", "F8_E5M2"}  # supported types of weights, as named by safetensors
 #: Names of weights files, whole or in parts, and of the indexes of parts.
@@ -29,9 +29,9 @@ _SAVED = "give a folder that diffusers' save_pretrained has written"  # advice a
 
 #: Tensors in files of ComfyUI that are no weights: scales, how the inputs of a layer are rounded, notes of the format.
 SCALES, NOTE = ("scale_weight", "weight_scale"), "comfy_quant"
-_DENOISER, _CONNECTOR = "model.diffusion_model.", "_embeddings_connector."  # in names of files with all components
 SENTENCEPIECE = "spiece_model"  # the tensor that is a text encoder's tokenizer
-EMBEDDINGS = ("shared.weight", "token_embd.weight")  # weights that text encoders look up, and multiply by nothing
+#: Weights that text encoders look up, and multiply by nothing.
+EMBEDDINGS = ("shared.weight", "token_embd.weight", "model.embed_tokens.weight")
 NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", SENTENCEPIECE, NOTE, *SCALES)
 
 
@@ -85,10 +85,11 @@ def loaded_files(folder: Path, component: str, precisions: Sequence[bool]) -> li
     return next(filter(None, found), [])
 
 
-def weights_in(file: Path) -> list[tuple[str, int, int]]:
+def weights_in(file: Path, names: FileNames | None = None) -> list[tuple[str, int, int]]:
     """Return the name of each weight in a file of safetensors or GGUF, its numbers, and the bytes that store them.
 
-    Reads the header only; of a file that cannot be read it returns nothing. Raises InputError without the package gguf.
+    With `names` of a component, only its own weights if the file has others, too. Reads the header only; of a file that
+    cannot be read it returns nothing. Raises InputError without the package gguf.
     """
     if file.suffix == ".gguf":
         return [(tensor.name, int(tensor.n_elements), int(tensor.n_bytes)) for tensor in gguf_tensors(file)]
@@ -97,8 +98,9 @@ def weights_in(file: Path) -> list[tuple[str, int, int]]:
     except (OSError, _library().SafetensorError):
         return []
     named = {name: each for name, each in found.items() if not {name, name.rpartition(".")[2]} & {*NO_WEIGHTS}}
-    if any(name.startswith(_DENOISER) for name in named):  # the others are of other components in the same file
-        named = {name: each for name, each in named.items() if name.startswith(_DENOISER) and _CONNECTOR not in name}
+    if names is not None:
+        own = {name: each for name, each in named.items() if re.match(names.among_others, name)}
+        named = own if own or names.is_split else named
     numbers = {name: math.prod(shape) for name, (_, shape) in named.items()}
     return [(name, number, number * _num_bits(named[name][0]) // 8) for name, number in numbers.items()]
 

@@ -33,6 +33,7 @@ from svdq.pipeline.models.model_folder import (
     has_tokenizer,
     loaded_files,
     pipeline_of,
+    read_index,
     read_json,
 )
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel, Timings
@@ -171,9 +172,10 @@ def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedMode
     if not has_weights(path.stem):
         raise InputError(f"The model file {str(path)!r} has the name of a model without weights; rename it.")
     family = family_named(model.family)
-    index = read_json(model.folder, INDEX, model.name)
-    denoisers = [each for each in family.layouts[model.layout].denoisers if class_in(index, each) is not None]
-    weighted = [each for each in family.layouts[model.layout].weighted if class_in(index, each) is not None]
+    layout = family.layouts[model.layout]
+    index = read_index(model.folder, model.name, layout)
+    denoisers = [each for each in layout.denoisers if class_in(index, each) is not None]
+    weighted = [each for each in layout.weighted if class_in(index, each) is not None]
     named = [
         *((each, weighted) for each in given.weights),
         *((each.component, denoisers) for each in given.lora),

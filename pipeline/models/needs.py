@@ -60,10 +60,10 @@ class ModelSize:
                         each[component] = each[first] * num_bytes / first_bytes
                 continue
             if component in model.weights:
-                files = [model.weights[component]]
-            found[component] = num_weights(files, layout, dtype)
+                files = layout.weights_files(model.weights, component)
+            found[component] = num_weights(files, layout, dtype, component)
             if component in model.weights or (is_expert and is_rounded(files)):
-                stored[component] = stored_bytes(files, layout, dtype)
+                stored[component] = stored_bytes(files, layout, dtype, component)
             if is_expert:
                 first, first_bytes = component, max(1, num_bytes)
         for lora in model.loras:
@@ -170,17 +170,20 @@ class ModelSize:
         return self.family.memory(activity, shape_for(activity, video), self.dtype, self.facts, has_decoder=True)
 
 
-def num_weights(files: Iterable[Path], layout: FolderLayout, dtype: str) -> float:
-    """Return the number of weights in files, of which each that stays in float32 counts by its bytes."""
-    found = (each for file in files for each in weights_in(file))
+def num_weights(files: Iterable[Path], layout: FolderLayout, dtype: str, component: str = "") -> float:
+    """Return the number of weights in files, of which each that stays in float32 counts by its bytes.
+
+    With a `component`, files may have others, too.
+    """
+    found = (each for file in files for each in weights_in(file, layout.file_names.get(component)))
     item = ITEM_BYTES[dtype]
     return sum(number * (4 / item if layout.keeps_float32(name) else 1) for name, number, _ in found)
 
 
-def stored_bytes(files: Iterable[Path], layout: FolderLayout, dtype: str) -> float:
+def stored_bytes(files: Iterable[Path], layout: FolderLayout, dtype: str, component: str = "") -> float:
     """Return the bytes of a component of weights files whose layers keep what is stored where that is smaller."""
-    total = 0.0
-    for name, number, num_bytes in (each for file in files for each in weights_in(file)):
+    total, names = 0.0, layout.file_names.get(component)
+    for name, number, num_bytes in (each for file in files for each in weights_in(file, names)):
         in_dtype = number * (4 if layout.keeps_float32(name) else ITEM_BYTES[dtype])
         is_made = layout.keeps_float32(name) or name in EMBEDDINGS
         total += in_dtype if is_made else min(num_bytes, in_dtype)

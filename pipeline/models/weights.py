@@ -18,7 +18,7 @@ from torch import Tensor
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.loras import open_safetensors
-from svdq.pipeline.models.model_folder import NO_WEIGHTS, NOTE, SCALES, gguf_tensors
+from svdq.pipeline.models.model_folder import NO_WEIGHTS, NOTE, SCALES, gguf_fields, gguf_tensors
 
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.")  # what ComfyUI puts before the names of a denoiser
 DATA, SCALE = "data", "scale"  # names of the tensors that store a weight
@@ -148,11 +148,20 @@ def scaled(tensors: Mapping[str, Tensor]) -> Tensor:
 
 def _open_gguf(file: Path) -> dict[str, Stored]:
     found = {}
+    architecture = gguf_fields(file).get("general.architecture")
+    has_one_added = architecture is not None and architecture.contents() == "gemma3"
     for tensor in gguf_tensors(file):
         read = partial(_mapped, tensor.data)
-        how = partial(_of_blocks, int(tensor.tensor_type))
+        how: Callable[[Mapping[str, Tensor]], Tensor] = partial(_of_blocks, int(tensor.tensor_type))
+        if has_one_added and tensor.name.endswith("norm.weight"):
+            how = partial(_without_one, how)
         found[tensor.name] = Stored(num_elements=int(tensor.n_elements), read=read, dequantize=how)
     return found
+
+
+def _without_one(how: Callable[[Mapping[str, Tensor]], Tensor], tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the weight of a norm of Gemma 3; llama.cpp's conversion adds 1, which transformers adds in the norm."""
+    return how(tensors).to(torch.float32) - 1
 
 
 def _mapped(data: Any) -> dict[str, Tensor]:
@@ -183,6 +192,14 @@ def empty_component(kind: Any, config: Mapping[str, Any]) -> Any:
         if hasattr(kind, "config_class"):  # of transformers
             return kind(kind.config_class.from_dict(dict(config)))
         return kind.from_config(dict(config))
+
+
+def without(model: Any, modules: Collection[str]) -> None:
+    """Remove modules from a component by the last part of their names."""
+    for place, module in list(model.named_modules()):
+        parent, _, name = place.rpartition(".")
+        if name in modules and module is not None:
+            setattr(model.get_submodule(parent), name, None)
 
 
 def shapes_of(model: Any) -> dict[str, torch.Size]:
@@ -244,12 +261,23 @@ def _name_in_residual_vae(name: str) -> str | None:
     return f"{half}.{way}_blocks.{level}.resnets.{place}.{rest}"
 
 
-#: What diffusers' conversions leave as it is (diffusers#14145): of LTX-2.3.
-_MISSED = {"prompt_adaln_single.": "prompt_adaln."}
+def renaming(kind: Any, renames: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """Return the conversion of names in files to those of a class of diffusers or transformers; most have none.
+
+    `renames` are patterns and what replaces them, after the conversion.
+    """
+    convert = _conversion(kind)
+
+    def rename(name: str) -> str:
+        name = convert(name)
+        for pattern, ours in (renames or {}).items():
+            name = re.sub(pattern, ours, name)
+        return name
+
+    return rename
 
 
-def renaming(kind: Any) -> Callable[[str], str]:
-    """Return the conversion of names in files to those of a class of diffusers or transformers; most have none."""
+def _conversion(kind: Any) -> Callable[[str], str]:
     if hasattr(kind, "config_class"):
         # Versions of transformers differ in whether CLIP's names have the prefix.
         return _name_in_t5 if "T5" in kind.__name__ else lambda name: name.removeprefix("vision_model.")
@@ -263,9 +291,6 @@ def renaming(kind: Any) -> Callable[[str], str]:
         if (found := _name_in_residual_vae(name)) is not None:
             return found
         # It renames the keys of a dict and leaves the values alone; it drops those of other components.
-        name = str(next(iter(convert({name: name})), name))
-        for theirs, ours in _MISSED.items():
-            name = name.replace(theirs, ours)
-        return name
+        return str(next(iter(convert({name: name})), name))
 
     return rename

@@ -5,6 +5,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, FolderLayout
+from svdq.pipeline.models.ltx.names import FILE_NAMES
 from svdq.pipeline.models.model_file import SchedulerEntry
 from svdq.pipeline.models.model_folder import read_index, read_json
 
@@ -68,6 +69,7 @@ LAYOUT = FolderLayout(
     # Of Gemma 3 12B, embeddings of 1.0 billion weights, the vision tower, and three of 48 layers.
     streamed={"text_encoder": 0.2},
     weighted=(TRANSFORMER, UPSAMPLER, "vae", "audio_vae", "vocoder", "connectors", "text_encoder"),
+    file_names=FILE_NAMES,
 )
 
 
