@@ -73,6 +73,7 @@ def read_state(
     return {
         "families": families(running, model) if running else [],
         "models": {model_stem(name): family for name, family in running.items()},
+        "several_owners": snapshot.has_several_owners,
         "paused": bool(snapshot.pauses),
         "warnings": warnings,
         "videos_per_hour": snapshot.videos_per_hour,
@@ -154,6 +155,7 @@ def _row(job: JobView, state: str, estimate: Estimate) -> dict[str, Any]:
     return {
         "id": job.id,
         "name": named(job.name, job.link),
+        "owner": job.owner,
         "status": job.status,
         "state": state,
         "photo": str(job.parameters.get("image", ""))[7:19],  # the beginning of its hash

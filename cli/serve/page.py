@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -36,7 +37,14 @@ from svdq.producer import job_control, keys
 from svdq.producer.job import JOBS, model_stem
 from svdq.producer.queue import priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
-from svdq.producer.status.registries import newest_ids, running_defaults, running_loras, running_models
+from svdq.producer.status.registries import (
+    have_several_owners,
+    newest_ids,
+    running_defaults,
+    running_loras,
+    running_models,
+)
+from svdq.producer.status.selection import owners_of
 from svdq.producer.submitting.foresight import estimate_of
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.model_choice import running_model
@@ -73,6 +81,7 @@ class _Action(BaseModel, extra="forbid"):
     ids: list[_JobId] = Field([], max_length=MAX_JOBS)
     #: The job before which the first one is placed.
     before: _JobId | None = None
+    everybody: bool = False  # whether those that wait are everybody's, not only the visitor's
 
 
 class _Videos(BaseModel, extra="forbid"):
@@ -131,8 +140,9 @@ async def index(request: Request) -> Response:
         running = await state.backend.read(running_models)
         defaults = await state.backend.read(running_defaults)
         loras = await state.backend.read(running_loras)
+        several_owners = await state.backend.read(have_several_owners)
     except ApiError:  # the page says itself that Redis is away
-        running, defaults, loras = {}, {}, {}
+        running, defaults, loras, several_owners = {}, {}, {}, False
     loras |= await state.backend.in_thread(LoraFolder(state.backend.settings.loras).digests)
     names = await state.backend.in_thread(lambda: families(running, state.backend.settings.model))
     known = [
@@ -150,8 +160,21 @@ async def index(request: Request) -> Response:
         "models": sorted(map(model_stem, running)),
         "suffixes": sorted(SUFFIXES),
         "system_folders": sorted(SYSTEM_FOLDERS),
+        "several_owners": several_owners,
+        "owner": _mine(request)[0],
+        "whose": "mine" if request.state.owner else "everybody",
     }
     return templates.TemplateResponse(request, "index.html", given)
+
+
+def _mine(request: Request) -> tuple[str, str]:
+    """Return the owners whose videos are the visitor's: videos without an owner are everybody's."""
+    return request.state.owner or request.app.state.backend.settings.owner, ""
+
+
+def _wanted_owners(request: Request) -> tuple[str, ...]:
+    """Return the owners that a list is asked for; () for all."""
+    return _mine(request) if request.query_params.get("whose") == "mine" else ()
 
 
 async def login(request: Request) -> Response:
@@ -271,8 +294,8 @@ async def results(request: Request) -> Response:
     """List finished and failed videos, the newest first."""
     state, query = request.app.state, request.query_params
     show, before = query.get("show") or "open", query.get("before", "")
-    search = query.get("search", "")[:1000]
-    page = partial(review.read_page, show=show, before=before, search=search, is_brief="brief" in query)
+    search, owners = query.get("search", "")[:1000], _wanted_owners(request)
+    page = partial(review.read_page, show=show, before=before, search=search, owners=owners, is_brief="brief" in query)
     return Json(await state.backend.read(lambda connection: page(connection, state.backend.storage, state.older)))
 
 
@@ -285,8 +308,16 @@ async def result(request: Request) -> Response:
 
 async def waiting(request: Request) -> Response:
     """List the ids of all videos that are made or wait."""
-    unfinished = ("started", *job_control.WAITING)
-    return Json({"ids": await request.app.state.backend.read(partial(newest_ids, statuses=unfinished))})
+    find = partial(_ids_of, statuses=("started", *job_control.WAITING), owners=_wanted_owners(request))
+    return Json({"ids": await request.app.state.backend.read(find)})
+
+
+def _ids_of(connection: redis.Redis, statuses: Sequence[str], owners: Sequence[str]) -> list[str]:
+    """Return the ids of jobs with some statuses, of some owners or, without any, of all."""
+    job_ids = newest_ids(connection, statuses=statuses)
+    if not owners:
+        return job_ids
+    return [job_id for job_id, owner in zip(job_ids, owners_of(connection, job_ids), strict=True) if owner in owners]
 
 
 async def left(request: Request) -> Response:
@@ -320,7 +351,7 @@ async def act(request: Request) -> Response:
     elif asked.action == "upscale":
         problems = await backend.upscale(asked.ids)
     else:
-        problems = await backend.write(lambda connection: _named(connection, _act(connection, asked)))
+        problems = await backend.write(lambda connection: _named(connection, _act(connection, asked, _mine(request))))
     await request.app.state.snapshots.forget()
     await request.app.state.page_states.forget()
     return Json({"problems": problems})
@@ -353,8 +384,8 @@ def _named(connection: redis.Redis, problems: dict[str, InputError]) -> dict[str
     }
 
 
-def _act(connection: redis.Redis, asked: _Action) -> dict[str, InputError]:
-    """Do an action; return the jobs that it does not apply to, by id, and why."""
+def _act(connection: redis.Redis, asked: _Action, mine: Sequence[str]) -> dict[str, InputError]:
+    """Do an action of a visitor, who is one of `mine`; return the jobs that it does not apply to, by id, and why."""
     problems: dict[str, InputError] = {}
     match asked.action:
         case "pause":
@@ -365,7 +396,8 @@ def _act(connection: redis.Redis, asked: _Action) -> dict[str, InputError]:
             outcomes = job_control.cancel_many(connection, asked.ids)
             problems = {job_id: outcome for job_id, outcome in outcomes if isinstance(outcome, InputError)}
         case "cancel-waiting":  # errors are of jobs that have just begun or ended
-            list(job_control.cancel_many(connection, newest_ids(connection, statuses=job_control.WAITING)))
+            waiting = _ids_of(connection, job_control.WAITING, () if asked.everybody else mine)
+            list(job_control.cancel_many(connection, waiting))
         case "keep" | "reject":
             job_control.give(connection, asked.ids, asked.action)
         case "unmark":

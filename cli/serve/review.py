@@ -144,13 +144,15 @@ def read_page(
     before: str,
     *,
     search: str = "",
+    owners: Collection[str] = (),
     is_brief: bool = False,
 ) -> dict[str, Any]:
     """Return a page of the list and the cursor of the next one, which is None at the end.
 
     Videos come from the records of jobs, and after them from the storage. `show` is one of `FILTERS`, and `before` a
     cursor as text, "" for the first page. All words of `search` are in the name, the prompt or the photo's path.
-    A brief page has only the ids, statuses and marks, of many videos.
+    With `owners`, only their videos are in it; those that Redis has forgotten have the owner "". A brief page has only
+    the ids, statuses and marks, of many videos.
 
     Raises:
         InputError: the filter or the cursor is not allowed.
@@ -166,7 +168,7 @@ def read_page(
 
     def fits(job: JobView) -> bool:
         text = f"{job.name}\n{job.prompt}\n{job.source}".casefold()
-        return job.status in shown and all(word in text for word in words)
+        return job.status in shown and (not owners or job.owner in owners) and all(word in text for word in words)
 
     def collect(
         next_cursors: Callable[[Cursor | None, int], list[Cursor]],
@@ -178,8 +180,8 @@ def read_page(
             cursors = next_cursors(cursor, CHUNK)
             marks = dict(zip(cursors, job_control.read(connection, [job_id for _, job_id in cursors]), strict=True))
             fitting = [each for each in cursors if marks[each] in fitting_marks]
-            # A search may leave out any number of them, so all are read.
-            wanted = fitting if words else fitting[: size - len(found)]
+            # A search, or owners, may leave out any number of them, so all are read.
+            wanted = fitting if words or owners else fitting[: size - len(found)]
             views = {job.id: job for job in read([job_id for _, job_id in wanted])}
             for cursor in wanted:
                 # Some records have expired meanwhile, and stopped jobs are among the failed ones.
@@ -193,7 +195,7 @@ def read_page(
                 cursor = cursors[-1]
         return cursor
 
-    is_bare = is_brief and not words
+    is_bare = is_brief and not words and not owners
 
     def read_known(job_ids: Sequence[str]) -> list[JobView]:
         if not is_bare:
@@ -257,6 +259,7 @@ def reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) -
     seed = parameters.get("seed")
     return _brief(job, mark, storage) | {
         "name": named(job.name, job.link),
+        "owner": job.owner,
         "kind": kind,
         # A remote storage is not asked about each video.
         "is_there": kind in files and (storage.folder is None or storage.exists(files[kind])),

@@ -2,6 +2,7 @@
 import { byId, copy, run, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { mediaOf } from "./media.js";
+import { ownerOf } from "./whose.js";
 
 const problem = byId("results-problem");
 const ENDS = { finished: "Its files were removed", failed: "Failed" };
@@ -41,7 +42,7 @@ export function newCard(result, doing) {
   if (!isFinished) setText(parts.again, "Try again");
   parts.again.setAttribute("aria-label", isFinished ? `Make ${result.name} again with another seed` : `Try ${result.name} again`);
   parts.again.addEventListener("click", (event) => run(event.target, problem, () => doing.again(card.result)));
-  const about = [result.ended_at && clock(new Date(result.ended_at)), result.seed !== null && `seed ${result.seed}`, result.size, result.notice];
+  const about = [ownerOf(result), result.ended_at && clock(new Date(result.ended_at)), result.seed !== null && `seed ${result.seed}`, result.size, result.notice];
   setText(parts.about, about.filter(Boolean).join(" · "));
   showMark(card);
   return card;

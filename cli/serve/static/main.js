@@ -11,10 +11,15 @@ import * as tabs from "./tabs.js";
 import * as toast from "./toast.js";
 import * as view from "./view.js";
 import * as viewer from "./viewer.js";
+import * as whose from "./whose.js";
 
 tabs.start();
 toast.start();
 view.start();
+whose.start(() => {
+  now.showAgain();
+  results.reload();
+});
 done.start();
 add.start();
 now.start();
@@ -24,6 +29,7 @@ results.start();
 connect((state) => {
   if (state.outage) return;
   now.show(state);
+  whose.refresh(state);
   form.offer(state);
   results.refresh(state);
   add.refresh(state);

@@ -4,6 +4,7 @@ import { bytes, clock, count, duration, inSeconds } from "./format.js";
 import { pictureOf, soFarOf } from "./media.js";
 import { startOrder } from "./order.js";
 import { finish, toast } from "./toast.js";
+import { isMine, isShown, ownerOf } from "./whose.js";
 
 //: How long the list of the server may still have a video that was canceled.
 const GONE_MS = 5000;
@@ -39,8 +40,10 @@ export function start() {
   });
   byId("cancel-rows").addEventListener("click", () => cancel(picked()));
   byId("cancel-all").addEventListener("click", (event) => {
-    if (confirm(`Cancel all ${count(numWaiting, "video")} that wait? Those in progress are finished.`)) {
-      run(event.target, problem, () => act("cancel-waiting"));
+    const everybody = !isMine();
+    const words = everybody ? `all ${count(numWaiting, "video")}` : "all of your videos";
+    if (confirm(`Cancel ${words} that wait? Those in progress are finished.`)) {
+      run(event.target, problem, () => request("POST", "/page/actions", { action: "cancel-waiting", everybody }).then(() => ""));
     }
   });
   ranges(byId("rows"), "[data-part=pick]");
@@ -53,7 +56,7 @@ const movable = () => [...byId("rows").children].map((root) => root.dataset.id)
 
 /** Select all videos, also those that are not shown, or none. */
 async function pick(isWanted) {
-  const { ids } = isWanted ? await request("GET", "/page/waiting") : { ids: [] };
+  const { ids } = isWanted ? await request("GET", `/page/waiting${isMine() ? "?whose=mine" : ""}`) : { ids: [] };
   selected.clear();
   ids.filter((id) => !going.has(id)).forEach((id) => selected.add(id));
   isAll = isWanted;
@@ -81,6 +84,10 @@ function cancel(ids) {
   change(true);
 }
 
+export function showAgain() {
+  if (shown) show(shown);
+}
+
 export function show(state) {
   shown = state;
   isPaused = state.paused;
@@ -89,10 +96,11 @@ export function show(state) {
   showFigures(state);
   showWarnings(state.warnings);
   showGroups(state.groups);
-  showRows(state.rows.filter((job) => !going.has(job.id)));
-  setText(byId("rows-more"), state.num_more ? `And ${count(state.num_more, "more video")} that wait.` :
-    state.rows.length ? "" : "Nothing is waiting.");
-  byId("row-bulk").hidden = !state.rows.length;
+  const own = state.rows.filter(isShown);
+  showRows(own.filter((job) => !going.has(job.id)));
+  setText(byId("rows-more"), state.num_more ? `And ${count(state.num_more, "more video")} that wait${isMine() ? ", of everybody" : ""}.` :
+    own.length ? "" : isMine() ? "None of your videos is waiting." : "Nothing is waiting.");
+  byId("row-bulk").hidden = !own.length;
   byId("cancel-all").hidden = numWaiting < 2;
   byId("pause").hidden = false;
   setText(byId("pause"), isPaused ? "Resume" : "Pause");
@@ -224,7 +232,7 @@ function update(row, job) {
   row.root.draggable = job.status === "queued";
   row.root.classList.toggle("is-started", job.status === "started");
   const others = siblings(job.id).length;
-  setText(row.parts.state, others ? `${job.state} · seed ${job.seed}` : job.state);
+  setText(row.parts.state, [ownerOf(job), job.state, others && `seed ${job.seed}`].filter(Boolean).join(" · "));
   row.parts.only.hidden = !others;
   row.parts.only.setAttribute("aria-label", `Keep this ${job.name}, and cancel ${count(others, "other")}`);
   if (job.picture && row.picture !== job.picture) {

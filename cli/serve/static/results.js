@@ -8,6 +8,7 @@ import { headingOf, keyOf } from "./groups.js";
 import * as reader from "./reader.js";
 import { finish, toast } from "./toast.js";
 import { againWithNewSeed, open } from "./viewer.js";
+import { isMine } from "./whose.js";
 
 const MAX_COMPARED = 4;
 const TYPED_MS = 300;
@@ -123,7 +124,7 @@ const unfinished = (some) => some.filter((result) => result.status !== "finished
 
 function pageOf(before, more = {}) {
   const search = byId("search").value.trim();
-  const asked = new URLSearchParams({ show: byId("show").value, ...(search && { search }), ...(before && { before }), ...more });
+  const asked = new URLSearchParams({ show: byId("show").value, ...(search && { search }), ...(isMine() && { whose: "mine" }), ...(before && { before }), ...more });
   return request("GET", `/page/results?${asked}`);
 }
 
@@ -149,7 +150,7 @@ function pickNone() {
 }
 
 /** Load the first page again. */
-async function reload() {
+export async function reload() {
   generation += 1;
   isLoading = false;
   next = "";

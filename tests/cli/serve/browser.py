@@ -94,7 +94,7 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watched_page(browser: Any, url: str, **options: Any) -> Iterator[Watched]:
+def watched_page(browser: Any, url: str, token: str = TOKEN, **options: Any) -> Iterator[Watched]:
     """Open the page, logged in; fail if the console has an error or a violation of the CSP at the end."""
     context = browser.new_context(locale="en-GB", **options)
     context.set_default_timeout(PATIENCE_MS)
@@ -105,7 +105,7 @@ def watched_page(browser: Any, url: str, **options: Any) -> Iterator[Watched]:
     page.add_init_script(
         "addEventListener('securitypolicyviolation', (event) => console.error(`CSP: ${event.violatedDirective}`))"
     )
-    page.goto(f"{url}/login?token={TOKEN}")
+    page.goto(f"{url}/login?token={token}")
     page.wait_for_selector("#pause:not([hidden])", state="attached")
     try:
         yield watched

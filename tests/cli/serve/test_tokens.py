@@ -7,8 +7,10 @@ import pytest
 import redis
 
 from svdq.producer.status.job_view import view
+from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from tests.cli.serve.servers import TYPE, Serve, Server, multipart
 from tests.conftest import Cli
+from tests.queued import JOB, finish
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +47,35 @@ def test_the_name_of_a_token_owns_what_is_submitted_with_it(
     remix = server.ask("POST", f"/v1/videos/{made['id']}/remix", {"seed": 5}, bearer(ben)).json
     again = server.ask("POST", "/page/repeat", {"id": made["id"]}, bearer(ben)).json
     assert [view(connection, each["id"]).owner for each in (made, remix, again)] == ["ana", "ben", "ben"]
+
+
+def test_the_page_lists_and_cancels_ones_own(serve: Serve, svdq: Cli, connection: redis.Redis) -> None:
+    server = serve(SVDQ_OWNER="studio")
+    ana = bearer(add(svdq, "ana"))
+    assert 'data-owner="ana" data-whose="mine"' in server.ask("GET", "/", headers=ana).body.decode()
+    assert 'data-owner="studio" data-whose="everybody"' in server.get("/").body.decode()
+    jobs = {}
+    for number, owner in enumerate(("ana", "ana", "ben", "studio", "", "ana", "ben")):
+        [made] = enqueue_many(connection, [Entry(job=JOB, job_id=f"{number:020x}", owner=owner)])
+        jobs[number] = made.rq_job
+    finish(jobs[5])
+    finish(jobs[6])
+
+    def ids(headers: dict[str, str], path: str, name: str = "ids") -> set[int]:
+        found = server.ask("GET", path, headers=headers).json[name]
+        return {int(each["id"] if name == "results" else each, 16) for each in found}
+
+    assert ids(ana, "/page/waiting") == {0, 1, 2, 3, 4}
+    assert ids(ana, "/page/waiting?whose=mine") == {0, 1, 4}  # that without an owner is everybody's
+    assert ids(server.bearer, "/page/waiting?whose=mine") == {3, 4}
+    for brief in ("", "&brief=yes"):
+        assert ids(ana, f"/page/results?show=open{brief}", "results") == {5, 6}
+        assert ids(ana, f"/page/results?show=open&whose=mine{brief}", "results") == {5}
+    assert server.ask("POST", "/page/actions", {"action": "cancel-waiting"}, ana).status == 200
+    assert ids(ana, "/page/waiting") == {2, 3}
+    everybody = {"action": "cancel-waiting", "everybody": True}
+    assert server.ask("POST", "/page/actions", everybody, ana).status == 200
+    assert ids(ana, "/page/waiting") == set()
 
 
 def test_a_running_server_takes_new_tokens_and_refuses_removed_ones(server: Server, svdq: Cli, home: Path) -> None:
