@@ -86,6 +86,8 @@ class Settings(BaseModel):
     #: Whose jobs are submitted; by default the user's name.
     owner: Annotated[str, AfterValidator(checked_owner)] = Field(default_factory=user_name)
     fair: bool = True  # whether owners take turns in the queues; what the worker that started last has counts
+    #: Largest number of jobs of an owner that wait; None: any. What the submitting process has counts.
+    max_waiting: int | None = Field(None, ge=1)
     max_pixels: int = Field(100_000_000, ge=1)  # largest number of pixels of a photo
     max_attempts: int = Field(2, ge=1)  # crashes of a rank until its job is set aside as failed
     #: Seconds that the first step of its kind may take before its rank counts as stalled and is restarted.

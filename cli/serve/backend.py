@@ -28,6 +28,7 @@ from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.finishing import FinishRequest, submit_finishing
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.max_waiting import TooManyWaitingError
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import Submission, submit_all
@@ -191,6 +192,8 @@ class Backend:
                     submissions = list(
                         submit_all(self.settings, [request], connection=connection, storage=self.storage)
                     )
+                except TooManyWaitingError as error:
+                    raise ApiError(429, str(error), code="too_many_waiting") from error
                 except InputError as error:
                     marks = {LAST_PHOTO: LAST_PHOTO, "LoRA": "loras"}
                     param = next((name for mark, name in marks.items() if mark in str(error)), PHOTO)

@@ -27,6 +27,7 @@ from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_cha
 from svdq.producer.submitting.foresight import existing
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
 from svdq.producer.submitting.loras import KnownLoras
+from svdq.producer.submitting.max_waiting import check_max_waiting
 from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, usual_size, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
@@ -141,7 +142,7 @@ def submit_all(
     of a list. Submitting again continues after an interruption. Memory holds a few hundred bytes per photo.
     With `dry_run`, nothing is stored or enqueued, and the status of a new job is "new". `connection` and `storage` are
     those of the settings; `spell` returns the name of a parameter for errors. Raises UnavailableError, and InputError
-    or BadPhotosError before anything is stored or enqueued.
+    or BadPhotosError before anything is stored or enqueued, such as TooManyWaitingError.
     """
     observer = observer or Observer()
     requests = _with_family_of_prompts(requests)
@@ -164,6 +165,9 @@ def submit_all(
         parents = {ids: complete_ids(connection, ids) for ids in {spec.depends_on for _, spec in checked} if ids}
         for job_ids in parents.values():
             unfinished(connection, job_ids)
+        if settings.max_waiting is not None:
+            found_jobs = existing(connection, (entry for entry, _ in entries_of(checked)))
+            check_max_waiting(connection, (entry for entry, _, is_new in found_jobs if is_new), settings.max_waiting)
         if dry_run:
             yield from _foresee(connection, checked)
             return

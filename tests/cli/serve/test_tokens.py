@@ -8,7 +8,7 @@ import redis
 
 from svdq.producer.status.job_view import view
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
-from tests.cli.serve.servers import TYPE, Serve, Server, multipart
+from tests.cli.serve.servers import TYPE, Answer, Serve, Server, multipart
 from tests.conftest import Cli
 from tests.queued import JOB, finish
 
@@ -76,6 +76,19 @@ def test_the_page_lists_and_cancels_ones_own(serve: Serve, svdq: Cli, connection
     everybody = {"action": "cancel-waiting", "everybody": True}
     assert server.ask("POST", "/page/actions", everybody, ana).status == 200
     assert ids(ana, "/page/waiting") == set()
+
+
+def test_an_owner_above_the_limit_is_asked_to_wait(serve: Serve, svdq: Cli, photo_bytes: bytes) -> None:
+    server = serve(SVDQ_MAX_WAITING="1")
+    ana, ben = bearer(add(svdq, "ana")), bearer(add(svdq, "ben"))
+
+    def create(headers: dict[str, str], seed: int) -> Answer:
+        return server.ask("POST", "/v1/videos", multipart(photo_bytes, seed=seed), {**headers, "Content-Type": TYPE})
+
+    assert [create(ana, 1).status, create(ana, 1).status, create(ben, 2).status] == [200] * 3
+    refused = create(ana, 3)
+    assert (refused.status, refused.error["code"]) == (429, "too_many_waiting")
+    assert refused.error["message"].startswith("ana has 1 waiting of the 1 that")
 
 
 def test_a_running_server_takes_new_tokens_and_refuses_removed_ones(server: Server, svdq: Cli, home: Path) -> None:
