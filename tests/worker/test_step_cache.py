@@ -1,12 +1,16 @@
 """Real groups that skip steps: frames equal diffusers' on any number of ranks, in rounds, with LoRAs, after kill -9."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from gpu_checks.references import open_diffusers
+from PIL import Image
 
 from svdq.cli.formatting import describe
 from svdq.pipeline.media.image import prepare_photo
@@ -30,11 +34,34 @@ def submit(site: Any, **options: Any) -> str:
     return str(site.submit(formats=("png",), **(VIDEO | options)))
 
 
-def expected(site: Any, folder: Path, **options: Any) -> Any:
+def expected(site: Any, folder: Path, *, last: Path | None = None, **options: Any) -> Any:
     """Render a submitted video with diffusers, with the defaults of the model."""
     values = FAMILY.complete(WanParameters.model_validate(VIDEO | options), FAMILY.read_facts(folder, "tiny"))
-    frames = diffusers_frames(folder, prepare_photo(site.photo.read_bytes(), values.width, values.height), values)
+    photo, *last_photo = (
+        prepare_photo(path.read_bytes(), values.width, values.height) for path in (site.photo, last) if path
+    )
+    more = {"last_image": last_photo[0]} if last_photo else {}
+    frames = diffusers_frames(folder, photo, values, **more)
     return frames[:-1] if values.loop else frames
+
+
+@pytest.fixture
+def last_photo(tmp_path: Path) -> Path:
+    """A photo of the last frame."""
+    Image.effect_noise((90, 70), 60).convert("RGB").save(tmp_path / "last.png")
+    return tmp_path / "last.png"
+
+
+def with_loras(base: Path, folder: Path, file: Path, strength: float) -> Path:
+    """Copy a model with a LoRA that diffusers has fused into both experts."""
+    shutil.copytree(base, folder)
+    pipeline = open_diffusers("wan", str(base), torch.float32)
+    for component in ("transformer", "transformer_2"):
+        pipeline.load_lora_weights(str(file), load_into_transformer_2=component == "transformer_2")
+        pipeline.fuse_lora(components=[component], lora_scale=strength)
+        pipeline.unload_lora_weights()
+        getattr(pipeline, component).save_pretrained(folder / component)
+    return folder
 
 
 @pytest.mark.long
@@ -53,25 +80,28 @@ def test_frames_are_those_of_diffusers(site, tiny_wan: Path, ranks: int, options
 
 
 @pytest.mark.long
-def test_a_video_with_loras_has_the_same_bits_on_seven_ranks_and_in_rounds(site, wide_wan: Path, tmp_path) -> None:
-    (tmp_path / "loras").mkdir()
-    save_loras(tmp_path / "loras", wide_wan)
-    frames = []
-    for ranks, options in ((7, ()), (1, ("--experts", "rounds"))):
-        flags = ["--prompt=a dog", "--frames=5", "--steps=14", "--size=64x64", "--seed=1", "--format=png", "--force"]
-        environment = {"SVDQ_LORAS": str(tmp_path / "loras"), "SVDQ_MODEL": str(wide_wan)}
-        made = site.run(
-            "svdq", "submit", site.photo, "--lora=both:-0.5", "--step-cache=1.2x", "--quiet", *flags, **environment
-        )
+@pytest.mark.parametrize(("ranks", "options"), [(1, ()), (3, ()), (7, ()), (1, ("--experts", "rounds"))])
+def test_loras_and_a_last_photo_are_those_of_diffusers(
+    site, wide_wan: Path, tmp_path: Path, last_photo: Path, ranks: int, options: tuple[str, ...]
+) -> None:
+    loras = tmp_path / "loras"
+    loras.mkdir()
+    save_loras(loras, wide_wan)
+    flags = ("--prompt=Ein Hund läuft.", "--frames=5", "--steps=14", "--size=64x64", "--seed=5", "--format=png")
+    flags = (*flags, "--step-cache=1.2x", "--last", last_photo)
+    environment = {"SVDQ_LORAS": str(loras), "SVDQ_MODEL": str(wide_wan)}
+    for more in ((), ("--lora=both:-0.5", "--force")):
+        made = site.run("svdq", "submit", site.photo, *flags, *more, **environment)
         assert made.returncode == 0, made.stderr
-        [job_id] = site.queued()
-        group = site.start(
-            ranks, "--burst", *options, model=str(wide_wan), wait=False, SVDQ_LORAS=str(tmp_path / "loras")
-        )
-        assert group.end() == 0, group.text
-        frames.append(site.frames(job_id))
-        assert site.sidecars(job_id)[0]["job"]["step_cache"] > 0
-    np.testing.assert_array_equal(*frames)
+    plain, with_lora = site.queued()
+    group = site.start(ranks, "--burst", *options, model=str(wide_wan), wait=False, SVDQ_LORAS=str(loras))
+    assert group.end() == 0, group.text
+    video = {"steps": 14, "step_cache": site.sidecars(plain)[0]["job"]["step_cache"], "last": last_photo}
+    assert video["step_cache"] > 0
+    np.testing.assert_array_equal(site.frames(plain), expected(site, wide_wan, **video))
+    fused = with_loras(wide_wan, tmp_path / "fused", loras / "both.safetensors", -0.5)
+    np.testing.assert_array_equal(site.frames(with_lora), expected(site, fused, **video))
+    assert not np.array_equal(site.frames(plain), site.frames(with_lora))
 
 
 @pytest.mark.long
