@@ -27,6 +27,7 @@ def test_one_job_through_its_life(connection: redis.Redis) -> None:
         "chained",
         "loras",
         "upscale",
+        "finishes",
     }
     start(job, step=2, rank=3, notice="preview (no diffusion model)", used={"frames": 25})
     started = view(connection, job.id)
