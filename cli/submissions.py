@@ -110,11 +110,22 @@ def submit_and_print(
             f"{error} Of {num_jobs:,} jobs, {len(made):,} are queued; the same command queues the rest."
         ) from error
     num_new = sum(submission.is_new for submission in made)
+    totals = f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}."
     if dry_run and not as_json:
-        echo(f"Nothing was queued. New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}.")
+        echo(f"Nothing was queued. {totals}")
         echo(*_expected_end(settings, photos, num_new))
     elif is_bulk and not as_json:
-        echo(f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}. `svdq list` shows the newest.")
+        echo(f"{totals} `svdq list` shows the newest.")
+    _print_surprises(made, dry_run=dry_run)
+    if bar.reasons:
+        print_reasons(bar.reasons)
+        echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
+    exit_code = EXIT_FAILED if bar.reasons else 0
+    return max(exit_code, _wait(settings, made, as_json)) if do_wait else exit_code
+
+
+def _print_surprises(made: Sequence[Submission], *, dry_run: bool) -> None:
+    """Print what was queued again, which photos share a video, and which lose much to its shape."""
     if again := Counter(submission.was for submission in made if submission.was):
         was = ", ".join(f"{number:,} {status}" for status, number in sorted(again.items()))
         echo(f"{again.total():,} {'would be ' * dry_run}queued again: {was} before.", err=True)
@@ -126,11 +137,6 @@ def submit_and_print(
         first = next(iter(cropped.values()))
         others = f"Photos that lose much: {len(cropped):,}, such as " if len(cropped) > 1 else ""
         echo(f"{others}{first.name}: {first.warning}; --size auto or --fit pad keeps more.", err=True)
-    if bar.reasons:
-        print_reasons(bar.reasons)
-        echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
-    exit_code = EXIT_FAILED if bar.reasons else 0
-    return max(exit_code, _wait(settings, made, as_json)) if do_wait else exit_code
 
 
 def print_reasons(reasons: Sequence[str]) -> None:

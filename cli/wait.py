@@ -88,6 +88,9 @@ def wait_for(
     reasons = _Reasons(log)
     ended: dict[str, JobView] = {}
 
+    def left() -> str:
+        return _interrupted([job_id for job_id in job_ids if job_id not in ended])
+
     def show(connection: redis.Redis, views: list[JobView]) -> None:
         groups = reasons.log(connection, views)
         if live:
@@ -105,11 +108,10 @@ def wait_for(
             settings, job_ids, timeout_s=timeout_s, on_look=show, on_outage=lambda: log(outage_of(time.time()))
         )
     except UnavailableError as error:
-        left = [job_id for job_id in job_ids if job_id not in ended]
-        raise UnavailableError(f"{error} {_interrupted(left)}" if left else str(error)) from error
+        raise UnavailableError(f"{error} {left()}".rstrip()) from error
     except KeyboardInterrupt:
-        if left := [job_id for job_id in job_ids if job_id not in ended]:
-            echo(_interrupted(left), err=True)
+        if sentence := left():
+            echo(sentence, err=True)
         raise
     finally:
         if live:
@@ -123,6 +125,8 @@ def wait_for(
 def _interrupted(left: Sequence[str]) -> str:
     if len(left) > 1:
         return f"{len(left):,} jobs go on; follow them with `svdq status`, cancel them with `svdq cancel ID...`."
+    if not left:
+        return ""
     return f"Job {left[0]} goes on; follow it with `svdq wait {left[0]}`, cancel it with `svdq cancel {left[0]}`."
 
 

@@ -178,13 +178,9 @@ def submit_all(
         claim_storage(connection, storage)  # before anything is said
         if not all(map(storage.exists, of_video)):
             raise InputError(f"The last frame of that video was removed from the storage; give {spell('last_image')}.")
-        is_open = any(spec.is_open for spec in _specs(requests))
-        if is_open and (sentence := why_default(settings, connection)):
-            observer.note(sentence)
         models = current_models(connection, settings)
-        named = {model_stem(each.model) for spec in _specs(requests) for each in spec.options if each.model}
-        for name in sorted(named - models.keys()) if models else ():
-            observer.note(f"No worker runs the model {name}; its videos wait for one.")
+        for note in _notes_on_models(settings, connection, models, _specs(requests)):
+            observer.note(note)
         yield from submit_checked(connection, storage, models, checked, observer, parents)
 
 
@@ -220,6 +216,17 @@ def submit_checked(
         for (entry, _), enqueued in zip(chunk, results, strict=True):
             observer.advance()
             yield submission_of(entry, enqueued, again.get(entry.job_id, ""))
+
+
+def _notes_on_models(
+    settings: Settings, connection: redis.Redis, models: Mapping[str, str | None], specs: Iterable[JobSpec]
+) -> Iterator[str]:
+    specs = list(specs)
+    if any(spec.is_open for spec in specs) and (sentence := why_default(settings, connection)):
+        yield sentence
+    named = {model_stem(each.model) for spec in specs for each in spec.options if each.model}
+    for name in sorted(named - models.keys()) if models else ():
+        yield f"No worker runs the model {name}; its videos wait for one."
 
 
 def with_owner(spec: JobSpec, owner: str) -> JobSpec:
@@ -267,14 +274,14 @@ def _check(
             reasons.append(str(request))
             continue
         try:
-            photo = next(results) if request.data is None else check_data(request.data, request.path, max_pixels)
-            if isinstance(photo, InputError):
-                raise photo
-            last = lasts.get(request.last) if request.last else None
+            photo = _checked(
+                next(results) if request.data is None else check_data(request.data, request.path, max_pixels)
+            )
+            last = None
             if request.last and request.last_data is not None:
                 last = replace(check_data(request.last_data, request.last, max_pixels), data=request.last_data)
-            if isinstance(last, InputError):
-                raise last
+            elif request.last:
+                last = _checked(lasts[request.last])
             spec = prompts.spec_for(request.spec, request.path) if request.data is None else request.spec
         except InputError as error:
             reasons.append(f"{request.where}{error}")
@@ -299,6 +306,12 @@ def _check(
             f"give --family {' or '.join(WITH_PROMPTS)} if the workers' model takes them."
         )
     return checked
+
+
+def _checked(result: Photo | InputError) -> Photo:
+    if isinstance(result, InputError):
+        raise result
+    return result
 
 
 def claim_storage(connection: redis.Redis, storage: Storage) -> None:
