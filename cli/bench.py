@@ -25,14 +25,37 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     return numbers
 
 
+def _step_ms(context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    """Parse the milliseconds of all steps, or of successive ones: 40*8,200*3."""
+    found: list[float] = []
+    for part in value.split(","):
+        milliseconds, times, number = part.partition("*")
+        if times and not (number.isascii() and number.isdecimal() and 0 < int(number) <= MAX_STEPS):
+            raise click.BadParameter(f"{part!r} is not milliseconds times a number of steps, such as 40*8")
+        found += [STEP_MS.convert(milliseconds, parameter, context)] * int(number or 1)
+    return tuple(found)
+
+
+MAX_STEPS = 1000
+
+
 @click.command()
 @click.option("--model", default="simulated", show_default=True, help="simulated, preview, or a model folder.")
 @click.option("--ranks", type=click.IntRange(1, 512), default=7, show_default=True, help="Ranks of the group.")
-@click.option("--steps", type=click.IntRange(1, 1000), default=25, show_default=True, help="Denoising steps.")
+@click.option(
+    "--steps", type=click.IntRange(1, MAX_STEPS), help="Denoising steps [default: 25, or as many as --step-ms lists]."
+)
 @click.option(
     "--skipped", type=click.IntRange(0), default=0, show_default=True, help="Simulated steps that cost nothing."
 )
-@click.option("--step-ms", type=STEP_MS, default=50.0, show_default=True, help="Simulated step.")
+@click.option(
+    "--step-ms",
+    callback=_step_ms,
+    default="50",
+    show_default=True,
+    metavar="MS[*STEPS],...",
+    help="Simulated step, or steps of different costs, 40*8,200*3.",
+)
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated encode.")
 @click.option("--decode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated decode.")
 @click.option(
@@ -98,6 +121,7 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
       svdq bench --through daemon                 with real Redis and real files
       svdq bench --burst 1,2,7,8,10,14,20,50      a few videos at a time
       svdq bench --steps 40 --segments 15+25      ranks that hold one of two experts each
+      svdq bench --step-ms 40*8,200*3 --encode-ms 90 --decode-ms 160     two stages, as of LTX-2
       svdq bench --ranks 1 --segments 15+25 --experts rounds --load-ms 500 --burst 60
     """
     # Like Ctrl-C, so that ranks, workers and their Redis server end and temporary folders are removed.
@@ -109,7 +133,10 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
 
     if plot_path is not None:
         headless_pyplot()  # so that a missing matplotlib is reported before the run
-    report = run_bench(BenchOptions(**options))
+    step_ms = options.pop("step_ms")
+    options["steps"] = options["steps"] or (len(step_ms) if len(step_ms) > 1 else 25)
+    costs = tuple(each / step_ms[0] for each in step_ms) if len(step_ms) > 1 else ()
+    report = run_bench(BenchOptions(**options, step_ms=step_ms[0], costs=costs))
     if json_path != Path("/dev/stdout"):
         columns = BURST_COLUMNS if report.bursts else RUN_COLUMNS
         rows = [[cell(figures) for cell in columns.values()] for figures in report.bursts or report.runs]

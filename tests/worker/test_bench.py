@@ -94,6 +94,13 @@ def test_skipped_steps_cost_nothing(svdq) -> None:
 
 
 @pytest.mark.slow
+def test_steps_may_cost_differently(svdq) -> None:
+    options = ["--encode-ms", "9", "--decode-ms", "16", "--frames", "2", "--size", "64x64"]
+    printed = svdq("bench", "--ranks", "2", "--step-ms", "4*8,20*3", *options, "--burst", "3", "--json")
+    assert json.loads(printed.stdout)["bursts"][-1]["bound_s"] == pytest.approx(1.5 * (8 * 4 + 3 * 20 + 9 + 16) / 1000)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
 def test_bursts_are_compared_with_their_bound_and_replicas(svdq, tmp_path, through) -> None:
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "png")}
@@ -132,6 +139,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["--model", "simulated:foo=1"], "cannot be simulated"),
         (["--step-ms", "0"], "--step-ms"),
         (["--step-ms", "nan"], "'nan' is not a number"),
+        (["--step-ms", "40*x"], "'40*x' is not milliseconds times a number of steps, such as 40*8"),
+        (["--step-ms", "40*8,200*3", "--steps", "12"], "--step-ms of 11 steps needs the simulated model"),
         (["--burst", "1,x"], "list of positive numbers"),
         (["--rank-speed", "inf"], "list of positive numbers"),
         (["--rank-speed", "1,2"], "one number for each"),

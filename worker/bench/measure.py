@@ -52,6 +52,7 @@ class BenchOptions:
     experts: str = "bound"  # whether ranks hold one expert each, or one rank works in rounds: bound or rounds
     load_ms: float = 0.0  # of the encoders and of each expert in rounds
     skipped: int = 0  # simulated steps that cost nothing
+    costs: tuple[float, ...] = ()  # of simulated steps, in that of the first one; none: all cost as much
 
     @property
     def is_simulated(self) -> bool:
@@ -88,6 +89,11 @@ class BenchOptions:
             raise InputError(f"--skipped {self.skipped} needs the simulated model.")
         if self.skipped > (most := len(self._skippable())):
             raise InputError(f"--skipped {self.skipped} is too many: of {self.steps} steps, {most} can be skipped.")
+        if self.costs and (not self.is_simulated or self.skipped or len(self.costs) != self.steps):
+            raise InputError(
+                f"--step-ms of {len(self.costs)} steps needs the simulated model, no --skipped, and as many --steps, "
+                f"here {self.steps}."
+            )
         needed = 2 * self.num_warmup + self.ranks + 2
         if self.burst is None and self.samples < needed:
             raise InputError(
@@ -110,6 +116,8 @@ class BenchOptions:
 
     def step_costs(self) -> tuple[float, ...]:
         """Return the relative costs of simulated steps; none: each costs 1."""
+        if self.costs:
+            return self.costs
         skipped = self._skippable()[: self.skipped]
         return tuple(float(step not in skipped) for step in range(self.steps)) if skipped else ()
 
