@@ -22,7 +22,7 @@ _VERSIONS = (
     (r"2[._]?3", "diffusers/LTX-2.3-Distilled-Diffusers", "Gemma3ForConditionalGeneration"),
     (r"2[._]?5", "Lightricks/LTX-2.5-Diffusers", "Gemma4UnifiedForConditionalGeneration"),
 )
-_UPSAMPLER = "LTXVLatentUpsampler"
+_UPSAMPLERS = ("LTXVLatentUpsampler", "LTXVLatentUpsamplerTiled")
 _STARTS = ("EmptyLTXVLatentVideo", "LTXVImgToVideo")  # nodes that begin a video, with its size
 #: Nodes that put photos into latents.
 _PHOTOS = (
@@ -48,6 +48,7 @@ _QUIET = (
 _REFUSED = {
     "iclora": "makes a video with an in-context LoRA",
     "audiovaeencode": "makes a video from sound",
+    "vaeencodeaudio": "makes a video from sound",
     "referenceaudio": "makes a video from sound",
     "looping": "makes a video from another one",
     "extend": "makes a video from another one",
@@ -59,7 +60,7 @@ _OF_BASE = {
     r".*CLIP.*Loader.*|LTXAVTextEncoderLoader": "text encoder",
     r"LTXVAudioVAELoader|LowVRAMAudioVAELoader": "audio VAE",
     r"VAELoader.*": "VAE",
-    r"LatentUpscaleModelLoader": "latent upsampler",
+    r".*LatentUpscaleModelLoader": "latent upsampler",
 }
 #: Settings of LTXVScheduler, with ComfyUI's defaults.
 _OF_SCHEDULER: dict[str, Any] = {"max_shift": 2.05, "base_shift": 0.95, "stretch": True, "terminal": 0.1}
@@ -121,7 +122,8 @@ def read_ltx(graph: Graph, notes: Notes) -> LtxVideo:
 def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
     stages = stages_of(graph, end, notes)
     models = [model_chain(graph, stage.model, stage.node, notes) for stage in stages]
-    before = [graph.nodes[each] for each in graph.before(end)]
+    needed = graph.before(end)
+    before = [node for node in graph.nodes.values() if node.id in needed]
     base, crf = _base(graph, models[0], notes)
     for node in before:
         if what := next((what for part, what in _REFUSED.items() if part in node.type.lower()), None):
@@ -132,7 +134,7 @@ def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
         raise InputError(f"{empty} has no latents that svdq can start from; it reads {' and '.join(_STARTS)}.")
     notes.read(*graph.of_types(*_QUIET))
     for node in (node for path in paths for node in path):
-        if node.type in (*_STARTS, *_PHOTOS, _UPSAMPLER):
+        if node.type in (*_STARTS, *_PHOTOS, *_UPSAMPLERS):
             notes.read(node)
         elif node.type not in _PASSING:
             notes.add(node, "changes the latents; svdq passes them on unchanged")
@@ -178,7 +180,7 @@ def _base(graph: Graph, model: ModelChain, notes: Notes) -> tuple[str, int]:
     for version, base, encoder in _VERSIONS:
         if re.search(rf"ltx[a-z]*[-_. ]?v?{version}", name):
             return base, IMAGE_CRF[encoder]
-    if re.search(r"ltx[a-z]*[-_. ]?2|19b", name):
+    if re.search(r"ltx[-_. ]?2|19b", name):
         raise InputError(
             f"{model.loader} loads {model.file}, which is LTX-2.0; svdq makes videos with LTX-2.3 and 2.5."
         )
@@ -209,9 +211,9 @@ def _has_second(
     first, second = stages[:2]
     if len(stages) > 2:
         raise InputError(f"{stages[2].node} is the third sampler of a video, and svdq has two stages for LTX-2.")
-    upsampler = next((node for node in paths[1] if node.type == _UPSAMPLER), None)
+    upsampler = next((node for node in paths[1] if node.type in _UPSAMPLERS), None)
     if upsampler is None:
-        raise InputError(f"{second.node} goes on with the latents of {first.node} without {_UPSAMPLER}.")
+        raise InputError(f"{second.node} goes on with the latents of {first.node} without {_UPSAMPLERS[0]}.")
     name = _upsampler_file(graph, upsampler)
     if (models[0].file, max(first.cfg, 1)) != (models[1].file, max(second.cfg, 1)) or "temporal" in name:
         what = "goes on with another model or guidance, or more frames"
@@ -235,7 +237,7 @@ def _upsampler_file(graph: Graph, upsampler: Node) -> str:
 
 def _factor(graph: Graph, paths: list[list[Node]]) -> float:
     """Return by how much latents are enlarged before the second stage, by the name of the upsampler's file."""
-    name = next((_upsampler_file(graph, node) for node in paths[1] if node.type == _UPSAMPLER), "")
+    name = next((_upsampler_file(graph, node) for node in paths[1] if node.type in _UPSAMPLERS), "")
     return 1 if "temporal" in name else 1.5 if "x1.5" in name else 2
 
 

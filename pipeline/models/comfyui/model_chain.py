@@ -64,9 +64,10 @@ def model_chain(graph: Graph, model: Any, sampler: Node, notes: Notes) -> ModelC
     loras: list[LoraUse] = []
     shift: float | None = None
     seen: set[str] = set()
-    node = graph.origin(model)
+    node, last = graph.origin(model), sampler
     while node is not None and node.id not in seen:
         seen.add(node.id)
+        last = node
         notes.read(node)
         if (file := _file_of(graph, node)) is not None:
             _note_loading(graph, node, file, notes)
@@ -80,7 +81,9 @@ def model_chain(graph: Graph, model: Any, sampler: Node, notes: Notes) -> ModelC
         elif not found and node.type != GUIDANCE:
             _note_change(node, notes)
         node = graph.origin(_model_before(graph, node))
-    raise InputError(f"The sampler {sampler} has no model that a loader loads; connect one, and import it again.")
+    raise InputError(
+        f"The sampler {sampler} has no model that a loader loads: the way there ends at {last}; connect a loader."
+    )
 
 
 def _note_loading(graph: Graph, node: Node, file: str, notes: Notes) -> None:
@@ -133,8 +136,8 @@ def _model_before(graph: Graph, node: Node) -> Any:
 
 def _note_change(node: Node, notes: Notes) -> None:
     kind = node.type.lower().replace(" ", "")
-    if node.type in ("Any Switch (rgthree)", "Reroute") or "lora" in kind:
-        return  # a stack that is off
+    if "lora" in kind or "passthrough" in kind:
+        return  # a stack that is off, or a node that passes models on
     if any(part in kind for part in _CACHES):
         notes.add(node, "leaves steps out to be faster; svdq computes all of them")
     elif any(part in kind for part in _SPEED):

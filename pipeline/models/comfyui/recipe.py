@@ -9,10 +9,10 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, read_graph
 from svdq.pipeline.models.comfyui.ltx import is_ltx, read_ltx
 from svdq.pipeline.models.comfyui.model_chain import LoraUse, ModelChain, model_chain, uses_of
-from svdq.pipeline.models.comfyui.node import Node
+from svdq.pipeline.models.comfyui.node import Link, Node
 from svdq.pipeline.models.comfyui.notes import Notes
 from svdq.pipeline.models.comfyui.schedule import schedule_of
-from svdq.pipeline.models.comfyui.source import Source, find_encoder, refuse, source_of
+from svdq.pipeline.models.comfyui.source import Source, find_encoder, quietly, refuse, source_of
 from svdq.pipeline.models.comfyui.stages import SAMPLERS, Stage, last_samplers, stages_of
 from svdq.pipeline.models.comfyui.svd import CONDITIONING, svd_base, svd_defaults
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, without_switches
@@ -30,6 +30,7 @@ _AFTERWARDS = {
     "rife": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
     "film": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
     "gimm": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
+    "interpolat": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
     "vfi": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
     "upscale": "enlarges the frames; `svdq submit --upscale` does",
     "audio": "concerns sound; svdq writes that of LTX-2 as it is, and none for Wan",
@@ -61,7 +62,7 @@ def read_recipe(workflow: Mapping[str, Any]) -> Recipe:
         raise InputError(
             f"{error.args[0]} computes a value that svdq needs and cannot compute; set it to a constant in ComfyUI."
         ) from error
-    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"[:100]
         raise InputError(f"The workflow is not as ComfyUI writes it ({what}); save it again.") from error
 
@@ -266,22 +267,21 @@ def _rate(graph: Graph, end: Node, notes: Notes) -> int | None:
         notes.read(saver)
         try:
             rate = number_of(graph, saver, _SAVERS[saver.type])
+            for node in (graph.nodes[each] for each in before):
+                if _is_interpolation(node) and node.inputs.get("source_fps") is not None:
+                    rate = number_of(graph, node, "source_fps")
+                elif _is_interpolation(node):
+                    times = (number_of(graph, node, name) for name in ("multiplier", "interpolation_factor"))
+                    rate = None if rate is None else rate / (next(filter(None, times), None) or 1)
         except UnknownValueError as error:
             notes.add(error.args[0], "computes the frames a second, which svdq cannot; give --fps")
             return None
-        times = [
-            number_of(graph, node, "multiplier", 1) or 1
-            for each in before
-            if "multiplier" in (node := graph.nodes[each]).inputs and _is_interpolation(node)
-        ]
-        for each in times:
-            rate = None if rate is None else rate / each
         return None if rate is None else max(1, round(rate))
     return None
 
 
 def _is_interpolation(node: Node) -> bool:
-    return any(part in node.type.lower() for part in ("rife", "film", "gimm", "vfi"))
+    return any(part in node.type.lower() for part in ("rife", "film", "gimm", "vfi", "interpolat"))
 
 
 def _note_the_rest(graph: Graph, end: Node, notes: Notes) -> None:
@@ -293,6 +293,7 @@ def _note_the_rest(graph: Graph, end: Node, notes: Notes) -> None:
     needed = set().union(*(graph.before(node) for node in savers))
     for node in graph.nodes.values():
         is_constant = not any(map(graph.origin, node.inputs.values())) and "load" not in node.type.lower()
+        is_constant = is_constant or quietly(graph, Link(node=node.id, slot=0)) is not None
         if node.id in needed and node.id not in notes.read_ids and not is_constant and not _QUIET.match(node.type):
             kind = node.type.lower()
             what = next((what for part, what in _AFTERWARDS.items() if part in kind), "is left out")

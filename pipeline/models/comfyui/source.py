@@ -14,6 +14,7 @@ from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, va
 #: Nodes that encode the photo, with the names of their inputs: width, height, frames, photo, last photo.
 ENCODERS: Mapping[str, tuple[str, str, str, str, str]] = {
     "WanImageToVideo": ("width", "height", "length", "start_image", ""),
+    "PainterI2V": ("width", "height", "length", "start_image", ""),
     "WanFirstLastFrameToVideo": ("width", "height", "length", "start_image", "end_image"),
     "Wan22ImageToVideoLatent": ("width", "height", "length", "start_image", ""),
     "WanVideoImageToVideoEncode": ("width", "height", "num_frames", "start_image", "end_image"),
@@ -39,6 +40,8 @@ OTHER_KINDS = {
     "phantom": "makes a video of subjects",
     "humo": "makes a video from sound",
 }
+#: Inputs of these that svdq lacks, with the values that change nothing.
+_NEUTRAL = {"noise_aug_strength": 0, "start_latent_strength": 1, "end_latent_strength": 1, "motion_amplitude": 1}
 _TEXTS = ("text", "prompt", "positive_prompt", "string", "value")
 
 
@@ -112,7 +115,7 @@ def source_of(graph: Graph, encoder: Node, positive: Any, negative: Any, notes: 
         frames = None if length is None else (int(length) - 1) // 4 * 4 + 1  # as ComfyUI's latents have
     except UnknownValueError as error:
         notes.add(error.args[0], "computes the number of frames, which svdq cannot; give --frames")
-    for name, neutral in (("noise_aug_strength", 0), ("start_latent_strength", 1), ("end_latent_strength", 1)):
+    for name, neutral in _NEUTRAL.items():
         if (strength := quietly(graph, encoder.inputs.get(name))) not in (None, neutral):
             notes.add(encoder, f"has the {name} {strength:g}, which svdq has not; svdq takes the photo as it is")
     batch = quietly(graph, encoder.inputs.get("batch_size"))

@@ -19,6 +19,7 @@ SAMPLERS = (
     "WanMoeKSampler",
     "WanMoeKSamplerAdvanced",
 )
+_MAX_STEPS = 1000
 #: Inputs that bring the latents of another sampler.
 LATENTS = ("latent_image", "samples", "latent", "latents", "video_latent", "av_latent")
 #: Guiders that are read; those of LTX-2 in `ltx.py`.
@@ -60,6 +61,9 @@ def stages_of(graph: Graph, last: Node, notes: Notes) -> list[Stage]:
             raise InputError(
                 f"{node} has an input that {error.args[0]} computes, which svdq cannot; set it to a number in ComfyUI."
             ) from error
+        for stage in stages:
+            if not 1 <= stage.steps <= _MAX_STEPS:
+                raise InputError(f"{node} has {stage.steps} steps; set it to 1 to {_MAX_STEPS} in ComfyUI.")
         found = [*stages, *found]
         if len(found) > 20:
             break
@@ -205,6 +209,8 @@ def _sigmas(graph: Graph, value: Any, notes: Notes) -> dict[str, Any]:
         if (number_of(graph, node, "alpha", 0.6), number_of(graph, node, "beta", 0.6)) != (0.6, 0.6):
             notes.add(node, "has another alpha and beta than 0.6, which svdq uses")
         return {"scheduler": "beta", "steps": int(number_of(graph, node, "steps") or 20)}
+    if node.type.startswith("Visualize"):  # KJNodes
+        return _sigmas(graph, node.inputs.get("sigmas"), notes)
     if node.type == "LTXVScheduler":
         return {"scheduler": node.type, "steps": int(number_of(graph, node, "steps") or 20)}
     if node.type == "ManualSigmas":

@@ -3,6 +3,7 @@
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,15 @@ _OF_SCHEDULER = ("sigmas", "steps", "shift", "scheduler", "start_step", "end_ste
 
 
 #: Nodes that pass a value on.
-_PASSING = ("PreviewAny", "ShowText|pysssss", "Display Any (rgthree)", "Primitive")
+_PASSING = (
+    "PreviewAny",
+    "ShowText|pysssss",
+    "Display Any",
+    "Primitive",
+    "easy convertAnything",
+    "CM_FloatTo",
+    "LTXFloatTo",
+)
 
 
 _FIXED = "scale dimensions"  # a way of ResizeImageMaskNode to resize
@@ -36,15 +45,18 @@ def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
         return None if isinstance(value, Link) else value
     if depth > _MAX_DEPTH:
         raise UnknownValueError(origin)
-    inputs = {name: each for name, each in origin.inputs.items() if name != CONTROL}
+    inputs = {name: each for name, each in origin.inputs.items() if name not in (CONTROL, "output_type")}
 
     def of(name: str) -> Any:
         return value_of(graph, inputs.get(name), depth + 1)
 
     if origin.type == "StringConcatenate":
         return str(of("delimiter") or "").join(str(of(name) or "") for name in ("string_a", "string_b"))
-    if isinstance(text := inputs.get("expression"), str):
-        return _computed(origin, text, {name.rpartition(".")[2]: of(name) for name in inputs if name != "expression"})
+    if {"a", "b", "operation"} <= inputs.keys() and (sign := _OF_NAMES.get(str(of("operation")))):  # easy mathInt
+        found = _computed(origin, f"a {sign} b", {name: of(name) for name in ("a", "b")})
+        return int(found) if origin.type.endswith("Int") else found
+    if isinstance(text := inputs.get("expression", inputs.get("value") if "a" in inputs else None), str):
+        return _computed(origin, text, {name.rpartition(".")[2]: of(name) for name in inputs if inputs[name] != text})
     if origin.type in ("GetImageSize", "ResolutionSelector"):
         sides = _size_of(graph, origin, depth)
         assert isinstance(value, Link)
@@ -80,12 +92,32 @@ def _size_of(graph: Graph, node: Node, depth: int) -> tuple[Any, ...]:
     raise UnknownValueError(node)
 
 
+#: Outputs and inputs of the nodes Context (rgthree), as far as they are read.
+_OF_CONTEXT = (
+    *("base_ctx", "model", "clip", "vae", "positive", "negative", "latent", "images", "seed"),
+    *("steps", "step_refiner", "cfg", "ckpt_name", "sampler", "scheduler"),
+)
+
+
+def _from_context(graph: Graph, node: Node, name: str, depth: int = 0) -> Any:
+    """Return the input that an output of a context is: of the node itself, or of the contexts that it continues."""
+    if name in node.inputs or depth > _MAX_DEPTH:
+        return node.inputs.get(name)
+    contexts = (graph.origin(each) for key, each in node.inputs.items() if key.startswith(("base_ctx", "ctx_")))
+    found = (_from_context(graph, each, name, depth + 1) for each in contexts if each is not None)
+    return next((each for each in found if each is not None), None)
+
+
 def without_switches(graph: Graph) -> Graph:
-    """Return a graph in which inputs come from what its switches choose."""
+    """Return a graph in which inputs come from what its switches choose, and from what contexts bundle."""
 
     def chosen(value: Any, depth: int = 0) -> Any:
         node = graph.origin(value)
-        if node is None or node.type != "ComfySwitchNode" or depth > _MAX_DEPTH:
+        if node is None or depth > _MAX_DEPTH:
+            return value
+        if re.fullmatch(r"Context.*\(rgthree\)", node.type) and 0 < value.slot < len(_OF_CONTEXT):
+            return chosen(_from_context(graph, node, _OF_CONTEXT[value.slot]), depth + 1)
+        if node.type != "ComfySwitchNode":
             return value
         try:
             branch = "on_true" if value_of(graph, node.inputs.get("switch")) else "on_false"
@@ -120,6 +152,7 @@ _OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
+_OF_NAMES = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "modulo": "%"}
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     each.__name__: each for each in (abs, math.ceil, float, math.floor, int, max, min, round)
 }

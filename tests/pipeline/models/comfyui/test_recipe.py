@@ -154,7 +154,7 @@ def test_kijais_wrapper_with_a_chain_of_loras() -> None:
     assert found.weights["text_encoder"] == "umt5-xxl-enc-bf16.safetensors"
 
 
-def test_custom_samplers_and_noise_levels_by_hand() -> None:
+def with_sigmas_by_hand() -> dict[str, Any]:
     workflow = two_experts()
     workflow["sigmas"] = node("ManualSigmas", sigmas="1.0, 0.9, 0.6, 0.3, 0.0")
     workflow["split"] = node("SplitSigmas", sigmas=["sigmas", 0], step=1)
@@ -168,7 +168,11 @@ def test_custom_samplers_and_noise_levels_by_hand() -> None:
             "SamplerCustomAdvanced", noise=["none" if slot else "noise", 0], guider=[f"guider_{name}", 0],
             sampler=["euler", 0], sigmas=["split", slot], latent_image=["high", 0] if slot else ["i2v", 2],
         )  # fmt: skip
-    found = read(workflow)
+    return workflow
+
+
+def test_custom_samplers_and_noise_levels_by_hand() -> None:
+    found = read(with_sigmas_by_hand())
     assert (found.defaults["steps"], guidance(found), found.seed, found.notes) == (4, (2.0, 1.0), 11, ())
     assert found.scheduler["sigmas"] == [1.0, 0.9, 0.6, 0.3]
     assert (found.scheduler["shift"], found.scheduler["switch_at"]) == (1.0, 1)
@@ -272,6 +276,73 @@ def test_samplers_that_do_not_go_on_where_the_one_before_ends() -> None:
     assert cleared.notes[0].startswith("KSamplerAdvanced (high) removes all noise at its end")
 
 
+def test_contexts_of_rgthree_are_followed_to_what_they_bundle() -> None:
+    workflow = two_experts()
+    workflow["empty"] = node("Context (rgthree)")
+    workflow["both"] = node("Context (rgthree)", model=["lora_high", 0], clip=["clip", 0], vae=["vae", 0])
+    workflow["switch"] = node("Context Switch (rgthree)", ctx_01=["empty", 0], ctx_02=["both", 0])
+    workflow["more"] = node("Context Big (rgthree)", base_ctx=["switch", 0], model=["shift_high", 0], steps=4)
+    workflow["shift_high"]["inputs"]["model"] = ["switch", 1]
+    workflow["high"]["inputs"] |= {"model": ["more", 1], "steps": ["more", 9]}
+    workflow["yes"]["inputs"]["clip"] = ["more", 2]
+    workflow["i2v"]["inputs"]["vae"] = ["more", 3]
+    assert read(workflow) == read(two_experts())
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        node("easy mathInt", a=["steps", 0], b=2, operation="divide"),
+        node("MathExpression|pysssss", a=["steps", 0], expression="round(a / 2)"),
+        node("SimpleMath+", a=["steps", 0], value="a/2"),
+        node("ComfyMathExpression", expression="a // 2", **{"values.a": ["passed", 0]}),
+    ],
+)
+def test_steps_that_nodes_compute_from_constants(half: dict[str, Any]) -> None:
+    workflow = two_experts()
+    workflow |= {"steps": node("PrimitiveInt", value=4), "half": half}
+    workflow["passed"] = node("easy convertAnything", output_type="int", **{"*": ["steps", 0]})
+    for name, place in (("high", "end_at_step"), ("low", "start_at_step")):
+        workflow[name]["inputs"] |= {"steps": ["steps", 0], place: ["half", 0]}
+    assert read(workflow) == read(two_experts())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        node("FrameInterpolate", images=["decode", 0], interp_model=["model", 0], multiplier=4),
+        node("GIMMVFI_interpolate", images=["decode", 0], interpolation_factor=4),
+        node("RIFEInterpolation", images=["decode", 0], source_fps=16.0, target_fps=64.0),
+    ],
+)
+def test_frames_a_second_are_those_before_an_interpolation(more: dict[str, Any]) -> None:
+    workflow = two_experts()
+    workflow |= {"more": more, "model": node("FrameInterpolationModelLoader", model_name="rife.pth")}
+    workflow["save"]["inputs"] |= {"images": ["more", 0], "fps": 64}
+    found = read(workflow)
+    assert found.defaults["fps"] == 16
+    assert any("(more) interpolates frames; `svdq submit --interpolate`" in note for note in found.notes)
+
+
+def test_nodes_in_place_of_wan_image_to_video_and_a_view_of_sigmas() -> None:
+    workflow = two_experts()
+    workflow["i2v"]["class_type"] = "PainterI2V"
+    workflow["i2v"]["inputs"]["motion_amplitude"] = 1.15
+    assert read(workflow).notes[0].startswith("PainterI2V (i2v) has the motion_amplitude 1.15, which svdq has not")
+    workflow = with_sigmas_by_hand()
+    workflow["view"] = node("VisualizeSigmasKJ", sigmas=["sigmas", 0], start_step=0, end_step=-1)
+    workflow["split"]["inputs"]["sigmas"] = ["view", 0]
+    assert read(workflow) == read(with_sigmas_by_hand())
+
+
+def test_weights_in_formats_that_svdq_does_not_read_are_named() -> None:
+    found = read(changed("unet_low", unet_name="wan2.2_i2v_low_noise_14B_nvfp4.safetensors"))
+    assert found.notes == (
+        "UNETLoader (unet_low) loads wan2.2_i2v_low_noise_14B_nvfp4.safetensors; svdq does not read weights in nvfp4: "
+        "name the model's file in bf16, fp8 or GGUF in `[weights]`.",
+    )
+
+
 def changed(name: str, **inputs: Any) -> dict[str, Any]:
     workflow = two_experts()
     workflow[name]["inputs"] |= inputs
@@ -306,12 +377,13 @@ def from_text() -> dict[str, Any]:
         ({"1": node("KSampler (Efficient)")}, r"no sampler that svdq reads \(KSampler \(Efficient\) \(1\)\)"),
         (
             changed("high", model=["photo", 0]),
-            r"The sampler KSamplerAdvanced \(high\) has no model that a loader loads",
+            r"The sampler KSamplerAdvanced \(high\) has no model that .*: the way there ends at LoadImage \(photo\)",
         ),
         (
             changed("high", steps=["decode", 0]),
             r"KSamplerAdvanced \(high\) has an input that VAEDecode \(decode\) computes",
         ),
+        (changed("high", steps=1_000_000_000), r"KSamplerAdvanced \(high\) has 1000000000 steps"),
         ({"nodes": [{"type": "KSampler"}]}, r"The workflow is not as ComfyUI writes it \(KeyError"),
         ({"nodes": []}, r"The workflow has no node that runs"),
     ],
