@@ -175,7 +175,7 @@ def _follow(scope: _Scope, link: int, setters: Mapping[Any, Any], depth: int = 0
         outputs = inner.graph.get("outputs") or ()
         ids = outputs[slot].get("linkIds") if slot < len(outputs) else None
         return _follow(inner, ids[0], setters, depth + 1) if ids else None
-    if node["type"] in (*_WIRES, *_SWITCHES):
+    if node["type"] in (*_WIRES, *_SWITCHES, *_GETTERS.values()):
         each = (_follow(scope, given["link"], setters, depth + 1) for given in inputs if given.get("link") is not None)
         return next((found for found in each if found is not None), None)
     if node["type"] in _GETTERS:

@@ -72,6 +72,16 @@ def test_get_and_set_nodes_connect_by_name() -> None:
     assert model_of(workflow) == TO_LOADER
 
 
+def test_a_set_node_passes_on_what_it_gets() -> None:
+    workflow = editor(
+        LOADER,
+        made(2, "SetNode", ["my model"], MODEL=11),
+        made(9, "ModelSamplingSD3", [5.0], model=12),
+        links=[[11, 1, 0, 2, 0, "MODEL"], [12, 2, 0, 9, 0, "MODEL"]],
+    )
+    assert model_of(workflow) == TO_LOADER
+
+
 def test_any_switch_takes_the_first_that_runs() -> None:
     workflow = editor(
         made(4, "UNETLoader", ["off.safetensors", "default"], mode=2),
