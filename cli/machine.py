@@ -19,6 +19,7 @@ from svdq.worker.doctor import (
     check_packages,
     check_redis,
     check_storage,
+    check_upscaler,
     limited,
 )
 
@@ -85,7 +86,7 @@ def url(as_json: bool) -> int:
 @json_option("finding")
 @storage_options
 def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, redis_url: str | None) -> int:
-    """Check Redis, storage, model, GPUs, ffmpeg and versions, and say how to fix what is wrong.
+    """Check Redis, storage, model, upscaler, GPUs, ffmpeg and versions, and say how to fix what is wrong.
 
     The exit code is 0 when no check fails and 1 otherwise; warnings do not count.
 
@@ -102,7 +103,8 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
         limited(limit_s, subject, check, settings) for subject, check in checks.items()
     )
     if not quick:
-        findings = itertools.chain(findings, check_model(settings.model), check_machine(), check_packages())
+        of_models = itertools.chain(check_model(settings.model), check_upscaler(settings))
+        findings = itertools.chain(findings, of_models, check_machine(), check_packages())
     exit_code = 0
     for finding in findings:
         advice = f"; {finding.advice}" if finding.advice else ""

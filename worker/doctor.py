@@ -26,6 +26,7 @@ from svdq.pipeline.models.model_file import is_model_file
 from svdq.pipeline.models.model_folder import find_problems, is_untrained, variants
 from svdq.pipeline.models.model_names import find_folder, has_weights, resolve
 from svdq.pipeline.models.needs import Residency, published
+from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.producer.processes import die_with_parent
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
@@ -188,6 +189,23 @@ def _check_fit(name: str) -> Iterator[Finding]:
         yield Finding("memory", "warn", f"{shape} does not fit {cards}", "see docs/gpus.md for what does")
     elif step is not None:
         yield Finding("times", "ok", f"by steps of {step.step_s:g} s ({step.source}), not measured here")
+
+
+def check_upscaler(settings: Settings) -> Iterator[Finding]:
+    """Load the upscaler as a worker does, if the settings name one."""
+    if settings.upscaler is None:
+        return
+    try:
+        file = find_upscaler(settings.upscaler, settings.loras)
+        import torch
+
+        from svdq.pipeline.models.upscaler import Upscaler
+
+        Upscaler(file, torch.device("cpu"))
+    except InputError as error:
+        yield _failure("upscaler", error)
+    else:
+        yield Finding("upscaler", "ok", str(file))
 
 
 def check_machine() -> Iterator[Finding]:

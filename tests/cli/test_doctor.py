@@ -13,15 +13,18 @@ from pathlib import Path
 
 import pytest
 import redis
+import torch
+from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_names import resolve
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
-from svdq.worker.doctor import Finding, check_model, limited
+from svdq.worker.doctor import Finding, check_model, check_upscaler, limited
 from tests.conftest import Cli
 from tests.hub import know
 from tests.proxy import Proxy
+from tests.upscaling import torchvision, write_upscaler
 from tests.waiting import PATIENCE_S
 
 
@@ -283,6 +286,26 @@ def test_half_precision_only(model: Path) -> None:
 )
 def test_models_by_name(name: str, level: str) -> None:
     assert [finding.level for finding in check_model(name)] == [level]
+
+
+def test_an_upscaler_is_loaded_as_by_a_worker(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(name: str | None) -> list[Finding]:
+        return [*check_upscaler(settings.model_copy(update={"upscaler": name}))]
+
+    assert check(None) == []
+    with torchvision(tmp_path):
+        file = write_upscaler(tmp_path / "tiny.safetensors")
+        assert check(str(file)) == [Finding("upscaler", "ok", str(file))]
+        save_file({"conv.weight": torch.zeros(3, 3)}, tmp_path / "other.safetensors")
+        (other,) = check(str(tmp_path / "other.safetensors"))
+        assert (other.level, "is no upscaler that spandrel knows" in other.text) == ("fail", True)
+    (none,) = check("none")
+    assert (none.level, none.text.startswith("There is no upscaler 'none'")) == ("fail", True)
+    monkeypatch.setitem(sys.modules, "spandrel", None)
+    (missing,) = check(str(file))
+    assert missing.text.startswith("Upscaling needs spandrel; to install it, ")
 
 
 def test_what_does_not_answer_is_a_failed_check(settings: Settings) -> None:
