@@ -57,6 +57,7 @@ def rank_of(video: Video, unit: int) -> int:
         (25, 50, 9, 220, 1.05),
         (25, 400, 72, 1760, 1.05),
         (25, 76, 14, 338, 1.05),
+        (25, 50, 9, 150, 1.02),  # with an upscaler in the last unit, which then takes three steps
         (4, 104, 126, 88, 1.09),
         (4, 1040, 1260, 880, 1.09),
     ],
@@ -68,6 +69,15 @@ def test_any_number_of_videos_takes_hardly_longer_than_the_bound(
     for num_videos in [*range(1, 31), 35, 50]:
         wall_s, _, _ = run(num_videos, costs, num_steps)
         assert wall_s <= most * bound_s(num_videos, costs, num_steps), num_videos
+
+
+@pytest.mark.parametrize("num_videos", [1, 7, 8, 20, 40])
+@pytest.mark.parametrize("decode_s", [0.04, 0.15, 0.37])
+def test_finished_videos_are_upscaled_on_all_ranks(num_videos: int, decode_s: float) -> None:
+    costs = costs_of(0.05, 0.009, decode_s)
+    videos = [Video(costs=costs, num_steps=25, first_unit=26) for _ in range(num_videos)]
+    wall_s = Chain(Planner(RANKS), RANKS).run(videos)
+    assert wall_s <= 1.001 * math.ceil(num_videos / RANKS) * decode_s
 
 
 @pytest.mark.parametrize(
