@@ -292,14 +292,16 @@ class _Shape(NamedTuple):
 def _shape_of(parameters: Parameters) -> _Shape:
     names = ("frames", "width", "height", "steps", "step_cache")
     frames, width, height, steps, step_cache = (_positive(parameters.get(name)) for name in names)
-    if parameters.get("steps") is None:
+    if parameters.get("finishes"):
+        steps = 0.0  # its video is denoised already
+    elif parameters.get("steps") is None:
         steps = _default_steps(str(parameters.get("family")))
     return _Shape(
         frames=frames,
         width=width,
         height=height,
         guided=_is_guided(parameters),
-        steps=int(steps or 1),
+        steps=int(1 if steps is None else steps),
         step_cache=step_cache or 0.0,
         upscale=str(parameters.get("upscale") or ""),
     )

@@ -76,6 +76,11 @@ def test_the_end_of_all_counts_what_waits_for_other_jobs() -> None:
     assert estimate_all([], replace(parallel, end_s=999.0), [group()], ()).eta_s == 999.0
 
 
+def test_finished_videos_that_are_upscaled_have_no_steps() -> None:
+    backlog = waiting(40, finishes="cup-0123456789abcdef0123")
+    assert estimate_all([], backlog, [group()], ()).eta_s == pytest.approx(40 * (0.1 + 2.0) / 2)
+
+
 def test_uploads_that_are_slower_than_the_ranks_decide_the_end() -> None:
     slow = group(in_flight=("a", "b"), write_s=60.0, num_writers=2)
     assert eta(started("a", 8), slow).eta_s == pytest.approx(2.0 + 60.0)
