@@ -1,6 +1,7 @@
 """Reads of Redis that share their round trips: it may be far away."""
 
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -17,27 +18,45 @@ def ask(connection: redis.Redis, *reads: Read[Any]) -> list[Any]:
 
     Raises the first error that a read does not handle itself: answers may be errors.
     """
+    return ask_one(connection, together(*reads))
+
+
+def together(*reads: Read[Any]) -> Read[list[Any]]:
+    """Make one read of several; its result has theirs."""
     results: dict[int, Any] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(reads)))
     while len(results) < len(reads):
-        with connection.pipeline(transaction=False) as pipeline:
-            ends = {}
-            for number in answers:
-                begin = len(pipeline)
-                try:
-                    reads[number].send(answers[number])(pipeline)
-                    ends[number] = slice(begin, len(pipeline))
-                except StopIteration as end:
-                    results[number] = end.value
-            found = pipeline.execute(raise_on_error=False)
-        answers = {number: found[part] for number, part in ends.items()}
+        puts: dict[int, Callable[[Pipeline], object]] = {}
+        parts: dict[int, slice] = {}  # of the answers
+        for number in answers:
+            try:
+                puts[number] = reads[number].send(answers[number])
+            except StopIteration as end:
+                results[number] = end.value
+        found = (yield partial(_put, puts, parts)) if puts else []
+        answers = {number: found[part] for number, part in parts.items()}
     return [results[number] for number in range(len(reads))]
+
+
+def _put(puts: dict[int, Callable[[Pipeline], object]], parts: dict[int, slice], pipeline: Pipeline) -> None:
+    first = len(pipeline)
+    for number, put in puts.items():
+        begin = len(pipeline)
+        put(pipeline)
+        parts[number] = slice(begin - first, len(pipeline) - first)
 
 
 def ask_one(connection: redis.Redis, read: Read[T]) -> T:
     """Return the result of one read."""
-    result: T = ask(connection, read)[0]
-    return result
+    answers: Any = None
+    while True:
+        with connection.pipeline(transaction=False) as pipeline:
+            try:
+                read.send(answers)(pipeline)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            answers = pipeline.execute(raise_on_error=False)
 
 
 def checked(answers: list[Any]) -> list[Any]:

@@ -3,13 +3,14 @@
 Touches RQ's internals; `tests/worker/test_group_worker.py` fails when a new RQ changes them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
 import redis
 import rq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from redis.client import Pipeline
 from rq.exceptions import NoSuchJobError
 from rq.job import JobStatus, validate_job_id
 from rq.results import Result
@@ -19,6 +20,7 @@ from rq.utils import as_text
 from svdq.pipeline.errors import reason_of
 from svdq.producer import keys
 from svdq.producer.records import Count, JobMeta, Time, reason_invalid
+from svdq.producer.together import Read, ask_one
 
 AT_ONCE: Final = 500
 _STATUSES = frozenset(status.value for status in JobStatus)
@@ -92,7 +94,7 @@ class UntrustedJob(rq.job.Job):
 
     def latest_result(self, timeout: int = 0) -> Result | None:
         """Read the newest result; None when there is none that can be read. Does not wait."""
-        found = next(read_results(self.connection, [self]))
+        (found,) = read_results(self.connection, [self])
         return found if isinstance(found, Result) else None
 
     def dependencies_are_met(self, parent_job: rq.job.Job | None = None, *arguments: Any, **options: Any) -> bool:
@@ -124,12 +126,16 @@ def read_many(
     """Read jobs in their order, or why one cannot be read; None for missing ones. One bad record harms no other."""
     remaining = iter(job_ids)
     while chunk := list(islice(remaining, AT_ONCE)):
-        with connection.pipeline(transaction=False) as pipeline:
-            for job_id in chunk:
-                pipeline.hgetall(key_of(job_id))
-            answers = pipeline.execute(raise_on_error=False)
-        for job_id, answer in zip(chunk, answers, strict=True):
-            yield restored(connection, job_id, answer) if answer else None
+        yield from ask_one(connection, reading_many(connection, chunk))
+
+
+def reading_many(
+    connection: redis.Redis, job_ids: Collection[bytes | str]
+) -> Read[list[UntrustedJob | UnreadableJobError | None]]:
+    """Read the same at once."""
+    answers = yield lambda pipeline: [pipeline.hgetall(key_of(job_id)) for job_id in job_ids]
+    found = zip(job_ids, answers, strict=True)
+    return [restored(connection, job_id, answer) if answer else None for job_id, answer in found]
 
 
 def restored(connection: redis.Redis, job_id: bytes | str, answer: Any) -> UntrustedJob | UnreadableJobError:
@@ -150,20 +156,28 @@ def restored(connection: redis.Redis, job_id: bytes | str, answer: Any) -> Untru
     return job
 
 
-def read_results(connection: redis.Redis, jobs: Iterable[rq.job.Job]) -> Iterator[Result | UnreadableJobError | None]:
+def read_results(connection: redis.Redis, jobs: Collection[rq.job.Job]) -> list[Result | UnreadableJobError | None]:
     """Read the newest result of each job in one round trip, or why it cannot be read; None without one."""
-    jobs = list(jobs)
-    with connection.pipeline(transaction=False) as pipeline:
+    return ask_one(connection, reading_results(jobs))
+
+
+def reading_results(jobs: Collection[rq.job.Job]) -> Read[list[Result | UnreadableJobError | None]]:
+    """Read the same."""
+
+    def put(pipeline: Pipeline) -> None:
         for job in jobs:
             pipeline.xrevrange(Result.get_key(job.id), count=1)  # type: ignore[no-untyped-call]
-        answers = pipeline.execute(raise_on_error=False)
+
+    answers = yield put
+    results: list[Result | UnreadableJobError | None] = []
     for job, answer in zip(jobs, answers, strict=True):
         if isinstance(answer, redis.ConnectionError | redis.TimeoutError):
             raise answer
         try:
-            yield _restored_result(job, answer) if answer else None
+            results.append(_restored_result(job, answer) if answer else None)
         except Exception as error:  # noqa: BLE001 - anyone can write to Redis; other jobs continue
-            yield UnreadableJobError(job.id, job.get_status(refresh=False).value.encode(), error)
+            results.append(UnreadableJobError(job.id, job.get_status(refresh=False).value.encode(), error))
+    return results
 
 
 def _restored_result(job: rq.job.Job, answer: Any) -> Result:

@@ -75,7 +75,7 @@ class Proxy(socketserver.ThreadingTCPServer):
                 data = b""
             if self.cut.is_set():
                 data = b""
-            if not is_answer and not asked.is_set():
+            if data and not is_answer and not asked.is_set():
                 self.num_round_trips += 1
                 asked.set()
             waiting.put((time.monotonic() + self.delay_s / 2, data))

@@ -196,14 +196,15 @@ async def list_videos(request: Request) -> Response:
         begin = ends.get(after) or (place_of(connection, after) if JOB_ID.fullmatch(after) else None)
         if after and begin is None:
             raise ApiError(400, f"There is no video {after[:80]!r}.", param="after", code="not_found")
-        views, has_more = read_page(connection, int(limit), begin, newest_first=order == "desc")
-        if views and (end := place_of(connection, views[-1].id)):
+        views, has_more, end = read_page(connection, int(limit), begin, newest_first=order == "desc")
+        if end is not None:
             ends[views[-1].id] = end
             if len(ends) > MAX_ENDS:
                 del ends[next(iter(ends))]
         return views, has_more
 
-    views, has_more = await request.app.state.backend.read(read)
+    # At once: Redis may be far away.
+    (views, has_more), _ = await asyncio.gather(request.app.state.backend.read(read), request.app.state.snapshots.get())
     first, last = (views[0].id, views[-1].id) if views else (None, None)
     data = await _describe(request, views)
     return Json({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more})

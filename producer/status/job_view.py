@@ -3,13 +3,15 @@
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import redis
 import rq
+from redis.client import Pipeline
 from rq.job import JobStatus
 from rq.results import Result
 
@@ -20,7 +22,8 @@ from svdq.producer.queue import ENDED, SvdqQueue, fetch, read_arguments, session
 from svdq.producer.records import JobMeta, JobResult
 from svdq.producer.settings import Settings
 from svdq.producer.text import MAX_SECONDS, rfc3339
-from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, read_many, read_results
+from svdq.producer.together import Read, ask_one, together
+from svdq.producer.untrusted_job import AT_ONCE, UnreadableJobError, UntrustedJob, reading_many, reading_results
 
 POLL_S = 0.3
 #: Pauses are at least this many times as long as a look: with thousands of jobs a look takes a while.
@@ -113,11 +116,21 @@ def view(connection: redis.Redis, job_id: str) -> JobView:
 
 def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
     """Read several jobs at once; missing ones are left out."""
-    found = [record for record in read_many(connection, job_ids) if record is not None]
+    remaining, views = iter(job_ids), []
+    while chunk := list(islice(remaining, AT_ONCE)):
+        views += ask_one(connection, read_views(connection, chunk))
+    return views
+
+
+def read_views(connection: redis.Redis, job_ids: Collection[str]) -> Read[list[JobView]]:
+    """Read the same; two round trips, or one if none has ended or waits outside of the queues."""
+    records = yield from reading_many(connection, job_ids)
+    found = [record for record in records if record is not None]
     rq_jobs = [record for record in found if isinstance(record, rq.job.Job)]
     ended = [job for job in rq_jobs if job.get_status(refresh=False).value in ENDED]  # others may have an older result
-    results = {job.id: result for job, result in zip(ended, read_results(connection, ended), strict=True)}
-    waits = _waits(connection, rq_jobs)
+    reads = (reading_results(ended), _read_waits(connection, rq_jobs))
+    results_of, waits = yield from together(*reads)
+    results = {job.id: result for job, result in zip(ended, results_of, strict=True)}
     views = []
     for record in found:
         if isinstance(record, rq.job.Job):
@@ -195,10 +208,11 @@ def _parameters(job: Job, used: dict[str, Any]) -> dict[str, Any]:
         return submitted
 
 
-def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, dict[str, Any]]:
+def _read_waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> Read[dict[str, dict[str, Any]]]:
     """Read what jobs outside of the queues wait for: the fields `scheduled_at` or `after` of their views, by job id."""
     asked = []
-    with connection.pipeline(transaction=False) as pipeline:
+
+    def put(pipeline: Pipeline) -> None:
         for job in rq_jobs:
             status = job.get_status(refresh=False)
             if status is JobStatus.SCHEDULED:
@@ -207,7 +221,8 @@ def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, 
             elif status is JobStatus.DEFERRED:
                 pipeline.smembers(job.dependencies_key)
                 asked.append(job.id)
-        answers = pipeline.execute(raise_on_error=False)
+
+    answers = yield put
     waits: dict[str, dict[str, Any]] = {}
     for job_id, answer in zip(asked, answers, strict=True):
         if isinstance(answer, float) and 0 <= answer < MAX_SECONDS:

@@ -6,7 +6,7 @@ functions that anyone with write access to Redis can name.
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import redis
@@ -167,14 +167,21 @@ def scan_ids(connection: redis.Redis) -> Iterator[bytes]:
 
 def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, int]:
     """Count the jobs taken before queued ones, by id; `places` are names of queues by id. Omits jobs that left."""
-    found = {queue.name: queue for queue in queues(connection)}
+    return ask_one(connection, read_num_ahead(connection, places))
+
+
+def read_num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> Read[dict[str, int]]:
+    """Read the same."""
+    found = {queue.name: queue for queue in (yield from read_queues(connection))}
     places = {job_id: name for job_id, name in places.items() if name in found}
-    with connection.pipeline(transaction=False) as pipeline:
+
+    def put(pipeline: Pipeline) -> None:
         for queue in found.values():
             pipeline.llen(queue.key)
         for job_id, name in places.items():
             pipeline.lpos(found[name].key, job_id)
-        answers = pipeline.execute()
+
+    answers = checked((yield put))
     lengths = dict(zip(found, answers, strict=False))
 
     def begin(name: str) -> int:
@@ -190,6 +197,13 @@ def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, i
     begins = {name: begin(name) for name in set(places.values())}
     positions = zip(places.items(), answers[len(found) :], strict=True)
     return {job_id: begins[name] + position for (job_id, name), position in positions if position is not None}
+
+
+def read_sample(connection: redis.Redis, number: int, num_slices: int) -> Read[list[str]]:
+    """Read the ids of a number of queued jobs, taken evenly from each queue in slices."""
+    names = [queue.key for queue in (yield from read_queues(connection))]
+    (found,) = checked((yield lambda pipeline: lua.run(pipeline, "sample_queued", names, number, num_slices)))
+    return [job_id.decode(errors="backslashreplace") for job_id in found]
 
 
 def _find_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | str = "-inf") -> None:
@@ -234,7 +248,10 @@ def view_workers(connection: redis.Redis) -> list[WorkerView]:
 
 def read_workers() -> Read[list[WorkerView]]:
     """Read the same."""
-    (members,) = checked((yield lambda pipeline: pipeline.smembers(Worker.redis_workers_keys)))
+    return (yield from _read_members(*checked((yield lambda pipeline: pipeline.smembers(Worker.redis_workers_keys)))))
+
+
+def _read_members(members: Collection[bytes]) -> Read[list[WorkerView]]:
     names = sorted(name.decode(errors="backslashreplace") for name in members)
     records = yield lambda pipeline: [pipeline.hgetall(name) for name in names]
     views = []
@@ -300,10 +317,11 @@ def read_worker_state(workers: Sequence[WorkerView] | None = None) -> Read[Worke
     def put(pipeline: Pipeline) -> None:
         pipeline.time()
         pipeline.zrange(keys.STARTING, -1, -1, withscores=True)
+        pipeline.smembers(Worker.redis_workers_keys)
 
+    (now, _), last, members = checked((yield put))
     if workers is None:
-        workers = yield from read_workers()
+        workers = yield from _read_members(members)
     if workers:
         return "running"
-    (now, _), last = checked((yield put))
     return "starting" if any(expires_at >= now for _, expires_at in last) else "none"

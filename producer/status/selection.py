@@ -134,8 +134,8 @@ def place_of(connection: redis.Redis, job_id: str) -> Place | None:
 
 def read_page(
     connection: redis.Redis, limit: int, after: Place | None = None, *, newest_first: bool = True
-) -> tuple[list[JobView], bool]:
-    """Read the jobs after a place, and whether there are more."""
+) -> tuple[list[JobView], bool, Place | None]:
+    """Read the jobs after a place, whether there are more, and the place of the last one."""
     window = WINDOW
     while True:
         job_ids = newest_ids(connection, window, oldest=not newest_first)
@@ -144,8 +144,9 @@ def read_page(
             places = [place for place in places if (place < after if newest_first else place > after)]
         # Each queue and status gives as many ids as there are, up to the window.
         if len(places) > limit or len(job_ids) < window:
-            page = [job_id for _, job_id in places[:limit]]
-            return view_many(connection, page), len(places) > limit
+            views = view_many(connection, [job_id for _, job_id in places[:limit]])
+            end = next((place for place in places if views and place[1] == views[-1].id), None)
+            return views, len(places) > limit, end
         window *= 4
 
 

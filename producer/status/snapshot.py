@@ -1,8 +1,7 @@
 """A snapshot of queues, workers, groups, ranks and jobs in flight, in a few round trips for any number of jobs."""
 
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -10,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import redis
 from rq.job import JobStatus
 
-from svdq.producer.job_control import pauses, read_pauses
-from svdq.producer.queue import SvdqQueue, read_job
+from svdq.producer.job_control import read_pauses
+from svdq.producer.queue import read_job
 from svdq.producer.status import registries
 from svdq.producer.status.estimates import (
     NO_WORKER,
@@ -23,20 +22,19 @@ from svdq.producer.status.estimates import (
     estimate_jobs,
     videos_per_s,
 )
-from svdq.producer.status.job_view import JobView, view_many
+from svdq.producer.status.job_view import JobView, read_views, view_many
 from svdq.producer.status.ranks import (
     Condition,
     GroupFinder,
     GroupStatus,
     RankStatus,
     conditions_of,
-    read_groups,
     reading_groups,
 )
 from svdq.producer.status.registries import WorkerState, WorkerView
 from svdq.producer.text import iso_of
-from svdq.producer.together import ask
-from svdq.producer.untrusted_job import UntrustedJob, read_many
+from svdq.producer.together import Read, ask, ask_one
+from svdq.producer.untrusted_job import UntrustedJob, reading_many
 
 V = TypeVar("V")
 
@@ -54,7 +52,15 @@ class Recent(Generic[V]):
 
     def read(self, job_ids: Sequence[str], read: Callable[[list[str]], Iterable[tuple[str, V]]]) -> list[V]:
         """Return what `read` finds about jobs, in their order; jobs of the last call are not read again."""
-        known = self._known | dict(read([job_id for job_id in job_ids if job_id not in self._known]))
+        return self.add(job_ids, dict(read(self.missing(job_ids))))
+
+    def missing(self, job_ids: Sequence[str]) -> list[str]:
+        """Return the jobs that are to be read."""
+        return [job_id for job_id in job_ids if job_id not in self._known]
+
+    def add(self, job_ids: Sequence[str], found: Mapping[str, V]) -> list[V]:
+        """Return what is known of jobs, in their order, with what was found of the `missing` ones."""
+        known = {**self._known, **found}
         self._known = {job_id: known[job_id] for job_id in job_ids if job_id in known}
         return list(self._known.values())
 
@@ -128,10 +134,12 @@ class Snapshot:
 def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> Snapshot:
     """Take a snapshot; `recent` has what is known of the sampled jobs."""
     now = time.time()
+    recent = recent or Recent()
     started_only, deferred_only = (JobStatus.STARTED.value,), (JobStatus.DEFERRED.value,)
-    of_queues, groups, started, deferred, workers, state, (num_finished, num_failed), reasons, several = ask(
+    of_queues, sampled, groups, started, deferred, workers, state, (num_finished, num_failed), reasons, several = ask(
         connection,
         registries.read_counts(connection),
+        registries.read_sample(connection, SAMPLED, SLICES),
         reading_groups(),
         registries.read_newest_ids(connection, MAX_IN_FLIGHT, started_only),
         registries.read_newest_ids(connection, SAMPLED // 4, deferred_only),
@@ -143,13 +151,18 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
     )
     in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
     computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
-    known = view_many(connection, dict.fromkeys([*in_flight, *computed, *sorted(started)]))
+    known, parameters, after = ask(
+        connection,
+        read_views(connection, dict.fromkeys([*in_flight, *computed, *sorted(started)])),
+        _read_parameters(connection, recent.missing(sampled)),
+        read_views(connection, deferred),
+    )
     # Some jobs in records of ranks have ended meanwhile.
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
     num_deferred = sum(by_status["deferred"] for by_status in of_queues.values())
-    waiting = read_waiting(connection, of_queues, recent=recent)
+    waiting = Backlog(num_jobs=_num_queued(of_queues), sample=recent.add(sampled, parameters))
     if deferred:
-        waiting = _with_deferred(connection, waiting, num_deferred, view_many(connection, deferred), groups)
+        waiting = _with_deferred(connection, waiting, num_deferred, after, groups)
     rate = videos_per_s(groups)
     no_group = _no_group(state)
     return Snapshot(
@@ -190,7 +203,6 @@ def estimate(
     connection: redis.Redis, views: Sequence[JobView], groups: Sequence[GroupStatus] | None = None
 ) -> dict[str, Estimate]:
     """Estimate when given jobs will be done, and those that they wait for."""
-    groups = read_groups(connection) if groups is None else groups
     known = {view.id: view for view in views}
     while missing := [job_id for view in known.values() for job_id in view.after if job_id not in known]:
         more = {view.id: view for view in view_many(connection, dict.fromkeys(missing))}
@@ -199,37 +211,32 @@ def estimate(
         known |= more
     views = list(known.values())
     queued = {view.id: view.queue for view in views if view.status == JobStatus.QUEUED.value}
-    waiting = read_waiting(connection, registries.counts(connection), queued) if queued else Backlog()
-    no_group = NO_WORKER if groups else _no_group(registries.worker_state(connection))
-    return estimate_jobs(views, waiting, groups, pauses(connection), no_group)
-
-
-def read_waiting(
-    connection: redis.Redis,
-    of_queues: Mapping[str, Mapping[str, int]],
-    places: Mapping[str, str] | None = None,
-    recent: Recent[Parameters] | None = None,
-) -> Backlog:
-    """Sample the queued jobs evenly, and find the positions of those in `places`, queues by job id."""
-    num_jobs = {name: by_status["queued"] for name, by_status in of_queues.items()}
-    with connection.pipeline(transaction=False) as pipeline:
-        for name, number in num_jobs.items():
-            queue = SvdqQueue(name, connection=connection)
-            length = math.ceil(number * min(1, SAMPLED / max(1, sum(num_jobs.values()))) / SLICES)
-            for first in range(0, number, max(1, length, math.ceil(number / SLICES))):
-                pipeline.lrange(queue.key, first, first + length - 1)
-        ids = [job_id.decode(errors="backslashreplace") for answer in pipeline.execute() for job_id in answer]
-
-    def read(job_ids: list[str]) -> Iterator[tuple[str, Parameters]]:
-        for job_id, record in zip(job_ids, read_many(connection, job_ids), strict=True):
-            if isinstance(record, UntrustedJob) and (job := read_job(record)) is not None:
-                yield job_id, job.model_dump()
-
-    return Backlog(
-        num_jobs=sum(num_jobs.values()),
-        sample=(recent or Recent()).read(ids, read),
-        num_ahead=registries.num_ahead(connection, places) if places else {},
+    of_queues, sampled, num_ahead, found, state, reasons = ask(
+        connection,
+        registries.read_counts(connection),
+        registries.read_sample(connection, SAMPLED, SLICES),
+        registries.read_num_ahead(connection, queued),
+        reading_groups(),
+        registries.read_worker_state(),
+        read_pauses(),
     )
+    groups = found if groups is None else groups
+    waiting = Backlog()
+    if queued:
+        parameters = ask_one(connection, _read_parameters(connection, sampled))
+        waiting = Backlog(num_jobs=_num_queued(of_queues), sample=[*parameters.values()], num_ahead=num_ahead)
+    return estimate_jobs(views, waiting, groups, reasons, NO_WORKER if groups else _no_group(state))
+
+
+def _num_queued(of_queues: Mapping[str, Mapping[str, int]]) -> int:
+    return sum(by_status["queued"] for by_status in of_queues.values())
+
+
+def _read_parameters(connection: redis.Redis, job_ids: Sequence[str]) -> Read[dict[str, Parameters]]:
+    """Read the parameters of jobs, by id; jobs that cannot be read are left out."""
+    records = yield from reading_many(connection, job_ids)
+    jobs = {record.id: read_job(record) for record in records if isinstance(record, UntrustedJob)}
+    return {job_id: job.model_dump() for job_id, job in jobs.items() if job is not None}
 
 
 def _no_group(state: WorkerState) -> str:

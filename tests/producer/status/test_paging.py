@@ -20,12 +20,13 @@ def test_pages_have_every_job_once(
     found: list[str] = []
     after, has_more = None, True
     while has_more:
-        views, has_more = read_page(connection, 3, after, newest_first=newest_first)
+        views, has_more, end = read_page(connection, 3, after, newest_first=newest_first)
         found += [view.id for view in views]
         after = place_of(connection, found[-1])
+        assert end == after
     assert found == (made[::-1] if newest_first else made)
 
 
 def test_there_is_nothing(connection: redis.Redis) -> None:
-    assert read_page(connection, 3) == ([], False)
+    assert read_page(connection, 3) == ([], False, None)
     assert place_of(connection, "none") is None
