@@ -26,7 +26,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.producer.files import check_target, write_file
-from svdq.producer.queue import connect
+from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.worker.fit import Cards, faster_in_rounds
@@ -168,11 +168,14 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
 
 
 def _reach_redis(settings: Settings, *, waits: bool) -> None:
-    """Check that Redis answers; a service `waits` for it, and says so once."""
+    """Check that Redis answers and allows what RQ does; a service `waits` for it, and says so once."""
+    from svdq.worker.queue.rq_worker import check_rights
+
     has_said = False
     while True:
         try:
-            connect(settings).close()
+            with session(settings) as connection:
+                check_rights(connection)
             return
         except UnavailableError as error:
             cause = error.__cause__

@@ -36,12 +36,7 @@ def server(tmp_path: Path) -> Iterator[OwnRedis]:
     folder = tmp_path / "redis"
     folder.mkdir()
     certificate(tmp_path / "redis.pem", tmp_path / "redis.key")
-    page = (ROOT / "docs/redis.md").read_text()
-    users = re.findall(r"^user svdq-.*$", page, re.MULTILINE)
-    assert [user.split()[1] for user in users] == ["svdq-producer", "svdq-worker"]
-    assert DEFAULT in page
-    lines = [user.replace("PASSWORD", password) for user, password in zip(users, (PRODUCER, WORKER), strict=True)]
-    (tmp_path / "users.acl").write_text("\n".join([DEFAULT, f"user admin on >{ADMIN} ~* &* +@all", *lines]))
+    write_users(tmp_path / "users.acl")
     files = ("--tls-cert-file", tmp_path / "redis.pem", "--tls-key-file", tmp_path / "redis.key")
     trust = ("--tls-ca-cert-file", tmp_path / "redis.pem", "--tls-auth-clients", "no")
     try:
@@ -52,6 +47,16 @@ def server(tmp_path: Path) -> Iterator[OwnRedis]:
         raise
     yield server
     server.stop()
+
+
+def write_users(path: Path) -> None:
+    """Write the ACL file of the documentation, with an admin."""
+    page = (ROOT / "docs/redis.md").read_text()
+    users = re.findall(r"^user svdq-.*$", page, re.MULTILINE)
+    assert [user.split()[1] for user in users] == ["svdq-producer", "svdq-worker"]
+    assert DEFAULT in page
+    lines = [user.replace("PASSWORD", password) for user, password in zip(users, (PRODUCER, WORKER), strict=True)]
+    path.write_text("\n".join([DEFAULT, f"user admin on >{ADMIN} ~* &* +@all", *lines]))
 
 
 def certificate(path: Path, key: Path) -> None:
@@ -122,6 +127,31 @@ def test_no_password_is_in_logs_files_or_process_lists(site, until, server: OwnR
     assert "NOPERM" not in group.text
     assert [text for text in said if SECRET in text] == []
     assert_secret_in_no_file(site.folder)
+
+
+def test_a_worker_with_the_user_of_a_producer_ends_with_one_sentence(site, tmp_path: Path) -> None:
+    (folder := tmp_path / "redis").mkdir()
+    write_users(tmp_path / "users.acl")
+    server = OwnRedis(folder, "--aclfile", str(tmp_path / "users.acl"))
+
+    def said(name: str, password: str) -> str:
+        url = server.url(f"{name}:{quote(password, safe='')}")
+        answer = site.run("svdq", "worker", "--device", "cpu", "--ranks", 1, SVDQ_REDIS_URL=url, SVDQ_MODEL="preview")
+        assert answer.returncode == 3
+        (sentence,) = answer.stderr.splitlines()
+        assert "does not allow its user to do this" in sentence
+        assert "docs/redis.md" in sentence
+        return sentence
+
+    try:
+        assert "'client|list' command" in said("svdq-producer", PRODUCER)
+        admin = server.client(server.url(f"admin:{quote(ADMIN, safe='')}"))
+        admin.execute_command("ACL", "SETUSER", "svdq-worker", "-subscribe")
+        assert "'subscribe' command" in said("svdq-worker", WORKER)
+        admin.execute_command("ACL", "SETUSER", "svdq-worker", "+subscribe", "resetchannels")
+        assert "channel" in said("svdq-worker", WORKER)
+    finally:
+        server.stop()
 
 
 def test_a_running_or_killed_worker_leaves_its_password_in_no_file(site, until, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 import rq
-from rq.command import parse_payload
+from rq.command import PUBSUB_CHANNEL_TEMPLATE, parse_payload
 from rq.executions import Execution
 from rq.job import JobStatus
 from rq.registry import FailedJobRegistry, FinishedJobRegistry
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_S = 15  # seconds without a renewal after which a job counts as abandoned, and a worker as ended
 BEAT_S, MAINTENANCE_S = 4.0, 2.0  # seconds between renewals, and between searches for abandoned jobs of other groups
+ANSWER_S = 5.0  # seconds that the start waits for the answer to a subscription
 LISTEN_AGAIN_S = 2.0  # seconds until the listening thread tries Redis again
 CLOCKS_S = 60  # by which the clocks of hosts may be behind that of Redis
 STOPPED = "Stopped by the user."
@@ -324,6 +325,14 @@ class RqWorker(BaseWorker):
         """Whether this worker still holds a job: a group that slept past its lease has lost it."""
         registry = active.queue.started_job_registry
         return self.connection.zscore(registry.key, active.execution.composite_key) is not None
+
+
+def check_rights(connection: redis.Redis) -> None:
+    """Do what a user with the rights of a producer may not, and which RQ's threads would fail at; raise its error."""
+    connection.client_list()
+    with connection.pubsub() as listener:
+        listener.subscribe(PUBSUB_CHANNEL_TEMPLATE % "svdq")
+        listener.get_message(timeout=ANSWER_S)
 
 
 def _clear_marks(pipeline: redis.Redis, job_id: str) -> None:
