@@ -206,18 +206,7 @@ class ResultWriter(Sink):
         job = taken.job.model_copy(update={"decode_chunk_size": sample.parameters.decode_chunk_size})
         keys = job.output_keys(sample.job_id)
         capture = Capture.parse(taken.notes.get(TAKEN_NOTE, ""), taken.notes.get(LOCATION_NOTE, ""))
-        model = self._model
-        sidecar = Sidecar(
-            svdq=self._versions["svdq"],
-            job_id=sample.job_id,
-            job=job.model_dump(mode="json"),
-            model=SidecarModel(
-                name=model.name, notice=_notice_of(model, job, sample), compute=dict(model.compute), **model.made_of
-            ),
-            versions=self._versions,
-            outputs=tuple(map(self._storage.location, keys.values())),
-            source=taken.source,
-        )
+        sidecar = self._sidecar_of(sample, job, taken.source)
         with self._storage.staging() as staging:
             paths = {key: staging / Path(key).name for key in keys.values()}
             fps = job.interpolate or job.fps
@@ -266,20 +255,38 @@ class ResultWriter(Sink):
                     video.join_mp4(parts, paths[key], fps, sidecar.comment, sound=sound, capture=dated)
             if not self._is_held(sample):
                 raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
-            if self._codec is not None and not job.finishes:
-                kept = {name.removeprefix(KEPT): each for name, each in sample.tensors.items() if name.startswith(KEPT)}
-                data = self._codec.encode(replace(sample, tensors=kept))
-                self._storage.write_bytes(latents_key(sample.job_id), data)
-            if job.chained and sound is not None:
-                self._storage.write_bytes(sound_key(sample.job_id), sound.wav)
-            if job.chained:
-                last = sample.tensors[LAST_FRAME].numpy() if LAST_FRAME in sample.tensors else frames[-1]
-                self._storage.write_bytes(last_frame_key(sample.job_id), video.png_of(last))
+            self._keep(sample, job, frames, sound)
             for key, path in paths.items():
                 self._storage.publish(path, key)
         sidecar = sidecar.model_copy(update=timings_of(sample, time.perf_counter() - started))
         self._storage.write_text(job.sidecar_key(sample.job_id), sidecar.text)
         return sidecar.result.model_dump(mode="json")
+
+    def _sidecar_of(self, sample: Sample, job: Job, source: str) -> Sidecar:
+        model = self._model
+        return Sidecar(
+            svdq=self._versions["svdq"],
+            job_id=sample.job_id,
+            job=job.model_dump(mode="json"),
+            model=SidecarModel(
+                name=model.name, notice=_notice_of(model, job, sample), compute=dict(model.compute), **model.made_of
+            ),
+            versions=self._versions,
+            outputs=tuple(map(self._storage.location, job.output_keys(sample.job_id).values())),
+            source=source,
+        )
+
+    def _keep(self, sample: Sample, job: Job, frames: Frames, sound: Sound | None) -> None:
+        """Store what other jobs begin with: the latents to be finished, and the end of a link with its sound."""
+        if self._codec is not None and not job.finishes:
+            kept = {name.removeprefix(KEPT): each for name, each in sample.tensors.items() if name.startswith(KEPT)}
+            data = self._codec.encode(replace(sample, tensors=kept))
+            self._storage.write_bytes(latents_key(sample.job_id), data)
+        if job.chained and sound is not None:
+            self._storage.write_bytes(sound_key(sample.job_id), sound.wav)
+        if job.chained:
+            last = sample.tensors[LAST_FRAME].numpy() if LAST_FRAME in sample.tensors else frames[-1]
+            self._storage.write_bytes(last_frame_key(sample.job_id), video.png_of(last))
 
     def _sound_of(self, sample: Sample, job: Job) -> Sound | None:
         """Return the sound that the model made; a boomerang has none, since it would be played backwards."""
