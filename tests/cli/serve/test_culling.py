@@ -336,3 +336,41 @@ def test_the_button_upscales_kept_videos_only(desk: Watched, connection: redis.R
     expect(button).to_be_enabled()
     button.click()
     expect(page.locator("#results-problem")).to_contain_text("neither an mp4 nor kept latents")  # they are gifs
+
+
+def test_only_the_viewer_has_sound_and_it_remembers_that(
+    browser: Any, server: Server, connection: redis.Redis, storage: Storage
+) -> None:
+    make(connection, storage, 1, 2, formats=("mp4",))
+    with watched_page(browser, server.url) as watched:
+        page, video, title = watched.page, watched.page.locator("#viewer-stage video"), "#viewer-title"
+        are_muted = "videos => videos.map((video) => video.muted)"
+
+        def open_second() -> None:
+            frame(page, 2).click()
+            expect(page.locator(title)).to_have_text("Video 2")
+
+        open_second()
+        assert video.evaluate_all(are_muted) == [True]
+        video.evaluate("video => { video.muted = false; }")  # as its controls do
+        page.wait_for_function("() => localStorage.getItem('with-sound') === 'yes'")
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(title)).to_have_text("Video 1")
+        assert video.evaluate_all(are_muted) == [False]
+        page.reload()
+        expect(page.locator(title)).to_have_text("Video 1")
+        page.keyboard.press("Escape")
+        expect(page.locator("#viewer")).to_be_hidden()
+        assert page.locator(".card video").evaluate_all(are_muted) == [True, True]
+        for number in (1, 2):
+            card(page, number).locator("[data-part=pick]").check()
+        page.click("#compare-results")
+        expect(page.locator("#compare video")).to_have_count(2)
+        assert page.locator("#compare video").evaluate_all(are_muted) == [True, True]
+        page.keyboard.press("Escape")
+        open_second()
+        assert video.evaluate_all(are_muted) == [False]
+        video.evaluate("video => { video.muted = true; }")
+        page.wait_for_function("() => localStorage.getItem('with-sound') === ''")
+        page.keyboard.press("ArrowRight")
+        assert video.evaluate_all(are_muted) == [True]

@@ -38,7 +38,7 @@ def mixed(arena: Arena) -> None:
                 job_id = arena.submit(steps=STEPS, expected=CANCELED)
                 cancels.append((began_at + arena.rng.uniform(0, latest_s), job_id))
             case _:
-                arena.submit(steps=STEPS)
+                arena.submit_next(steps=STEPS)
         arena.tally.num_faults += role != "good"
     # A step is as long as a small one on a GPU.
     arena.start_with("seeds", FAULTS_SEEDS=f"kill={KILL_SEED},nan={NAN_SEED}")
