@@ -302,10 +302,11 @@ def import_command(workflow: Path, folder: Path | None, output: Path | None, for
     for title, found in (("Not carried over:", made.notes), ("Missing files:", made.missing)):
         if found:
             echo("", title, *(f"  {each}" for each in found))
-    lines = [command(made, str(target)), f"SVDQ_MODEL={shlex.quote(str(target))} svdq worker"]
+    lines = [command(made, str(target))]
     if not made.missing and not _has_base(target):
         lines.insert(0, f"svdq model pull {shlex.quote(str(target))}")
     echo("", "The same video:", *(f"  {line}" for line in lines))
+    echo("", "Workers render it, in a second terminal:", f"  SVDQ_MODEL={shlex.quote(str(target))} svdq worker")
 
 
 def _has_base(path: Path) -> bool:

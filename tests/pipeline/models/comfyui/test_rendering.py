@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gpu_checks import compare
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -13,9 +14,14 @@ from svdq.pipeline.models.comfyui.folders import find_folders
 from svdq.pipeline.models.comfyui.model_toml import to_model_file
 from svdq.pipeline.models.comfyui.recipe import read_recipe
 from svdq.pipeline.models.comfyui.workflow_file import read_workflow
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.ltx.family import LtxParameters
 from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY
+from tests.pipeline.models.comfyui.test_ltx_recipe import ltx
 from tests.pipeline.models.comfyui.test_recipe import TEMPLATES
+from tests.pipeline.models.ltx.test_files import original
 from tests.pipeline.models.test_model_files import VIDEO, with_diffusers
 from tests.pipeline.models.wan_files import original_name, save_lora
 
@@ -72,3 +78,40 @@ sigmas = [1.0, 0.75, 0.5, 0.25]
     np.testing.assert_array_equal(ours, theirs)
     reference = with_diffusers(tiny_wan, tmp_path, image, video, strengths=(1.0, 1.0))
     assert np.abs(ours.astype(int) - reference).max() <= 1
+
+
+@pytest.mark.slow
+def test_a_workflow_of_ltx_2_renders_as_a_model_file_by_hand(
+    tiny_ltx: Path, image: Image.Image, tmp_path: Path
+) -> None:
+    """Two stages, with noise levels by hand, and a stand-in for the checkpoint."""
+    workflow = ltx(stages=2)
+    workflow["empty"]["inputs"] |= {"width": 64, "height": 32, "length": 9}
+    workflow["sigmas_0"]["inputs"]["sigmas"] = "1.0, 0.8, 0.4, 0.0"
+    path, models = tmp_path / "ltx.json", tmp_path / "models"
+    path.write_text(json.dumps(workflow))
+    (models / "checkpoints").mkdir(parents=True)
+    weights = load_file(next((tiny_ltx / "transformer").glob("*.safetensors")))
+    file = models / "checkpoints" / "ltx-2.3-22b-distilled.safetensors"
+    save_file({f"model.diffusion_model.{original(name)}": weight for name, weight in weights.items()}, file)
+    made = to_model_file(read_recipe(read_workflow(path)), find_folders(models, path), path)
+    assert made.missing == ()
+    imported, by_hand = tmp_path / "imported.toml", tmp_path / "by-hand.toml"
+    imported.write_text(made.toml.replace("diffusers/LTX-2.3-Distilled-Diffusers", str(tiny_ltx)))
+    by_hand.write_text(f'base = "{tiny_ltx}"\n[scheduler]\nsigmas = [1.0, 0.8, 0.4]\n')
+    given = LtxParameters(prompt="The cat meows.", seed=7)
+    by_options = LtxParameters(**given.model_dump(exclude_none=True), frames=9, width=128, height=64, stages=2)
+    ours, theirs = _ltx_frames(imported, given, image), _ltx_frames(by_hand, by_options, image)
+    assert {64, 128} <= {*ours.shape}
+    assert torch.equal(ours, theirs)
+
+
+def _ltx_frames(path: Path, parameters: LtxParameters, image: Image.Image) -> torch.Tensor:
+    everything = Role(embed=True, encode=True, decode=True)
+    model = open_model(resolve(str(path)), everything, torch.device("cpu"), torch.float32)
+    values = model.complete(parameters)
+    state = model.encode(image.resize((128, 64)), values)
+    denoiser = model.denoiser(state, values)
+    for index in range(values.steps):
+        state |= denoiser.step(state, index)
+    return model.decode(state, values, 9)
