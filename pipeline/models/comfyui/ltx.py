@@ -128,6 +128,8 @@ def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
     for node in before:
         if what := next((what for part, what in _REFUSED.items() if part in node.type.lower()), None):
             raise InputError(f"{node} {what}, which svdq cannot; it makes videos of one photo, or of two.")
+    if lora := next((each for each in models[0].loras if re.search(r"ic[-_]?lora", each.file.lower())), None):
+        raise InputError(f"{lora.node} adds {lora.file}, an in-context LoRA, which svdq cannot; leave it out.")
     paths = [list(_path(graph, stage)) for stage in stages]
     empty = paths[0][-1] if paths[0] else end
     if empty.type not in _STARTS:

@@ -201,6 +201,15 @@ def test_a_second_stage_that_svdq_lacks_leaves_the_first() -> None:
     assert "SamplerCustomAdvanced (stage_1) goes on with another model or guidance" in found.notes[0]
 
 
+def test_in_context_loras_are_refused_whatever_loads_them() -> None:
+    workflow = ltx()
+    lora = {"lora_name": "ltx-2.3-22b-ic-lora-union-control.safetensors", "strength_model": 1.0}
+    workflow["lora"] = node("LoraLoaderModelOnly", model=["model", 0], **lora)
+    workflow["guider_0"]["inputs"]["model"] = ["lora", 0]
+    with pytest.raises(InputError, match=r"LoraLoaderModelOnly \(lora\) adds ltx-2.3-22b-ic-lora-.* in-context LoRA"):
+        read(workflow)
+
+
 def test_levels_of_the_second_stage_are_those_of_diffusers() -> None:
     given = ltx(stages=2)["sigmas_1"]["inputs"]["sigmas"]
     assert [float(each) for each in given.split(",")][:-1] == list(STAGE_2_DISTILLED_SIGMA_VALUES)
