@@ -22,7 +22,7 @@ local function take_turns(queue, ids)
   if redis.call('hlen', known) > 2 * #waiting + 1000 then
     redis.call('del', known)
   end
-  local others, counts, ends, rounds = {}, {}, {}, 0
+  local counts, ends, rounds = {}, {}, 0 -- ends[n]: the place of the last job that is the n-th of its owner
   for first = 1, #waiting, 5000 do -- Lua's stack has room for 8,000
     local last = math.min(first + 4999, #waiting)
     local found = redis.call('hmget', known, unpack(waiting, first, last))
@@ -36,23 +36,28 @@ local function take_turns(queue, ids)
       if not owners[id] then
         local number = (counts[owner] or 0) + 1
         counts[owner] = number
-        others[#others + 1] = id
-        ends[number] = #others
-        rounds = math.max(rounds, number)
+        ends[number] = i
+        if number > rounds then
+          rounds = number
+        end
       end
     end
   end
   for first = 1, #unknown, 5000 do
     redis.call('hset', known, unpack(unknown, first, math.min(first + 4999, #unknown)))
+    redis.call('expire', known, 86400)
   end
-  redis.call('expire', known, 86400)
   for number = 2, rounds do
     ends[number] = math.max(ends[number], ends[number - 1])
   end
   for _, id in ipairs(ids) do
     local number = (counts[owners[id]] or 0) + 1
     counts[owners[id]] = number
-    local after = others[(ends[math.min(number, rounds)] or 0) + 1]
+    local place = (ends[math.min(number, rounds)] or 0) + 1
+    while owners[waiting[place]] do -- it is to be moved, too
+      place = place + 1
+    end
+    local after = waiting[place]
     if after and redis.call('lrem', queue, -1, id) == 1 then
       redis.call('linsert', queue, 'before', after, id)
     end
