@@ -96,13 +96,21 @@ class Arena:
         return path
 
     def submit(
-        self, *, steps: int, photo: str = PHOTO, seed: int | None = None, expected: Expected = FINISHED, **more: object
+        self,
+        *,
+        steps: int,
+        photo: str = PHOTO,
+        seed: int | None = None,
+        expected: Expected = FINISHED,
+        owner: str = "",
+        **more: object,
     ) -> str:
-        """Submit a small job; return its id."""
+        """Submit a small job, for this user or for another owner; return its id."""
+        settings = self.settings.model_copy(update={"owner": owner or self.settings.owner})
         seed = self.rng.getrandbits(31) if seed is None else seed
         options = {"frames": 2, "width": 64, "height": 64, "formats": ("mp4",), **more}
         submitted = submit(
-            self.settings, [self.folder / photo], SubmitOptions(steps=steps, seed=seed, **options), force=True
+            settings, [self.folder / photo], SubmitOptions(steps=steps, seed=seed, **options), force=True
         )
         self.jobs[submitted[0].id] = expected
         return submitted[0].id

@@ -16,6 +16,7 @@ from tests.faults.campaigns import (
     kills,
     mixed,
     network,
+    owners,
     poison,
     redis_away,
     rounds,
@@ -78,6 +79,7 @@ CAMPAIGNS = {
     "rounds": Campaign(
         run=rounds.rounds, num_jobs=40, ranks=1, model="simulated:step_ms=20,encode_ms=5,segments=8+12,load_ms=200"
     ),
+    "owners": Campaign(run=owners.owners, num_jobs=306, ranks=7, model="simulated:step_ms=20"),
     "poisoned-photo": Campaign(run=poison.poisoned_photo),
     "device": Campaign(run=device.device, num_jobs=60, ranks=7),
     "clock-steps": Campaign(run=clock.clock_steps, ranks=2),

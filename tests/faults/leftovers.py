@@ -24,11 +24,14 @@ def _keys(arena: Arena) -> list[str]:
     found = {key for pattern in patterns for key in arena.connection.scan_iter(pattern)}
     # They are of the database, and of stopped jobs for as long as their records last.
     found -= {keys.DATABASE_ID.encode(), keys.STORAGES.encode(), keys.OWNERS.encode(), keys.STOPPED.encode()}
-    # Records of ranks and starting launchers, and a group's turn to clean up, expire soon, however the group ended.
+    # Caches of owners expire within a day. Records of ranks and starting launchers, and a group's turn to clean up,
+    # expire soon, however the group ended.
     return [f"Redis key {key.decode()}" for key in found if not _goes_by_itself(arena, key)]
 
 
 def _goes_by_itself(arena: Arena, key: bytes) -> bool:
+    if key.startswith(keys.TURNS.encode()):
+        return arena.connection.ttl(key) != -1
     expires = key.decode() in (keys.RANKS, keys.STARTING, keys.MAINTAINED) or key.startswith(keys.RANK.encode())
     longest_s = max(keys.RANK_TTL_S, keys.STARTING_TTL_S)
     return expires and arena.connection.ttl(key) in (-2, *range(longest_s + 1))  # -2: it has gone just now
