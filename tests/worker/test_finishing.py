@@ -1,13 +1,20 @@
 """Finished videos that are upscaled later: from their latents the same bits as at once, else from their mp4."""
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from svdq.pipeline.media.video import read_mp4
+from svdq.pipeline.media.sound import Sound
+from svdq.pipeline.media.video import read_mp4, write_video
+from svdq.pipeline.models.video_model import ModelInfo
 from svdq.producer import job_control
+from svdq.producer.job import parse_job
+from svdq.producer.records import Sidecar
+from svdq.producer.storage.storage import Storage
+from svdq.worker.intake.finished import sample_of
 from tests.faults.frames import read_frames
 from tests.upscaling import by_spandrel, torchvision, write_torchvision, write_upscaler
 
@@ -32,8 +39,8 @@ def finish(site, *arguments: str) -> list[str]:
     return [json.loads(line)["id"] for line in done.stdout.splitlines()]
 
 
-def render(site, ranks: int = 1, **environment: str) -> None:
-    assert site.start(ranks, "--burst", wait=False, **environment).end() == 0, site.groups[-1].text
+def render(site, ranks: int = 1, *options: str, **environment: str) -> None:
+    assert site.start(ranks, "--burst", *options, wait=False, **environment).end() == 0, site.groups[-1].text
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -105,3 +112,53 @@ def test_what_cannot_be_finished_is_refused(site, arguments: tuple[str, ...], re
     assert done.returncode == 2
     assert reason in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_sound_of_an_mp4_is_kept_beside_its_frames(storage: Storage) -> None:
+    values = {"family": "ltx", "image": f"inputs/{'0' * 64}.jpg", "name": "cup", "seed": 1, "width": 64, "height": 64}
+    made = parse_job(values | {"frames": 9, "fps": 24, "steps": 8, "formats": ["mp4"]})
+    sidecar = Sidecar(svdq="1", job_id="0" * 20, job=made.model_dump(mode="json"), outputs=(f"cup-{'0' * 20}.mp4",))
+    tone = np.sin(np.arange(18000) / 10).astype(np.float32) / 2
+    with storage.staging() as folder:
+        frames = np.zeros((9, 64, 64, 3), np.uint8)
+        sound = Sound.of(np.stack([tone, -tone]), 48000)
+        write_video(frames, folder / "a.mp4", "mp4", 24, "", sound=sound)
+        storage.publish(folder / "a.mp4", made.output_keys(sidecar.job_id)["mp4"])
+    storage.write_text(made.sidecar_key(sidecar.job_id), sidecar.text)
+    job = parse_job(made.model_dump() | {"finishes": f"cup-{'0' * 20}", "upscale": "2"})
+    found = sample_of(storage, None, ModelInfo(name="ltx", notice="", sound_rate=48000), "1" * 20, job)
+    assert (found.step, found.job_id, found.upscaled) == (8, "1" * 20, {"of": "mp4"})
+    assert found.tensors["shown"].shape == (9, 64, 64, 3)
+    middle = slice(5000, 13000)
+    assert np.abs(found.tensors["sound"].numpy()[:, middle] - np.stack([tone, -tone])[:, middle]).max() < 0.05
+
+
+def test_latents_are_decoded_in_rounds(site, file: Path, upscaler: dict[str, str]) -> None:
+    model = "simulated:step_ms=1,segments=1+1,load_ms=1"
+    values = {"frames": 2, "steps": 2, "formats": ("png",)}
+    jobs = [site.submit(**values, seed=seed) for seed in range(3)]
+    render(site, 1, "--experts", "rounds", model=model, SVDQ_KEEP_LATENTS="1")
+    later = finish(site, *jobs, "--upscale", "2")
+    render(site, 1, "--experts", "rounds", model=model, **upscaler)
+    for made, job_id in zip(jobs, later, strict=True):
+        np.testing.assert_array_equal(site.frames(job_id), by_spandrel(file, site.frames(made)))
+
+
+@pytest.mark.long
+def test_a_kill_while_finished_videos_are_upscaled_loses_none(
+    site, file: Path, upscaler: dict[str, str], until
+) -> None:
+    values = {"width": 256, "height": 256, "frames": 2, "steps": 2, "formats": ("png",)}
+    jobs = [site.submit(**values, seed=number) for number in range(20)]
+    render(site, 2, SVDQ_KEEP_LATENTS="1")
+    later = finish(site, *jobs, "--upscale", "2")
+    group = site.start(2, **upscaler)
+    for _ in range(2):
+        until(lambda: any(site.view(each).step == 2 and not site.view(each).ended for each in later))
+        group.kill_all()
+        group = site.start(2, **upscaler)
+    assert [view.status for view in site.wait(later)] == ["finished"] * 20
+    group.send_signal(signal.SIGTERM)
+    assert group.end() == 0
+    for made, job_id in zip(jobs, later, strict=True):
+        np.testing.assert_array_equal(site.frames(job_id), by_spandrel(file, site.frames(made)))
