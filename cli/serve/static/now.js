@@ -116,7 +116,10 @@ function showFigures(state) {
   };
   const { queued, scheduled, deferred, started } = state.counts;
   if (state.eta_s !== null) set("end", clock(inSeconds(state.eta_s)), `in ${duration(state.eta_s)}`);
-  else set("end", queued + started ? "not known" : "nothing to do", state.eta_reason);
+  else {
+    const isAtWork = state.groups.some((group) => group.ranks.some((rank) => rank.step)); // on what was just canceled
+    set("end", queued + started ? "not known" : isAtWork ? "almost done" : "nothing to do", state.eta_reason);
+  }
   if (state.videos_per_hour) set("pace", `${paceOf(state.videos_per_hour)} / hour`, paceWords(state.groups));
   else set("pace", "not known yet");
   const others = [scheduled && `${scheduled.toLocaleString()} for later`, deferred && `${deferred.toLocaleString()} after others`];

@@ -9,11 +9,13 @@ from PIL import Image
 
 from svdq.producer.queue import fetch, statuses
 from svdq.producer.settings import Settings
+from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.browser import watched_page
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import Server
 from tests.queued import SvdJob, enqueue
+from tests.ranks import rank, save
 from tests.waiting import wait_until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
@@ -154,3 +156,13 @@ def test_at_most_four_videos_are_loaded(
             expect(playing).to_have_attribute("src", f"/page/content/{number:020x}?format=mp4")
             page.keyboard.press("ArrowRight")
         expect(page.locator(".card video[src]")).to_have_count(4)
+
+
+def test_while_a_rank_decodes_there_is_something_to_do(browser: Any, server: Server, connection: redis.Redis) -> None:
+    """A decode is not interrupted: a rank goes on with what was just canceled."""
+    busy = {"num_ranks": 1, "job_id": "a", "step": 4, "steps": 4, "activity": "decoding"}
+    save(connection, rank(0, **busy, intake=IntakeStatus(worker="w")))
+    with watched_page(browser, server.url) as watched:
+        expect(watched.page.locator("#figure-end")).to_have_text("almost done")
+        save(connection, rank(0, num_ranks=1, intake=IntakeStatus(worker="w")))
+        expect(watched.page.locator("#figure-end")).to_have_text("nothing to do")
