@@ -1,7 +1,7 @@
 """`svdq submit` and `svdq batch`: submit photos, also those of a list, each with its own parameters."""
 
 import sys
-from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,9 +138,10 @@ Examples:
 def batch(settings: "Settings", file: Path, **options: Any) -> int:
     """Submit the photos of a list, each with its own parameters."""
     from svdq.cli.submissions import submit_and_print
+    from svdq.producer.queue import time_by_redis
     from svdq.producer.submitting.photo_requests import read_batch
 
     printing = {name: options.pop(name) for name in PRINTING}
     defaults = read_spec(settings, **options)
     defaults.check()
-    return submit_and_print(settings, read_batch(file, datetime.now().astimezone(), defaults), **printing)
+    return submit_and_print(settings, read_batch(file, cache(lambda: time_by_redis(settings)), defaults), **printing)

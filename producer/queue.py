@@ -6,6 +6,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from svdq.producer.files import close_home
 from svdq.producer.job import Job
 from svdq.producer.records import JobArguments
 from svdq.producer.settings import Settings, without_secrets
+from svdq.producer.text import duration
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of, read_many
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
 #: Timeouts in seconds for connecting and for an answer: a person is waiting.
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 4.5
+CLOCKS_S = 60.0  # seconds by which the clock of this machine may differ from that of Redis without a warning
 #: Two seconds of retries while a server refuses connections.
 _RESTART = Retry(ConstantBackoff(0.2), 10, supported_errors=(redis.ConnectionError,))
 
@@ -206,6 +209,21 @@ def _complaint(error: RedisError) -> str:
     if isinstance(error, NoPermissionError) or "NOPERM" in reason:
         return f"does not allow its user to do this ({reason}); give that user the rights listed in docs/redis.md."
     return f"cannot be used ({reason}); check that it runs and that SVDQ_REDIS_URL or --redis-url is right."
+
+
+def time_by_redis(settings: Settings) -> datetime:
+    """Return the time of Redis' clock, by which due jobs are queued, in the local time zone; warn if ours differs."""
+    with session(settings) as connection:
+        now = datetime.fromtimestamp(connection.time()[0]).astimezone()
+    apart_s = (datetime.now().astimezone() - now).total_seconds()
+    if abs(apart_s) > CLOCKS_S:
+        relation = "ahead of" if apart_s > 0 else "behind"
+        logger.warning(
+            "The clock of this machine is %s %s that of Redis, by which jobs are queued.",
+            duration(abs(apart_s)),
+            relation,
+        )
+    return now
 
 
 @contextlib.contextmanager

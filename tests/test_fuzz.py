@@ -150,7 +150,7 @@ def test_a_list_is_read_or_refused(tmp_path: Path, name: str, seeds: Sequence[by
     def read(data: bytes) -> None:
         path.write_bytes(data)
         with contextlib.suppress(InputError):
-            read_batch(path, NOW)
+            read_batch(path, lambda: NOW)
 
     read()
 

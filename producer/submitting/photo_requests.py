@@ -59,8 +59,13 @@ def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> l
     return requests
 
 
-def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> list[PhotoRequest | InputError]:
-    """Return a request for each row of a list, or why it is invalid; raises InputError if it has no rows."""
+def read_batch(
+    path: Path, now: Callable[[], datetime], defaults: JobSpec = NO_OPTIONS
+) -> list[PhotoRequest | InputError]:
+    """Return a request for each row of a list, or why it is invalid; raises InputError if it has no rows.
+
+    `now` returns the time from which those of the rows count.
+    """
     read_rows = READERS.get(path.suffix.lower())
     if read_rows is None:
         raise InputError(f"{str(path)!r} is not a list of photos; give a file that ends in {' or '.join(READERS)}.")
@@ -90,7 +95,9 @@ def read_batch(path: Path, now: datetime, defaults: JobSpec = NO_OPTIONS) -> lis
     return requests
 
 
-def _parse(row: Mapping[str, Any] | InputError, now: datetime, defaults: JobSpec) -> tuple[str, str, JobSpec]:
+def _parse(
+    row: Mapping[str, Any] | InputError, now: Callable[[], datetime], defaults: JobSpec
+) -> tuple[str, str, JobSpec]:
     if isinstance(row, InputError):
         raise row
     if row.keys() - set(COLUMNS):
@@ -108,7 +115,7 @@ def _parse(row: Mapping[str, Any] | InputError, now: datetime, defaults: JobSpec
         options=tuple(dict.fromkeys(options)),  # without those of a sweep that the row makes the same
         priority=given.get("priority", defaults.priority),
         name=given.get("name", defaults.name),
-        at=parse_future(given["at"], "at", now) if "at" in given else defaults.at,
+        at=parse_future(given["at"], "at", now()) if "at" in given else defaults.at,
         then=read_then(then, "then") if then else defaults.then,
     )
     if "output" in given:

@@ -4,6 +4,7 @@ import re
 import socket
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,22 @@ from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer import queue
-from svdq.producer.queue import RENDER, SvdqQueue, connect, fetch, read_job, render, server_url, statuses
+from svdq.producer.queue import (
+    RENDER,
+    SvdqQueue,
+    connect,
+    fetch,
+    read_job,
+    render,
+    server_url,
+    statuses,
+    time_by_redis,
+)
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
+from svdq.producer.text import parse_future
 from tests.conftest import Cli
 from tests.loading_redis import loading_redis
 from tests.queued import JOB, enqueue
@@ -180,3 +192,13 @@ def test_a_server_that_lets_one_in_with_a_password_or_rights(
     assert "HELLO" not in done.stderr
     assert "secret" not in done.stderr
     assert "wrong-one" not in done.stderr
+
+
+@pytest.mark.parametrize(("apart_s", "said"), [(7200, "is 2 h behind"), (-300, "is 5 min ahead of"), (20, "")])
+def test_times_are_by_the_clock_of_redis(settings, monkeypatch, caplog, apart_s: int, said: str) -> None:
+    by_redis = int(time.time()) + apart_s
+    monkeypatch.setattr(redis.Redis, "time", lambda _: (by_redis, 0))
+    now = time_by_redis(settings)
+    assert now.timestamp() == by_redis
+    assert parse_future("+60s", "--at", now).timestamp() == by_redis + 60
+    assert (said in caplog.text) if said else not caplog.text

@@ -146,7 +146,7 @@ def test_a_list_has_chains(
 ) -> None:
     listed = photo.with_name(name)
     listed.write_text(text)
-    requests = read_batch(listed, datetime.now().astimezone(), JobSpec(then=("of all",)))
+    requests = read_batch(listed, lambda: datetime.now().astimezone(), JobSpec(then=("of all",)))
     made = list(submit_all(settings, requests))
     assert [read_job(fetch(connection, submission.id)).prompt for submission in made] == prompts
 
@@ -154,7 +154,7 @@ def test_a_list_has_chains(
 def test_a_list_names_a_chain_that_is_none(photo: Path) -> None:
     listed = photo.with_name("a.jsonl")
     listed.write_text('{"photo": "a photo.jpg", "then": 5}')
-    [error] = read_batch(listed, datetime.now().astimezone())
+    [error] = read_batch(listed, lambda: datetime.now().astimezone())
     assert str(error) == "a.jsonl, line 1: then 5 is not allowed: it must be a prompt, or a list of prompts."
 
 

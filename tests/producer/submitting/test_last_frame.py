@@ -76,7 +76,7 @@ def test_the_last_frame_is_part_of_the_id(connection: redis.Redis, settings: Set
 def test_a_list_with_a_column_for_it(connection: redis.Redis, settings: Settings, pairs: Path) -> None:
     path = pairs / "list.csv"
     path.write_text("photo,last,prompt\nc.jpg,a.jpg,opens\nc.jpg,,stays\nc.jpg,d.last.jpg,\n")
-    made = list(submit_all(settings, read_batch(path, NOW)))
+    made = list(submit_all(settings, read_batch(path, lambda: NOW)))
     given = [job_of(connection, each) if number != 1 else None for number, each in enumerate(made)]
     assert [job.prompt if job else None for job in given] == ["opens", None, ""]
     assert len({job.last_image for job in given if job}) == 2

@@ -31,7 +31,7 @@ JSONL = """\
 def rows(tmp_path: Path, name: str, text: str | bytes) -> list[PhotoRequest | InputError]:
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read_batch(path, NOW)
+    return read_batch(path, lambda: NOW)
 
 
 def read(tmp_path: Path, name: str, text: str | bytes) -> list[PhotoRequest]:
@@ -175,10 +175,10 @@ def test_files_of_other_types(tmp_path: Path, name: str, data: bytes, says: str)
 
 def test_no_such_list(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
-        read_batch(tmp_path / "list.csv", NOW)
+        read_batch(tmp_path / "list.csv", lambda: NOW)
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(InputError, match="cannot be read"):
-        read_batch(tmp_path / "folder.csv", NOW)
+        read_batch(tmp_path / "folder.csv", lambda: NOW)
 
 
 def test_a_row_takes_what_it_leaves_open_from_the_options(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_row_takes_what_it_leaves_open_from_the_options(tmp_path: Path) -> Non
     path.write_text("photo,frames,size,prompt\na.jpg,,,\nb.jpg,21,320x64,One.\nc.jpg,,auto,\n")
     defaults = SubmitOptions(frames=17, width=128, height=64, auto_size=True, prompt="All.")
     found = []
-    for request in read_batch(path, NOW, JobSpec(options=(defaults,))):
+    for request in read_batch(path, lambda: NOW, JobSpec(options=(defaults,))):
         assert isinstance(request, PhotoRequest)
         found.append(request.spec.options[0])
     assert found == [defaults, SubmitOptions(frames=21, width=320, height=64, prompt="One."), defaults]
