@@ -13,6 +13,7 @@ from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.models.ltx.family import FAMILY, LtxParameters
 from svdq.producer.job import sound_key
+from tests.faults.arena import INJECTION
 from tests.pipeline.rendering import diffusers_frames
 
 pytestmark = pytest.mark.slow
@@ -66,6 +67,21 @@ def test_a_rank_that_is_killed_costs_no_bit(site, tiny_ltx: Path, reference, unt
     for seed, job_id in enumerate(jobs):
         expected = reference(site.photo, seed=seed, width=256, height=256, frames=25)
         np.testing.assert_array_equal(site.frames(job_id), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["encode", "decode"])
+def test_a_rank_that_dies_in_an_encode_or_a_decode_costs_no_bit(
+    site, tiny_ltx: Path, reference, tmp_path, phase
+) -> None:
+    (tmp_path / "kill").touch()
+    faults = {"PYTHONPATH": str(INJECTION), "FAULTS_AT": f"ltx-{phase}", "FAULTS_FOLDER": str(tmp_path)}
+    jobs = [submit(site, seed=seed) for seed in range(2)]
+    group = site.start(2, "--burst", model=str(tiny_ltx), wait=False, **faults)
+    assert group.end() == 0, group.text
+    assert (tmp_path / "done-kill").exists()
+    for seed, job_id in enumerate(jobs):
+        np.testing.assert_array_equal(site.frames(job_id), reference(site.photo, seed=seed))
 
 
 def tracks(path: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ where, FAULTS_FOLDER names a folder through which the harness counts and control
 
 - windows (`after-pop`, …): the process kills itself there, every second time it comes by (every fourth or less often in
   `after-rename`, `during-…` and `frames-in-transit`), while files `kill*` are left; each kill uses one up;
+- `ltx-encode` and `ltx-decode`: the same in the first encode or decode of a model of LTX-2;
 - `rounds`: the process kills itself in the phase that the suffix of the next `kill*` file names;
 - `poison-PHASE`: the process kills itself in that phase of each job whose photo is `poison.jpg` in that folder; where
   the photo is not at hand, the video has POISON_FRAMES frames or its files are named after the photo;
@@ -280,6 +281,10 @@ def _install(where: str, folder: Path) -> None:
             _kill_when_frames_arrive(_killer(folder, PHASE_VISITS))
         case "during-write":
             _wrap(video, "write_video", after=_killer(folder, _write_visits()))
+        case "ltx-encode" | "ltx-decode":
+            from svdq.pipeline.models.ltx.model import LtxModel
+
+            _wrap(LtxModel, where.removeprefix("ltx-"), before=_killer(folder, 1))
         case "rounds":
             _kill_in_rounds(folder)
         case "full":
