@@ -8,6 +8,8 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.media.sound import Sound
@@ -82,6 +84,30 @@ def test_a_rank_that_dies_in_an_encode_or_a_decode_costs_no_bit(
     assert (tmp_path / "done-kill").exists()
     for seed, job_id in enumerate(jobs):
         np.testing.assert_array_equal(site.frames(job_id), reference(site.photo, seed=seed))
+
+
+@pytest.mark.long
+def test_weights_as_their_files_store_them_make_the_same_video(site, tiny_ltx: Path, tmp_path: Path) -> None:
+    lines = []
+    for component in ("transformer", "connectors"):
+        tensors = load_file(next((tiny_ltx / component).glob("*.safetensors")))
+        for name, weight in list(tensors.items()):
+            if name.endswith(".weight") and weight.ndim == 2 and "transformer_blocks" in name:
+                scale = weight.abs().max() / 448
+                tensors[name] = (weight / scale).to(torch.float8_e4m3fn)
+                tensors[name.replace(".weight", ".scale_weight")] = scale
+        save_file(tensors, tmp_path / f"{component}.safetensors")
+        lines.append(f'{component} = "{component}.safetensors"')
+    model = tmp_path / "fp8.toml"
+    model.write_text("\n".join([f'base = "{tiny_ltx}"', "[weights]", *lines]))
+    made, stored = [], []
+    for frames, weights in ((made, "made"), (stored, "stored")):
+        job_id = submit(site)
+        group = site.start(2, "--burst", "--weights", weights, model=str(model), wait=False)
+        assert group.end() == 0, group.text
+        frames.append(site.frames(job_id))
+        assert site.sidecars(job_id)[0]["model"]["name"] == "fp8"
+    np.testing.assert_array_equal(made, stored)
 
 
 def tracks(path: str) -> dict[str, float]:

@@ -243,7 +243,10 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, repla
     except ValueError:
         return None  # not a sidecar of svdq, or of another version
     files = [*job.output_keys(job_id).values(), *([last_frame_key(job_id)] if job.chained else [])]
-    is_untrained = bool(sidecar.model.notice) and sidecar.model.name != model.name
-    if sidecar.job_id != job_id or is_untrained or not all(map(storage.exists, files)):
+    # A notice says that the model is untrained, or only that a video is approximate.
+    is_untrained = sidecar.model.notice.partition(" (")[0] not in ("", "approximate")
+    if is_untrained and sidecar.model.name != model.name:
+        return None
+    if sidecar.job_id != job_id or not all(map(storage.exists, files)):
         return None
     return sidecar.result.model_dump(mode="json")
