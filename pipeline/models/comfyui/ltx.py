@@ -1,6 +1,5 @@
 """Reads a workflow of LTX-2: one stage, or two with a latent upsampler between them."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,13 +7,13 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph
+from svdq.pipeline.models.comfyui.ltx_photos import PHOTO_NODES, frames_of, photos_in, size_of
+from svdq.pipeline.models.comfyui.ltx_sampling import guidance_of, levels_of, note_sampler
 from svdq.pipeline.models.comfyui.model_chain import ModelChain, model_chain, uses_of
 from svdq.pipeline.models.comfyui.node import Node
 from svdq.pipeline.models.comfyui.notes import Notes
 from svdq.pipeline.models.comfyui.source import FILES_OF_LOADERS, Source, photo_of, prompt_of, quietly
 from svdq.pipeline.models.comfyui.stages import LATENTS, SAMPLERS, Stage, last_samplers, stages_of
-from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of
-from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, NO_GUIDANCE, SIZE_MULTIPLE
 from svdq.pipeline.models.ltx.layout import DISTILLED_SIGMA_VALUES, IMAGE_CRF, STAGE_2_DISTILLED_SIGMA_VALUES
 
 #: Versions by a part of a file's name, with the hub id of the base, and its text encoder.
@@ -24,16 +23,6 @@ _VERSIONS = (
 )
 _UPSAMPLERS = ("LTXVLatentUpsampler", "LTXVLatentUpsamplerTiled")
 _STARTS = ("EmptyLTXVLatentVideo", "LTXVImgToVideo")  # nodes that begin a video, with its size
-#: Nodes that put photos into latents.
-_PHOTOS = (
-    "LTXVImgToVideoInplace",
-    "LTXVImgToVideoConditionOnly",
-    "LTXVImgToVideoInplaceKJ",
-    "LTXVAddGuide",
-    "LTXVAddGuideMulti",
-    "LTXVImgToVideo",
-)
-_IMAGE = re.compile(r"(.*\.)?image(_\d+)?")  # an input of these; `index_1` is of the same photo as `image_1`
 _PASSING = ("LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVCropGuides")
 #: Nodes that need no word: svdq does what they do.
 _QUIET = (
@@ -62,19 +51,6 @@ _OF_BASE = {
     r"VAELoader.*": "VAE",
     r".*LatentUpscaleModelLoader": "latent upsampler",
 }
-#: Settings of LTXVScheduler, with ComfyUI's defaults.
-_OF_SCHEDULER: dict[str, Any] = {"max_shift": 2.05, "base_shift": 0.95, "stretch": True, "terminal": 0.1}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Photo:
-    """A photo where a node puts it: at the first frame, or at another one by its number."""
-
-    node: Node
-    image: Any  # the input
-    index: int
-    strength: float
-    is_off: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,19 +112,19 @@ def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
         raise InputError(f"{empty} has no latents that svdq can start from; it reads {' and '.join(_STARTS)}.")
     notes.read(*graph.of_types(*_QUIET))
     for node in (node for path in paths for node in path):
-        if node.type in (*_STARTS, *_PHOTOS, *_UPSAMPLERS):
+        if node.type in (*_STARTS, *PHOTO_NODES, *_UPSAMPLERS):
             notes.read(node)
         elif node.type not in _PASSING:
             notes.add(node, "changes the latents; svdq passes them on unchanged")
     has_two = _has_second(graph, stages, models, paths, notes)
-    photo, last = _photos(graph, paths, crf, notes)
-    size = _size(graph, empty, _factor(graph, paths) if len(stages) > 1 else 1, notes)
-    frames = _frames(graph, empty, notes)
-    levels = _levels(graph, stages[0], size, frames, 1 + has_two, notes)
+    photo, last = photos_in(graph, paths, crf, notes)
+    size = size_of(graph, empty, _factor(graph, paths) if len(stages) > 1 else 1, notes)
+    frames = frames_of(graph, empty, notes)
+    levels = levels_of(graph, stages[0], size, frames, 1 + has_two, notes)
     for stage in stages[: 1 + has_two]:
-        _note_sampler(graph, stage, notes)
+        note_sampler(graph, stage, notes)
     negative_prompt = prompt_of(graph, stages[0].negative, "negative", notes)[0]
-    defaults = {"stages": 1 + has_two, **_guidance(graph, stages[0], notes)}
+    defaults = {"stages": 1 + has_two, **guidance_of(graph, stages[0], notes)}
     if size is not None:
         defaults["width"], defaults["height"] = size
     others = {"frames": frames, "negative_prompt": negative_prompt}
@@ -223,7 +199,7 @@ def _has_second(
         return False
     if uses_of(models[0]) != uses_of(models[1]):
         notes.add(second.node, "has other LoRAs, or other strengths, than the first sampler; svdq takes the first's")
-    levels = _levels(graph, second, None, None, 2, notes)
+    levels = levels_of(graph, second, None, None, 2, notes)
     if levels != STAGE_2_DISTILLED_SIGMA_VALUES:
         ours, theirs = (", ".join(f"{each:g}" for each in these) for these in (STAGE_2_DISTILLED_SIGMA_VALUES, levels))
         notes.add(second.node, f"has the noise levels {theirs}; svdq's second stage has {ours}")
@@ -241,156 +217,6 @@ def _factor(graph: Graph, paths: list[list[Node]]) -> float:
     """Return by how much latents are enlarged before the second stage, by the name of the upsampler's file."""
     name = next((_upsampler_file(graph, node) for node in paths[1] if node.type in _UPSAMPLERS), "")
     return 1 if "temporal" in name else 1.5 if "x1.5" in name else 2
-
-
-def _photos(graph: Graph, paths: list[list[Node]], crf: int, notes: Notes) -> tuple[_Photo, _Photo | None]:
-    """Return the photo of the first frame and that of the last one; raises InputError if there is none of the first."""
-    found = [photo for path in paths for node in path for photo in _photos_of(graph, node)]
-    for node in graph.of_types("LTXVPreprocess"):
-        if any(node.id in graph.before(photo.node) for photo in found):
-            notes.read(node)
-            theirs = quietly(graph, node.inputs.get("img_compression"))
-            if theirs not in (None, crf):
-                notes.add(node, f"compresses the photo by {theirs}; svdq does by {crf}, as diffusers")
-    for photo in found:
-        if photo.strength != 1 and not photo.is_off:
-            notes.add(photo.node, f"holds to the photo with the strength {photo.strength:g}; svdq does with 1")
-        if photo.index > 0 or photo.index < -1:
-            notes.add(photo.node, f"has a photo for frame {photo.index}; svdq takes those of the first and last frame")
-    first = [photo for photo in found if photo.index == 0]
-    given = [photo for photo in first if not photo.is_off]
-    if not given and (first := [photo for photo in first if photo_of(graph, photo.image, Notes()) is not None]):
-        notes.add(first[0].node, "is off, so the video is of text alone; svdq makes it of the photo")
-    if not (given or first):
-        node = found[0].node if found else paths[0][-1]
-        raise InputError(
-            f"{node} has no photo of the first frame, so the video is of text alone; "
-            "svdq makes videos of one photo, or of two."
-        )
-    return (given or first)[-1], next((photo for photo in found if photo.index == -1 and not photo.is_off), None)
-
-
-def _photos_of(graph: Graph, node: Node) -> Iterator[_Photo]:
-    if node.type not in _PHOTOS:
-        return
-    for name, image in node.inputs.items():
-        if graph.origin(image) is None or (matched := _IMAGE.fullmatch(name)) is None:
-            continue
-        own = {
-            key: quietly(graph, node.inputs.get(f"{matched[1] or ''}{key}{matched[2] or ''}"))
-            for key in ("frame_idx", "index", "strength")
-        }
-        index, strength = own["frame_idx"] or own["index"] or 0, own["strength"]
-        is_off = quietly(graph, node.inputs.get("bypass")) is True
-        yield _Photo(
-            node=node,
-            image=image,
-            index=int(index),
-            strength=1.0 if strength is None else float(strength),
-            is_off=is_off or strength == 0,
-        )
-
-
-def _size(graph: Graph, empty: Node, factor: float, notes: Notes) -> tuple[int, int] | None:
-    try:
-        sides = [number_of(graph, empty, name) for name in ("width", "height")]
-    except UnknownValueError as error:
-        notes.add(error.args[0], "computes the size from the photo; `--size auto` does so here")
-        return None
-    if None in sides:
-        return None
-    theirs = [int(int(side or 0) // LATENT_SIDE * LATENT_SIDE * factor) for side in sides]
-    width, height = (max(SIZE_MULTIPLE, side // SIZE_MULTIPLE * SIZE_MULTIPLE) for side in theirs)
-    if [width, height] != theirs:
-        notes.add(empty, f"leads to {theirs[0]}x{theirs[1]}; sizes here are multiples of {SIZE_MULTIPLE}")
-    return width, height
-
-
-def _frames(graph: Graph, empty: Node, notes: Notes) -> int | None:
-    try:
-        length = number_of(graph, empty, "length")
-    except UnknownValueError as error:
-        notes.add(error.args[0], "computes the number of frames, which svdq cannot; give --frames")
-        return None
-    return None if length is None else (int(length) - 1) // FRAME_STEP * FRAME_STEP + 1
-
-
-def _levels(
-    graph: Graph, stage: Stage, size: tuple[int, int] | None, frames: int | None, num_stages: int, notes: Notes
-) -> tuple[float, ...]:
-    """Return the noise level before each step of a stage; a size or frames that are not known count as usual."""
-    if stage.sigmas is not None:
-        return stage.sigmas[stage.start : stage.end]
-    scheduler = graph.origin(stage.node.inputs.get("sigmas"))
-    if scheduler is None or scheduler.type != "LTXVScheduler":
-        notes.add(
-            stage.node, f"has the schedule {stage.scheduler}, which svdq lacks for LTX-2; svdq uses LTXVScheduler's"
-        )
-        scheduler = None
-    given = {} if scheduler is None else {name: quietly(graph, scheduler.inputs.get(name)) for name in _OF_SCHEDULER}
-    settings = _OF_SCHEDULER | {name: value for name, value in given.items() if value is not None}
-    width, height = size or (768, 512)
-    pixels = (LATENT_SIDE * num_stages) ** 2
-    tokens = width * height // pixels * (((frames or 121) - 1) // FRAME_STEP + 1)
-    if scheduler is not None and "latent" not in scheduler.inputs:
-        tokens = 4096
-    return ltx_levels(stage.steps, tokens, **settings)[stage.start : stage.end]
-
-
-def ltx_levels(
-    steps: int, tokens: int, *, max_shift: float, base_shift: float, stretch: bool, terminal: float
-) -> tuple[float, ...]:
-    """Return the noise levels of LTXVScheduler for a number of tokens: comfy_extras/nodes_lt.py."""
-    shift = base_shift + (max_shift - base_shift) * (tokens - 1024) / (4096 - 1024)
-    even = [1 - step / steps for step in range(steps)]
-    levels = [math.exp(shift) / (math.exp(shift) + 1 / level - 1) for level in even]
-    scale = (1 - levels[-1]) / (1 - terminal) if stretch else 1.0
-    return tuple(round(1 - (1 - level) / scale, 6) for level in levels) if scale else tuple(levels)
-
-
-def _note_sampler(graph: Graph, stage: Stage, notes: Notes) -> None:
-    chosen = graph.origin(stage.node.inputs.get("sampler"))
-    is_plain = chosen is not None and "eta" in chosen.inputs and quietly(graph, chosen.inputs["eta"]) == 0
-    if stage.sampler != "euler" and not (is_plain and stage.sampler == "SamplerEulerAncestral"):
-        notes.add(
-            stage.node,
-            f"has the sampler {stage.sampler}, which svdq lacks; svdq uses Euler's method (euler) with the same noise "
-            "levels",
-        )
-    if stage.denoise < 1:
-        notes.add(stage.node, "starts part of the way (denoise); svdq starts from noise, with all steps")
-
-
-def _guidance(graph: Graph, stage: Stage, notes: Notes) -> dict[str, float]:
-    """Return the guidance of a stage as defaults; none where it is off, as it is by default."""
-    guider = graph.origin(stage.node.inputs.get("guider"))
-    found = dict(NO_GUIDANCE) | {"guidance_scale": stage.cfg, "audio_guidance_scale": stage.cfg}
-    if guider is not None:
-        own = {name: quietly(graph, guider.inputs.get(name)) for name in ("stg", "rescale", "video_cfg", "audio_cfg")}
-        names = {"stg": "stg_scale", "rescale": "guidance_rescale", "video_cfg": "guidance_scale"}
-        names["audio_cfg"] = "audio_guidance_scale"
-        found |= {names[name]: float(value) for name, value in own.items() if isinstance(value, int | float)}
-        found |= _of_parameters(graph, guider, notes)
-    return {} if found == NO_GUIDANCE else {name: round(float(value), 6) for name, value in found.items()}
-
-
-def _of_parameters(graph: Graph, guider: Node, notes: Notes) -> dict[str, float]:
-    """Return the guidance of a MultimodalGuider, whose parameters of video and sound are a chain of nodes."""
-    found: dict[str, float] = {}
-    node = graph.origin(guider.inputs.get("parameters"))
-    while node is not None and len(found) < 5:
-        notes.read(node)
-        own = {name: quietly(graph, node.inputs.get(name)) for name in ("cfg", "stg", "rescale", "modality_scale")}
-        if str(node.inputs.get("modality")).upper() == "AUDIO":
-            found.setdefault("audio_guidance_scale", float(own["cfg"] or 1))
-            notes.add(node, "guides the sound; svdq takes its cfg, and all else of the video's guidance for both")
-        else:
-            names = ("guidance_scale", "stg_scale", "guidance_rescale", "modality_scale")
-            found |= {name: float(value or 0) for name, value in zip(names, own.values(), strict=True)}
-        if quietly(graph, node.inputs.get("skip_step")):
-            notes.add(node, "skips steps of the guidance; svdq guides all")
-        node = graph.origin(node.inputs.get("parameters"))
-    return found
 
 
 def _note_parts_of_base(graph: Graph, end: Node, model: ModelChain, notes: Notes) -> None:

@@ -150,6 +150,17 @@ def test_a_schedule_by_the_number_of_tokens_and_guidance() -> None:
     }  # fmt: skip
 
 
+def test_a_part_of_a_schedule_and_one_that_svdq_lacks() -> None:
+    workflow = ltx()
+    workflow["whole"] = node("LTXVScheduler", steps=4, latent=["both_0", 0])
+    workflow["sigmas_0"] = node("SplitSigmas", sigmas=["whole", 0], step=3)
+    assert read(workflow).scheduler["sigmas"] == pytest.approx(_of_diffusers(4, 4992)[:3], abs=2e-6)
+    workflow["sigmas_0"] = node("BasicScheduler", scheduler="beta", steps=4, denoise=1.0)
+    found = read(workflow)
+    assert found.scheduler["sigmas"] == pytest.approx(_of_diffusers(4, 4992), abs=2e-6)
+    assert "SamplerCustomAdvanced (stage_0) has the schedule beta, which svdq lacks for LTX-2" in found.notes[0]
+
+
 def _of_diffusers(steps: int, tokens: int) -> list[float]:
     import numpy as np
     from diffusers import FlowMatchEulerDiscreteScheduler

@@ -1,0 +1,110 @@
+"""The photos of a workflow of LTX-2, and the size and frames of its video."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.graph import Graph
+from svdq.pipeline.models.comfyui.node import Node
+from svdq.pipeline.models.comfyui.notes import Notes
+from svdq.pipeline.models.comfyui.source import photo_of, quietly
+from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of
+from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, SIZE_MULTIPLE
+
+#: Nodes that put photos into latents.
+PHOTO_NODES = (
+    "LTXVImgToVideoInplace",
+    "LTXVImgToVideoConditionOnly",
+    "LTXVImgToVideoInplaceKJ",
+    "LTXVAddGuide",
+    "LTXVAddGuideMulti",
+    "LTXVImgToVideo",
+)
+_IMAGE = re.compile(r"(.*\.)?image(_\d+)?")  # an input of these; `index_1` is of the same photo as `image_1`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Photo:
+    """A photo where a node puts it: at the first frame, or at another one by its number."""
+
+    node: Node
+    image: Any  # the input
+    index: int
+    strength: float
+    is_off: bool
+
+
+def photos_in(graph: Graph, paths: list[list[Node]], crf: int, notes: Notes) -> tuple[Photo, Photo | None]:
+    """Return the photo of the first frame and that of the last one; raises InputError if there is none of the first."""
+    found = [photo for path in paths for node in path for photo in _photos_of(graph, node)]
+    for node in graph.of_types("LTXVPreprocess"):
+        if any(node.id in graph.before(photo.node) for photo in found):
+            notes.read(node)
+            theirs = quietly(graph, node.inputs.get("img_compression"))
+            if theirs not in (None, crf):
+                notes.add(node, f"compresses the photo by {theirs}; svdq does by {crf}, as diffusers")
+    for photo in found:
+        if photo.strength != 1 and not photo.is_off:
+            notes.add(photo.node, f"holds to the photo with the strength {photo.strength:g}; svdq does with 1")
+        if photo.index > 0 or photo.index < -1:
+            notes.add(photo.node, f"has a photo for frame {photo.index}; svdq takes those of the first and last frame")
+    first = [photo for photo in found if photo.index == 0]
+    given = [photo for photo in first if not photo.is_off]
+    if not given and (first := [photo for photo in first if photo_of(graph, photo.image, Notes()) is not None]):
+        notes.add(first[0].node, "is off, so the video is of text alone; svdq makes it of the photo")
+    if not (given or first):
+        node = found[0].node if found else paths[0][-1]
+        raise InputError(
+            f"{node} has no photo of the first frame, so the video is of text alone; "
+            "svdq makes videos of one photo, or of two."
+        )
+    return (given or first)[-1], next((photo for photo in found if photo.index == -1 and not photo.is_off), None)
+
+
+def _photos_of(graph: Graph, node: Node) -> Iterator[Photo]:
+    if node.type not in PHOTO_NODES:
+        return
+    for name, image in node.inputs.items():
+        if graph.origin(image) is None or (matched := _IMAGE.fullmatch(name)) is None:
+            continue
+        own = {
+            key: quietly(graph, node.inputs.get(f"{matched[1] or ''}{key}{matched[2] or ''}"))
+            for key in ("frame_idx", "index", "strength")
+        }
+        index, strength = own["frame_idx"] or own["index"] or 0, own["strength"]
+        is_off = quietly(graph, node.inputs.get("bypass")) is True
+        yield Photo(
+            node=node,
+            image=image,
+            index=int(index),
+            strength=1.0 if strength is None else float(strength),
+            is_off=is_off or strength == 0,
+        )
+
+
+def size_of(graph: Graph, empty: Node, factor: float, notes: Notes) -> tuple[int, int] | None:
+    """Return width and height of the video, `factor` times those of its first latents; None: as the photo's."""
+    try:
+        sides = [number_of(graph, empty, name) for name in ("width", "height")]
+    except UnknownValueError as error:
+        notes.add(error.args[0], "computes the size from the photo; `--size auto` does so here")
+        return None
+    if None in sides:
+        return None
+    theirs = [int(int(side or 0) // LATENT_SIDE * LATENT_SIDE * factor) for side in sides]
+    width, height = (max(SIZE_MULTIPLE, side // SIZE_MULTIPLE * SIZE_MULTIPLE) for side in theirs)
+    if [width, height] != theirs:
+        notes.add(empty, f"leads to {theirs[0]}x{theirs[1]}; sizes here are multiples of {SIZE_MULTIPLE}")
+    return width, height
+
+
+def frames_of(graph: Graph, empty: Node, notes: Notes) -> int | None:
+    """Return the number of frames, as the latents have them; None if that is left open."""
+    try:
+        length = number_of(graph, empty, "length")
+    except UnknownValueError as error:
+        notes.add(error.args[0], "computes the number of frames, which svdq cannot; give --frames")
+        return None
+    return None if length is None else (int(length) - 1) // FRAME_STEP * FRAME_STEP + 1
