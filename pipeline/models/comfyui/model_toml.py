@@ -17,6 +17,8 @@ from svdq.pipeline.models.families import FAMILIES
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, ModelFile
 
+#: Components in the whole checkpoints of LTX-2.
+_OF_CHECKPOINTS = ("transformer", "connectors", "vae", "audio_vae", "vocoder")
 _MAX_SEED = 2**63 - 1
 
 
@@ -51,7 +53,7 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
     def place(kind: str, name: str) -> str:
         if (found := folders.find(kind, name)) is not None:
             return str(found)
-        number = sizes.get("transformer" if kind == "checkpoint" else kind)
+        number = sum(sizes.get(each, 0) for each in _OF_CHECKPOINTS) if kind == "checkpoint" else sizes.get(kind)
         about = "" if number is None else size_text(about_bytes(name, number))
         url = recipe.urls.get(name.replace("\\", "/").rpartition("/")[2], "")
         missing.append(Missing(path=folders.place_for(kind, name), about=about, url=url))

@@ -122,6 +122,7 @@ def test_the_template_of_ltx_2_3_is_read_whole() -> None:
         assert sentence in notes
     made = to_model_file(found, Folders(models=None), path)
     assert str(made.missing[0].path) == "ComfyUI/models/checkpoints/ltx-2.3-22b-dev-fp8.safetensors"
+    assert made.missing[0].about == "23.1 GB"
 
 
 def test_first_and_last_photo_of_a_template_with_a_fixed_size() -> None:
