@@ -291,6 +291,15 @@ def test_suspects_run_alone_until_they_have_ended(
     assert not connection.exists(keys.CRASHES)
 
 
+def test_a_job_that_another_group_has_ended_meanwhile_is_no_suspect(
+    connection: redis.Redis, worker: GroupWorker
+) -> None:
+    put(connection, "a", "b")
+    worker.succeed(pop(worker), {"outputs": []})
+    Recovery(worker, 2).at_start([suspect("a"), suspect("b")])
+    assert connection.hkeys(keys.CRASHES) == [b"b"]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"step": 4, "rank": 1, "here": 1, "total": 1}', "null"])
 def test_a_count_that_cannot_be_read_is_begun_anew(connection: redis.Redis, worker: GroupWorker, text: str) -> None:
     put(connection, "a", "b")

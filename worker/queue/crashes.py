@@ -28,7 +28,7 @@ from pydantic import TypeAdapter, ValidationError
 from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
 from svdq.producer.processes import is_gone, process_name
-from svdq.producer.untrusted_job import key_of
+from svdq.producer.queue import ENDED, statuses
 
 logger = logging.getLogger(__name__)
 
@@ -220,9 +220,10 @@ _COUNT = TypeAdapter(CrashCount)
 
 
 def count_crash(connection: redis.Redis, suspects: Sequence[CrashSuspect]) -> None:
-    """Count one crash for its suspects, before the group takes jobs."""
+    """Count one crash for its suspects that another group has not ended meanwhile, before the group takes jobs."""
     for suspect in suspects:
-        if connection.exists(key_of(suspect.job_id)):
+        [status] = statuses(connection, [suspect.job_id])
+        if status not in (None, *ENDED):
             before = read_count(connection, suspect.job_id)
             count = CrashCount.after(before, suspect, only_suspect=len(suspects) == 1)
             connection.hset(keys.CRASHES, suspect.job_id, _COUNT.dump_json(count))
