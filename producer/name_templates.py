@@ -17,7 +17,7 @@ _DEVICES = frozenset(
     ["CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(10))]
 )
 #: Fields of templates besides the parameters of the video; `photo` and `n` are other names of `stem` and `index`.
-OWN_FIELDS = ("stem", "photo", "index", "n", "variation", "folder", "date")
+OWN_FIELDS = ("stem", "photo", "index", "n", "variation", "folder", "owner", "date")
 NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family", "loras"}
 
 _FIELD = re.compile(r"\{[^{}]")

@@ -181,8 +181,8 @@ class JobSpec:
     ) -> dict[str, Any]:
         """Return the fields of templates; `source` is that of the photo."""
         model = job.model or (model_stem(self.model.name) if self.model and not day else "")
-        numbers = {"index": index, "n": index, "variation": variation + 1}
-        return template_values(job, stem, source, model, day or date.today()) | numbers
+        own = {"index": index, "n": index, "variation": variation + 1, "owner": self.owner}
+        return template_values(job, stem, source, model, day or date.today()) | own
 
     def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
         folder = "" if "{" in self.folder or "}" in self.folder else self.folder

@@ -91,6 +91,16 @@ def test_an_owner_above_the_limit_is_asked_to_wait(serve: Serve, svdq: Cli, phot
     assert refused.error["message"].startswith("ana has 1 waiting of the 1 that")
 
 
+def test_each_owner_has_a_folder_where_the_template_says_so(
+    serve: Serve, svdq: Cli, connection: redis.Redis, photo_bytes: bytes
+) -> None:
+    server = serve(SVDQ_OUTPUT="{owner}/videos")
+    headers = {**bearer(add(svdq, "ana")), "Content-Type": TYPE}
+    api = server.ask("POST", "/v1/videos", multipart(photo_bytes, seed=1), headers).json["id"]
+    [page] = server.ask("POST", "/page/photos", multipart(photo_bytes, family="svd", seed=2), headers).json["jobs"]
+    assert [view(connection, each).parameters["folder"] for each in (api, page["id"])] == ["ana/videos"] * 2
+
+
 def test_a_running_server_takes_new_tokens_and_refuses_removed_ones(server: Server, svdq: Cli, home: Path) -> None:
     ana = add(svdq, "ana")
     cookie = {"Cookie": server.ask("GET", f"/login?token={ana}", headers={}).headers["Set-Cookie"].partition(";")[0]}

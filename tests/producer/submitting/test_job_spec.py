@@ -64,6 +64,12 @@ def test_the_same_named_submission_is_found_again() -> None:
     assert names == ["cup-005-1", "cup-006-2"]
 
 
+def test_each_owner_may_have_a_folder() -> None:
+    ana, ben = (JobSpec(owner=owner).with_output("{owner}/{stem}") for owner in ("ana", "ben"))
+    assert [(job.folder, job.name) for job in jobs(ana) + jobs(ben)] == [("ana", "cup"), ("ben", "cup")]
+    assert ids(ana) != ids(ben)
+
+
 def test_names_have_parameters() -> None:
     spec = JobSpec(options=(SubmitOptions(frames=14),), name="{frames}-{fps}-{width}x{height}-{fit}")
     assert [job.name for job in jobs(spec)] == ["14-7-1024x576-crop"]
