@@ -1,11 +1,10 @@
 """How a daemon waits for Redis and for the storage instead of failing jobs."""
 
-import contextlib
 import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 import redis
@@ -147,10 +146,12 @@ class StorageRetry:
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
         """Repeat an operation until the storage accepts it, as long as it `is_wanted`; raises what no retry can fix."""
         delay_s = FIRST_DELAY_S
-        with self.watched() as call:
+        call = threading.Event()  # set when it has ended
+        threading.Thread(target=self._watch, args=(call,), name="watch", daemon=True).start()
+        try:
             while True:
                 try:
-                    return attempt()
+                    outcome = attempt()
                 except (OSError, UnavailableError) as error:
                     if _errno(error) in _HOPELESS:
                         raise
@@ -162,21 +163,16 @@ class StorageRetry:
                     if not is_wanted():
                         raise NoLongerWantedError(str(error)) from error
                     delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[threading.Event]:
-        """Ask the storage during a long block, which may be at work or hang, and note if it does not answer."""
-        call = threading.Event()  # set at the end
-        threading.Thread(target=self._watch, args=(call,), name="watch", daemon=True).start()
-        try:
-            yield call
-            self._accept(call)
+                    continue
+                self._accept(call)
+                return outcome
         finally:
             with self._lock:
                 call.set()
                 self._refused.pop(call, None)
 
     def _watch(self, call: threading.Event) -> None:
+        """Note that the storage hangs, which a long call alone does not show: it may be at work."""
         while not call.wait(UNANSWERED_S):
             try:
                 within(ANSWER_S, self._answers)

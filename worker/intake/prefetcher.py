@@ -98,9 +98,7 @@ class Prefetcher:
         self._away_since = time.monotonic()
         try:
             if once:
-                self._job_id = ""
-                with self._retry.watched():
-                    found, photos = find()
+                found, photos = find()
             else:
                 self._job_id, self._unwanted = job_id, ""
                 try:
