@@ -8,7 +8,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.model_names import family_of_model, has_weights
-from svdq.producer.job import JOBS, VIDEO_FIELDS
+from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, read_parameters, read_then, rules_of
 from svdq.producer.text import parse_future
@@ -78,7 +78,7 @@ def fields(family: str, defaults: Mapping[str, Any], loras: Collection[str] = ()
     rules, job = rules_of(family), JOBS[family]
     rules = {name: rule | ({"default": defaults[name]} if name in defaults else {}) for name, rule in rules.items()}
     found = [
-        _field(name, rules[name], job.frame_step)
+        _field(name, rules[name], job)
         for name in VIDEO_FIELDS
         if name in rules and name not in ("family", "model", "loras")
     ]
@@ -115,20 +115,22 @@ def label_of(name: str) -> str:
     return LABELS.get(name) or name.replace("_", " ").capitalize()
 
 
-def _field(name: str, rules: Mapping[str, Any], frame_step: int) -> FormField:
+def _field(name: str, rules: Mapping[str, Any], job: type[Job]) -> FormField:
     """Describe a parameter by its JSON schema."""
     default, choices = rules.get("default"), rules.get("enum", ())
     kind, step = "choice" if choices else "text", str(rules.get("multipleOf", "any"))
     low, high = rules.get("minimum"), rules.get("maximum", rules.get("maxLength"))
     match rules["type"]:
         case "integer":
-            kind, step = "number", str(frame_step if name == "frames" else rules.get("multipleOf", 1))
+            kind, step = "number", str(job.frame_step if name == "frames" else rules.get("multipleOf", 1))
         case "number" if name == "step_cache":  # which may be 1.5x
             low = high = None
         case "number":
             kind = "number"
         case "array":
-            kind, choices, default = "checks", rules["items"]["enum"], " ".join(default or ())
+            has_sound = "sound" in job.model_fields
+            choices = [each for each in rules["items"]["enum"] if each != "wav" or has_sound]
+            kind, default = "checks", " ".join(default or ())
         case "boolean":
             kind, choices, default = "choice", ("no", "yes"), "yes" if default else "no"
     hint = rules.get("description", "")

@@ -52,6 +52,7 @@ def test_the_form_has_every_parameter_of_the_job(server: Server) -> None:
     for name in ("width", "steps", "seed", "decode_chunk_size", "max_guidance_scale"):
         assert re.search(rf'name="{name}"', html)
     assert 'data-checks="formats" data-default="mp4"' in html
+    assert html.count('value="wav"') == 1  # LTX-2's
     width = re.search(r'<input type="number" id="svd-width"[^>]*>', html)
     assert width is not None
     for attribute in ('value="1024"', 'min="64"', 'max="4096"', 'step="64"'):
