@@ -155,6 +155,8 @@ def check_command() -> Callable[[list[str]], None]:
     def check(words: list[str]) -> None:
         command, context = cli, cli.make_context("svdq", [], resilient_parsing=True)
         while hasattr(command, "get_command"):
+            if command.invoke_without_command and (not words or words[0].startswith("-")):
+                break  # such as `svdq serve`
             name, *words = words
             found = command.get_command(context, name)
             assert found is not None, name
