@@ -326,8 +326,9 @@ def test_a_finished_video_is_recognised_by_its_sidecar_and_all_its_files(folder:
         replaced = hashlib.sha256(data).hexdigest()
         assert (find_result(storage, MODEL, job, "id-one", replaced) is not None) == is_found
     document = json.loads(sidecar.read_text())
-    sidecar.write_text(json.dumps(document | {"model": {"name": "preview", "notice": "preview (no diffusion model)"}}))
-    assert find_result(storage, other, job, "id-one") is None
+    for notice, is_found in (("preview (no diffusion model)", False), ("approximate (int8)", True)):
+        sidecar.write_text(json.dumps(document | {"model": {"name": "before", "notice": notice}}))
+        assert (find_result(storage, other, job, "id-one") is not None) == is_found
     for outputs in (None, "x", [7]):
         sidecar.write_text(json.dumps(document | {"outputs": outputs}))
         assert find_result(storage, MODEL, job, "id-one") is None

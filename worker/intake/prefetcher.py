@@ -222,6 +222,9 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+UNTRAINED = ("preview", "tiny", "simulated")  # how the notices of such models begin
+
+
 def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, replaced: str = "") -> dict[str, Any] | None:
     """Return the result of a job that has a finished video: the record of it in Redis was lost, or never written.
 
@@ -241,9 +244,8 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, repla
     except ValueError:
         return None  # not a sidecar of svdq, or of another version
     files = [*job.output_keys(job_id).values(), *([last_frame_key(job_id)] if job.chained else [])]
-    # A notice says that the model is untrained, or only that a video is approximate.
-    is_untrained = sidecar.model.notice.partition(" (")[0] not in ("", "approximate")
-    if is_untrained and sidecar.model.name != model.name:
+    # Other notices say that a video is approximate, or made of a lossy copy.
+    if sidecar.model.notice.startswith(UNTRAINED) and sidecar.model.name != model.name:
         return None
     if sidecar.job_id != job_id or not all(map(storage.exists, files)):
         return None
