@@ -135,9 +135,9 @@ class Backend:
             num_bytes, lambda: [self.storage.read_input(key) for key in keys], file_name, spec, view.source
         )
 
-    async def upscale(self, job_ids: Sequence[str]) -> dict[str, str]:
+    async def upscale(self, job_ids: Sequence[str], owner: str) -> dict[str, str]:
         """Queue kept videos to be upscaled by `UPSCALE`; return a sentence about each that is not, by id."""
-        spec = JobSpec(options=(SubmitOptions(upscale=UPSCALE),))
+        spec = JobSpec(options=(SubmitOptions(upscale=UPSCALE),), owner=owner)
 
         def work(connection: redis.Redis) -> dict[str, str]:
             problems: dict[str, str] = {}

@@ -349,7 +349,7 @@ async def act(request: Request) -> Response:
     if asked.action == "delete":
         problems = await _delete(request, asked.ids)
     elif asked.action == "upscale":
-        problems = await backend.upscale(asked.ids)
+        problems = await backend.upscale(asked.ids, request.state.owner)
     else:
         problems = await backend.write(lambda connection: _named(connection, _act(connection, asked, _mine(request))))
     await request.app.state.snapshots.forget()

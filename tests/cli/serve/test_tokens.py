@@ -7,7 +7,9 @@ import pytest
 import redis
 
 from svdq.producer.status.job_view import view
+from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from tests.cli.serve.ended import finish as finish_video
 from tests.cli.serve.servers import TYPE, Answer, Serve, Server, multipart
 from tests.conftest import Cli
 from tests.queued import JOB, finish
@@ -47,6 +49,19 @@ def test_the_name_of_a_token_owns_what_is_submitted_with_it(
     remix = server.ask("POST", f"/v1/videos/{made['id']}/remix", {"seed": 5}, bearer(ben)).json
     again = server.ask("POST", "/page/repeat", {"id": made["id"]}, bearer(ben)).json
     assert [view(connection, each["id"]).owner for each in (made, remix, again)] == ["ana", "ben", "ben"]
+
+
+def test_who_asks_for_a_video_to_be_upscaled_owns_that_job(
+    serve: Serve, svdq: Cli, connection: redis.Redis, storage: Storage
+) -> None:
+    server = serve(SVDQ_OWNER="studio")
+    ana = bearer(add(svdq, "ana"))
+    kept = finish_video(connection, storage, 1, formats=("mp4",))
+    for action in ("keep", "upscale"):
+        answer = server.ask("POST", "/page/actions", {"action": action, "ids": [kept]}, ana)
+        assert answer.json["problems"] == {}
+    [job_id] = server.ask("GET", "/page/waiting", headers=ana).json["ids"]
+    assert view(connection, job_id).owner == "ana"
 
 
 def test_the_page_lists_and_cancels_ones_own(serve: Serve, svdq: Cli, connection: redis.Redis) -> None:
