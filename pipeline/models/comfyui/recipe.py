@@ -1,7 +1,7 @@
 """Reads a workflow into what a model file and a submission say, with notes on what is left out."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,13 +79,7 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
     if not any(node.type.startswith("Wan") for node in graph.nodes.values()):
         refuse([*graph.nodes.values()])
     end, stages, encoder = _first_video(graph, ends, notes)
-    for other in ends:
-        if other.id in graph.before(end) and other is not end:
-            notes.add(other, "makes what the video starts from; svdq takes a photo")
-        elif other is not end:
-            notes.add(other, "makes another video, or the next part; svdq imports the first, see `svdq submit --then`")
-        if other is not end:
-            notes.read(*(graph.nodes[each] for each in graph.before(other)))
+    _note_other_videos(graph, [other for other in ends if other is not end], end, notes)
     stages, models = _experts(stages, [model_chain(graph, each.model, each.node, notes) for each in stages])
     for stage in stages[1:]:
         if (stage.positive, stage.negative) != (stages[0].positive, stages[0].negative):
@@ -121,6 +115,15 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
         notes=tuple(notes.sentences),
         urls=_urls(graph),
     )
+
+
+def _note_other_videos(graph: Graph, others: Sequence[Node], end: Node, notes: Notes) -> None:
+    for other in others:
+        if other.id in graph.before(end):
+            notes.add(other, "makes what the video starts from; svdq takes a photo")
+        else:
+            notes.add(other, "makes another video, or the next part; svdq imports the first, see `svdq submit --then`")
+        notes.read(*(graph.nodes[each] for each in graph.before(other)))
 
 
 def _urls(graph: Graph) -> dict[str, str]:
