@@ -15,7 +15,11 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "transformer": ("diffusion_models", "unet", "unet_gguf", "checkpoints"),
     "transformer_2": ("diffusion_models", "unet", "unet_gguf", "checkpoints"),
     "text_encoder": ("text_encoders", "clip", "clip_gguf"),
-    "vae": ("vae",),
+    "vae": ("vae", "checkpoints"),
+    "audio_vae": ("vae", "checkpoints"),
+    "vocoder": ("vae", "checkpoints"),
+    "connectors": ("text_encoders", "clip", "checkpoints", "diffusion_models"),
+    "latent_upsampler": ("latent_upscale_models", "upscale_models"),
     "image_encoder": ("clip_vision",),
     "lora": ("loras",),
 }

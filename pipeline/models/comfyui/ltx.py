@@ -7,12 +7,13 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph
+from svdq.pipeline.models.comfyui.ltx_files import files_of
 from svdq.pipeline.models.comfyui.ltx_photos import PHOTO_NODES, frames_of, photos_in, size_of
 from svdq.pipeline.models.comfyui.ltx_sampling import guidance_of, levels_of, note_sampler
 from svdq.pipeline.models.comfyui.model_chain import ModelChain, model_chain, uses_of
 from svdq.pipeline.models.comfyui.node import Node
 from svdq.pipeline.models.comfyui.notes import Notes
-from svdq.pipeline.models.comfyui.source import FILES_OF_LOADERS, Source, photo_of, prompt_of, quietly
+from svdq.pipeline.models.comfyui.source import Source, photo_of, prompt_of, quietly
 from svdq.pipeline.models.comfyui.stages import LATENTS, SAMPLERS, Stage, last_samplers, stages_of
 from svdq.pipeline.models.ltx.layout import DISTILLED_SIGMA_VALUES, IMAGE_CRF, STAGE_2_DISTILLED_SIGMA_VALUES
 
@@ -44,13 +45,6 @@ _REFUSED = {
     "loadvideo": "makes a video from another one",
     "vaeencode": "makes a video from latents of pictures",
 }
-#: Loaders whose files svdq takes from the base.
-_OF_BASE = {
-    r".*CLIP.*Loader.*|LTXAVTextEncoderLoader": "text encoder",
-    r"LTXVAudioVAELoader|LowVRAMAudioVAELoader": "audio VAE",
-    r"VAELoader.*": "VAE",
-    r".*LatentUpscaleModelLoader": "latent upsampler",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +53,7 @@ class LtxVideo:
 
     base: str
     model: ModelChain
+    files: Mapping[str, str]  # by component, besides the transformer
     defaults: Mapping[str, Any]
     scheduler: Mapping[str, Any]
     source: Source
@@ -128,10 +123,19 @@ def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
     if size is not None:
         defaults["width"], defaults["height"] = size
     others = {"frames": frames, "negative_prompt": negative_prompt}
-    _note_parts_of_base(graph, end, models[0], notes)
+    nodes = [node for path in paths for node in path]
+    starts = {
+        "vae": next((node.inputs["vae"] for node in nodes if "vae" in node.inputs), None),
+        "audio_vae": next((node.inputs["audio_vae"] for node in before if "audio_vae" in node.inputs), None),
+        "text_encoder": prompt_of(graph, stages[0].positive, "positive", Notes())[1],
+        "latent_upsampler": next(
+            (node.inputs.get("upscale_model") for node in nodes if node.type in _UPSAMPLERS), None
+        ),
+    }
     return LtxVideo(
         base=base,
         model=models[0],
+        files=files_of(graph, models[0], starts, base, notes),
         defaults=defaults | {name: value for name, value in others.items() if value is not None},
         scheduler={} if levels == DISTILLED_SIGMA_VALUES else {"sigmas": list(levels)},
         source=Source(
@@ -217,16 +221,3 @@ def _factor(graph: Graph, paths: list[list[Node]]) -> float:
     """Return by how much latents are enlarged before the second stage, by the name of the upsampler's file."""
     name = next((_upsampler_file(graph, node) for node in paths[1] if node.type in _UPSAMPLERS), "")
     return 1 if "temporal" in name else 1.5 if "x1.5" in name else 2
-
-
-def _note_parts_of_base(graph: Graph, end: Node, model: ModelChain, notes: Notes) -> None:
-    """Note the files of the text encoder, the VAEs and the upsampler, which svdq takes from the base."""
-    needed = set().union(*(graph.before(node) for node in graph.nodes.values() if end.id in graph.before(node)))
-    for node in graph.nodes.values():
-        what = next((what for pattern, what in _OF_BASE.items() if re.fullmatch(pattern, node.type)), None)
-        if node.id in needed and node is not model.loader and what is not None:
-            names = (quietly(graph, value) for name, value in node.inputs.items() if name in FILES_OF_LOADERS)
-            file = next((name for name in names if isinstance(name, str)), "a file")
-            notes.add(node, f"loads {file}; svdq takes the {what} of the base")
-    if "ckpt_name" in model.loader.inputs:
-        notes.add(model.loader, f"loads {model.file}, of which svdq takes the transformer; all else is of the base")

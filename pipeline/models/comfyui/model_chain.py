@@ -30,7 +30,7 @@ _SPEED = (
     "offload",
     "multigpu",
 )
-_UNREAD = re.compile(r"nvfp4|mxfp4|mxfp8|fp4|int4|int8|svdq")  # formats of weights, in names of files
+UNREAD = re.compile(r"nvfp4|mxfp4|mxfp8|fp4|int4|int8|svdq")  # formats of weights, in names of files
 #: Nodes that leave work out, by a part of their names.
 _CACHES = ("teacache", "easycache", "magcache", "lazycache", "firstblockcache")
 
@@ -96,7 +96,7 @@ def _note_loading(graph: Graph, node: Node, file: str, notes: Notes) -> None:
             notes.add(part, "concerns speed or memory only; see `svdq worker --attention`, `--compile` and `--offload`")
         else:
             notes.add(part, f"is the {name} of {node}, which svdq has not; svdq renders without")
-    if unread := _UNREAD.search(file.lower()):
+    if unread := UNREAD.search(file.lower()):
         notes.add(
             node,
             f"loads {file}; svdq does not read weights in {unread[0]}: name the model's file in bf16, fp8 or GGUF in "

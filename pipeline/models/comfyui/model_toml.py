@@ -17,8 +17,12 @@ from svdq.pipeline.models.families import FAMILIES
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, ModelFile
 
-#: Components in the whole checkpoints of LTX-2.
-_OF_CHECKPOINTS = ("transformer", "connectors", "vae", "audio_vae", "vocoder")
+#: Components in the files of LTX-2, by kind; how much of the connectors is in a file differs.
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "checkpoint": ("transformer", "connectors", "vae", "audio_vae", "vocoder"),
+    "audio_vae": ("audio_vae", "vocoder"),
+    "connectors": (),
+}
 _MAX_SEED = 2**63 - 1
 
 
@@ -53,11 +57,13 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
     def place(kind: str, name: str) -> str:
         if (found := folders.find(kind, name)) is not None:
             return str(found)
-        number = sum(sizes.get(each, 0) for each in _OF_CHECKPOINTS) if kind == "checkpoint" else sizes.get(kind)
+        number = sum(sizes.get(each, 0) for each in _PARTS.get(kind, (kind,))) or None
         about = "" if number is None else size_text(about_bytes(name, number))
         url = recipe.urls.get(name.replace("\\", "/").rpartition("/")[2], "")
-        missing.append(Missing(path=folders.place_for(kind, name), about=about, url=url))
-        return str(missing[-1].path)
+        path = folders.place_for(kind, name)
+        if path not in [each.path for each in missing]:
+            missing.append(Missing(path=path, about=about, url=url))
+        return str(path)
 
     weights = {}
     for component, name in recipe.weights.items():

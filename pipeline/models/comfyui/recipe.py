@@ -187,7 +187,7 @@ def _of_ltx(graph: Graph, notes: Notes) -> Recipe:
     _note_the_rest(graph, video.end, notes)
     return Recipe(
         base=video.base,
-        weights={HIGH: video.model.file},
+        weights={HIGH: video.model.file, **video.files},
         checkpoints=frozenset({video.model.file} if "ckpt_name" in video.model.loader.inputs else ()),
         loras=tuple((HIGH, lora) for lora in video.model.loras),
         defaults={**video.defaults, **({} if fps is None else {"fps": fps})},

@@ -77,7 +77,10 @@ def test_one_stage_and_two() -> None:
     for stages in (1, 2):
         found = read(ltx(stages=stages))
         assert other_notes(found) == []
-        assert (found.base, found.weights) == ("diffusers/LTX-2.3-Distilled-Diffusers", {"transformer": CHECKPOINT})
+        weights = dict.fromkeys(("transformer", "connectors", "vae", "audio_vae", "vocoder"), CHECKPOINT)
+        weights |= {"text_encoder": "gemma.safetensors"}
+        weights |= {"latent_upsampler": "ltx-2.3-spatial-upscaler-x2-1.1.safetensors"} if stages == 2 else {}
+        assert (found.base, found.weights) == ("diffusers/LTX-2.3-Distilled-Diffusers", weights)
         assert found.defaults == {
             "stages": stages, "width": 768, "height": 512, "frames": 97, "negative_prompt": "blurry", "fps": 24
         }  # fmt: skip
@@ -89,15 +92,27 @@ def test_one_stage_and_two() -> None:
         )
 
 
-def test_files_that_the_base_has_are_named_by_node() -> None:
-    found = read(ltx(stages=2))
+def test_parts_in_files_of_other_loaders_are_taken_where_svdq_reads_them() -> None:
+    workflow = ltx(stages=2)
+    workflow["model"] = node("UNETLoader", unet_name="ltx-2.3-22b-distilled-bf16.safetensors")
+    workflow["vae"] = node("VAELoader", vae_name="ltx23_video_vae.safetensors")
+    workflow["sound"] = node("VAELoaderKJ", vae_name="ltx23_audio_vae.safetensors")
+    texts = {"clip_name1": "gemma_fp4.safetensors", "clip_name2": "ltx23_text_projection.safetensors"}
+    workflow["clip"] = node("DualCLIPLoader", **texts)
+    workflow["of_another"] = node("VAELoader", vae_name="taeltx2_3.safetensors")
+    for name in ("i2v_0", "i2v_1", "upsampled", "frames"):
+        workflow[name]["inputs"]["vae"] = ["vae", 0]
+    found = read(workflow)
+    assert found.weights == {
+        "transformer": "ltx-2.3-22b-distilled-bf16.safetensors",
+        "vae": "ltx23_video_vae.safetensors",
+        "audio_vae": "ltx23_audio_vae.safetensors",
+        "vocoder": "ltx23_audio_vae.safetensors",
+        "connectors": "ltx23_text_projection.safetensors",
+        "latent_upsampler": "ltx-2.3-spatial-upscaler-x2-1.1.safetensors",
+    }
     assert found.notes == (
-        "LTXAVTextEncoderLoader (clip) loads gemma.safetensors; svdq takes the text encoder of the base.",
-        f"LTXVAudioVAELoader (sound) loads {CHECKPOINT}; svdq takes the audio VAE of the base.",
-        "LatentUpscaleModelLoader (upscaler) loads ltx-2.3-spatial-upscaler-x2-1.1.safetensors; svdq takes the latent "
-        "upsampler of the base.",
-        f"CheckpointLoaderSimple (model) loads {CHECKPOINT}, of which svdq takes the transformer; all else is of the "
-        "base.",
+        "DualCLIPLoader (clip) loads gemma_fp4.safetensors; svdq takes the text_encoder of the base.",
     )
 
 
@@ -123,6 +138,7 @@ def test_the_template_of_ltx_2_3_is_read_whole() -> None:
     made = to_model_file(found, Folders(models=None), path)
     assert str(made.missing[0].path) == "ComfyUI/models/checkpoints/ltx-2.3-22b-dev-fp8.safetensors"
     assert made.missing[0].about == "23.1 GB"
+    assert [each.path.parent.name for each in made.missing] == ["checkpoints", "latent_upscale_models", "loras"]
 
 
 def test_first_and_last_photo_of_a_template_with_a_fixed_size() -> None:

@@ -21,7 +21,7 @@ from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY
 from tests.pipeline.models.comfyui.test_ltx_recipe import ltx
 from tests.pipeline.models.comfyui.test_recipe import TEMPLATES
-from tests.pipeline.models.ltx.test_files import original
+from tests.pipeline.models.ltx.test_files import stored, without_weights
 from tests.pipeline.models.test_model_files import VIDEO, with_diffusers
 from tests.pipeline.models.wan_files import original_name, save_lora
 
@@ -84,20 +84,26 @@ sigmas = [1.0, 0.75, 0.5, 0.25]
 def test_a_workflow_of_ltx_2_renders_as_a_model_file_by_hand(
     tiny_ltx: Path, image: Image.Image, tmp_path: Path
 ) -> None:
-    """Two stages, with noise levels by hand, and a stand-in for the checkpoint."""
+    """Two stages, with noise levels by hand, and stand-ins for the files; the base has no weights."""
     workflow = ltx(stages=2)
     workflow["empty"]["inputs"] |= {"width": 64, "height": 32, "length": 9}
     workflow["sigmas_0"]["inputs"]["sigmas"] = "1.0, 0.8, 0.4, 0.0"
     path, models = tmp_path / "ltx.json", tmp_path / "models"
     path.write_text(json.dumps(workflow))
     (models / "checkpoints").mkdir(parents=True)
-    weights = load_file(next((tiny_ltx / "transformer").glob("*.safetensors")))
-    file = models / "checkpoints" / "ltx-2.3-22b-distilled.safetensors"
-    save_file({f"model.diffusion_model.{original(name)}": weight for name, weight in weights.items()}, file)
+    (models / "text_encoders").mkdir()
+    (models / "latent_upscale_models").mkdir()
+    parts = ("transformer", "connectors", "vae", "audio_vae", "vocoder")
+    weights = {name: weight for part in parts for name, weight in stored(tiny_ltx, part).items()}
+    save_file(weights, models / "checkpoints" / "ltx-2.3-22b-distilled.safetensors")
+    save_file(stored(tiny_ltx, "text_encoder"), models / "text_encoders" / "gemma.safetensors")
+    upsampler = models / "latent_upscale_models" / "ltx-2.3-spatial-upscaler-x2-1.1.safetensors"
+    save_file(stored(tiny_ltx, "latent_upsampler"), upsampler)
     made = to_model_file(read_recipe(read_workflow(path)), find_folders(models, path), path)
-    assert made.missing == ()
+    assert (made.missing, made.notes) == ((), ())
+    base = without_weights(tiny_ltx, tmp_path / "base", (*parts, "text_encoder", "latent_upsampler"))
     imported, by_hand = tmp_path / "imported.toml", tmp_path / "by-hand.toml"
-    imported.write_text(made.toml.replace("diffusers/LTX-2.3-Distilled-Diffusers", str(tiny_ltx)))
+    imported.write_text(made.toml.replace("diffusers/LTX-2.3-Distilled-Diffusers", str(base)))
     by_hand.write_text(f'base = "{tiny_ltx}"\n[scheduler]\nsigmas = [1.0, 0.8, 0.4]\n')
     given = LtxParameters(prompt="The cat meows.", seed=7)
     by_options = LtxParameters(**given.model_dump(exclude_none=True), frames=9, width=128, height=64, stages=2)
