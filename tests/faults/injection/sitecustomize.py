@@ -93,9 +93,9 @@ def _harm_seeds(seeds: dict[str, int]) -> None:
     denoiser, step = SimulatedModel.denoiser, SimulatedModel.step
     present = [0, 0]  # the seed of the present video, and the step in which it does harm
 
-    def prepare(model: Any, state: Any, parameters: Any) -> Any:
+    def prepare(model: Any, state: Any, parameters: Any, step_costs: Any) -> Any:
         present[:] = parameters.seed, min(3, parameters.steps - 1)
-        return denoiser(model, state, parameters)
+        return denoiser(model, state, parameters, step_costs)
 
     def harmful_step(model: Any, state: Any, index: int) -> Any:
         seed, late = present
