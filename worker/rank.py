@@ -91,7 +91,7 @@ class Rank:
         self._writer = self._open_writer() if topology.last else None
         self._intake = self._open_intake(self._plan) if self._plan is not None else None
         if self._checkpoints is not None:
-            # Before jobs return to the queue: whoever takes them next continues from these checkpoints.
+            # Before jobs return to the queue, since their next worker continues from these checkpoints.
             self._ending.callback(self._checkpoints.flush, FLUSH_S)
         self._stage = self._make_stage(links, ranks)
         self._reporter.waiting = [part for part in (self._intake, self._writer, self._checkpoints) if part is not None]

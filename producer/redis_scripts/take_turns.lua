@@ -22,7 +22,7 @@ local function take_turns(queue, ids)
   if redis.call('hlen', known) > 2 * #waiting + 1000 then
     redis.call('del', known)
   end
-  local counts, ends, rounds = {}, {}, 0 -- ends[n]: the place of the last job that is the n-th of its owner
+  local counts, ends, rounds = {}, {}, 0 -- ends[n]: the last place of any owner's n-th job
   for first = 1, #waiting, 5000 do -- Lua's stack has room for 8,000
     local last = math.min(first + 4999, #waiting)
     local found = redis.call('hmget', known, unpack(waiting, first, last))

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -125,12 +126,19 @@ class Arena:
         for _ in range(self.size.num_jobs):
             self.submit_next(**more)
 
+    def may_name_hosts(self) -> bool:
+        """Return whether this user may give processes another host name; if not, the campaign fails and says so."""
+        is_refused = subprocess.run(["unshare", "--uts", "hostname", "host0"], capture_output=True).returncode != 0
+        if is_refused:
+            self.tally.broken.append("no right to give processes another host name")
+        return not is_refused
+
     def start(self, *, embedded: bool = False, host: str | None = None, **environment: str) -> Group:
         """Start a worker and wait until it takes jobs.
 
         Args:
             embedded: the workers take the server for their own, and start it again when it is gone.
-            host: a host name of its own, for a worker that shares nothing but Redis and the storage.
+            host: another host name, for a worker that shares nothing but Redis and the storage.
             environment: more variables.
         """
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SVDQ_")}

@@ -35,6 +35,7 @@ from svdq.worker.queue.group_worker import GroupWorker
 from tests import forks
 from tests.faults.frames import read_frames
 from tests.faults.group import Group
+from tests.upscaling import torchvision, write_torchvision, write_upscaler
 from tests.waiting import PATIENCE_S, wait_until
 
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
@@ -218,3 +219,16 @@ def no_processes_left() -> Callable[[list[psutil.Process]], None]:
         assert alive == []
 
     return check
+
+
+@pytest.fixture(scope="module")
+def upscaler_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny upscaler."""
+    with torchvision(tmp_path_factory.mktemp("torchvision")):
+        return write_upscaler(tmp_path_factory.mktemp("upscaler") / "tiny.safetensors")
+
+
+@pytest.fixture
+def upscaler(upscaler_file: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a worker with the upscaler."""
+    return {"SVDQ_UPSCALER": str(upscaler_file), "PYTHONPATH": str(write_torchvision(tmp_path / "packages"))}

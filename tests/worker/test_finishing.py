@@ -16,21 +16,9 @@ from svdq.producer.records import Sidecar
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.finished import sample_of
 from tests.faults.frames import read_frames
-from tests.upscaling import by_spandrel, torchvision, write_torchvision, write_upscaler
+from tests.upscaling import by_spandrel
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with torchvision(tmp_path_factory.mktemp("torchvision")):
-        return write_upscaler(tmp_path_factory.mktemp("upscaler") / "tiny.safetensors")
-
-
-@pytest.fixture
-def upscaler(file: Path, tmp_path: Path) -> dict[str, str]:
-    """The environment of a worker with the upscaler."""
-    return {"SVDQ_UPSCALER": str(file), "PYTHONPATH": str(write_torchvision(tmp_path / "packages"))}
 
 
 def finish(site, *arguments: str) -> list[str]:
@@ -64,7 +52,9 @@ def test_kept_latents_give_the_bits_of_upscaling_at_once(site, upscaler: dict[st
     assert not (Path(site.settings.storage) / "latents" / f"{made}.safetensors").exists()
 
 
-def test_without_latents_the_mp4_is_upscaled_and_the_notice_says_so(site, file: Path, upscaler: dict[str, str]) -> None:
+def test_without_latents_the_mp4_is_upscaled_and_the_notice_says_so(
+    site, upscaler_file: Path, upscaler: dict[str, str]
+) -> None:
     flags = ("--family", "svd", "--frames", "3", "--steps", "2", "--size", "64x64", "--seed", "1", "--json")
     lines = site.run("svdq", "submit", site.photo, *flags, "--boomerang", "--format", "mp4", "--format", "png").stdout
     lines += site.run("svdq", "submit", site.photo, *flags, "--then", "").stdout
@@ -81,7 +71,7 @@ def test_without_latents_the_mp4_is_upscaled_and_the_notice_says_so(site, file: 
         assert path.parent.name == "upscaled"
         assert path.name == f"photo-1-{job_id}.mp4"
         assert read_frames(path).shape == (number, 128, 128, 3)
-    expected = by_spandrel(file, read_mp4(Path(site.view(jobs[0]).outputs[0]), (64, 64)))
+    expected = by_spandrel(upscaler_file, read_mp4(Path(site.view(jobs[0]).outputs[0]), (64, 64)))
     np.testing.assert_array_equal(read_frames(Path(site.view(later[0]).outputs[1])), expected)
 
 
@@ -133,7 +123,7 @@ def test_the_sound_of_an_mp4_is_kept_beside_its_frames(storage: Storage) -> None
     assert np.abs(found.tensors["sound"].numpy()[:, middle] - np.stack([tone, -tone])[:, middle]).max() < 0.05
 
 
-def test_latents_are_decoded_in_rounds(site, file: Path, upscaler: dict[str, str]) -> None:
+def test_latents_are_decoded_in_rounds(site, upscaler_file: Path, upscaler: dict[str, str]) -> None:
     model = "simulated:step_ms=1,segments=1+1,load_ms=1"
     values = {"frames": 2, "steps": 2, "formats": ("png",)}
     jobs = [site.submit(**values, seed=seed) for seed in range(3)]
@@ -141,12 +131,12 @@ def test_latents_are_decoded_in_rounds(site, file: Path, upscaler: dict[str, str
     later = finish(site, *jobs, "--upscale", "2")
     render(site, 1, "--experts", "rounds", model=model, **upscaler)
     for made, job_id in zip(jobs, later, strict=True):
-        np.testing.assert_array_equal(site.frames(job_id), by_spandrel(file, site.frames(made)))
+        np.testing.assert_array_equal(site.frames(job_id), by_spandrel(upscaler_file, site.frames(made)))
 
 
 @pytest.mark.long
 def test_a_kill_while_finished_videos_are_upscaled_loses_none(
-    site, file: Path, upscaler: dict[str, str], until
+    site, upscaler_file: Path, upscaler: dict[str, str], until
 ) -> None:
     values = {"width": 128, "height": 128, "frames": 4, "steps": 2, "formats": ("png",)}
     jobs = [site.submit(**values, seed=number) for number in range(12)]
@@ -160,4 +150,4 @@ def test_a_kill_while_finished_videos_are_upscaled_loses_none(
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0
     for made, job_id in zip(jobs, later, strict=True):
-        np.testing.assert_array_equal(site.frames(job_id), by_spandrel(file, site.frames(made)))
+        np.testing.assert_array_equal(site.frames(job_id), by_spandrel(upscaler_file, site.frames(made)))

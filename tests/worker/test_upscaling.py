@@ -11,29 +11,17 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.faults.frames import read_frames
-from tests.upscaling import by_spandrel, torchvision, write_torchvision, write_upscaler
+from tests.upscaling import by_spandrel
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with torchvision(tmp_path_factory.mktemp("torchvision")):
-        return write_upscaler(tmp_path_factory.mktemp("upscaler") / "tiny.safetensors")
-
-
-@pytest.fixture
-def upscaler(file: Path, tmp_path: Path) -> dict[str, str]:
-    """The environment of a worker with the upscaler."""
-    return {"SVDQ_UPSCALER": str(file), "PYTHONPATH": str(write_torchvision(tmp_path / "packages"))}
-
-
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_frames_are_those_of_the_model(site, file: Path, upscaler: dict[str, str], ranks: int) -> None:
+def test_frames_are_those_of_the_model(site, upscaler_file: Path, upscaler: dict[str, str], ranks: int) -> None:
     values = {"seed": 5, "frames": 3, "formats": ("png", "mp4")}
     plain, *jobs = (site.submit(**values, upscale=upscale) for upscale in (None, "2", "128x96"))
     assert site.start(ranks, "--burst", wait=False, **upscaler).end() == 0, site.groups[-1].text
-    expected = by_spandrel(file, site.frames(plain))
+    expected = by_spandrel(upscaler_file, site.frames(plain))
     np.testing.assert_array_equal(site.frames(jobs[0]), expected)
     for frame, image in zip(site.frames(jobs[1]), map(Image.fromarray, expected), strict=True):
         cropped = image.resize((128, 96), Image.Resampling.LANCZOS, box=(0, 16, 128, 112))
@@ -50,7 +38,7 @@ def test_frames_are_those_of_the_model(site, file: Path, upscaler: dict[str, str
 
 
 @pytest.mark.long
-def test_a_kill_in_the_upscaling_loses_no_video(site, file: Path, upscaler: dict[str, str], until) -> None:
+def test_a_kill_in_the_upscaling_loses_no_video(site, upscaler_file: Path, upscaler: dict[str, str], until) -> None:
     values = {"width": 256, "height": 256, "frames": 2, "steps": 4, "formats": ("png",)}
     jobs = [site.submit(**values, seed=number, upscale="2") for number in range(20)]
     plain = [site.submit(**values, seed=number) for number in range(20)]
@@ -65,7 +53,7 @@ def test_a_kill_in_the_upscaling_loses_no_video(site, file: Path, upscaler: dict
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0
     for upscaled, job_id in zip(jobs, plain, strict=True):
-        np.testing.assert_array_equal(site.frames(upscaled), by_spandrel(file, site.frames(job_id)))
+        np.testing.assert_array_equal(site.frames(upscaled), by_spandrel(upscaler_file, site.frames(job_id)))
     assert len(site.sidecars()) == 40
 
 

@@ -118,6 +118,7 @@ def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
     levels = levels_of(graph, stages[0], size, frames, 1 + has_two, notes)
     for stage in stages[: 1 + has_two]:
         note_sampler(graph, stage, notes)
+    prompt, text_encoder = prompt_of(graph, stages[0].positive, "positive", notes)
     negative_prompt = prompt_of(graph, stages[0].negative, "negative", notes)[0]
     defaults = {"stages": 1 + has_two, **guidance_of(graph, stages[0], notes)}
     if size is not None:
@@ -127,7 +128,7 @@ def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
     starts = {
         "vae": next((node.inputs["vae"] for node in nodes if "vae" in node.inputs), None),
         "audio_vae": next((node.inputs["audio_vae"] for node in before if "audio_vae" in node.inputs), None),
-        "text_encoder": prompt_of(graph, stages[0].positive, "positive", Notes())[1],
+        "text_encoder": text_encoder,
         "latent_upsampler": next(
             (node.inputs.get("upscale_model") for node in nodes if node.type in _UPSAMPLERS), None
         ),
@@ -143,7 +144,7 @@ def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
             photo=photo_of(graph, photo.image, notes),
             last_photo=None if last is None else photo_of(graph, last.image, notes),
             has_last_photo=last is not None,
-            prompt=prompt_of(graph, stages[0].positive, "positive", notes)[0],
+            prompt=prompt,
             negative_prompt=negative_prompt,
             size=size,
             frames=frames,

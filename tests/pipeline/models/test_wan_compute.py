@@ -109,7 +109,7 @@ class PeakMemory:
 
 
 def peak_of_loading(folder):
-    """Load a model in int8 to the meta device, which holds no weights and stands for a GPU; return bytes and sizes."""
+    """Load a model in int8 on the meta device in place of a GPU; return peak bytes, and sizes of its weights."""
     arguments = Role(), torch.device("meta"), torch.bfloat16, ComputeOptions(approximate=("int8",))
     open_model(resolve(str(folder)), *arguments)  # imports take memory
     largest = write_wide_transformer(folder / "transformer")
