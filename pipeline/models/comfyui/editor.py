@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from svdq.pipeline.models.comfyui.node import Link, Node
+from svdq.pipeline.models.comfyui.graph import Link, Node
 from svdq.pipeline.models.comfyui.widgets import CONTROL, TEXTS, WIDGETS
 
 _NEVER, _BYPASS = 2, 4  # modes of nodes

@@ -1,12 +1,33 @@
-"""A workflow as the nodes that run, with their inputs by name: of the API format or of the editor's."""
+"""The nodes of a workflow that run, with their inputs by name, and notes on what an import leaves out."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from svdq.pipeline.models.comfyui.editor import flatten
-from svdq.pipeline.models.comfyui.node import Link, Node
-from svdq.pipeline.models.comfyui.workflow_file import is_editor
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Output `slot` of a node, as the input of another one."""
+
+    node: str
+    slot: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node that runs."""
+
+    id: str  # in a subgraph, with the ids of the nodes around it: 129:86
+    type: str
+    inputs: Mapping[str, Any]  # values of widgets and `Link`s, by name
+    models: tuple[Mapping[str, Any], ...]  # files that the editor says it needs: name, url, directory
+
+    def __str__(self) -> str:
+        return f"{self.type} ({self.id})"
+
+    def text(self, *names: str) -> str | None:
+        """Return the first of some inputs that is a text."""
+        return next((each for name in names if isinstance(each := self.inputs.get(name), str)), None)
 
 
 @dataclass(frozen=True)
@@ -34,24 +55,20 @@ class Graph:
         return (node for node in self.nodes.values() if node.type in types)
 
 
-def read_graph(workflow: Mapping[str, Any]) -> Graph:
-    """Return the nodes of a workflow that run: without those that are muted, bypassed, notes or wires only."""
-    return Graph(flatten(workflow) if is_editor(dict(workflow)) else _of_api(workflow))
+@dataclass(kw_only=True)
+class Notes:
+    """Sentences about nodes, in the order in which they were found."""
 
+    sentences: list[str] = field(default_factory=list)
+    read_ids: set[str] = field(default_factory=set)  # nodes that need no further word
 
-def _of_api(workflow: Mapping[str, Any]) -> dict[str, Node]:
-    found = {str(key): node for key, node in workflow.items() if isinstance(node, dict) and "class_type" in node}
+    def read(self, *nodes: Node | None) -> None:
+        """Mark nodes as read."""
+        self.read_ids |= {node.id for node in nodes if node is not None}
 
-    def value(given: Any) -> Any:
-        if isinstance(given, list) and len(given) == 2 and str(given[0]) in found and isinstance(given[1], int):
-            return Link(node=str(given[0]), slot=given[1])
-        return given
-
-    def inputs_of(node: Mapping[str, Any]) -> dict[str, Any]:
-        given = node.get("inputs")
-        return {name: value(each) for name, each in given.items()} if isinstance(given, dict) else {}
-
-    return {
-        key: Node(id=key, type=str(node["class_type"]), inputs=inputs_of(node), models=())
-        for key, node in found.items()
-    }
+    def add(self, node: Node, what: str) -> None:
+        """Add what is different about a node, as a predicate."""
+        self.read(node)
+        sentence = f"{node} {what}."
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)

@@ -1,21 +1,156 @@
 """Reads a workflow of LTX-2: one stage, or two with a latent upsampler between them."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Graph
-from svdq.pipeline.models.comfyui.ltx_files import files_of
+from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
 from svdq.pipeline.models.comfyui.ltx_photos import PHOTO_NODES, frames_of, photos_in, size_of
-from svdq.pipeline.models.comfyui.ltx_sampling import guidance_of, levels_of, note_sampler
-from svdq.pipeline.models.comfyui.model_chain import ModelChain, model_chain, uses_of
-from svdq.pipeline.models.comfyui.node import Node
-from svdq.pipeline.models.comfyui.notes import Notes
-from svdq.pipeline.models.comfyui.source import Source, photo_of, prompt_of, quietly
+from svdq.pipeline.models.comfyui.model_chain import UNREAD, ModelChain, model_chain, uses_of
+from svdq.pipeline.models.comfyui.source import FILES_OF_LOADERS, Source, photo_of, prompt_of, quietly
 from svdq.pipeline.models.comfyui.stages import LATENTS, SAMPLERS, Stage, last_samplers, stages_of
+from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, NO_GUIDANCE
 from svdq.pipeline.models.ltx.layout import DISTILLED_SIGMA_VALUES, IMAGE_CRF, STAGE_2_DISTILLED_SIGMA_VALUES
+from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
+
+#: Settings of LTXVScheduler, with ComfyUI's defaults.
+_OF_SCHEDULER: dict[str, Any] = {"max_shift": 2.05, "base_shift": 0.95, "stretch": True, "terminal": 0.1}
+
+
+def levels_of(
+    graph: Graph, stage: Stage, size: tuple[int, int] | None, frames: int | None, num_stages: int, notes: Notes
+) -> tuple[float, ...]:
+    """Return the noise level before each step of a stage; a size or frames that are not known count as usual."""
+    if stage.sigmas is not None:
+        return stage.sigmas[stage.start : stage.end]
+    scheduler = graph.origin(stage.node.inputs.get("sigmas"))
+    while scheduler is not None and scheduler.type != "LTXVScheduler":
+        scheduler = graph.origin(scheduler.inputs.get("sigmas"))  # of a part of it
+    if scheduler is None:
+        what = f"has the schedule {stage.scheduler}, which svdq lacks for LTX-2"
+        notes.add(stage.node, f"{what}; svdq uses LTXVScheduler's noise levels")
+    given = {} if scheduler is None else {name: quietly(graph, scheduler.inputs.get(name)) for name in _OF_SCHEDULER}
+    settings = _OF_SCHEDULER | {name: value for name, value in given.items() if value is not None}
+    width, height = size or (768, 512)
+    pixels = (LATENT_SIDE * num_stages) ** 2
+    tokens = width * height // pixels * (((frames or 121) - 1) // FRAME_STEP + 1)
+    if scheduler is not None and "latent" not in scheduler.inputs:
+        tokens = 4096
+    return ltx_levels(stage.steps, tokens, **settings)[stage.start : stage.end]
+
+
+def ltx_levels(
+    steps: int, tokens: int, *, max_shift: float, base_shift: float, stretch: bool, terminal: float
+) -> tuple[float, ...]:
+    """Return the noise levels of LTXVScheduler for a number of tokens: comfy_extras/nodes_lt.py."""
+    shift = base_shift + (max_shift - base_shift) * (tokens - 1024) / (4096 - 1024)
+    even = [1 - step / steps for step in range(steps)]
+    levels = [math.exp(shift) / (math.exp(shift) + 1 / level - 1) for level in even]
+    scale = (1 - levels[-1]) / (1 - terminal) if stretch else 1.0
+    return tuple(round(1 - (1 - level) / scale, 6) for level in levels) if scale else tuple(levels)
+
+
+def note_sampler(graph: Graph, stage: Stage, notes: Notes) -> None:
+    """Note a sampler that is another one than Euler's method, as an ancestral one with an eta of 0 is not."""
+    chosen = graph.origin(stage.node.inputs.get("sampler"))
+    is_plain = chosen is not None and "eta" in chosen.inputs and quietly(graph, chosen.inputs["eta"]) == 0
+    if stage.sampler != "euler" and not (is_plain and stage.sampler == "SamplerEulerAncestral"):
+        notes.add(
+            stage.node,
+            f"has the sampler {stage.sampler}, which svdq lacks; svdq uses Euler's method (euler) with the same noise "
+            "levels",
+        )
+    if stage.denoise < 1:
+        notes.add(stage.node, "starts part of the way (denoise); svdq starts from noise, with all steps")
+
+
+def guidance_of(graph: Graph, stage: Stage, notes: Notes) -> dict[str, float]:
+    """Return the guidance of a stage as defaults; none where it is off, as it is by default."""
+    guider = graph.origin(stage.node.inputs.get("guider"))
+    found = dict(NO_GUIDANCE) | {"guidance_scale": stage.cfg, "audio_guidance_scale": stage.cfg}
+    if guider is not None:
+        own = {name: quietly(graph, guider.inputs.get(name)) for name in ("stg", "rescale", "video_cfg", "audio_cfg")}
+        names = {"stg": "stg_scale", "rescale": "guidance_rescale", "video_cfg": "guidance_scale"}
+        names["audio_cfg"] = "audio_guidance_scale"
+        found |= {names[name]: float(value) for name, value in own.items() if isinstance(value, int | float)}
+        found |= _of_parameters(graph, guider, notes)
+    return {} if found == NO_GUIDANCE else {name: round(float(value), 6) for name, value in found.items()}
+
+
+def _of_parameters(graph: Graph, guider: Node, notes: Notes) -> dict[str, float]:
+    """Return the guidance of a MultimodalGuider, whose parameters of video and sound are a chain of nodes."""
+    found: dict[str, float] = {}
+    node = graph.origin(guider.inputs.get("parameters"))
+    seen: set[str] = set()
+    while node is not None and node.id not in seen:
+        seen.add(node.id)
+        notes.read(node)
+        own = {name: quietly(graph, node.inputs.get(name)) for name in ("cfg", "stg", "rescale", "modality_scale")}
+        if str(node.inputs.get("modality")).upper() == "AUDIO":
+            found.setdefault("audio_guidance_scale", float(own["cfg"] or 1))
+            notes.add(node, "guides the sound; svdq takes its cfg, and all else of the video's guidance for both")
+        else:
+            names = ("guidance_scale", "stg_scale", "guidance_rescale", "modality_scale")
+            found |= {name: float(value or 0) for name, value in zip(names, own.values(), strict=True)}
+        if quietly(graph, node.inputs.get("skip_step")):
+            notes.add(node, "skips steps of the guidance; svdq guides all")
+        node = graph.origin(node.inputs.get("parameters"))
+    return found
+
+
+_WHOLE = ("connectors", "vae", "audio_vae", "vocoder")  # in a checkpoint, besides the transformer
+#: Upsamplers of other stages than svdq's second one, and one file of several.
+_OTHER_UPSAMPLER, _SHARD = re.compile(r"temporal|x1\.5"), re.compile(r"-of-\d+\.")
+
+
+def files_of(graph: Graph, model: ModelChain, starts: Mapping[str, Any], base: str, notes: Notes) -> dict[str, str]:
+    """Return the files by component, from the inputs that need `vae`, `audio_vae`, `text_encoder` and the upsampler."""
+    found: dict[str, str] = {}
+    if "ckpt_name" in model.loader.inputs:
+        _take(found, model.loader, _WHOLE, model.file, base, notes)
+    for kind, value in starts.items():
+        loader = _loader(graph, value)
+        if loader is None or loader is model.loader:
+            continue
+        notes.read(loader)
+        for name in (*FILES_OF_LOADERS, "clip_name2", "ltxv_path"):
+            file = quietly(graph, loader.inputs.get(name))
+            if not isinstance(file, str):
+                continue
+            components: tuple[str, ...] = ("audio_vae", "vocoder") if kind == "audio_vae" else (kind,)
+            if kind == "text_encoder":
+                is_part = name in ("ckpt_name", "ltxv_path") or re.search(r"proj|connector", file.lower())
+                components = ("text_encoder",) * ("gemma" in file.lower()) + ("connectors",) * bool(is_part)
+            _take(found, loader, components or (kind,), file if components else "", base, notes)
+    return found
+
+
+def _loader(graph: Graph, value: Any) -> Node | None:
+    node, seen = graph.origin(value), set[str]()
+    while node is not None and node.id not in seen:
+        seen.add(node.id)
+        if any(isinstance(quietly(graph, node.inputs.get(name)), str) for name in FILES_OF_LOADERS):
+            return node
+        links = (node.inputs.get(name) for name in ("vae", "clip"))
+        node = graph.origin(next((each for each in links if isinstance(each, Link)), None))
+    return None
+
+
+def _take(found: dict[str, str], loader: Node, components: tuple[str, ...], file: str, base: str, notes: Notes) -> None:
+    lowered = file.lower()
+    is_unread = not lowered.endswith(WEIGHTS_SUFFIXES) or bool(UNREAD.search(lowered) or _SHARD.search(lowered))
+    is_unread |= bool(components == ("latent_upsampler",) and _OTHER_UPSAMPLER.search(lowered))
+    # The other VAE of LTX-2.5 decodes by diffusion.
+    if is_unread or (components == ("vae",) and "2.5" in base and "conv" not in lowered and "vae" in lowered):
+        notes.add(loader, f"loads {file or 'another file'}; svdq takes the {', '.join(components)} of the base")
+        for each in components:
+            found.pop(each, None)
+    else:
+        found |= dict.fromkeys(components, file)
+
 
 #: Versions by a part of a file's name, with the hub id of the base, and its text encoder.
 _VERSIONS = (

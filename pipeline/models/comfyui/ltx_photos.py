@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Graph
-from svdq.pipeline.models.comfyui.node import Node
-from svdq.pipeline.models.comfyui.notes import Notes
+from svdq.pipeline.models.comfyui.graph import Graph, Node, Notes
 from svdq.pipeline.models.comfyui.source import photo_of, quietly
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of
 from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, SIZE_MULTIPLE

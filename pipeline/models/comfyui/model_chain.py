@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Graph
-from svdq.pipeline.models.comfyui.node import Link, Node
-from svdq.pipeline.models.comfyui.notes import Notes
+from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
 

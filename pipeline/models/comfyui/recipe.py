@@ -6,16 +6,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Graph, read_graph
+from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
 from svdq.pipeline.models.comfyui.ltx import is_ltx, read_ltx
 from svdq.pipeline.models.comfyui.model_chain import LoraUse, ModelChain, model_chain, uses_of
-from svdq.pipeline.models.comfyui.node import Link, Node
-from svdq.pipeline.models.comfyui.notes import Notes
 from svdq.pipeline.models.comfyui.schedule import schedule_of
-from svdq.pipeline.models.comfyui.source import Source, find_encoder, quietly, refuse, source_of
+from svdq.pipeline.models.comfyui.source import (
+    CONDITIONING,
+    Source,
+    find_encoder,
+    quietly,
+    refuse,
+    source_of,
+    svd_base,
+    svd_defaults,
+)
 from svdq.pipeline.models.comfyui.stages import SAMPLERS, Stage, last_samplers, stages_of
-from svdq.pipeline.models.comfyui.svd import CONDITIONING, svd_base, svd_defaults
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, without_switches
+from svdq.pipeline.models.comfyui.workflow import read_graph
 
 HIGH, LOW = "transformer", "transformer_2"
 _SAVERS = {"CreateVideo": "fps", "VHS_VideoCombine": "frame_rate", "SaveAnimatedWEBP": "fps", "SaveWEBM": "fps"}

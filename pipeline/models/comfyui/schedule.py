@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, get_args
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.notes import Notes
+from svdq.pipeline.models.comfyui.graph import Notes
 from svdq.pipeline.models.comfyui.stages import Stage
 from svdq.pipeline.models.model_file import ScheduleName
 

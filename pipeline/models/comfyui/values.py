@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from svdq.pipeline.models.comfyui.graph import Graph
-from svdq.pipeline.models.comfyui.node import Link, Node
+from svdq.pipeline.models.comfyui.graph import Graph, Link, Node
 from svdq.pipeline.models.comfyui.widgets import CONTROL
 
 _MAX_DEPTH = 50

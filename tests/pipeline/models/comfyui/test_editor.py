@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from svdq.pipeline.models.comfyui.graph import Graph, read_graph
-from svdq.pipeline.models.comfyui.node import Link
+from svdq.pipeline.models.comfyui.graph import Graph, Link
+from svdq.pipeline.models.comfyui.workflow import read_graph
 
 Nodes = dict[int, dict[str, Any]]
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.folders import Folders
-from svdq.pipeline.models.comfyui.model_toml import to_model_file
+from svdq.pipeline.models.comfyui.model_toml import Folders, to_model_file
 from svdq.pipeline.models.comfyui.recipe import Recipe, read_recipe
-from svdq.pipeline.models.comfyui.workflow_file import read_workflow
+from svdq.pipeline.models.comfyui.workflow import read_workflow
 from tests.pipeline.models.comfyui.workflows import node, two_experts, wrapper
 
 TEMPLATES = Path(str(importlib.resources.files("comfyui_workflow_templates_json"))) / "templates"

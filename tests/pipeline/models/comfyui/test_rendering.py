@@ -10,16 +10,15 @@ from gpu_checks import compare
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from svdq.pipeline.models.comfyui.folders import find_folders
-from svdq.pipeline.models.comfyui.model_toml import to_model_file
+from svdq.pipeline.models.comfyui.model_toml import find_folders, to_model_file
 from svdq.pipeline.models.comfyui.recipe import read_recipe
-from svdq.pipeline.models.comfyui.workflow_file import read_workflow
+from svdq.pipeline.models.comfyui.workflow import read_workflow
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY
-from tests.pipeline.models.comfyui.test_ltx_recipe import ltx
+from tests.pipeline.models.comfyui.test_ltx import ltx
 from tests.pipeline.models.comfyui.test_recipe import TEMPLATES
 from tests.pipeline.models.ltx.test_files import stored, without_weights
 from tests.pipeline.models.test_model_files import VIDEO, with_diffusers

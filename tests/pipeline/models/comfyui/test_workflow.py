@@ -9,7 +9,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.workflow_file import is_editor, read_workflow
+from svdq.pipeline.models.comfyui.workflow import is_editor, read_workflow
 from tests.pipeline.models.comfyui.workflows import two_experts
 
 EDITOR = {"last_node_id": 3, "nodes": [{"id": 3, "type": "KSampler", "note": "}{ \u00e9"}], "links": []}

@@ -1,13 +1,16 @@
-"""Finds the workflow in a file: JSON, or a picture or video that ComfyUI has written."""
+"""Finds the workflow in a file (JSON, or a picture or video that ComfyUI has written) and reads its nodes."""
 
 import json
 import mmap
 import re
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.editor import flatten
+from svdq.pipeline.models.comfyui.graph import Graph, Link, Node
 
 #: Strings of which a workflow in a picture or video has one: the API format's and the editor's.
 _MARKS = (b'"class_type"', b'"last_node_id"', b'"nodes"')
@@ -105,3 +108,26 @@ def _text_before(content: mmap.mmap, mark: int) -> int:
             return controls[-1]
         place = chunk
     return 0
+
+
+def read_graph(workflow: Mapping[str, Any]) -> Graph:
+    """Return the nodes of a workflow that run: without those that are muted, bypassed, notes or wires only."""
+    return Graph(flatten(workflow) if is_editor(dict(workflow)) else _of_api(workflow))
+
+
+def _of_api(workflow: Mapping[str, Any]) -> dict[str, Node]:
+    found = {str(key): node for key, node in workflow.items() if isinstance(node, dict) and "class_type" in node}
+
+    def value(given: Any) -> Any:
+        if isinstance(given, list) and len(given) == 2 and str(given[0]) in found and isinstance(given[1], int):
+            return Link(node=str(given[0]), slot=given[1])
+        return given
+
+    def inputs_of(node: Mapping[str, Any]) -> dict[str, Any]:
+        given = node.get("inputs")
+        return {name: value(each) for name, each in given.items()} if isinstance(given, dict) else {}
+
+    return {
+        key: Node(id=key, type=str(node["class_type"]), inputs=inputs_of(node), models=())
+        for key, node in found.items()
+    }
