@@ -12,10 +12,10 @@ from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_file import is_model_file, read_model_file
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.models.wan.calibrate import calibrate as measure
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.model import WanModel
+from svdq.pipeline.models.wan.model import calibrate as measure
 from svdq.pipeline.models.wan.step_cache import Curve
 from svdq.producer.files import write_file
 from svdq.producer.job import model_stem

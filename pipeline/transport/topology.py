@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.transport.channel import Channel
+from svdq.pipeline.transport.links import Channel
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from svdq.pipeline.planning.binding import Components, Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.planning.planner import Planner
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport.channel import Channel
+from svdq.pipeline.transport.links import Channel
 from svdq.pipeline.transport.topology import Links, Topology
 
 CPU = torch.device("cpu")

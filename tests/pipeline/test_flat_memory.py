@@ -25,7 +25,7 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Frames, Role
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.planning import rounds
-from svdq.pipeline.transport.channel import Channel
+from svdq.pipeline.transport.links import Channel
 from svdq.pipeline.transport.topology import Links, Topology
 from svdq.pipeline.video_parameters import VideoParameters
 

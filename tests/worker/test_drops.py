@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from svdq.worker import outages
-from svdq.worker.intake import leases as leases_module
+from svdq.worker.intake import source as intake_module
 from svdq.worker.outages import connect
 from svdq.worker.queue import rq_worker
 from tests.proxy import Proxy
@@ -17,7 +17,7 @@ SAID = "Redis does not answer"
 
 @pytest.mark.parametrize("kind", ["cut", "silent"])
 def test_a_drop_is_said_once_and_its_end_once(site, open_intake, until, monkeypatch, caplog, kind: str) -> None:
-    monkeypatch.setattr(leases_module, "BEAT_S", 0.2)
+    monkeypatch.setattr(intake_module, "BEAT_S", 0.2)
     monkeypatch.setattr(rq_worker, "LISTEN_AGAIN_S", 0.2)
     caplog.set_level(logging.INFO)
     job_id = site.submit()
@@ -43,7 +43,7 @@ def test_a_drop_is_noticed_within_fifteen_seconds() -> None:
 
 
 def test_a_lost_job_is_one_line(site, open_intake, until, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(leases_module, "BEAT_S", 0.1)
+    monkeypatch.setattr(intake_module, "BEAT_S", 0.1)
     caplog.set_level(logging.INFO)
     job_id, other = site.submit(), site.submit()
     intake = open_intake()

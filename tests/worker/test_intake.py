@@ -23,7 +23,6 @@ from svdq.producer.status.registries import view_workers
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import CheckpointStore, Codec, open_checkpoint_store
-from svdq.worker.intake import leases as leases_module
 from svdq.worker.intake import source as intake_module
 from svdq.worker.intake.reporter import CircuitBreaker
 from svdq.worker.intake.source import Intake
@@ -481,7 +480,7 @@ def test_ids_in_reasons_do_not_make_them_different() -> None:
 
 def test_leases_are_renewed_while_the_bookkeeping_waits(site, open_intake: Open, until, monkeypatch) -> None:
     """Its connection does not answer; a living group must not lose its jobs for that."""
-    monkeypatch.setattr(leases_module, "BEAT_S", 0.1)
+    monkeypatch.setattr(intake_module, "BEAT_S", 0.1)
     with Proxy(site.settings.redis_url) as proxy:
         job_id = site.submit()
         link = connect(proxy.url)

@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 import redis
 
@@ -22,7 +23,6 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.text import count
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.intake.dispatcher import Dispatcher
-from svdq.worker.intake.leases import LeaseThread
 from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher
 from svdq.worker.intake.reporter import Reporter
 from svdq.worker.outages import RETRY_S, ConnectionHealth
@@ -31,6 +31,44 @@ from svdq.worker.queue.recovery import Recovery
 from svdq.worker.queue.rq_worker import BEAT_S, MAINTENANCE_S
 
 logger = logging.getLogger(__name__)
+
+
+class LeaseThread:
+    """Calls `renew` in each beat, with a connection that nothing else uses."""
+
+    def __init__(
+        self, connection: redis.Redis, renew: Callable[[redis.Redis], object], connection_health: ConnectionHealth
+    ) -> None:
+        """Renew nothing before `start`."""
+        self._connection = connection
+        self._renew = renew
+        self._connection_health = connection_health
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+
+    def start(self) -> None:
+        """Renew the leases from now on."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Renew no more; wait for the present renewal, which would register a worker again that has ended."""
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        while not self._stopped.wait(wait_s):
+            wait_s = RETRY_S
+            try:
+                self._renew(self._connection)
+                self._connection_health.succeeded()
+                wait_s = BEAT_S
+            except redis.RedisError as error:
+                self._connection_health.failed(error)
+            except Exception:
+                logger.exception("The leases could not be renewed; it is tried again.")
+
 
 #: Seconds between two polls of an empty queue, at first and after a minute without a job; and between two rounds of
 #: a group that wants no job. Hundreds of groups share one Redis.

@@ -230,7 +230,7 @@ def _decode_before_the_last_rank() -> None:
 
 
 def _kill_when_frames_arrive(kill: Callable[[], None]) -> None:
-    from svdq.pipeline.transport.channel import Channel
+    from svdq.pipeline.transport.links import Channel
     from svdq.pipeline.transport.message import Kind, Message
 
     receive = Channel.receive

@@ -7,8 +7,7 @@ import threading
 import pytest
 import torch
 
-from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.links import Receiver, Sender
+from svdq.pipeline.transport.links import Channel, Receiver, Sender
 from svdq.pipeline.transport.message import Kind, Message, Work
 
 CPU = torch.device("cpu")

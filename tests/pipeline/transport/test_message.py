@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from svdq.pipeline.loop.sample import Resumption, Sample, sample_body, sample_from
 from svdq.pipeline.models.svd.family import SvdParameters
-from svdq.pipeline.transport.channel import Channel, ChannelClosedError
+from svdq.pipeline.transport.links import Channel, ChannelClosedError
 from svdq.pipeline.transport.message import Kind, Message
 
 CPU = torch.device("cpu")

@@ -13,8 +13,7 @@ from svdq.pipeline.models.components import check_model_file
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
-from svdq.pipeline.models.ltx.layout import LAYOUT
-from svdq.pipeline.models.ltx.names import FILE_NAMES
+from svdq.pipeline.models.ltx.layout import FILE_NAMES, LAYOUT
 from svdq.pipeline.models.model_folder import weights_in
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.needs import ModelSize
