@@ -24,6 +24,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --durat
 # Folders of tests that start no workers.
 UNIT_TESTS := tests/cli tests/producer tests/pipeline tests/test_docs.py
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+DEVELOPMENT := '.[worker,serve,metrics,notify,plot]' --group dev
 
 # spandrel is installed without torchvision, whose wheels may not load beside a torch from another index: the tests have a
 # stand-in for the two functions that spandrel imports.
@@ -101,7 +102,8 @@ $(VENV)/installed-worker: $(VENV)/made pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/made pyproject.toml constraints.txt
 	@echo "Installing svdq, torch and the tools for testing into $(VENV); the first time takes a few minutes."
-	@$(INSTALL) -e '.[worker,dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check 'pip>=25.1' # the first with --group
+	@$(INSTALL) -e $(DEVELOPMENT)
 	@$(INSTALL) --no-deps spandrel
 	@touch $(VENV)/installed-worker $@
 
@@ -110,7 +112,8 @@ constraints: $(VENV)/made
 	@echo "Installing the newest versions of everything into build/constraints; this takes a few minutes."
 	@rm -rf build/constraints
 	@$(BIN)/python -m venv build/constraints
-	@build/constraints/bin/python -m pip install -qq --disable-pip-version-check -e '.[worker,dev]' $(PIN)
+	@build/constraints/bin/python -m pip install -qq --disable-pip-version-check 'pip>=25.1'
+	@build/constraints/bin/python -m pip install -qq --disable-pip-version-check -e $(DEVELOPMENT) $(PIN)
 	@build/constraints/bin/python -m pip install -qq --disable-pip-version-check --no-deps spandrel
 	@build/constraints/bin/python -m pip freeze --exclude-editable > build/constraints/frozen
 	@sed -n '/^#/p' constraints.txt > build/constraints/new

@@ -70,13 +70,11 @@ COUNT = click.IntRange(1, 1000)
     help="How weights of fp8 and GGUF files are held. stored: as in the file, and layers make them when they use them; "
     "made: in the type computed in. auto: made where there is room (SVDQ_WEIGHTS). The frames stay the same.",
 )
-@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
-    help="Serve Prometheus metrics on this port, such as 9464; 0 takes a free port.",
+    help="Serve Prometheus metrics on this port of SVDQ_METRICS_ADDRESS, such as 9464; 0 takes a free port.",
 )
-@click.option("--metrics-address", default="127.0.0.1", show_default=True, help="Local address to serve metrics on.")
 @click.option(
     "--notify",
     multiple=True,
@@ -152,8 +150,8 @@ def _start(settings: Settings, options: "LaunchOptions", report: Path | None) ->
     # Not by the types of the options: `svdq deploy` parses them for another user and a later time.
     if report is not None:
         check_target(report, (".json",))
-    if options.trace is not None:
-        check_target(options.trace, ())
+    if settings.trace is not None:
+        check_target(settings.trace, ())
     model = resolve(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
     ffmpeg_version()
     _reach_redis(settings, waits=not options.rank.burst and not sys.stderr.isatty())

@@ -108,6 +108,9 @@ class Settings(BaseModel):
     #: Token of `svdq serve`; None: the one in its file.
     serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False, exclude=True)
 
+    metrics_address: str = "127.0.0.1"  # local address that `svdq worker --metrics-port` listens on
+    #: File to which `svdq worker` writes a Chrome trace at its end.
+    trace: Annotated[Path, AfterValidator(absolute)] | None = None
     #: apprise URLs that `svdq worker` notifies; a variable separates them by spaces.
     notify: tuple[str, ...] = Field((), repr=False, exclude=True)
 

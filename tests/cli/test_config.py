@@ -44,6 +44,8 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "upscaler": {"value": None, "source": "default"},
         "keep_latents": {"value": False, "source": "default"},
         "serve_token": {"value": None, "source": "default"},
+        "metrics_address": {"value": "127.0.0.1", "source": "default"},
+        "trace": {"value": None, "source": "default"},
     }
 
 

@@ -18,15 +18,17 @@ def test_ffmpeg_that_does_not_run(svdq: Cli, home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "path", "reason"),
+    ("options", "variables", "reason"),
     [
-        ("--trace", "/no/such/folder/t.json", "no folder '/no/such/folder'"),
-        ("--trace", "/dev/null", "cannot be written"),
-        ("--report", "/no/such/folder/night.json", "no folder '/no/such/folder'"),
+        (["--report", "/no/such/folder/night.json"], {}, "no folder '/no/such/folder'"),
+        ([], {"SVDQ_TRACE": "/no/such/folder/t.json"}, "no folder '/no/such/folder'"),
+        ([], {"SVDQ_TRACE": "/dev/null"}, "cannot be written"),
     ],
 )
-def test_a_file_that_could_not_be_written(svdq: Cli, home: Path, option: str, path: str, reason: str) -> None:
-    done = svdq("worker", "--ranks", "1", "--burst", option, path)
+def test_a_file_that_could_not_be_written(
+    svdq: Cli, home: Path, options: list[str], variables: dict[str, str], reason: str
+) -> None:
+    done = svdq("worker", "--ranks", "1", "--burst", *options, **variables)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert reason in done.stderr
     assert not home.exists()
@@ -41,3 +43,27 @@ def test_without_pytorch_there_is_a_sentence(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "needs PyTorch; to install it, run `pip install '.[worker]'`" in err
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "command"),
+    [
+        ("prometheus_client", "metrics", "worker --ranks 1 --burst --metrics-port 0"),
+        ("apprise", "notify", "worker --ranks 1 --burst --notify ntfy://topic"),
+        ("matplotlib", "plot", "bench --plot timeline.png"),
+    ],
+)
+def test_without_the_package_of_an_extra_there_is_a_sentence(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    module: str,
+    extra: str,
+    command: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "svdq.worker.launcher.metrics", raising=False)
+    assert run(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"needs {module}, which is not installed; run `pip install '.[{extra}]'`" in err

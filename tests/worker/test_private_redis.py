@@ -103,7 +103,7 @@ def test_no_password_is_in_logs_files_or_process_lists(site, until, server: OwnR
     # The URL with the password is a line of svdq.toml, as for a service.
     (site.folder / "svdq.toml").write_text(f'redis_url = "{worker}"')
     trace = site.folder / "trace.json"
-    group = site.start(2, "--trace", str(trace), model="simulated:step_ms=100")
+    group = site.start(2, model="simulated:step_ms=100", SVDQ_TRACE=str(trace))
     (site.folder / "svdq.toml").unlink()
     family = [psutil.Process(group.process.pid), *psutil.Process(group.process.pid).children(recursive=True)]
     shown = [" ".join(process.cmdline()) for process in family]

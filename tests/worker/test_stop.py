@@ -73,7 +73,7 @@ def test_a_stop_of_every_process_at_once_is_a_stop(site, until) -> None:
 def test_a_run_that_is_stopped_leaves_its_trace(site, tmp_path: Path) -> None:
     """As --until does; the trace was empty."""
     trace = tmp_path / "trace.json"
-    group = site.start(1, "--trace", str(trace), model="simulated:step_ms=5")
+    group = site.start(1, model="simulated:step_ms=5", SVDQ_TRACE=str(trace))
     site.wait([job := site.submit(steps=4)])
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0

@@ -38,7 +38,11 @@ def run_daemon(workload: Workload) -> list[RankMeasurements]:
         settings = load_settings(home=Path(folder), storage=str(Path(folder, "storage")), model=model)
         try:
             # The worker of a bench takes no jobs of the user, notifies nobody, and never starts this server.
-            ours = {"redis_url": ensure_server(settings.home), "notify": ()}
+            ours = {
+                "redis_url": ensure_server(settings.home),
+                "notify": (),
+                "trace": settings.home / "trace.json",
+            }
             return _run(workload, settings.model_copy(update=ours), Path(folder))
         finally:
             stop_server(settings.home)
@@ -53,10 +57,9 @@ def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankMeasu
         values = [{"seed": seed, "image": key, "name": f"sample-{seed}"} for seed in range(sum(workload.bursts))]
         jobs = [parse_job(shape.model_dump() | each) for each in values]
         entries = [Entry(job=job, job_id=job.digest(seed_was_drawn=False)) for job in jobs]
-        trace_path = folder / "trace.json"
         num_queued = workload.bursts[0]
         enqueue_many(connection, entries[:num_queued])
-        with _worker(workload, settings, folder / "worker.log", trace_path) as worker:
+        with _worker(workload, settings, folder / "worker.log") as worker:
             _wait(connection, num_queued, worker)
             for size in workload.bursts[1:]:
                 time.sleep(IDLE_S)
@@ -66,7 +69,8 @@ def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankMeasu
         ended = UntrustedJob.fetch_many([entry.job_id for entry in entries], connection)
     finished_s = [job.ended_at.timestamp() for job in ended if job is not None and job.is_finished and job.ended_at]
     failures = ["a job did not finish"] * (len(ended) - len(finished_s))
-    events = json.loads(trace_path.read_text(encoding="utf-8"))["traceEvents"]
+    assert settings.trace is not None
+    events = json.loads(settings.trace.read_text(encoding="utf-8"))["traceEvents"]
     usage = {event["pid"]: event["args"] for event in events if event["name"] == "usage"}
     num_ranks = len(workload.models)
     return [
@@ -81,12 +85,10 @@ def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankMeasu
 
 
 @contextlib.contextmanager
-def _worker(
-    workload: Workload, settings: Settings, log_path: Path, trace_path: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+def _worker(workload: Workload, settings: Settings, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     shape, num_ranks = workload.parameters, len(workload.models)
     command = [sys.executable, "-m", "svdq.cli", "worker", "--device", workload.device]
-    command += ["--ranks", str(num_ranks), "--trace", str(trace_path)]
+    command += ["--ranks", str(num_ranks)]
     command += ["--warmup", f"{shape.width}x{shape.height}x{shape.frames}"]
     if workload.components:
         command += ["--experts", "bound"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, how_to_install
 from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
@@ -237,7 +237,7 @@ def headless_pyplot() -> ModuleType:
     try:
         import matplotlib as mpl
     except ImportError as error:
-        raise InputError("--plot needs matplotlib, which is not installed; pip install matplotlib.") from error
+        raise InputError(f"--plot needs matplotlib, which is not installed; {how_to_install('plot')}.") from error
     mpl.use("Agg")
     from matplotlib import pyplot
 

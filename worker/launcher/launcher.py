@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 import redis
 
-from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.errors import InputError, SvdqError, how_to_install
 from svdq.pipeline.models.families import parameters_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.trace import trace_text
@@ -49,9 +49,7 @@ class LaunchOptions:
     ranks: int | None = None  # of a group; None: one for each visible GPU, or core up to MAX_DEFAULT_CPU_RANKS
     groups: int = 1
     until: str | None = None  # when to stop, such as 06:00
-    trace: Path | None = None  # where to write a Chrome trace at the end
     metrics_port: int | None = None  # None: metrics are not served
-    metrics_address: str = "127.0.0.1"
     rank: RankConfig = field(default_factory=RankConfig)  # the launcher fills in the rest
 
 
@@ -86,7 +84,7 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
             # Listed GPUs are used, or the ranks say why they cannot be.
             "device": "cuda" if gpus else device,
             "num_groups": options.groups,
-            "record_trace": options.trace is not None,
+            "record_trace": settings.trace is not None,
             "ranks_per_gpu": ranks_per_gpu(len(gpus), ranks * options.groups),
             "host_memory": options.rank.host_memory
             if options.rank.host_memory is not None
@@ -112,9 +110,9 @@ def launch(settings: Settings, model: ResolvedModel, options: LaunchOptions) -> 
             groups.append(GroupProcess(ranks, Path(parent, f"group{number}"), run_config, devices))
         supervisor = _Supervisor(groups, until_s)
         code = supervisor.run()
-        if options.trace is not None:
+        if settings.trace is not None:
             try:
-                write_file(options.trace, [trace_text(run_folder.read_traces([group.run_dir for group in groups]))])
+                write_file(settings.trace, [trace_text(run_folder.read_traces([group.run_dir for group in groups]))])
             except InputError as error:  # the run is reported in any case
                 logger.error("%s", error)
                 code = code or SvdqError.exit_code
@@ -132,9 +130,14 @@ def _endpoint(
 ) -> contextlib.AbstractContextManager[object]:
     if options.metrics_port is None:
         return contextlib.nullcontext()
-    from svdq.worker.launcher.metrics import serve_metrics
+    try:
+        from svdq.worker.launcher.metrics import serve_metrics
+    except ImportError as error:
+        raise InputError(
+            f"--metrics-port needs prometheus_client, which is not installed; {how_to_install('metrics')}."
+        ) from error
 
-    return serve_metrics(options.metrics_address, options.metrics_port, server_url(settings), groups)
+    return serve_metrics(settings.metrics_address, options.metrics_port, server_url(settings), groups)
 
 
 class _Supervisor:

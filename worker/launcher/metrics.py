@@ -157,7 +157,7 @@ def serve_metrics(address: str, port: int, redis_url: str, groups: Sequence["Gro
         reason = getattr(error, "strerror", None) or error
         raise InputError(
             f"Metrics cannot be served at port {port} of {address!r} ({reason}); choose another --metrics-port or "
-            "--metrics-address."
+            "SVDQ_METRICS_ADDRESS."
         ) from error
     host = f"[{address}]" if server.address_family is socket.AF_INET6 else address
     logger.info("Metrics are at http://%s:%d/metrics.", host, server.server_port)

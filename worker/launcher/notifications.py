@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
-from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
 from svdq.producer.job_control import pauses
 from svdq.producer.queue import session
 from svdq.producer.results.run_report import RunReport, jobs_left, records_from_redis, records_from_storage, summarize
@@ -120,8 +120,10 @@ class Notifications:
 def _services(urls: Sequence[str]) -> "list[NotifyBase]":
     if not urls:
         return []
-    import apprise
-
+    try:
+        import apprise
+    except ImportError as error:
+        raise InputError(f"--notify needs apprise, which is not installed; {how_to_install('notify')}.") from error
     # Its messages may have the URL in them.
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
