@@ -42,6 +42,11 @@ def template_values(job: Job, stem: str, source: str, model: str, day: date) -> 
     return values | {"stem": stem, "photo": stem, "folder": folder, "date": day, "model": model or job.family}
 
 
+def literal(text: str) -> str:
+    """Escape a text so that it stands for itself in a template."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def has_field(template: str) -> bool:
     """Return whether a template has a field."""
     return _FIELD.search(template.replace("{{", "")) is not None

@@ -20,6 +20,7 @@ from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer import job_control
 from svdq.producer.job_control import queue_now
+from svdq.producer.name_templates import literal
 from svdq.producer.queue import connect, fetch_many
 from svdq.producer.results.finished_videos import find_results
 from svdq.producer.results.prune import remove_job
@@ -130,7 +131,7 @@ class Backend:
         photo = PurePosixPath(view.photo.replace("\\", "/"))
         # A job is named by the stem of its photo, unless it was given a name.
         file_name = photo.name if photo.stem == view.name else f"{view.name}.photo"
-        spec = replace(spec, folder=spec.folder or view.parameters.get("folder", ""))
+        spec = replace(spec, folder=spec.folder or literal(view.parameters.get("folder", "")))
         return await self._create(
             num_bytes, lambda: [self.storage.read_input(key) for key in keys], file_name, spec, view.source
         )

@@ -19,6 +19,7 @@ from svdq.pipeline.video_parameters import MAX_SIDE, LoraChoice
 from svdq.producer.job import JOBS, Job, last_frame_key, model_stem
 from svdq.producer.name_templates import (
     has_field,
+    literal,
     read_folder,
     render_folder,
     render_name,
@@ -97,8 +98,7 @@ class JobSpec:
         """Return it for a photo in a subfolder, whose video gets the same one unless the template has `{folder}`."""
         if "{folder" in self.folder:
             return self
-        escaped = folder.replace("{", "{{").replace("}", "}}")
-        return replace(self, folder=read_folder(f"{self.folder}/{escaped}".strip("/")))
+        return replace(self, folder=read_folder(f"{self.folder}/{literal(folder)}".strip("/")))
 
     def with_prompt(self, prompt: str) -> "JobSpec":
         """Return it with a prompt for the videos that have none; itself if their families have no prompts."""

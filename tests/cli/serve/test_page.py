@@ -98,6 +98,9 @@ def test_the_page_takes_the_template_of_svdq_submit(
         job = fetch(connection, made["id"])
         assert read_job(job).output_stem("") == "outputs/trip/day {1}/with place-5-"
         assert (read_arguments(job).notes.get(LOCATION_NOTE) == "48.13333,11.00000") is kept
+    again = server.ask("POST", "/page/repeat", {"id": made["id"], "changes": {}})
+    assert (again.status, again.json.get("is_new")) == (200, True), again.body
+    assert view(connection, again.json["id"]).parameters["folder"] == "trip/day {1}"
     refused = upload(server, photo, **fields | {"below": "../.."})
     assert (refused.status, "is not inside the storage's outputs/" in refused.error["message"]) == (400, True)
 
