@@ -221,7 +221,6 @@ def read_spec(
     **values: Any,
 ) -> "JobSpec":
     """Convert the values of `job_options` and `parameter_options`; asks which model workers run if that decides."""
-    from svdq.producer.job import model_stem
     from svdq.producer.queue import time_by_redis
     from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.model_choice import expected_model
@@ -230,7 +229,7 @@ def read_spec(
     plain = {name: values.pop(name) for name in ("variations", "priority", "name", "force", "keep_location", "then")}
     return JobSpec(
         options=with_defaults_from(like, sweep(read_options(**values), sweeps)),
-        model=expected_model(settings, stem=values["model"] and model_stem(values["model"])),
+        model=expected_model(settings, named=values["model"]),
         at=parse_future(at, "--at", time_by_redis(settings)) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),
         **plain,

@@ -63,13 +63,14 @@ def running_model(connection: redis.Redis, family: str, stem: str, name: str = "
 
 
 def expected_model(
-    settings: Settings, connection: redis.Redis | None = None, stem: str | None = None
+    settings: Settings, connection: redis.Redis | None = None, named: str | None = None
 ) -> ExpectedModel | None:
     """Return the configured model, else that of the workers if all have models of one family; None if neither says it.
 
-    With the `stem` of a name, only a worker's model of that name counts, before the configured one. Without a
+    Of the model `named` in a job, only a worker's model of that name counts, before the configured one. Without a
     connection it connects, unless the embedded server is not running; UnavailableError if it cannot.
     """
+    stem = named and model_stem(named)
     configured = configured_model(settings)
     if configured and stem in (None, model_stem(configured.name)):
         return configured
@@ -77,7 +78,7 @@ def expected_model(
         if not (settings.redis_url or running_url(settings.home)):
             return configured
         with session(settings) as connection:
-            return expected_model(settings, connection, stem)
+            return expected_model(settings, connection, named)
     models = running_models(connection).items()
     running = {family: name for name, family in models if has_weights(name) and stem in (None, model_stem(name))}
     [(family, name), *others] = running.items() or [(None, "")]

@@ -13,7 +13,15 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import FIELDS, as_flag, as_key, as_text, read_parameters, read_then
+from svdq.producer.submitting.parameters import (
+    FIELDS,
+    ExpectedModel,
+    as_flag,
+    as_key,
+    as_text,
+    read_parameters,
+    read_then,
+)
 from svdq.producer.submitting.sources import Sources
 from svdq.producer.text import parse_future
 
@@ -60,11 +68,14 @@ def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> l
 
 
 def read_batch(
-    path: Path, now: Callable[[], datetime], defaults: JobSpec = NO_OPTIONS
+    path: Path,
+    now: Callable[[], datetime],
+    defaults: JobSpec = NO_OPTIONS,
+    model_of: Callable[[str], ExpectedModel | None] = lambda _: None,
 ) -> list[PhotoRequest | InputError]:
     """Return a request for each row of a list, or why it is invalid; raises InputError if it has no rows.
 
-    `now` returns the time from which those of the rows count.
+    `now` returns the time from which those of the rows count, and `model_of` the expected model of a name.
     """
     read_rows = READERS.get(path.suffix.lower())
     if read_rows is None:
@@ -81,7 +92,7 @@ def read_batch(
         for line, row in read_rows(text):
             where = f"{path.name}, line {line}: "
             try:
-                photo, last, spec = _parse(row, now, defaults)
+                photo, last, spec = _parse(row, now, defaults, model_of)
             except InputError as error:
                 requests.append(InputError(f"{where}{error}"))
             else:
@@ -96,7 +107,10 @@ def read_batch(
 
 
 def _parse(
-    row: Mapping[str, Any] | InputError, now: Callable[[], datetime], defaults: JobSpec
+    row: Mapping[str, Any] | InputError,
+    now: Callable[[], datetime],
+    defaults: JobSpec,
+    model_of: Callable[[str], ExpectedModel | None],
 ) -> tuple[str, str, JobSpec]:
     if isinstance(row, InputError):
         raise row
@@ -113,6 +127,7 @@ def _parse(
     spec = replace(
         defaults,
         options=tuple(dict.fromkeys(options)),  # without those of a sweep that the row makes the same
+        model=model_of(parameters["model"]) if "model" in parameters else defaults.model,
         priority=given.get("priority", defaults.priority),
         name=given.get("name", defaults.name),
         at=parse_future(given["at"], "at", now()) if "at" in given else defaults.at,

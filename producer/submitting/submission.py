@@ -114,7 +114,7 @@ def submit(
         return []
     spec = JobSpec(
         options=(options,),
-        model=expected_model(settings),
+        model=expected_model(settings, named=options.model),
         priority=priority,
         at=None if at is None else in_zone(at),
         then=(then,) if isinstance(then, str) else tuple(then),

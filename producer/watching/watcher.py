@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.job import model_stem
 from svdq.producer.queue import database_id, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -50,13 +51,17 @@ def watch(
     post_submit = PostSubmit.parse(options.on_success, root)
     if "" in options.selection.globs:
         raise InputError("--glob is empty; give a pattern such as '*.jpg', or leave it out.")
-    config = FolderConfig(root, replace(spec, model=configured_model(settings)))
+    named = spec.options[0].model
+    model = configured_model(settings)
+    if model and named and model_stem(named) != model_stem(model.name):
+        model = None  # what the workers have of that name decides
+    config = FolderConfig(root, replace(spec, model=model))
     with State(settings.home, root) as state:
         unavailable, default, database = None, "", ""
         try:
             with session(settings) as connection:  # so that a problem is reported at the start
                 database = database_id(connection)
-                if config.is_open and expected_model(settings, connection) is None:
+                if config.is_open and expected_model(settings, connection, named) is None:
                     default = f" {why_default(settings, connection)}".rstrip()
         except UnavailableError as error:
             if options.once:
@@ -82,7 +87,7 @@ def watch(
             waiting=Debounce(options.stable_for_s),
             report=count_and_report,
         )
-        watcher = _Watcher(settings, scanner, processor, report, is_stopped)
+        watcher = _Watcher(settings, named, scanner, processor, report, is_stopped)
         if options.once:
             watcher.run_once()
         else:
@@ -97,6 +102,7 @@ def watch(
 @dataclass
 class _Watcher:
     settings: Settings
+    named: str | None  # the model that the command names
     scanner: Scanner
     processor: Processor
     report: OnEvent
@@ -134,7 +140,7 @@ class _Watcher:
         due = self.waiting.due(time.monotonic())[:BATCH]
         if due:
             with session(self.settings) as connection:
-                self.processor.model = expected_model(self.settings, connection)
+                self.processor.model = expected_model(self.settings, connection, self.named)
                 for file in due:
                     if self.is_stopped():
                         return

@@ -1,6 +1,7 @@
 """Jobs that name a model wait in queues of their own, which only its workers take from."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.registries import counts, newest_ids
 from svdq.producer.submitting.model_choice import expected_model
+from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.submission import submit
 from tests.conftest import Cli
 from tests.queued import SvdJob, enqueue
 from tests.ranks import rank, save
@@ -101,3 +104,26 @@ def test_submit_names_a_model_that_runs_or_says_that_none_does(svdq: Cli, connec
     missing = svdq("submit", photo, "--model", "/models/xt.toml")
     assert missing.stderr.endswith("No worker runs the model xt; its videos wait for one.\n")
     assert "no worker runs the model xt" in svdq("status", missing.stdout.split()[0]).stdout
+
+
+def test_lists_folders_and_python_take_the_family_of_a_named_model(
+    svdq: Cli, connection: redis.Redis, settings: Settings, photo: Path, tmp_path: Path
+) -> None:
+    save(
+        connection,
+        rank(0, "a-1", num_ranks=1, model="xt", family="svd"),
+        rank(0, "b-1", num_ranks=1, model="wan-4step", family="wan"),
+    )
+    name = "/models/wan-4step.toml"
+    (tmp_path / "list.csv").write_text(f"photo,model,seed\n{photo},{name},2\n")
+    (tmp_path / "inbox").mkdir()
+    shutil.copy(photo, tmp_path / "inbox" / "cup.jpg")
+    listed = svdq("batch", tmp_path / "list.csv", "--json")
+    watched = svdq("watch", tmp_path / "inbox", "--once", "--stable-for", "10ms", "--model", name, "--json")
+    found = [json.loads(line) for line in watched.stdout.splitlines()]
+    ids = [json.loads(listed.stdout)["id"], *(event["id"] for event in found if event["event"] == "submitted")]
+    ids += [submit(settings, photo, SubmitOptions(model=name, seed=1))[0].id]
+    assert len(ids) == 3
+    for each in ids:
+        parameters = view(connection, each).parameters
+        assert (parameters["family"], parameters["model"]) == ("wan", "wan-4step")
