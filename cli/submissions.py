@@ -109,6 +109,10 @@ def submit_and_print(
         raise UnavailableError(
             f"{error} Of {num_jobs:,} jobs, {len(made):,} are queued; the same command queues the rest."
         ) from error
+    except KeyboardInterrupt:
+        if not dry_run:
+            echo("Interrupted before all jobs were queued; the same command queues the rest.", err=True)
+        raise
     num_new = sum(submission.is_new for submission in made)
     totals = f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}."
     if dry_run and not as_json:

@@ -68,7 +68,7 @@ class Job(VideoParameters):
     @classmethod
     def _name_is_a_file_name(cls, name: str) -> str:
         if not name.isprintable() or "/" in name or "\\" in name or name.startswith("."):
-            raise ValueError(f"{name!r} cannot be the name of a file")
+            raise ValueError("a name that a file may have")
         return name
 
     @field_validator("model")

@@ -355,11 +355,13 @@ def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], sp
     if not field:  # a rule about several parameters, which names them itself
         allowed = re.sub(r"\w+", lambda word: spell(word[0]) if word[0] in job.model_fields else word[0], allowed)
         return f"{allowed}; change one of them."
+    if first["type"] == "string_too_short":
+        allowed = "at least 1 character"
     if first["type"] == "string_too_long":
         allowed = f"at most {first['ctx']['max_length']:,} characters, and has {len(first['input']):,}"
     if first["type"] == "string_unicode":
         allowed = "valid text, in the encoding of the terminal"
     value = first["input"]
     # Quotes show that the value is text, such as "7".
-    shown = repr(value) if isinstance(value, str) and first["type"].endswith("_type") else value
+    shown = repr(value) if isinstance(value, str) and (first["type"].endswith("_type") or not value) else value
     return f"{spell(field)} {shorten(shown)} is not allowed: it must be {allowed}."

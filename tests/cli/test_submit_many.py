@@ -160,22 +160,28 @@ def test_a_submission_that_was_killed_can_be_repeated(svdq: Cli, connection: red
         assert job["seed"] == recorded.seed
 
 
-def test_a_submission_that_loses_redis_says_how_far_it_came(
-    svdq: Cli, connection: redis.Redis, folder: Path, monkeypatch
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (redis.ConnectionError("lost"), 3, "Of 22 jobs, 10 are queued; the same command queues the rest."),
+        (KeyboardInterrupt(), 130, "Interrupted before all jobs were queued; the same command queues the rest."),
+    ],
+)
+def test_a_submission_that_is_cut_says_that_it_can_be_repeated(
+    svdq: Cli, connection: redis.Redis, folder: Path, monkeypatch, error: BaseException, code: int, says: str
 ) -> None:
     calls = []
 
     def enqueue(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqueued]:
         calls.append(len(entries))
         if len(calls) > 2:
-            raise redis.ConnectionError("lost")
+            raise error
         return enqueue_many(connection, entries)
 
     monkeypatch.setattr(submission, "CHUNK", 5)
     monkeypatch.setattr(submission, "enqueue_many", enqueue)
     cut = svdq("submit", folder, "--recursive", "--family", "svd")
-    assert cut.returncode == 3
-    assert "Of 22 jobs, 10 are queued; the same command queues the rest." in cut.stderr
+    assert (cut.returncode, says in cut.stderr) == (code, True)
     monkeypatch.setattr(submission, "enqueue_many", enqueue_many)
     done = svdq("submit", folder, "--recursive", "--family", "svd")
     assert "New jobs: 12; existing jobs: 10." in done.stdout
