@@ -54,9 +54,9 @@ def user_name() -> str:
         return ""
 
 
-def checked_owner(name: str) -> str:
+def checked_owner(name: object) -> str:
     """Return the name of an owner; raises ValueError if it is none."""
-    if not _OWNER.fullmatch(name) or not name.isprintable():
+    if not isinstance(name, str) or not _OWNER.fullmatch(name) or not name.isprintable():
         raise ValueError("it must be 1 to 64 characters without / and \\, and no dot in front")
     return name
 

@@ -120,7 +120,8 @@ def _sentence(error: ValidationError) -> str:
         known = ", ".join(Settings.model_fields)
         return f"There is no setting {name!r}, which a svdq.toml names; the settings are {known}."
     value = "***" if name in SECRETS else without_secrets(str(first["input"]))
+    reason = first["msg"].removeprefix("Value error, ")
     return (
         f"The setting {ENV_PREFIX}{name.upper()} (or {name} in {FILE_NAME}) is {value!r}: "
-        f"{first['msg'][0].lower()}{first['msg'][1:]}; correct or unset it."
+        f"{reason[0].lower()}{reason[1:]}; correct or unset it."
     )

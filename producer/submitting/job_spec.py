@@ -355,8 +355,8 @@ def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], sp
     if not field:  # a rule about several parameters, which names them itself
         allowed = re.sub(r"\w+", lambda word: spell(word[0]) if word[0] in job.model_fields else word[0], allowed)
         return f"{allowed}; change one of them."
-    if first["type"] == "string_too_short":
-        allowed = "at least 1 character"
+    if first["type"] in ("string_too_short", "too_short"):
+        allowed = "at least one"
     if first["type"] == "string_too_long":
         allowed = f"at most {first['ctx']['max_length']:,} characters, and has {len(first['input']):,}"
     if first["type"] == "string_unicode":

@@ -1,5 +1,6 @@
 """Reads the parameters of a video from texts or values, by the fields of each family's `Job`."""
 
+import difflib
 import itertools
 import json
 import re
@@ -255,6 +256,14 @@ def _read_loras(text: str, called: str) -> tuple[LoraChoice, ...]:
             f"{called} {shorten(text)!r} is not a LoRA: write it as NAME:STRENGTH with a strength from -10 to 10, such "
             "as style:0.8, or of two experts high=NAME,low=NAME:STRENGTH."
         ) from error
+
+
+def no_such(kind: str, name: str, known: Iterable[str]) -> str:
+    """Say that there is no such column or key, and which is meant, or else which there are."""
+    known = list(known)
+    near = difflib.get_close_matches(name.lower(), known, 1, 0.7)
+    hint = f"did you mean {near[0]}?" if near else f"the {kind}s are {', '.join(known)}."
+    return f"There is no {kind} {shorten(name)!r}; {hint}"
 
 
 def shorten(value: object) -> str:

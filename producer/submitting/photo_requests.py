@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.job import PARAMETER_KEYS
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import (
     FIELDS,
@@ -19,6 +20,7 @@ from svdq.producer.submitting.parameters import (
     as_flag,
     as_key,
     as_text,
+    no_such,
     read_parameters,
     read_then,
 )
@@ -26,7 +28,7 @@ from svdq.producer.submitting.sources import Sources
 from svdq.producer.text import parse_future
 
 OWN_COLUMNS = ("photo", "last", "then", "priority", "at", "name", "output")
-COLUMNS = (*OWN_COLUMNS, *FIELDS)
+COLUMNS = frozenset([*OWN_COLUMNS, *FIELDS])
 NO_OPTIONS = JobSpec()
 
 #: A first line for Excel, which names the separator.
@@ -114,8 +116,7 @@ def _parse(
 ) -> tuple[str, str, JobSpec]:
     if isinstance(row, InputError):
         raise row
-    if row.keys() - set(COLUMNS):
-        raise _no_such_column(row)
+    row = {_column(name): value for name, value in row.items()}
     values = {name: value for name, value in row.items() if value is not None}
     then = values.pop("then", "")
     texts = {name: as_text(name, value, name).strip() for name, value in values.items()}
@@ -141,9 +142,12 @@ def _parse(
     return given["photo"], given.get("last", ""), spec
 
 
-def _no_such_column(names: Iterable[str]) -> InputError:
-    unknown = next(name for name in names if name not in COLUMNS)
-    return InputError(f"There is no column {unknown!r}; the columns are {', '.join(COLUMNS)}.")
+def _column(name: str) -> str:
+    """Return the name of a column, which may have capital letters and hyphens; raises InputError if there is none."""
+    column = name.strip().lower().replace("-", "_")
+    if column not in COLUMNS:
+        raise InputError(no_such("column", name.strip(), (*OWN_COLUMNS, *PARAMETER_KEYS)))
+    return column
 
 
 def _csv_rows(text: str) -> Iterator[ListRow]:
@@ -159,12 +163,13 @@ def _csv_rows(text: str) -> Iterator[ListRow]:
     try:
         for cells in reader:
             if names is None:
-                names = [cell.strip() for cell in cells]
+                try:
+                    names = [_column(cell) if cell.strip() else "" for cell in cells]
+                except InputError as error:
+                    raise InputError(f"line {line}: {error} The first line names the columns.") from error
                 named = list(filter(None, names))
                 if len(set(named)) < len(named):
                     raise InputError(f"line {line}: The first line names a column twice; name each column once.")
-                if set(named) - set(COLUMNS):
-                    raise InputError(f"line {line}: {_no_such_column(named)}")
             elif len(cells) > len(names):
                 yield line, InputError(f"The row has {len(cells)} cells for {len(names)} columns; add quotes.")
             elif any(cell.strip() for cell in cells):

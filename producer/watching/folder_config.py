@@ -14,7 +14,7 @@ from svdq.producer.name_templates import safe_name
 from svdq.producer.settings import ENV_PREFIX, Settings, checked_owner
 from svdq.producer.settings_loader import FILE_NAME, PHOTO_KEYS, cannot_be_read, read_toml
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import as_key, read_parameters, read_then
+from svdq.producer.submitting.parameters import as_key, no_such, read_parameters, read_then
 from svdq.producer.submitting.sources import SUFFIXES, is_photo_folder
 from svdq.producer.watching.directory import make_folder, open_file
 
@@ -147,7 +147,7 @@ class FolderConfig:
             if "owner" in document:
                 try:
                     checked_owner(owner)
-                except (TypeError, ValueError) as error:
+                except ValueError as error:
                     raise InputError(f"owner {owner!r} is not allowed: {error}.") from error
             for key in document.keys() - {"owner"}:
                 name = key.replace("-", "_")
@@ -157,7 +157,7 @@ class FolderConfig:
                         f"it to the {FILE_NAME} of SVDQ_HOME."
                     )
                 if name not in (*PHOTO_KEYS, "output"):
-                    raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}, output.")
+                    raise InputError(no_such("key", key, (*PHOTO_KEYS, "output")))
             priority = given.pop("priority", spec.priority)
             then = read_then(given.pop("then"), "then") if "then" in given else spec.then
             output = given.pop("output", None)

@@ -84,7 +84,7 @@ def test_names_have_parameters() -> None:
         (JobSpec(variations=MAX_VIDEOS // 2 + 1, options=(SubmitOptions(), SubmitOptions(fps=8))), "for 10,002 videos"),
         (JobSpec(options=(SubmitOptions(), SubmitOptions(fps=0))), "--fps 0"),
         (JobSpec(options=(SubmitOptions(seed=2**63 - 2),), variations=3), "--seed"),
-        (JobSpec(options=(SubmitOptions(model=""),)), "--model '' is not allowed: it must be at least 1 character"),
+        (JobSpec(options=(SubmitOptions(model=""),)), "--model '' is not allowed: it must be at least one"),
         (JobSpec(options=(SubmitOptions(model=".."),)), "--model .. is not allowed: it must be a name that a file may"),
         (JobSpec(name="{colour}"), "colour"),
         (JobSpec(name="{frames}"), "left to the model"),

@@ -60,6 +60,7 @@ def test_every_parameter_of_a_job_has_a_column() -> None:
         ("list.csv", CSV.replace(",", "\t").replace("a\t b", "a, b"), (2, 3)),
         ("list.csv", "\ufeffsep=;\r\n" + CSV.replace(",", ";").replace("a; b", "a, b").replace("\n", "\r\n"), (3, 4)),
         ("list.csv", '"sep=,"\n' + CSV, (3, 4)),
+        ("list.csv", CSV.replace("noise_aug_strength", "Noise-Aug-Strength").replace("photo", "Photo"), (2, 3)),
         ("list.csv", CSV.replace("25", "25.0").replace(",7,", ",7.00,"), (2, 3)),  # as pandas writes them
         ("list.jsonl", JSONL, (1, 3)),
         ("list.jsonl", JSONL.replace("25", "25.0"), (1, 3)),
@@ -162,7 +163,9 @@ def test_bad_lists(tmp_path: Path, name: str, text: str, says: str) -> None:
         ("list.jsonl", b"\n", "no rows"),
         ("list.csv", b"photo,colour\na.jpg,red\n", "line 1: There is no column 'colour'; the columns are photo,"),
         ("list.csv", b"photo,fps,fps\na.jpg,7,8\n", "line 1: .* twice"),
-        ("list.csv", b"file\na.jpg\nb.jpg\n", "line 1: There is no column 'file'"),
+        ("list.csv", b"file\na.jpg\nb.jpg\n", "line 1: There is no column 'file'.* The first line names the columns."),
+        ("list.csv", b"photo,frame\na.jpg,7\n", "line 1: There is no column 'frame'; did you mean frames?"),
+        ("list.csv", b"photo,FPS,fps\na.jpg,7,8\n", "line 1: .* twice"),
         ("list.csv", b'photo\nb.jpg\n"a.jpg\n', "line 3: The line is not valid csv"),
         ("list.yaml", b"- photo: a.jpg", "ends in .csv or .jsonl"),
         ("list.csv", b"photo\n\xff.jpg\n", "save it as UTF-8 .in Excel: CSV UTF-8"),

@@ -62,7 +62,10 @@ def test_the_file_is_read_for_each_photo(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("framez = 3", "there is no key 'framez'"),
+        ("framez = 3", "There is no key 'framez'; did you mean frames?"),
+        ("colour = 3", "There is no key 'colour'; the keys are family, frames,"),
+        ("owner = 3", "owner 3 is not allowed: it must be 1 to 64 characters"),
+        ("format = []", "format () is not allowed: it must be at least one"),
         ("frames = 0", "frames 0 is not allowed"),
         ('frames = "many"', "frames 'many' is not allowed"),
         ('size = "100x100"', "size 100x100 is not allowed"),
