@@ -211,10 +211,15 @@ def _complaint(error: RedisError) -> str:
     return f"cannot be used ({reason}); check that it runs and that SVDQ_REDIS_URL or --redis-url is right."
 
 
+def clock_of(connection: redis.Redis) -> datetime:
+    """Return the time of Redis' clock, by which due jobs are queued, in the local time zone."""
+    return datetime.fromtimestamp(connection.time()[0]).astimezone()
+
+
 def time_by_redis(settings: Settings) -> datetime:
-    """Return the time of Redis' clock, by which due jobs are queued, in the local time zone; warn if ours differs."""
+    """Return the time of Redis' clock, as `clock_of`; warn if ours differs."""
     with session(settings) as connection:
-        now = datetime.fromtimestamp(connection.time()[0]).astimezone()
+        now = clock_of(connection)
     apart_s = (datetime.now().astimezone() - now).total_seconds()
     if abs(apart_s) > CLOCKS_S:
         relation = "ahead of" if apart_s > 0 else "behind"

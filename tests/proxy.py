@@ -6,6 +6,7 @@ import socket
 import socketserver
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ class Proxy(socketserver.ThreadingTCPServer):
         self.delay_s = delay_s
         self.silent = threading.Event()  # while set, connections stay open, and nothing comes
         self.cut = threading.Event()  # while set, connections are closed as soon as somebody sends something
+        self.edit: Callable[[bytes], bytes] = bytes  # changes what comes from the server
         self.num_round_trips = 0  # with a delay: without, a long question may be answered before its end
         self._age = 0
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
@@ -61,6 +63,7 @@ class Proxy(socketserver.ThreadingTCPServer):
                     while self.silent.is_set() or age != self._age:
                         time.sleep(0.1)
                     if is_answer:
+                        data = self.edit(data)
                         asked.clear()
                     receiver.sendall(data)
             with contextlib.suppress(OSError):

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -27,7 +26,7 @@ from svdq.cli.serve.now import estimate_views
 from svdq.cli.serve.openapi import MAX_PAGE, make_document
 from svdq.cli.serve.videos import JOB_ID, STATUS, Video, failure_of, video_object
 from svdq.producer.job import model_stem
-from svdq.producer.queue import is_queue
+from svdq.producer.queue import clock_of, is_queue
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.selection import place_of, read_page
@@ -168,8 +167,10 @@ async def _read_fields(
     wanted, names = str(dict(fields).get("model") or ""), await _models(request)
     # Of a model that runs alone, the job is the same as without its name.
     stem = model_stem(wanted) if wanted and len(names) > 1 else None
-    model = await backend.read(lambda connection: expected_model(backend.settings, connection, stem))
-    asked = read_request(fields, datetime.now().astimezone(), model, base)
+    model, now = await backend.read(
+        lambda connection: (expected_model(backend.settings, connection, stem), clock_of(connection))
+    )
+    asked = read_request(fields, now, model, base)
     asked = replace(asked, spec=replace(asked.spec, owner=request.state.owner))
     if not asked.model:
         return asked

@@ -85,7 +85,7 @@ def read_request(
 ) -> VideoRequest:
     """Read the fields of a request: names with texts or, of JSON, values.
 
-    Times of day are after `now`, the family is that of the configured `model` unless the request says otherwise, and
+    Times are after `now`, by the clock of Redis; the configured `model` decides the family unless the request does;
     `base` has the parameters that the request does not give. Raises ApiError.
     """
     given = _known(fields)

@@ -148,8 +148,13 @@ def _field(name: str, rules: Mapping[str, Any], job: type[Job]) -> FormField:
     )
 
 
-def read_spec(given: Mapping[str, str], model: ExpectedModel | None, *, has_last_photo: bool = False) -> JobSpec:
-    """Read a form, whose missing and empty fields have their defaults or those of a model; raises InputError."""
+def read_spec(
+    given: Mapping[str, str], now: datetime, model: ExpectedModel | None = None, *, has_last_photo: bool = False
+) -> JobSpec:
+    """Read a form, whose missing and empty fields have their defaults or those of a model; raises InputError.
+
+    Times are after `now`, by the clock of Redis.
+    """
     values = {name: text for name, text in given.items() if text.strip()}
     own = {name: values.pop(name) for name in OWN_FIELDS if name in values}
     spec = JobSpec(
@@ -157,7 +162,7 @@ def read_spec(given: Mapping[str, str], model: ExpectedModel | None, *, has_last
         model=model,
         variations=whole_number(own.get("variations", "1"), "Videos of each photo"),
         priority=own.get("priority", "default"),
-        at=parse_future(own["at"], "Time", datetime.now().astimezone()) if "at" in own else None,
+        at=parse_future(own["at"], "Time", now) if "at" in own else None,
         then=read_then(own["then"].strip(), "Then") if "then" in own else (),
         keep_location="keep_location" in own,
     ).with_output(own.get("folder", ""))

@@ -35,7 +35,7 @@ from svdq.pipeline.models.families import PARAMETERS
 from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.producer import job_control, keys
 from svdq.producer.job import JOBS, model_stem
-from svdq.producer.queue import priority_of, queues, statuses
+from svdq.producer.queue import clock_of, priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import (
     have_several_owners,
@@ -206,21 +206,21 @@ async def estimate(request: Request) -> Response:
     """Answer when videos would be done that are not queued yet."""
     given = dict(request.query_params)
     num_videos = whole_number(given.pop("num_videos", "1"), "The number of videos")
-    wanted = await _read_spec(request, given)
-    snapshot = await request.app.state.snapshots.get()
-    found = estimate_of(snapshot, wanted, num_videos * wanted.num_links, datetime.now().astimezone())
     state = request.app.state
+    now = await state.backend.read(clock_of)
+    wanted = await _read_spec(request, given, now)
+    found = estimate_of(await state.snapshots.get(), wanted, num_videos * wanted.num_links, now)
     is_local = state.backend.storage.folder is not None
     mean = await state.backend.in_thread(state.older.mean_bytes) if is_local else None
     return Json({"eta_s": found.eta_s, "reason": found.reason, "bytes": mean and mean * num_videos})
 
 
-async def _read_spec(request: Request, given: dict[str, str], **others: bool) -> JobSpec:
+async def _read_spec(request: Request, given: dict[str, str], now: datetime, **others: bool) -> JobSpec:
     """Read a form; settings that are as in it are not sent."""
     read, family = request.app.state.backend.read, given.get("family")
     stem = model_stem(given.get("model", ""))
     model = await read(partial(running_model, family=family, stem=stem)) if family else None
-    return read_spec(given, model, **others)
+    return read_spec(given, now, model, **others)
 
 
 async def add(request: Request) -> Response:
@@ -233,7 +233,8 @@ async def add(request: Request) -> Response:
         source, below = given.pop("source", "")[:1000], given.pop("below", "")
         name = given.pop("file_name", form.file_name)  # browsers replace quotation marks in that of the file
         last_photo = form.files.get(LAST_PHOTO)
-        wanted = await _read_spec(request, given, has_last_photo=last_photo is not None)
+        now = await request.app.state.backend.read(clock_of)
+        wanted = await _read_spec(request, given, now, has_last_photo=last_photo is not None)
         wanted = replace(wanted, owner=request.state.owner)
         submissions, _ = await request.app.state.backend.create(
             form.files[PHOTO], name, wanted, source=source, below=below, last_photo=last_photo

@@ -8,9 +8,10 @@ from pathlib import Path
 
 FORM = """
 import json
+from datetime import UTC, datetime
 from svdq.cli.serve.form import fields, read_spec
 [field] = [field for field in fields("toy", {}) if field.name == "sparkle"]
-spec = read_spec({"family": "toy", "sparkle": "5"}, None)
+spec = read_spec({"family": "toy", "sparkle": "5"}, datetime.now(UTC))
 print(json.dumps([field.label, field.kind, field.low, field.high, spec.options[0].given()]))
 """
 

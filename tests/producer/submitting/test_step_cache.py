@@ -88,7 +88,7 @@ def test_a_request_may_have_it_among_its_extra_parameters() -> None:
 def test_the_form_has_a_text_field_for_it() -> None:
     [field] = [each for each in form.fields("wan", {}) if each.name == "step_cache"]
     assert (field.kind, field.label, field.high) == ("text", "Skip steps", "")
-    spec = form.read_spec({"family": "wan", "step_cache": "1.5x"}, A14B)
+    spec = form.read_spec({"family": "wan", "step_cache": "1.5x"}, datetime.now().astimezone(), A14B)
     [(job, _)] = spec.jobs(PHOTO, 1)
     assert job.step_cache == 0.03
 
