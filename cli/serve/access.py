@@ -1,12 +1,8 @@
 """Who may send a request, and from where: host, origin, token or cookie; and the headers of every response."""
 
-import contextlib
 import ipaddress
-import os
 import re
-import secrets
 import socket
-import stat
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from svdq.cli.serve.api_errors import ApiError, request_id
-from svdq.cli.serve.tokens import Tokens, address_of_machine
-from svdq.pipeline.errors import InputError
-from svdq.producer.files import make_home
-from svdq.producer.settings import Settings
+from svdq.cli.serve.tokens import Tokens
 
 #: Paths that need no token, as those of static files: probes, and the login.
 OPEN_PATHS = ("/health", "/health/live", "/login")
@@ -85,11 +78,6 @@ class ServeOptions:
         return not _is_loopback(self.host) and (_is_address(name) or name == socket.gethostname().lower())
 
 
-def lan_address(options: ServeOptions) -> str | None:
-    """Return the address by which other devices reach a server that listens on all addresses; None if there is none."""
-    return address_of_machine() if options.host == "0.0.0.0" else None  # noqa: S104 - compared, not bound
-
-
 def is_host(text: str) -> bool:
     """Return whether a text is the name of a host or its IP address, without a port."""
     return _NAME.fullmatch(text) is not None or _is_address(text)
@@ -105,47 +93,6 @@ def _is_address(host: str) -> bool:
 
 def _is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-FILE_NAME = "serve-token"  # name of the file in the home
-MIN_LENGTH = 16  # least length of a token, in characters
-
-
-def find_token(settings: Settings) -> str:
-    """Return the token, created on first use.
-
-    Raises InputError if the token is too short, or its file cannot be used or can be read by others.
-    """
-    if settings.serve_token is not None:
-        return settings.serve_token
-    path = token_file(settings)
-    try:
-        if not path.exists():
-            make_home(path.parent)
-            with (
-                contextlib.suppress(FileExistsError),  # another process was faster
-                open(path, "x", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
-            ):
-                file.write(f"{secrets.token_urlsafe()}\n")
-        mode, token = stat.S_IMODE(path.stat().st_mode), path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"The token file {str(path)!r} cannot be used ({reason}); correct its rights, or set SVDQ_SERVE_TOKEN."
-        ) from error
-    if mode & 0o077:
-        raise InputError(
-            f"Others can read the token file {str(path)!r}; run `chmod 600` on it. If its disk has no such rights, set "
-            "SVDQ_SERVE_TOKEN, or SVDQ_HOME to a folder on another disk."
-        )
-    if len(token) < MIN_LENGTH or not token.isprintable() or " " in token:
-        raise InputError(f"The token file {str(path)!r} holds no token; delete it to have a new one made.")
-    return token
-
-
-def token_file(settings: Settings) -> Path:
-    """Return the path of the token's file."""
-    return settings.home / FILE_NAME
 
 
 class Access:

@@ -1,4 +1,4 @@
-"""Named tokens of `svdq serve`: one for each person, whose name is the owner of what is submitted with it."""
+"""Tokens of `svdq serve`: one of the server, and one for each person, the owner of what is submitted with it."""
 
 import contextlib
 import hashlib
@@ -9,7 +9,6 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
@@ -18,29 +17,45 @@ from svdq.producer.settings import Settings, checked_owner
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME = "serve-tokens.json"  # in the home: an object of tokens by name
+MIN_LENGTH = 16  # least length of a token, in characters
+
+
+def token_file(settings: Settings) -> Path:
+    """Return the path of the file of the server's token."""
+    return settings.home / "serve-token"
 
 
 def tokens_file(settings: Settings) -> Path:
-    """Return the path of the file of named tokens."""
-    return settings.home / FILE_NAME
+    """Return the path of the file of named tokens, a JSON object by name."""
+    return settings.home / "serve-tokens.json"
+
+
+def find_token(settings: Settings) -> str:
+    """Return the token of the server, made on first use.
+
+    Raises InputError if the token is too short, or its file cannot be used or can be read by others.
+    """
+    if settings.serve_token is not None:
+        return settings.serve_token
+    path = token_file(settings)
+    token = _read(path)
+    if token is None:
+        _write(path, f"{secrets.token_urlsafe()}\n")
+        token = _read(path) or ""
+    if len(token) < MIN_LENGTH or not (token.isascii() and token.isprintable()) or " " in token:
+        raise InputError(f"The file {str(path)!r} holds no token; delete it to have a new one made.")
+    return token
 
 
 def read_tokens(path: Path) -> dict[str, str]:
     """Return the named tokens, by name; raises InputError if others can read the file, or it cannot be used."""
+    text = _read(path)
     try:
-        mode, found = stat.S_IMODE(path.stat().st_mode), json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"The file of tokens {str(path)!r} cannot be used ({reason}); correct or delete it."
-        ) from error
-    if mode & 0o077:
-        raise InputError(f"Others can read the file of tokens {str(path)!r}; run `chmod 600` on it.")
+        found = {} if text is None else json.loads(text)
+    except ValueError:
+        found = None
     if not isinstance(found, dict) or not all(isinstance(token, str) and token for token in found.values()):
-        raise InputError(f"The file of tokens {str(path)!r} is no object of tokens by name; correct or delete it.")
+        raise InputError(f"The file {str(path)!r} is no JSON object of tokens by name; correct or delete it.")
     return found
 
 
@@ -54,7 +69,7 @@ def add_token(path: Path, name: str) -> tuple[str, bool]:
     is_new = name not in tokens
     if is_new:
         tokens[name] = secrets.token_urlsafe()
-        _write(path, tokens)
+        _write(path, json.dumps(tokens, indent=1))
     return tokens[name], is_new
 
 
@@ -64,20 +79,38 @@ def remove_token(path: Path, name: str) -> None:
     if name not in tokens:
         raise InputError(f"There is no token of {name!r}; `svdq serve token list` lists the names.")
     del tokens[name]
-    _write(path, tokens)
+    _write(path, json.dumps(tokens, indent=1))
 
 
-def _write(path: Path, tokens: dict[str, str]) -> None:
+def _read(path: Path) -> str | None:
+    """Return the text of a file, None if there is none; raises InputError if others can read it, or it is not text."""
+    try:
+        mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text("utf-8").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"The token file {str(path)!r} cannot be used ({reason}); correct or delete it.") from error
+    if mode & 0o077:
+        raise InputError(
+            f"Others can read the token file {str(path)!r}; run `chmod 600` on it. If its disk has no such rights, set "
+            "SVDQ_HOME to a folder on another disk."
+        )
+    return text
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, atomically; raises InputError."""
     whole = path.with_name(temporary_name())
     try:
         make_home(path.parent)
         with open(whole, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            json.dump(tokens, file, indent=1)
+            file.write(text)
         os.replace(whole, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             whole.unlink()
-        raise InputError(f"The file of tokens {str(path)!r} cannot be written ({error.strerror}).") from error
+        raise InputError(f"The token file {str(path)!r} cannot be written ({error.strerror}).") from error
 
 
 def cookie_of(token: str) -> str:
@@ -100,44 +133,34 @@ class Tokens:
         self._path = path
         self._unnamed = token
         self._state: tuple[int, ...] = ()  # of the file as it was read last; () for no file
-        self._by_token, self._by_cookie = _lookups({"": token})
+        self._named: dict[str, str] = {}
 
     def name_of(self, token: str) -> str | None:
         """Return the name of a token, "" for the one without a name; None if there is no such token."""
-        self._refresh()
-        return _find(token, self._by_token)
+        return _find(token, self._all())
 
     def name_of_cookie(self, value: str) -> str | None:
         """Return the name of the token whose cookie this is; as `name_of`."""
-        self._refresh()
-        return _find(value, self._by_cookie)
+        return _find(value, {name: cookie_of(token) for name, token in self._all().items()})
 
-    def _refresh(self) -> None:
-        """Read the file again if it has changed; one that cannot be used lets nobody in."""
-        if self._path is None:
-            return
+    def _all(self) -> dict[str, str]:
+        """Return all tokens by name; of a file that cannot be used, none."""
         try:
-            found = self._path.stat()
-            state: tuple[int, ...] = (found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
+            found = None if self._path is None else self._path.stat()
         except OSError:
-            state = ()
+            found = None
+        state = () if found is None else (found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
         if state != self._state:
-            self._state = state
-            named: dict[str, str] = {}
+            self._state, self._named = state, {}
             try:
-                named = read_tokens(self._path)
+                self._named = read_tokens(self._path) if self._path else {}
             except InputError as error:
                 logger.warning("%s", error)
-            self._by_token, self._by_cookie = _lookups({"": self._unnamed, **named})
+        return {**self._named, "": self._unnamed}
 
 
-def _lookups(tokens: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the names by token and by cookie."""
-    return {token: name for name, token in tokens.items()}, {cookie_of(each): name for name, each in tokens.items()}
-
-
-def _find(given: str, names: Mapping[str, str]) -> str | None:
+def _find(given: str, secrets_by_name: dict[str, str]) -> str | None:
     """Compare a secret with each known one, in constant time for each."""
     wanted = given.encode(errors="replace")
-    found = [name for secret, name in names.items() if hmac.compare_digest(wanted, secret.encode())]
+    found = [name for name, secret in secrets_by_name.items() if hmac.compare_digest(wanted, secret.encode())]
     return found[0] if found else None

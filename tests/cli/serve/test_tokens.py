@@ -147,6 +147,13 @@ def test_tokens_are_added_listed_and_removed(svdq: Cli, home: Path) -> None:
     ):
         done = svdq("serve", "token", *arguments)
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr
-    (home / "serve-tokens.json").write_text("[]")
-    done = svdq("serve", "token", "list")
-    assert (done.returncode, "no object of tokens" in done.stderr) == (2, True)
+    path = home / "serve-tokens.json"
+    for text, mode, words in (
+        ("[]", 0o600, "no JSON object"),
+        ("{", 0o600, "no JSON object"),
+        ("{}", 0o640, "chmod 600"),
+    ):
+        path.write_text(text)
+        path.chmod(mode)
+        done = svdq("serve", "token", "list")
+        assert (done.returncode, words in done.stderr) == (2, True)
