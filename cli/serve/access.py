@@ -69,6 +69,13 @@ class ServeOptions:
         """The tokens that the server takes."""
         return Tokens(self.token, self.tokens_file)
 
+    def owner_of(self, request: HTTPConnection) -> str | None:
+        """Return the name of the token of a request, "" for the one without a name; None if there is none."""
+        if (token := _bearer(request)) is not None:
+            return self.tokens.name_of(token)
+        # Any other scheme is a proxy's own login, which browsers send along.
+        return self.tokens.name_of_cookie(request.cookies.get(self.cookie_name, ""))
+
     def accepts_host(self, name: str) -> bool:
         """Return whether requests may be addressed to a host (without port): DNS rebinding cannot lead to it."""
         name = name.lower().rstrip(".")
@@ -134,22 +141,15 @@ class Access:
             return ApiError(403, message, code="cross_origin").response()
         if path in OPEN_PATHS or path.startswith("/static/"):
             return None
-        name = self._name_of(request)
-        if name is not None:
-            request.scope.setdefault("state", {})["owner"] = name
+        owner = self._options.owner_of(request)
+        if owner is not None:
+            request.scope.setdefault("state", {})["owner"] = owner
             return None
         if method in SAFE_METHODS and not path.startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/login", 303)
         message = "The token is missing or wrong; send the server's token as `Authorization: Bearer TOKEN`."
         headers = {"WWW-Authenticate": 'Bearer realm="svdq"'}
         return ApiError(401, message, code="invalid_api_key", headers=headers).response()
-
-    def _name_of(self, request: HTTPConnection) -> str | None:
-        """Return the name of the token of a request, "" for the one without a name; None if there is none."""
-        if (token := _bearer(request)) is not None:
-            return self._options.tokens.name_of(token)
-        # Any other scheme is a proxy's own login, which browsers send along.
-        return self._options.tokens.name_of_cookie(request.cookies.get(self._options.cookie_name, ""))
 
 
 def _bearer(request: HTTPConnection) -> str | None:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from svdq.cli.formatting import condition_reason, named
+from svdq.cli.serve.access import ServeOptions
 from svdq.cli.serve.api_errors import ApiError, RedisAwayError
 from svdq.cli.serve.backend import FRESH_S, Shared
 from svdq.cli.serve.form import families
@@ -243,13 +244,14 @@ def _disk(storage: Storage) -> tuple[dict[str, int] | None, str]:
 
 
 async def events(request: Request) -> Response:
-    """Stream the state to a page, now and each second: after the first, what has changed."""
+    """Stream the state, and each second what has changed of it, to a page, until its token is removed."""
     states: Shared[dict[str, Any]] = request.app.state.page_states
+    options: ServeOptions = request.app.state.options
     is_ending = anyio.Event()
 
     async def stream() -> AsyncIterator[ServerSentEvent]:
         sent: dict[str, Any] = {}
-        while not is_ending.is_set():
+        while not is_ending.is_set() and options.owner_of(request) is not None:
             try:
                 with anyio.fail_after(ANSWER_S):
                     state = await states.get()

@@ -160,6 +160,7 @@ async def index(request: Request) -> Response:
         "models": sorted(map(model_stem, running)),
         "suffixes": sorted(SUFFIXES),
         "system_folders": sorted(SYSTEM_FOLDERS),
+        "output": state.backend.settings.output,
         "several_owners": several_owners,
         "owner": _mine(request)[0],
         "whose": "mine" if request.state.owner else "everybody",

@@ -49,6 +49,7 @@ class OwnFields(TypedDict):
 
     status: str  # RQ's word
     name: str
+    owner: str  # "" for nobody
     photo: str
     seed: int | None
     step: int
@@ -132,6 +133,7 @@ def _own(view: JobView, estimate: Estimate) -> OwnFields:
     return {
         "status": view.status,
         "name": view.name,
+        "owner": view.owner,
         "photo": view.photo.replace("\\", "/").rpartition("/")[2],
         "seed": view.parameters.get("seed"),
         "step": view.step,

@@ -1,5 +1,6 @@
 """Named tokens: the name is the owner of what is submitted with one, and a running server takes changes."""
 
+import http.client
 import json
 from pathlib import Path
 
@@ -49,6 +50,10 @@ def test_the_name_of_a_token_owns_what_is_submitted_with_it(
     remix = server.ask("POST", f"/v1/videos/{made['id']}/remix", {"seed": 5}, bearer(ben)).json
     again = server.ask("POST", "/page/repeat", {"id": made["id"]}, bearer(ben)).json
     assert [view(connection, each["id"]).owner for each in (made, remix, again)] == ["ana", "ben", "ben"]
+    listed = {
+        each["id"]: each["svdq"]["owner"] for each in server.ask("GET", "/v1/videos", headers=bearer(ben)).json["data"]
+    }
+    assert [listed[each["id"]] for each in (made, remix, again)] == ["ana", "ben", "ben"]
 
 
 def test_who_asks_for_a_video_to_be_upscaled_owns_that_job(
@@ -114,6 +119,7 @@ def test_each_owner_has_a_folder_where_the_template_says_so(
     api = server.ask("POST", "/v1/videos", multipart(photo_bytes, seed=1), headers).json["id"]
     [page] = server.ask("POST", "/page/photos", multipart(photo_bytes, family="svd", seed=2), headers).json["jobs"]
     assert [view(connection, each).parameters["folder"] for each in (api, page["id"])] == ["ana/videos"] * 2
+    assert 'placeholder="{owner}/videos"' in server.get("/").body.decode()
 
 
 def test_a_running_server_takes_new_tokens_and_refuses_removed_ones(server: Server, svdq: Cli, home: Path) -> None:
@@ -127,7 +133,12 @@ def test_a_running_server_takes_new_tokens_and_refuses_removed_ones(server: Serv
     assert server.ask("GET", "/v1/videos", headers=bearer(ana)).status == 401
     path.chmod(0o600)
     assert server.ask("GET", "/v1/videos", headers=bearer(ana)).status == 200
+    page = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    page.request("GET", "/page/events", headers=cookie)
+    events = page.getresponse()
     assert svdq("serve", "token", "remove", "ana").stdout == "ana  removed\n"
+    assert b"event: state" in events.read()  # to its end: an open page hears no more
+    page.close()
     for headers in (bearer(ana), cookie):
         assert server.ask("GET", "/v1/videos", headers=headers).status == 401
     assert server.ask("GET", f"/login?token={ana}", headers={}).status == 401
