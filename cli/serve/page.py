@@ -330,7 +330,8 @@ async def left(request: Request) -> Response:
 async def progress(request: Request) -> Response:
     """Answer how many finished videos there are, and how many of them have a verdict."""
     backend, older = request.app.state.backend, request.app.state.older
-    return Json(await backend.read(partial(review.read_progress, older=older)))
+    find = partial(review.read_progress, older=older, owners=_wanted_owners(request))
+    return Json(await backend.read(find))
 
 
 async def verdicts(request: Request) -> Response:

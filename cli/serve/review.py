@@ -22,6 +22,7 @@ from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
 from svdq.producer.results.prune import remove_video
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import ended_before, newest_ids
+from svdq.producer.status.selection import owners_of
 from svdq.producer.storage.local import FileInfo
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import rfc3339
@@ -224,10 +225,16 @@ def read_page(
     return {"results": found, "next": None if end is None else f"{kind}{end[0]}:{end[1]}"}
 
 
-def read_progress(connection: redis.Redis, older: StoredVideos) -> dict[str, int]:
-    """Return the numbers of all finished videos and of those with a verdict; raises as `StoredVideos.before`."""
+def read_progress(connection: redis.Redis, older: StoredVideos, owners: Collection[str] = ()) -> dict[str, int]:
+    """Return the numbers of finished videos, all or those of `owners`, and of those with a verdict.
+
+    Raises as `StoredVideos.before`.
+    """
     finished = newest_ids(connection, statuses=("finished",))
     known = list(dict.fromkeys([*finished, *(job_id for _, job_id in older.before(None, MAX_VIDEOS))]))
+    if owners:
+        of_each = zip(known, owners_of(connection, known), strict=True)
+        known = [job_id for job_id, owner in of_each if (owner or "") in owners]
     marks = job_control.read(connection, known)
     return {"total": len(marks), "reviewed": sum(mark is not None for mark in marks)}
 

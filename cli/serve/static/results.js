@@ -194,7 +194,7 @@ function showEnd() {
 /** Show how many of the finished videos have a verdict. */
 async function showProgress() {
   try {
-    const { total, reviewed } = await request("GET", "/page/progress");
+    const { total, reviewed } = await request("GET", `/page/progress${isMine() ? "?whose=mine" : ""}`);
     setText(byId("reviewed"), total ? `${reviewed.toLocaleString()} of ${total.toLocaleString()} reviewed` : "");
   } catch {
     // The next change asks again.

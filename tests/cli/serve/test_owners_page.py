@@ -44,10 +44,12 @@ def test_the_page_starts_with_ones_own_videos(
     with watched_page(browser, server.url, token, viewport={"width": 1280, "height": 900}) as own:
         page = own.page
         expect(page.locator(".card")).to_have_count(1)
+        expect(page.locator("#reviewed")).to_have_text("0 of 1 reviewed")
         expect(page.locator(".card h3")).to_have_text("Video 1")
         expect(page.locator(".row")).to_have_count(1)
         page.get_by_label("Whose videos").select_option("everybody")
         expect(page.locator(".card")).to_have_count(2)
+        expect(page.locator("#reviewed")).to_have_text("0 of 2 reviewed")
         expect(page.locator(".row")).to_have_count(2)
         page.reload()
         expect(page.locator(".row")).to_have_count(2)
