@@ -116,7 +116,8 @@ def connect(settings: Settings) -> redis.Redis:
         retry=Retry(NoBackoff(), 0),
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=ANSWER_TIMEOUT_S,
-        driver_info=None,  # each of these takes a round trip or two
+        protocol=2,  # each of these saves a round trip or two
+        driver_info=None,
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
     )
     with plain_errors(settings):

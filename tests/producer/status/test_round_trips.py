@@ -9,9 +9,9 @@ from tests.ranks import rank, save
 from tests.worker.jobs import put
 
 
-@pytest.mark.parametrize(("command", "number"), [("status", 5), ("list", 6)])
+@pytest.mark.parametrize(("command", "number"), [("status", 4), ("list", 5)])
 def test_a_command_asks_redis_few_times(settings, connection, svdq, monkeypatch, command: str, number: int) -> None:
-    """At 300 ms, five are 1.5 s; one more where a job has ended or waits outside of the queues."""
+    """At 300 ms, four are 1.2 s; one more where a job has ended or waits outside of the queues."""
     put(connection, "a", "b", "c")
     worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
     worker.start()
