@@ -1,10 +1,11 @@
 """How a daemon waits for Redis and for the storage instead of failing jobs."""
 
+import contextlib
 import errno
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import redis
@@ -146,12 +147,10 @@ class StorageRetry:
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
         """Repeat an operation until the storage accepts it, as long as it `is_wanted`; raises what no retry can fix."""
         delay_s = FIRST_DELAY_S
-        call = threading.Event()  # set when it has ended
-        threading.Thread(target=self._watch, args=(call,), name="watch", daemon=True).start()
-        try:
+        with self.watched() as call:
             while True:
                 try:
-                    outcome = attempt()
+                    return attempt()
                 except (OSError, UnavailableError) as error:
                     if _errno(error) in _HOPELESS:
                         raise
@@ -163,9 +162,15 @@ class StorageRetry:
                     if not is_wanted():
                         raise NoLongerWantedError(str(error)) from error
                     delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-                    continue
-                self._accept(call)
-                return outcome
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[threading.Event]:
+        """Note if the storage hangs in the block; yield an event that is set when the block has ended."""
+        call = threading.Event()
+        threading.Thread(target=self._watch, args=(call,), name="watch", daemon=True).start()
+        try:
+            yield call
+            self._accept(call)
         finally:
             with self._lock:
                 call.set()

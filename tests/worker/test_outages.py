@@ -160,6 +160,21 @@ class Locked(Storage):
         return super().read(key)
 
 
+class Silent(Storage):
+    """A storage that hangs until it is opened."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.opened = threading.Event()
+
+    def answers(self) -> bool:
+        return self.opened.wait(60)
+
+    def exists(self, key: str) -> bool:
+        self.opened.wait(60)
+        return super().exists(key)
+
+
 class Mounted(Storage):
     """A storage whose disk is mounted while a photo is read."""
 
@@ -274,6 +289,21 @@ def test_looking_ahead_waits_for_nothing(folder: Path, job: Job) -> None:
     with pytest.raises(UnavailableError):
         prefetcher.prepare("a-job", job, once=True)
     assert prefetcher.condition is None
+
+
+@pytest.mark.usefixtures("quickly_said")
+def test_a_storage_that_hangs_is_said_while_looking_ahead(folder: Path, job: Job, pool, until, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    storage = Silent(str(folder))
+    prefetcher = open_prefetcher(storage)
+    done = pool.submit(prefetcher.prepare, "a-job", job, once=True)
+    condition = until(lambda: prefetcher.condition)
+    assert "has not answered for" in condition.reason
+    assert condition.job_ids == ("a-job",)
+    storage.opened.set()
+    assert done.result(60).photos
+    assert prefetcher.condition is None
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 def test_a_job_that_is_abandoned_is_waited_for_no_longer(folder: Path, job: Job, pool, until) -> None:

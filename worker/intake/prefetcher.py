@@ -96,11 +96,12 @@ class Prefetcher:
         """
         find = partial(self._find, job_id, job, FileRefusals(), replaced)
         self._away_since = time.monotonic()
+        self._job_id, self._unwanted = job_id, ""
         try:
             if once:
-                found, photos = find()
+                with self._retry.watched():
+                    found, photos = find()
             else:
-                self._job_id, self._unwanted = job_id, ""
                 try:
                     found, photos = self._retry.call(find, lambda: self._unwanted != job_id)
                 except UnavailableError as error:
