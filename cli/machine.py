@@ -97,11 +97,8 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
       svdq doctor --json | jq 'select(.level != "ok")'
     """
     settings = load_settings(model=model, storage=storage, redis_url=redis_url)
-    limit_s = 4.5 if quick else 30.0
-    checks = {"redis": check_redis, "storage": check_storage}
-    findings: Iterable[Finding] = itertools.chain.from_iterable(
-        limited(limit_s, subject, check, settings) for subject, check in checks.items()
-    )
+    in_storage = limited(4.5 if quick else 30.0, check_storage, settings)
+    findings: Iterable[Finding] = itertools.chain(check_redis(settings), in_storage)
     if not quick:
         of_models = itertools.chain(check_model(settings.model), check_upscaler(settings))
         findings = itertools.chain(findings, of_models, check_machine(), check_packages())

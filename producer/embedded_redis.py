@@ -34,7 +34,7 @@ from svdq.producer.storage.local import reserve_bytes
 logger = logging.getLogger(__name__)
 
 #: Timeouts in seconds for an answer, for writing the data at the end, and for a message that the data is loading.
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
 LOADING_S = 5.0
 POLL_S = 0.005

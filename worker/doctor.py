@@ -54,15 +54,13 @@ def _failure(subject: str, error: SvdqError) -> Finding:
     return Finding(subject, "fail", str(error).rstrip("."))
 
 
-def limited(
-    seconds: float, subject: str, check: Callable[[Settings], Iterable[Finding]], settings: Settings
-) -> list[Finding]:
-    """Return the findings of a check, or that what it asks does not answer in time."""
+def limited(seconds: float, check: Callable[[Settings], Iterable[Finding]], settings: Settings) -> Iterator[Finding]:
+    """Yield the findings of a check of the storage, or that it does not answer in time."""
     try:
-        return within(seconds, lambda: [*check(settings)])
+        yield from within(seconds, lambda: [*check(settings)])
     except TimeoutError:
         advice = "check the server, the mount and the network"
-        return [Finding(subject, "fail", f"no answer in {seconds:g} s", advice)]
+        yield Finding("storage", "fail", f"no answer in {seconds:g} s", advice)
 
 
 def check_redis(settings: Settings) -> Iterator[Finding]:

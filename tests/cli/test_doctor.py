@@ -23,6 +23,7 @@ from svdq.producer.settings import Settings
 from svdq.worker.doctor import Finding, check_model, check_upscaler, limited
 from tests.conftest import Cli
 from tests.hub import know
+from tests.loading_redis import loading_redis
 from tests.proxy import Proxy
 from tests.upscaling import torchvision, write_upscaler
 from tests.waiting import PATIENCE_S
@@ -315,11 +316,21 @@ def test_what_does_not_answer_is_a_failed_check(settings: Settings) -> None:
         never.wait(60)
         yield Finding("storage", "ok", "it answers after all")
 
-    (finding,) = limited(0.1, "storage", check, settings)
+    (finding,) = limited(0.1, check, settings)
     assert (finding.subject, finding.level) == ("storage", "fail")
     assert "no answer in 0.1 s" in finding.text
     never.set()
-    assert limited(60, "storage", check, settings)[0].level == "ok"
+    (finding,) = limited(60, check, settings)
+    assert finding.level == "ok"
+
+
+@pytest.mark.slow
+def test_a_server_that_loads_its_data_is_waited_for(svdq: Cli, tmp_path: Path, caplog) -> None:
+    with loading_redis(tmp_path / "redis.sock", 30) as pings:  # longer than a health check waits for the storage
+        done = svdq("doctor", "--quick", "--json", "--redis-url", f"unix://{tmp_path}/redis.sock")
+    assert len(pings) == 31
+    assert findings(done)["redis"]["level"] == "ok"
+    assert caplog.messages == ["Redis loads its data; waiting for it."]
 
 
 def test_a_server_that_accepts_and_does_not_answer_fails(svdq: Cli, settings: Settings) -> None:
