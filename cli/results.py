@@ -143,7 +143,7 @@ def fetch(settings: Settings, selection: Selection, output: str, verbose: bool, 
     """Copy finished videos, and the JSON beside them, from the storage into a folder.
 
     Existing files are not copied again, so the same command can run every morning. A file gets its name only when it
-    is complete. IDs may be shortened to their first characters. --mine and --owner find the jobs that Redis still has.
+    is complete. IDs may be shortened to their first characters.
 
     A template has the fields of `svdq submit --output`, without {n} and {variation}; {date} is the day of the render. A
     name that another file has gets a number. Videos keep their folders of the storage unless there is a {folder}.
@@ -162,9 +162,12 @@ def fetch(settings: Settings, selection: Selection, output: str, verbose: bool, 
     else:
         found = find_results(place, since=selection.since, on_bad=warn)
         results = [result for result in found if selection.matches_name(result.document.name)]
-        if selection.owners:  # which the sidecars do not have
-            with session(settings) as connection:
-                owners = owners_of(connection, [result.job_id for result in results])
+        if selection.owners:
+            with session(settings) as connection:  # sidecars of earlier versions do not name them
+                known = owners_of(connection, [result.job_id for result in results])
+            owners = (
+                each.document.owner if owner is None else owner for each, owner in zip(results, known, strict=True)
+            )
             results = [each for each, owner in zip(results, owners, strict=True) if owner in selection.owners]
     is_bulk = len(results) >= MANY
     sizes = []

@@ -107,7 +107,7 @@ class SidecarModel(_Open):
 
 
 class Sidecar(_Open):
-    """How a video was made: JSON written after its files and, without paths and timings, a comment in each."""
+    """How a video was made: JSON written after its files and, without paths, owner and timings, a comment in each."""
 
     svdq: str
     job_id: str = ""
@@ -117,6 +117,7 @@ class Sidecar(_Open):
     #: Paths or URLs of the files when they were written; they stay beside the sidecar.
     outputs: tuple[str, ...] = ()
     source: str = Field(default="", exclude_if=not_)
+    owner: str = Field(default="", exclude_if=not_)  # whose job it was; "" for none, and in those of earlier versions
     #: `frames`, `fps`, `width` and `height` of the files, where they differ from those of the model.
     shown: dict[str, int] = {}
     upscaled: dict[str, Any] = {}  # by which upscaler: its `model` and `digest`, and the side of a `tile` if any
@@ -156,8 +157,8 @@ class Sidecar(_Open):
 
     @property
     def comment(self) -> str:
-        """The comment inside the video's files, without paths."""
-        document = self.model_dump(mode="json", exclude_unset=True, exclude={"outputs", "source"})
+        """The comment inside the video's files, without paths and owner."""
+        document = self.model_dump(mode="json", exclude_unset=True, exclude={"outputs", "source", "owner"})
         return json.dumps(document, ensure_ascii=False)
 
     @property

@@ -49,6 +49,7 @@ def add_video(
     photo: bytes = PHOTO,
     suffix: str = "jpg",
     source: str = "",
+    owner: str = "",
     motion_bucket_id: int = 127,
     finished_at: datetime | None = None,
     seconds: dict[str, float] | None = None,
@@ -86,6 +87,7 @@ def add_video(
         "finished_at": (finished_at or datetime.now(UTC)).isoformat(),
     }
     document |= {"source": source} if source else {}
+    document |= {"owner": owner} if owner else {}
     document |= {"seconds": seconds} if seconds else {}
     document |= {"group": group} if group else {}
     storage.write_text(f"{stem}.json", json.dumps(document))

@@ -119,6 +119,7 @@ class StoredVideos:
             model=result.document.model.name,
             parameters=job.model_dump(mode="json"),
             source=result.document.source,
+            owner=result.document.owner,
             ended_at=result.finished_at,
         )
 
@@ -152,8 +153,7 @@ def read_page(
 
     Videos come from the records of jobs, and after them from the storage. `show` is one of `FILTERS`, and `before` a
     cursor as text, "" for the first page. All words of `search` are in the name, the prompt or the photo's path.
-    With `owners`, only their videos are in it; those that Redis has forgotten have the owner "". A brief page has only
-    the ids, statuses and marks, of many videos.
+    With `owners`, only their videos are in it. A brief page has only the ids, statuses and marks, of many videos.
 
     Raises:
         InputError: the filter or the cursor is not allowed.

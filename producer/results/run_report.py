@@ -34,7 +34,7 @@ class RunRecord:
     ended_at: datetime
     error: str = ""
     source: str = ""  # where its photo was: two cameras may both have an IMG_0001
-    owner: str = ""  # whose job it was; "" for none, and for a job that Redis has forgotten
+    owner: str = ""  # whose job it was; "" for none
     #: When its group took it; of a sidecar alone, its end less its seconds of work, between which rounds do others.
     begun_at: datetime | None = None
 
@@ -92,7 +92,7 @@ class RunReport:
         return lines
 
     def _lines_of_owners(self) -> list[str]:
-        """Return a line for each owner if there are several; sidecars alone name none."""
+        """Return a line for each owner if there are several."""
         owners = sorted({job.owner for job in self.jobs})
         if len([owner for owner in owners if owner]) < 2:
             return []
@@ -136,7 +136,7 @@ def _newest_of_each_job(records: Iterable[RunRecord]) -> list[RunRecord]:
     newest: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: record.ended_at):
         before = newest.pop(record.id, None)
-        if before is not None and not record.owner:  # sidecars have none
+        if before is not None and not record.owner:  # as in sidecars of earlier versions
             record = replace(record, owner=before.owner)
         if before is not None and before.status == record.status and record.begun_at is None:
             record = replace(record, begun_at=before.begun_at)
@@ -187,6 +187,7 @@ def records_from_storage(storage: Storage, since: datetime, on_bad: Callable[[st
             id=result.job_id,
             name=result.document.name,
             source=result.document.source,
+            owner=result.document.owner,
             status="finished",
             ended_at=result.finished_at,
             begun_at=result.finished_at - work if (work := result.document.work) else None,

@@ -3,6 +3,7 @@
 import json
 import time
 import unicodedata
+from pathlib import Path
 
 import pytest
 import redis
@@ -168,3 +169,19 @@ def test_queued_jobs_of_others_are_canceled_only_when_asked(svdq: Cli, connectio
     assert ids("cancel", "--queued") == {0, 1, 3}  # that without an owner is everybody's
     assert "1 such job of other owners" in svdq("cancel", "--queued", SVDQ_OWNER="me").stderr
     assert ids("cancel", "--queued", "--everybody") == {2}
+
+
+def test_finished_videos_have_owners_when_redis_has_forgotten_them(
+    svdq: Cli, connection: redis.Redis, storage: Storage, tmp_path: Path
+) -> None:
+    for number, owner in enumerate(("me", "her", "", "her")):
+        add_video(storage, number, owner=owner)
+    enqueue_many(connection, [Entry(job=JOB, job_id=f"{3:020x}", owner="me")])  # as of an earlier version
+
+    def ids(*options: str) -> set[int]:
+        done = svdq("fetch", *options, "--output", tmp_path / "videos", "--json", SVDQ_OWNER="me")
+        assert done.returncode == 0, done.stderr
+        return {int(json.loads(line)["id"], 16) for line in done.stdout.splitlines()}
+
+    assert ids("--mine") == {0, 2, 3}
+    assert ids("--owner", "her") == {1}

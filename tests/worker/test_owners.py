@@ -1,5 +1,8 @@
 """A worker takes the jobs of owners by turns."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -25,3 +28,5 @@ def test_three_photos_do_not_wait_behind_twelve(site) -> None:
     # Of two videos that end at the same time, either may be written first.
     assert [view.name for view in sorted(views, key=lambda view: view.started_at)] == turns
     assert {f"outputs/{view.owner}/{view.name}" in view.outputs[0] for view in views} == {True}
+    sidecars = [json.loads(Path(view.outputs[0]).with_suffix(".json").read_text()) for view in views]
+    assert [sidecar["owner"] for sidecar in sidecars] == [view.owner for view in views]

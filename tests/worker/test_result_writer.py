@@ -41,9 +41,10 @@ IMAGE = f"inputs/{'a' * 64}.png"
 FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
 
 
-def job_of(job: Job, source: str = "", **notes: str) -> dict[str, Any]:
+def job_of(job: Job, source: str = "", owner: str = "", **notes: str) -> dict[str, Any]:
     notes = {SOURCE_NOTE: source, **notes}
-    return TakenJob(job=job, notes=notes, execution=("registry", "execution")).model_dump(mode="json")
+    taken = TakenJob(job=job, notes=notes, execution=("registry", "execution"), owner=owner)
+    return taken.model_dump(mode="json")
 
 
 def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png"), folder: str = "") -> Sample:
@@ -90,15 +91,13 @@ def wait_for_refusal(until, caplog: pytest.LogCaptureFixture) -> None:
     until(lambda: "Videos wait to be written" in caplog.text)
 
 
-def test_a_boomerang_with_interpolated_frames_is_recorded_and_the_source_of_the_photo_is_beside_the_video(
-    folder: Path,
-) -> None:
+def test_source_and_owner_are_beside_a_boomerang_and_its_frames_in_it(folder: Path) -> None:
     writer, reports = open_writer(folder), Reports()
     sample = sample_of("one", formats=("mp4", "png"))
     job = TakenJob.model_validate(sample.job).job.model_copy(update={"frames": 4, "interpolate": 24, "boomerang": True})
     frames = np.stack([np.full((64, 64, 3), value, np.uint8) for value in (0, 80, 160, 240)])
     parameters = sample.parameters.model_copy(update={"frames": 4})
-    writer.deliver(replace(sample, job=job_of(job, "holiday/cup.jpg"), parameters=parameters), frames, reports)
+    writer.deliver(replace(sample, job=job_of(job, "holiday/cup.jpg", "ana"), parameters=parameters), frames, reports)
     writer.deliver(sample_of("two", formats=("mp4",)), FRAMES, reports)
     reports.wait(2)
     writer.close()
@@ -109,9 +108,10 @@ def test_a_boomerang_with_interpolated_frames_is_recorded_and_the_source_of_the_
     assert len(list((folder / "outputs/one-id-one").iterdir())) == 21
     comment = json.loads(read_provenance_text(folder / "outputs/one-id-one.mp4"))
     assert comment["shown"] == document["shown"]
-    assert (document["source"], "source" in comment) == ("holiday/cup.jpg", False)
+    assert (document["source"], document["owner"]) == ("holiday/cup.jpg", "ana")
+    assert not {"source", "owner"} & comment.keys()
     plain = json.loads((folder / "outputs/two-id-two.json").read_text())
-    assert "shown" not in plain
+    assert not {"shown", "source", "owner"} & plain.keys()
     assert not {"interpolate", "boomerang"} & plain["job"].keys()
 
 

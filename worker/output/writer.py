@@ -206,7 +206,7 @@ class ResultWriter(Sink):
         job = taken.job.model_copy(update={"decode_chunk_size": sample.parameters.decode_chunk_size})
         keys = job.output_keys(sample.job_id)
         capture = Capture.parse(taken.notes.get(TAKEN_NOTE, ""), taken.notes.get(LOCATION_NOTE, ""))
-        sidecar = self._sidecar_of(sample, job, taken.source)
+        sidecar = self._sidecar_of(sample, job, taken)
         with self._storage.staging() as staging:
             paths = {key: staging / Path(key).name for key in keys.values()}
             fps = job.interpolate or job.fps
@@ -262,7 +262,7 @@ class ResultWriter(Sink):
         self._storage.write_text(job.sidecar_key(sample.job_id), sidecar.text)
         return sidecar.result.model_dump(mode="json")
 
-    def _sidecar_of(self, sample: Sample, job: Job, source: str) -> Sidecar:
+    def _sidecar_of(self, sample: Sample, job: Job, taken: TakenJob) -> Sidecar:
         model = self._model
         return Sidecar(
             svdq=self._versions["svdq"],
@@ -273,7 +273,8 @@ class ResultWriter(Sink):
             ),
             versions=self._versions,
             outputs=tuple(map(self._storage.location, job.output_keys(sample.job_id).values())),
-            source=source,
+            source=taken.source,
+            owner=taken.owner,
         )
 
     def _keep(self, sample: Sample, job: Job, frames: Frames, sound: Sound | None) -> None:

@@ -55,7 +55,8 @@ class ActiveJob:
     def taken(self, job: Job, first_frame: str = "") -> "TakenJob":
         """Describe it for the ranks; `job` has all parameters, and `first_frame` is as in `TakenJob`."""
         execution = (self.queue.started_job_registry.key, self.execution.composite_key)
-        return TakenJob(job=job, notes=self.arguments.notes, execution=execution, first_frame=first_frame)
+        owner = self.rq_job.owner if isinstance(self.rq_job, UntrustedJob) else ""
+        return TakenJob(job=job, notes=self.arguments.notes, execution=execution, first_frame=first_frame, owner=owner)
 
 
 class TakenJob(JobArguments):
@@ -64,6 +65,7 @@ class TakenJob(JobArguments):
     execution: tuple[str, str]  # key and entry in RQ's registry, while the group holds the job
     #: SHA-256 of the first frame of a link of a chain: the link before may be rendered again with another one.
     first_frame: str = ""
+    owner: str = ""  # whose job it is; "" for none
 
 
 class RqWorker(BaseWorker):

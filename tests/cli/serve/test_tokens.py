@@ -13,6 +13,7 @@ from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from tests.cli.serve.ended import finish as finish_video
 from tests.cli.serve.servers import TYPE, Answer, Serve, Server, multipart
 from tests.conftest import Cli
+from tests.finished import add_video
 from tests.queued import JOB, finish
 
 pytestmark = pytest.mark.slow
@@ -69,7 +70,9 @@ def test_who_asks_for_a_video_to_be_upscaled_owns_that_job(
     assert view(connection, job_id).owner == "ana"
 
 
-def test_the_page_lists_and_cancels_ones_own(serve: Serve, svdq: Cli, connection: redis.Redis) -> None:
+def test_the_page_lists_and_cancels_ones_own(
+    serve: Serve, svdq: Cli, connection: redis.Redis, storage: Storage
+) -> None:
     server = serve(SVDQ_OWNER="studio")
     ana = bearer(add(svdq, "ana"))
     assert 'data-owner="ana" data-whose="mine"' in server.ask("GET", "/", headers=ana).body.decode()
@@ -80,6 +83,8 @@ def test_the_page_lists_and_cancels_ones_own(serve: Serve, svdq: Cli, connection
         jobs[number] = made.rq_job
     finish(jobs[5])
     finish(jobs[6])
+    for number, owner in ((7, "ana"), (8, "ben")):  # which Redis has forgotten
+        add_video(storage, number, owner=owner)
 
     def ids(headers: dict[str, str], path: str, name: str = "ids") -> set[int]:
         found = server.ask("GET", path, headers=headers).json[name]
@@ -91,6 +96,9 @@ def test_the_page_lists_and_cancels_ones_own(serve: Serve, svdq: Cli, connection
     for brief in ("", "&brief=yes"):
         assert ids(ana, f"/page/results?show=open{brief}", "results") == {5, 6}
         assert ids(ana, f"/page/results?show=open&whose=mine{brief}", "results") == {5}
+    before = server.ask("GET", "/page/results?show=open", headers=ana).json["next"]
+    assert ids(ana, f"/page/results?show=open&before={before}", "results") == {7, 8}
+    assert ids(ana, f"/page/results?show=open&whose=mine&before={before}", "results") == {7}
     assert server.ask("POST", "/page/actions", {"action": "cancel-waiting"}, ana).status == 200
     assert ids(ana, "/page/waiting") == {2, 3}
     everybody = {"action": "cancel-waiting", "everybody": True}

@@ -51,7 +51,7 @@ def test_each_job_counts_once_as_it_ended_last() -> None:
 def test_several_owners_have_a_line_each() -> None:
     found = report(
         record(1, 10, owner="ana"),
-        record(1, 10.01),  # as in the sidecar
+        record(1, 10.01),  # as in a sidecar of an earlier version
         record(2, 20, "failed", error="No.", owner="ben"),
         record(3, 30, owner="ana"),
         record(4, 40),
