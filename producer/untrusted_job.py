@@ -40,7 +40,6 @@ class _Values(BaseModel):
     result_ttl: int | None = Field(ge=-1, lt=2**32)
     failure_ttl: int | None = Field(ge=-1, lt=2**32)
     retry_intervals: list[Count] | None
-    repeat_intervals: list[Count] | None
     dependency_ids: list[str] = Field(validation_alias="_dependency_ids")
 
 

@@ -1,15 +1,13 @@
--- Executes commands that end a job as finished, if its worker holds it and no other job depends on it.
+-- Executes commands that end a job, if its worker holds it.
 -- KEYS: rq:wip:<queue>, the execution, dependents of the job. ARGV: <job>:<execution>, and the commands: number of words,
--- words. Returns 1 if it is ended, 0 if the worker does not hold it, -1 if others depend on it.
+-- words. Returns 0 if the worker does not hold it, else 1, or 2 if other jobs depend on it.
 if redis.call('exists', KEYS[2]) == 0 or not redis.call('zscore', KEYS[1], ARGV[1]) then
   return 0
 end
-if redis.call('scard', KEYS[3]) > 0 then
-  return -1
-end
+local has_dependents = redis.call('scard', KEYS[3]) > 0
 local i = 2
 while i <= #ARGV do
   redis.call(unpack(ARGV, i + 1, i + ARGV[i]))
   i = i + ARGV[i] + 1
 end
-return 1
+return has_dependents and 2 or 1

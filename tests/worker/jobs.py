@@ -51,6 +51,7 @@ class HookedRedis(redis.Redis):
     after: Callable[[str], None] = staticmethod(_nothing)
 
     def eval(self, script: str, *arguments: object) -> object:
+        self.before(str(arguments))
         answer = super().eval(script, *arguments)
         if answer[2] if isinstance(answer, list) else answer:  # without a job, nothing was popped
             self.after(script)

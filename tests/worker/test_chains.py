@@ -20,6 +20,7 @@ from svdq.producer import job_control
 from svdq.producer.job import last_frame_key
 from svdq.producer.queue import fetch
 from svdq.producer.results.finished_videos import read_provenance
+from svdq.producer.status.selection import Selection, select
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.prefetcher import find_result
 from svdq.worker.output.writer import ResultWriter
@@ -155,6 +156,16 @@ def test_a_link_that_is_stopped_in_flight_ends_the_rest(site: Site, worker: Grou
 
     worker.stop(pop(worker))  # as RQ's own command does
     assert site.states([first, second, third]) == ["stopped", "canceled", "canceled"]
+
+
+def test_a_link_that_is_stopped_when_its_group_is_gone_ends_the_rest(site: Site, worker: GroupWorker) -> None:
+    first, second, third = submit(site)
+    active = pop(worker)
+    worker.mark_canceled(first)  # as RQ's own command does
+    worker.return_to_queue([active])
+    assert pop(worker) is None
+    assert site.states([first, second, third]) == ["stopped", "canceled", "canceled"]
+    assert [each.id for each in select(site.connection, Selection(statuses=("stopped",)))] == [first]
 
 
 def test_a_link_that_another_tool_of_rq_cancels_ends_the_rest(site: Site, worker: GroupWorker) -> None:

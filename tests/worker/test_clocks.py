@@ -65,7 +65,7 @@ def test_a_host_with_a_wrong_clock_writes_right_times_takes_nothing_and_queues_n
 ) -> None:
     put(connection, "a", "b", "c", "d")
     done, held = pop(worker), pop(worker)
-    worker.succeed(done, {"outputs": []})
+    worker.finish([(done, {"outputs": []})])
     queue = SvdqQueue("svdq-default", connection=connection)
     queue.enqueue_at(datetime.now(UTC) + timedelta(seconds=300), RENDER, job_id="later")
     command = [sys.executable, "-c", SHIFTED + WORKS, server_url(settings), str(shift_s)]
@@ -89,7 +89,7 @@ def test_the_end_of_a_job_is_known_on_a_host_that_is_ahead(connection: redis.Red
     put(connection, "a")
     active = pop(worker)
     active.execution.created_at = datetime.now(UTC) + timedelta(seconds=20)
-    worker.succeed(active, {"outputs": []})
+    worker.finish([(active, {"outputs": []})])
     assert worker.confirm_end(active) is JobStatus.FINISHED
 
 

@@ -46,7 +46,7 @@ def test_success_queues_both(connection: redis.Redis, worker: GroupWorker) -> No
     active = pop(worker)
     assert pop(worker) is None
     assert statuses(connection) == {"parent": "started", "child": "deferred", "heir": "deferred"}
-    worker.succeed(active, {"outputs": []})
+    worker.finish([(active, {"outputs": []})])
     assert statuses(connection) == {"parent": "finished", "child": "queued", "heir": "queued"}
     assert connection.zcard("rq:deferred:svdq-default") == connection.zcard("rq:deferred:svdq-low") == 0
     assert rest(worker) == ["child", "heir"]
@@ -58,7 +58,7 @@ def test_failure_queues_what_allows_it(connection: redis.Redis, worker: GroupWor
     assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
     # The other one comes when the parent is retried and finishes.
     job_control.retry(connection, "parent")
-    worker.succeed(pop(worker), {"outputs": []})
+    worker.finish([(pop(worker), {"outputs": []})])
     assert rest(worker) == ["child", "heir"]
 
 
@@ -75,14 +75,14 @@ def test_a_canceled_or_stopped_parent_queues_nothing_until_it_is_retried(
     assert pop(worker) is None
     job_control.retry(connection, "parent")
     assert counts(connection)["svdq-default"]["stopped"] == 0
-    worker.succeed(pop(worker), {"outputs": []})
+    worker.finish([(pop(worker), {"outputs": []})])
     assert rest(worker) == ["child", "heir"]
 
 
 def test_a_canceled_child_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
     put_family(connection)
     job_control.cancel(connection, "child")
-    worker.succeed(pop(worker), {"outputs": []})
+    worker.finish([(pop(worker), {"outputs": []})])
     assert statuses(connection)["child"] == "canceled"
     assert rest(worker) == ["heir"]
 
@@ -92,9 +92,9 @@ def test_a_child_waits_for_all_its_parents(connection: redis.Redis, worker: Grou
     put(connection, "other")
     put(connection, "child", ["parent", "other"])
     first, second = pop(worker), pop(worker)
-    worker.succeed(second, {"outputs": []})
+    worker.finish([(second, {"outputs": []})])
     assert pop(worker) is None
-    worker.succeed(first, {"outputs": []})
+    worker.finish([(first, {"outputs": []})])
     assert rest(worker) == ["child"]
 
 
@@ -105,8 +105,8 @@ def test_a_child_that_a_user_queued_and_that_has_ended_is_not_queued_by_its_pare
     job_control.cancel(connection, "child")
     job_control.retry(connection, "child")
     parent, child = pop(worker), pop(worker)
-    worker.succeed(child, {"outputs": []})
-    worker.succeed(parent, {"outputs": []})
+    worker.finish([(child, {"outputs": []})])
+    worker.finish([(parent, {"outputs": []})])
     assert statuses(connection) == {"parent": "finished", "child": "finished", "heir": "queued"}
     assert rest(worker) == ["heir"]
 
@@ -119,10 +119,10 @@ def test_a_child_that_has_ended_is_not_queued_by_a_parent_that_was_retried(
     put(connection, "child", Dependency(["parent", "other"], allow_failure=True))
     worker.fail(pop(worker), "It broke.")
     for _ in ("other", "child"):
-        worker.succeed(pop(worker), {"outputs": []})
+        worker.finish([(pop(worker), {"outputs": []})])
     assert pop(worker) is None
     job_control.retry(connection, "parent")
-    worker.succeed(pop(worker), {"outputs": []})
+    worker.finish([(pop(worker), {"outputs": []})])
     assert fetch(connection, "child").get_status().value == "finished"
     assert pop(worker) is None
 
@@ -139,7 +139,7 @@ def test_a_parent_of_a_dead_group_queues_them_in_the_end(
     active = pop(worker)
     assert active.rq_job.id == "parent"
     assert pop(worker) is None
-    worker.succeed(active, {"outputs": []})
+    worker.finish([(active, {"outputs": []})])
     assert rest(worker) == ["child", "heir"]
 
 
@@ -158,18 +158,25 @@ def test_a_kill_between_failure_and_dependents_is_made_good(connection: redis.Re
     assert rest(worker) == ["heir"]
 
 
-def test_a_failure_that_redis_has_written_and_not_confirmed_queues_what_allows_it(
-    settings: Settings, connection: redis.Redis
+@pytest.mark.parametrize(("end", "child"), [("finished", "queued"), ("failed", "deferred")])
+def test_an_end_that_redis_has_written_and_not_confirmed_queues_both(
+    settings: Settings, connection: redis.Redis, end: str, child: str
 ) -> None:
     put_family(connection)
-    worker = GroupWorker(
-        lossy(server_url(settings), "'failed'", error=redis.WatchError), on_stop=print, on_shutdown=print
-    )
+    worker = GroupWorker(lossy(server_url(settings), f"'{end}'"), on_stop=print, on_shutdown=print)
     parent = pop(worker)
-    with pytest.raises(redis.WatchError):
-        worker.fail(parent, "It broke.")
-    assert worker.confirm_end(parent) is JobStatus.FAILED
-    assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
+    with pytest.raises(redis.ConnectionError):
+        worker.finish([(parent, {"outputs": []})]) if end == "finished" else worker.fail(parent, "It broke.")
+    assert statuses(connection) == {"parent": end, "child": "deferred", "heir": "deferred"}
+    assert worker.confirm_end(parent) is JobStatus(end)
+    assert statuses(connection) == {"parent": end, "child": child, "heir": "queued"}
+
+
+def test_a_result_that_is_not_to_be_kept_queues_both(connection: redis.Redis, worker: GroupWorker) -> None:
+    put_family(connection)
+    connection.hset("rq:job:parent", "result_ttl", 0)
+    worker.finish([(pop(worker), {"outputs": []})])
+    assert rest(worker) == ["child", "heir"]
 
 
 # Dependents that anyone may have written.
@@ -197,7 +204,7 @@ def test_an_unreadable_dependent_keeps_no_job_from_ending(
     Recovery(worker, max_attempts=2).at_start([])
     active = pop(worker)
     if ends == "succeed":
-        worker.succeed(active, {"outputs": []})
+        worker.finish([(active, {"outputs": []})])
     else:
         worker.fail(active, "It broke.")
     assert fetch(connection, "parent").get_status().value == ("finished" if ends == "succeed" else "failed")
@@ -215,7 +222,7 @@ def test_a_job_of_the_users_own_queue_follows_a_video(
     for job_id in ("video", "broken"):
         after = Dependency(job_id, allow_failure=True)
         studio.enqueue("os.path.basename", f"videos/{job_id}", job_id=f"after-{job_id}", depends_on=after)
-    worker.succeed(pop(worker), {"outputs": []})
+    worker.finish([(pop(worker), {"outputs": []})])
     assert studio.get_job_ids() == ["after-video"]
     worker.fail(pop(worker), "It broke.")
     assert studio.get_job_ids() == ["after-video", "after-broken"]

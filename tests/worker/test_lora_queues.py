@@ -61,7 +61,7 @@ def test_a_job_waits_for_its_loras_and_goes_on_when_they_come(connection, tmp_pa
     taken = pop(with_a)
     assert taken is not None
     assert taken.rq_job.id == "needs-a"  # before those that came later
-    with_a.succeed(taken, {"outputs": []})
+    with_a.finish([(taken, {"outputs": []})])
     taken = pop(with_a)
     assert taken is not None
     assert taken.rq_job.id == "later"

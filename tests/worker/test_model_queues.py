@@ -32,7 +32,7 @@ def test_a_group_takes_the_jobs_for_its_model_first_and_none_for_others(connecti
     active = pop(yours)
     assert active is not None
     assert active.rq_job.id == "other"
-    yours.succeed(active, {})
+    yours.finish([(active, {})])
     assert view(connection, "other").status == "finished"
     mine.end()
     yours.end()

@@ -284,7 +284,7 @@ def test_suspects_run_alone_until_they_have_ended(
         True,
         False,
     ]
-    worker.succeed(pop(worker), {"outputs": []})
+    worker.finish([(pop(worker), {"outputs": []})])
     assert not connection.hexists(keys.CRASHES, "a")
     cancel(connection, "c")
     assert not connection.hexists(keys.CRASHES, "c")
@@ -295,7 +295,7 @@ def test_a_job_that_another_group_has_ended_meanwhile_is_no_suspect(
     connection: redis.Redis, worker: GroupWorker
 ) -> None:
     put(connection, "a", "b")
-    worker.succeed(pop(worker), {"outputs": []})
+    worker.finish([(pop(worker), {"outputs": []})])
     Recovery(worker, 2).at_start([suspect("a"), suspect("b")])
     assert connection.hkeys(keys.CRASHES) == [b"b"]
 

@@ -114,21 +114,23 @@ class Reporter:
                 ends.append((active, report))
         self._ending = {active.execution.id for active, _ in ends}
         try:
-            successes = [(active, report) for active, report in ends if report.result and report.failure is None]
-            results = [(active, dict(report.result)) for active, report in successes]
-            answers = self._worker.finish(results) if results else []
-            finished = {report.job_id for (_, report), done in zip(successes, answers, strict=True) if done}
+            successes = [(active, dict(report.result)) for active, report in ends if _is_success(report)]
+            answers = self._worker.finish(successes) if successes else []
+            outcomes = {active.rq_job.id: answer for (active, _), answer in zip(successes, answers, strict=True)}
             while ends:
-                self._end(*ends[0], is_finished=ends[0][1].job_id in finished)
+                active, report = ends[0]
+                self._end(active, report, outcomes.get(report.job_id))
                 ends.popleft()
         finally:
             for _, report in ends:  # tried again when Redis is back
                 self._reports.put(report)
             self._ending = set()
 
-    def _end(self, active: ActiveJob, report: Report, *, is_finished: bool) -> None:
+    def _end(self, active: ActiveJob, report: Report, outcome: bool | redis.ResponseError | None) -> None:
         try:
-            self._write_end(active, report, is_finished=is_finished)
+            if isinstance(outcome, redis.ResponseError):
+                raise outcome
+            self._write_end(active, report, is_finished=outcome)
         except redis.RedisError as error:
             if not scripts.is_wrong_type(error):
                 raise
@@ -141,30 +143,27 @@ class Reporter:
         if not self.active:
             self.pace.idle()
 
-    def _write_end(self, active: ActiveJob, report: Report, *, is_finished: bool) -> None:
+    def _write_end(self, active: ActiveJob, report: Report, *, is_finished: bool | None) -> None:
+        """Write an end, or count one that is written; `is_finished` is None unless the job has succeeded."""
         job_id = report.job_id
         if is_finished:
-            self._log_finished(report)
+            logger.info("Job %s finished: %s", job_id, ", ".join(report.result["outputs"]))
             self._finished(report)
-        elif not self._worker.holds_lease(active):
+        elif is_finished is not None or not self._worker.holds_lease(active):
             self._let_go(active, report)
         elif _is_dropped(report) and not self._worker.was_canceled(job_id):
             self._worker.return_to_queue([active])  # a rank dropped it as lost, wrongly
         elif _is_dropped(report):
-            logger.info("Job %s was stopped by the user.", job_id)
-            self._worker.stop(active)
-            self._stopped(report)
-        elif report.failure is not None:
+            if self._worker.stop(active):
+                logger.info("Job %s was stopped by the user.", job_id)
+                self._stopped(report)
+            else:
+                self._let_go(active, report)
+        elif self._worker.fail(active, report.failure or ""):
             logger.error("Job %s failed: %s", job_id, report.failure)
-            self._worker.fail(active, report.failure)
             self._failed(report)
         else:
-            self._worker.succeed(active, dict(report.result))
-            self._log_finished(report)
-            self._finished(report)
-
-    def _log_finished(self, report: Report) -> None:
-        logger.info("Job %s finished: %s", report.job_id, ", ".join(report.result["outputs"]))
+            self._let_go(active, report)
 
     def _let_go(self, active: ActiveJob, report: Report) -> None:
         """Drop an execution that this group no longer holds: its end is already written, or it was taken over."""
@@ -206,6 +205,10 @@ class Reporter:
     def _stopped(self, report: Report) -> None:
         if self._checkpoints is not None:
             self._checkpoints.forget(report.job_id)
+
+
+def _is_success(report: Report) -> bool:
+    return bool(report.result) and report.failure is None
 
 
 def _is_of_another(report: Report, active: ActiveJob) -> bool:

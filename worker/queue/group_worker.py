@@ -19,6 +19,7 @@ from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer import keys
 from svdq.producer.job import Job
+from svdq.producer.job_control import cancel_rest
 from svdq.producer.queue import RENDER, SvdqQueue, priority_of, queue_of, queues, read_arguments
 from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of, restored
@@ -222,8 +223,8 @@ class GroupWorker(RqWorker):
             scripts.move_popped(self.connection, queue, target, rq_job.id)
             return None
         if found.is_canceled:
-            self._stopped_job_id = rq_job.id
-            self.fail_popped(rq_job, queue, STOPPED)
+            cancel_rest(self.connection, [rq_job.id])
+            self.fail_popped(rq_job, queue, STOPPED, JobStatus.STOPPED)
             return None
         rq_job.origin = queue.name  # RQ chooses registries by it
         execution = Execution(uuid4().hex, rq_job.id, connection=self.connection, worker_name=self.name)
@@ -253,8 +254,7 @@ class GroupWorker(RqWorker):
                 rq_job.prepare_for_execution(self.name, pipeline=begins)
                 scripts.drop_popped(begins, queue, rq_job.id)
                 self.set_state(WorkerStatus.BUSY, pipeline=begins)
-                commands = [arguments for arguments, _ in begins.command_stack]
-                scripts.begin(pipeline, self.name, active.execution, commands)
+                scripts.begin(pipeline, self.name, active.execution, begins)
             answers = pipeline.execute(raise_on_error=False)
         if error := next(
             (each for each in answers if isinstance(each, Exception) and not scripts.is_wrong_type(each)), None

@@ -226,12 +226,7 @@ class Recovery:
         for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
             parent = self._worker.fetch(job_id)
             if parent is not None and parent.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
-                try:
-                    queue.enqueue_dependents(parent)
-                except redis.RedisError:
-                    raise
-                except Exception:
-                    logger.exception("The jobs that depend on %s could not be queued.", parent.id)
+                self._worker.enqueue_dependents(queue, parent)
 
     def _set_aside_queued(self, job_id: str) -> bool:
         """Fail a queued job that has ended its rank too often; return whether it has."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 import rq
+from redis.client import Pipeline
 from rq.command import PUBSUB_CHANNEL_TEMPLATE, parse_payload
 from rq.executions import Execution
 from rq.job import JobStatus
@@ -33,7 +34,6 @@ ANSWER_S = 5.0  # seconds that the start waits for the answer to a subscription
 LISTEN_AGAIN_S = 2.0  # seconds until the listening thread tries Redis again
 CLOCKS_S = 60  # by which the clocks of hosts may be behind that of Redis
 STOPPED = "Stopped by the user."
-_NOT_WRITTEN = "RQ could not write that a job failed"
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
@@ -101,16 +101,11 @@ class RqWorker(BaseWorker):
         self._on_shutdown = on_shutdown
         self.pause_field = keys.BURSTS if is_burst else self.name  # of `keys.PAUSES`; bursts pause together
         self.paused = False  # whether the last `pop` found intake paused
-        self._ending: ActiveJob | None = None  # its end is being written; None if it was not begun
-        self._is_stop = False
         self._canceled_from_s = 0  # jobs that were canceled before have been looked at
 
     def get_heartbeat_ttl(self, job: rq.job.Job) -> int:
         """Return the lease of an execution; RQ adds a minute."""
         return LEASE_S
-
-    def set_current_job_id(self, job_id: str | None = None, pipeline: Any = None) -> None:
-        """Store no current job: there are several, and rq-dashboard fails on one that is stored as JSON."""
 
     def procline(self, message: str) -> None:
         """Keep the process's title."""
@@ -182,91 +177,103 @@ class RqWorker(BaseWorker):
             cancel_rest(self.connection, map(scripts.text_of, canceled), of=(JobStatus.CANCELED.value,))
         self._canceled_from_s = now_s - CLOCKS_S
 
-    def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
-        """End a popped job as failed that was not begun."""
-        self.connection.persist(rq_job.key)  # a job with a time to live must not expire as soon as it has failed
-        self._fail(rq_job, queue, reason)
-        if self.connection.hget(rq_job.key, "status") not in (b"failed", b"stopped"):
-            raise redis.ConnectionError(_NOT_WRITTEN)  # it stays popped, and is returned to its queue
-        scripts.drop_popped(self.connection, queue, rq_job.id)
+    def fail_popped(
+        self, rq_job: rq.job.Job, queue: rq.Queue, reason: str, status: JobStatus = JobStatus.FAILED
+    ) -> None:
+        """End a job that was popped and not begun as failed or stopped, unless it was taken back."""
+        commands = self.connection.pipeline()
+        commands.persist(rq_job.key)  # a job with a time to live must not expire as soon as it has failed
+        self._put_end(commands, rq_job, status, reason)
+        scripts.drop_popped(commands, queue, rq_job.id)
+        scripts.fail_popped(self.connection, self.name, rq_job.id, commands)
+        self.enqueue_dependents(queue, rq_job)
 
-    def finish(self, ends: Sequence[tuple[ActiveJob, dict[str, Any]]]) -> list[bool]:
-        """End jobs as finished, each with its result, in one round trip; return which are.
+    def finish(self, ends: Sequence[tuple[ActiveJob, dict[str, Any]]]) -> list[bool | redis.ResponseError]:
+        """End jobs as finished, each with its result, in one round trip, and queue the jobs that depend on them.
 
-        Of the others, some wait for `succeed`, as other jobs depend on them, and some are held no longer.
+        Returns False for each that is held no longer, and an error for each of which a key has the wrong type.
         """
+        return self._end([(active, JobStatus.FINISHED, result) for active, result in ends])
+
+    def fail(self, active: ActiveJob, reason: str) -> bool:
+        """End a job as failed; return whether it was held. RQ's Retry is not used: the same seed would fail again."""
+        return self._end_one(active, JobStatus.FAILED, reason)
+
+    def stop(self, active: ActiveJob) -> bool:
+        """End a job as stopped by the user, and cancel the rest of its chain, which RQ would keep waiting."""
+        cancel_rest(self.connection, [active.rq_job.id])
+        return self._end_one(active, JobStatus.STOPPED, STOPPED)
+
+    def _end_one(self, active: ActiveJob, status: JobStatus, reason: str) -> bool:
+        [answer] = self._end([(active, status, reason)])
+        if isinstance(answer, redis.ResponseError):
+            raise answer
+        return answer
+
+    def _end(
+        self, ends: Sequence[tuple[ActiveJob, JobStatus, dict[str, Any] | str]]
+    ) -> list[bool | redis.ResponseError]:
         with self.connection.pipeline(transaction=False) as pipeline:
-            for active, result in ends:
-                rq_job, execution = self._finished(active, result), active.execution
-                # RQ's `handle_job_success` of a job without dependents in one step.
+            for active, status, outcome in ends:
                 commands = self.connection.pipeline()
-                self.execution = execution
-                self.increment_successful_job_count(commands)
-                assert rq_job.started_at is not None
-                assert rq_job.ended_at is not None
-                self.increment_total_working_time(rq_job.ended_at - rq_job.started_at, commands)
-                ttl_s = rq_job.get_result_ttl(self.default_result_ttl)
-                rq_job._handle_success(ttl_s, commands, self.name, execution.id, execution.created_at, rq_job.ended_at)
-                rq_job.cleanup(ttl_s, pipeline=commands, remove_from_queue=False)
-                self.cleanup_execution(rq_job, commands)
-                _clear_marks(commands, rq_job.id)
-                scripts.finish(pipeline, active.queue, execution, [words for words, _ in commands.command_stack])
+                self._put_end(commands, active.rq_job, status, outcome, active.execution)
+                scripts.finish(pipeline, active.queue, active.execution, commands)
             answers = pipeline.execute(raise_on_error=False)
         for answer in answers:
             if isinstance(answer, Exception) and not scripts.is_wrong_type(answer):
                 raise answer
-        return [answer == 1 for answer in answers]
+        for (active, _, _), answer in zip(ends, answers, strict=True):
+            if answer == scripts.HAS_DEPENDENTS:
+                self.enqueue_dependents(active.queue, active.rq_job)
+        return [answer if isinstance(answer, redis.ResponseError) else answer != 0 for answer in answers]
 
-    def _finished(self, active: ActiveJob, result: dict[str, Any]) -> rq.job.Job:
-        rq_job = active.rq_job
+    def _put_end(
+        self,
+        commands: Pipeline,
+        rq_job: rq.job.Job,
+        status: JobStatus,
+        outcome: dict[str, Any] | str,
+        execution: Execution | None = None,
+    ) -> None:
+        """Put what RQ's `handle_job_success` and `handle_job_failure` write into a pipeline."""
         rq_job.ended_at = now()
-        rq_job._result = result
-        rq_job._status = JobStatus.FINISHED
-        return rq_job
+        rq_job.set_status(status, pipeline=commands)
+        made: dict[str, Any] = {
+            "worker_name": self.name,
+            "execution_id": execution and execution.id,
+            "execution_started_at": execution and execution.created_at,
+            "execution_ended_at": rq_job.ended_at,
+        }
+        if status is JobStatus.FINISHED:
+            rq_job._result = outcome
+            # With 0, RQ deletes what depends on the job before that is queued.
+            ttl_s = rq_job.get_result_ttl(self.default_result_ttl) or 60
+            self.increment_successful_job_count(commands)
+            rq_job._handle_success(ttl_s, commands, **made)
+            rq_job.cleanup(ttl_s, pipeline=commands, remove_from_queue=False)
+        else:
+            rq_job._handle_failure(str(outcome), commands, **made)
+            if status is JobStatus.STOPPED:
+                now_s = scripts.server_time(self.connection)
+                commands.zadd(keys.STOPPED, {rq_job.id: now_s + keys.FAILURE_TTL_S})
+                commands.zremrangebyscore(keys.STOPPED, "-inf", now_s)
+            else:
+                self.increment_failed_job_count(commands)
+        if rq_job.started_at is not None:
+            self.increment_total_working_time(rq_job.ended_at - rq_job.started_at, commands)
+        if execution is not None:
+            execution.delete(job=rq_job, pipeline=commands)
+        commands.srem(keys.CANCELED, rq_job.id)
+        commands.hdel(keys.CRASHES, rq_job.id)
 
-    def succeed(self, active: ActiveJob, result: dict[str, Any]) -> None:
-        """End a job as finished, with its result, and queue the jobs that depend on it."""
-        rq_job = self._finished(active, result)
-        self.execution = active.execution
-        self._ending = active
+    def enqueue_dependents(self, queue: rq.Queue, rq_job: rq.job.Job) -> None:
+        """Queue the jobs that depend on an ended one; an error of RQ with a malformed one is logged."""
         try:
-            self.handle_job_success(rq_job, active.queue, active.queue.started_job_registry)
-        finally:
-            self.execution = self._ending = None
-        self._clear_marks(rq_job.id)
-
-    def increment_successful_job_count(self, pipeline: Any = None) -> None:
-        """Do RQ's first write of a success only while this worker holds the job: it may have slept past its lease.
-
-        RQ tries again after a lost connection, although Redis may have written everything, and resets its execution.
-        """
-        active = self._ending
-        if active is not None:
-            # At once: the pipeline sends its MULTI with the other commands. Taking the job back deletes this key.
-            pipeline.immediate_execute_command("WATCH", active.execution.key)
-            self._check_lease(active)
-            self.execution = active.execution
-        super().increment_successful_job_count(pipeline)
-
-    def cleanup_execution(self, job: rq.job.Job, pipeline: Any) -> None:
-        """Do RQ's writes of a failure only while this worker holds the job; those of a success are in a transaction."""
-        if self._ending is not None and not pipeline.explicit_transaction:
-            # redis-py takes WATCH and MULTI only before all commands.
-            commands, pipeline.command_stack = pipeline.command_stack, []
-            pipeline.watch(self._ending.execution.key)
-            pipeline.multi()
-            pipeline.command_stack = commands
-            self._check_lease(self._ending)
-        super().cleanup_execution(job, pipeline)
-
-    def _check_lease(self, active: ActiveJob) -> None:
-        if not self.holds_lease(active):
-            raise redis.ConnectionError("the job is no longer held, or its end was written without an answer")
-
-    def increment_failed_job_count(self, pipeline: Any = None) -> None:
-        """Count a failed job; RQ also counts one that the user stopped."""
-        if not self._is_stop:
-            super().increment_failed_job_count(pipeline)
+            queue.enqueue_dependents(rq_job)
+        except redis.RedisError:
+            raise
+        except Exception:
+            logger.exception("The jobs that depend on %s could not be queued.", rq_job.id)
 
     def confirm_end(self, active: ActiveJob) -> JobStatus | None:
         """Complete an end that Redis did not confirm; return the job's state, None if it goes on."""
@@ -277,51 +284,13 @@ class RqWorker(BaseWorker):
         status = rq_job.get_status(refresh=False)
         if status not in _ENDED:
             return None
-        if status is JobStatus.FAILED:  # RQ queues them after it has written a failure
-            active.queue.enqueue_dependents(rq_job)
-        self._clear_marks(rq_job.id)
+        self.enqueue_dependents(active.queue, rq_job)
         return status
 
     def is_wanted(self, job_id: str) -> bool:
         """Whether a job exists and has not ended."""
         rq_job = UntrustedJob.find(job_id, self.connection)
         return rq_job is not None and rq_job.get_status(refresh=False) not in (*_ENDED, JobStatus.CANCELED)
-
-    def fail(self, active: ActiveJob, reason: str) -> None:
-        """End a job as failed; RQ's Retry is not used, since the same seed would fail again."""
-        self._fail(active.rq_job, active.queue, reason, active)
-        if self.holds_lease(active):
-            raise redis.ConnectionError(_NOT_WRITTEN)
-
-    def stop(self, active: ActiveJob) -> None:
-        """End a job as stopped by the user, and cancel the rest of its chain, which RQ would keep waiting."""
-        cancel_rest(self.connection, [active.rq_job.id])
-        now_s = scripts.server_time(self.connection)
-        with self.connection.pipeline() as pipeline:
-            # Before the end, so that no kill leaves it out; ids of jobs in other states are skipped.
-            pipeline.zadd(keys.STOPPED, {active.rq_job.id: now_s + keys.FAILURE_TTL_S})
-            pipeline.zremrangebyscore(keys.STOPPED, "-inf", now_s)
-            pipeline.execute()
-        self._stopped_job_id = active.rq_job.id
-        self.fail(active, STOPPED)
-
-    def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str, active: ActiveJob | None = None) -> None:
-        rq_job.ended_at = now()
-        rq_job.retries_left = None
-        self.execution = active.execution if active else None
-        self._ending = active
-        self._is_stop = self._stopped_job_id == rq_job.id
-        try:
-            self.handle_job_failure(rq_job, queue, queue.started_job_registry, exc_string=reason)
-        finally:
-            self.execution = self._ending = None
-            self._is_stop = False
-        self._clear_marks(rq_job.id)
-
-    def _clear_marks(self, job_id: str) -> None:
-        with self.connection.pipeline() as pipeline:
-            _clear_marks(pipeline, job_id)
-            pipeline.execute()
 
     def holds_lease(self, active: ActiveJob) -> bool:
         """Whether this worker still holds a job: a group that slept past its lease has lost it."""
@@ -335,8 +304,3 @@ def check_rights(connection: redis.Redis) -> None:
     with connection.pubsub() as listener:
         listener.subscribe(PUBSUB_CHANNEL_TEMPLATE % "svdq")
         listener.get_message(timeout=ANSWER_S)
-
-
-def _clear_marks(pipeline: redis.Redis, job_id: str) -> None:
-    pipeline.srem(keys.CANCELED, job_id)
-    pipeline.hdel(keys.CRASHES, job_id)

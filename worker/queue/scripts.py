@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import redis
 import rq
+from redis.client import Pipeline
 from rq.executions import Execution, ExecutionRegistry
 from rq.utils import now, utcformat
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
@@ -19,6 +20,7 @@ from svdq.producer.untrusted_job import key_of
 
 MISSING_S = 60  # seconds after which a scheduled job without a record counts as deleted
 FOREVER = 1e18
+HAS_DEPENDENTS = 2  # the answer of finish.lua for a job that others depend on
 
 
 class QueuedJob(NamedTuple):
@@ -96,19 +98,30 @@ def claim(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: st
     return bool(lua.run(connection, "claim", names, job_id, worker_name))
 
 
-def begin(pipeline: redis.Redis, worker_name: str, execution: Execution, commands: Sequence[Sequence[Any]]) -> Any:
+def begin(pipeline: redis.Redis, worker_name: str, execution: Execution, commands: Pipeline) -> Any:
     """Begin a popped job by commands that are executed together, if the worker still owns it; as begin.lua returns."""
     names = (keys.POPPED, key_of(execution.job_id), execution.key)
-    words = [word for command in commands for word in (len(command), *command)]
-    return lua.run(pipeline, "begin", names, execution.job_id, worker_name, *words)
+    return lua.run(pipeline, "begin", names, execution.job_id, worker_name, *_words_of(commands))
 
 
-def finish(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, commands: Sequence[Sequence[Any]]) -> None:
-    """End a job by commands that are executed together, if the worker still holds it; answers as finish.lua."""
+def _words_of(commands: Pipeline) -> list[Any]:
+    """Return the commands of a pipeline, each after the number of its words."""
+    return [word for words, _ in commands.command_stack for word in (len(words), *words)]
+
+
+def finish(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, commands: Pipeline) -> None:
+    """End a job by commands that are executed together, if the worker still holds it.
+
+    The answer is 1 if it is ended, HAS_DEPENDENTS if others depend on it as well, 0 if the worker does not hold it.
+    """
     dependents = rq.job.Job.dependents_key_for(execution.job_id)
     names = (queue.started_job_registry.key, execution.key, dependents)
-    words = [word for command in commands for word in (len(command), *command)]
-    lua.run(pipeline, "finish", names, execution.composite_key, *words)
+    lua.run(pipeline, "finish", names, execution.composite_key, *_words_of(commands))
+
+
+def fail_popped(connection: redis.Redis, worker_name: str, job_id: str, commands: Pipeline) -> None:
+    """End a popped job by commands that are executed together, if the worker still owns it."""
+    lua.run(connection, "fail_popped", [keys.POPPED], job_id, worker_name, *_words_of(commands))
 
 
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:

@@ -1,0 +1,10 @@
+-- Executes commands that end a popped job, if the worker owns it.
+-- KEYS: svdq:popped. ARGV: job id, the worker's name, and the commands: number of words, words.
+if redis.call('hget', KEYS[1], ARGV[1]) ~= ARGV[2] then
+  return
+end
+local i = 3
+while i <= #ARGV do
+  redis.call(unpack(ARGV, i + 1, i + ARGV[i]))
+  i = i + ARGV[i] + 1
+end
