@@ -104,6 +104,11 @@ class UnitLoop:
         logger.log(level, "Loaded the %s in %.1f s.", components, time.perf_counter() - started)
         self._monitor.idle()
 
+    def _synchronize(self) -> None:
+        """Wait for the GPU, whose work the clock would otherwise count with what comes next."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def _goes_on(self, sample: Sample) -> bool:
         return sample.has_work(self.rank) and not self._is_interrupted(sample)
 
@@ -134,6 +139,7 @@ class UnitLoop:
             with self._tracer.span("encode", sample.job_id):
                 encode = partial(self._model.encode, photos[0] if photos else None, sample.parameters, *photos[1:])
                 tensors.update(with_second_try(encode, f"the encode of {sample.job_id}"))
+                self._synchronize()
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(describe_failure(error, "while its photo was encoded"))
         self._bring(REST)
@@ -166,8 +172,7 @@ class UnitLoop:
                     if self._monitor.canceled(sample.job_id):
                         return replace(sample, step=index, canceled=True, tensors={})
                     if index > first and costs[index] != costs[index - 1]:
-                        if self._device.type == "cuda":
-                            torch.cuda.synchronize(self._device)
+                        self._synchronize()
                         laps.append((index, time.perf_counter()))
                     if costs[index] and time.perf_counter() >= keep_at:
                         keep_at += self._keep_every_s
