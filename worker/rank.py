@@ -172,6 +172,10 @@ class Rank:
         if info.name == "preview":
             logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: SVD, Wan or LTX-2.")
         logger.info("Videos go to %s.", self._storage.location("outputs"))
+        try:
+            plan.admit(loaded.model.complete(parameters_of(run.model).model_validate({"seed": 0})))
+        except DoesNotFitError as error:
+            logger.warning("The usual video of this model will be refused: %s `svdq plan` lists what fits.", error)
         if run.settings.loras is not None and loras_for(run).folder is None:
             logger.warning(
                 "Jobs with LoRAs wait: leave out --compile, --approximate and --weights made, which fix weights."

@@ -99,8 +99,8 @@ def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | N
             num_bytes = needed() if needed else 0
             weights = f", and this rank needs {size_text(num_bytes)} for its weights" if num_bytes else ""
             raise InputError(
-                f"{what} cannot be loaded: memory ran out{there}{weights}; start fewer ranks (--ranks), or end what "
-                "else runs there."
+                f"{what} cannot be loaded: memory ran out{there}{weights}; end what else runs there, start fewer ranks "
+                "(--ranks), or choose what `svdq plan` says fits."
             ) from error
         said = textwrap.shorten(str(error), 200, placeholder=" …").rstrip(".")
         said = said if " " in said else f"{type(error).__name__} {said}".rstrip()

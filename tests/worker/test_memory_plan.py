@@ -75,8 +75,8 @@ def test_a_refusal_says_where_how_much_and_what_to_do() -> None:
         "choose fewer frames, a smaller size, a smaller --decode-chunk-size, or grant more with --memory-limit."
     )
     assert refusal(plan(24, 8, 48), XT) == (
-        "1024x576 with 25 frames needs about 11.4 GB on rank 1 of 3, which has 8.0 GB: "
-        "choose fewer frames, a smaller size, a smaller --decode-chunk-size, or grant more with --memory-limit."
+        "1024x576 with 25 frames needs about 11.4 GB on rank 1 of 3, which has 8.0 GB: choose fewer frames, a smaller "
+        "size, a smaller --decode-chunk-size, or leave the NVIDIA RTX A5000 out with CUDA_VISIBLE_DEVICES."
     )
     assert refusal(plan(12), XT.model_copy(update={"decode_chunk_size": 8})).startswith(
         "1024x576 with 25 frames, decoded 8 at a time, needs about 18.1 GB on rank 0 of 1, "
@@ -127,7 +127,7 @@ def test_a_video_that_leaves_its_chunks_open_gets_the_largest_that_fit() -> None
     assert plan(48, 48, 48).admit(is_open) == XT
     assert refusal(plan(24, 8, 24), is_open) == (
         "1024x576 with 25 frames, decoded 1 at a time, needs about 11.4 GB on rank 1 of 3, which has 8.0 GB: "
-        "choose fewer frames, a smaller size, or grant more with --memory-limit."
+        "choose fewer frames, a smaller size, or leave the NVIDIA RTX A5000 out with CUDA_VISIBLE_DEVICES."
     )
 
 
@@ -240,6 +240,7 @@ def test_a_worker_with_little_memory(site, tiny_model: Path) -> None:
     assert account["job"]["decode_chunk_size"] == 2
     assert group.end() == 0
     assert "Ranks have at least 100.0 MB of memory; videos that need more are refused." in group.text
+    assert "The usual video of this model will be refused: 1024x576 with " in group.text
 
 
 @pytest.mark.long

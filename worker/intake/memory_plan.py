@@ -125,13 +125,18 @@ class MemoryPlan:
     def _sentence(self, parameters: VideoParameters, rank: int) -> str:
         there = self._ranks[rank].capacity or 0
         where = f"on rank {rank} of {len(self._ranks)}, which has {size_text(there)}"
-        chunk, need = chunk_of(parameters), size_text(self.need(rank, parameters))
+        chunk, num_bytes = chunk_of(parameters), self.need(rank, parameters)
         in_chunks = f", decoded {chunk} at a time," if chunk < parameters.num_frames else ""
         shape = f"{parameters.width}x{parameters.height} with {count(parameters.num_frames, 'frame')}{in_chunks}"
         smaller = "fewer frames, a smaller size" + (", a smaller --decode-chunk-size" if chunk > 1 else "")
+        device = self._ranks[rank].device
         if self._would_fit_streamed(rank, parameters):
-            return f"{shape} needs about {need} {where}: start the worker with --offload blocks, or choose {smaller}."
-        return f"{shape} needs about {need} {where}: choose {smaller}, or grant more with --memory-limit."
+            advice = f"start the worker with --offload blocks, or choose {smaller}"
+        elif device != "cpu" and num_bytes <= max(each.capacity or 0 for each in self._ranks):
+            advice = f"choose {smaller}, or leave the {device} out with CUDA_VISIBLE_DEVICES"
+        else:
+            advice = f"choose {smaller}, or grant more with --memory-limit"
+        return f"{shape} needs about {size_text(num_bytes)} {where}: {advice}."
 
 
 def plan_of(info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None, *, must_fit: bool = False) -> MemoryPlan:
