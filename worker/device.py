@@ -53,7 +53,8 @@ def check_computes(device: torch.device, dtype: torch.dtype, options: ComputeOpt
         if reason:
             raise InputError(
                 f"The GPU {device} cannot compute: {reason}. Check whether this PyTorch ({torch.__version__}) "
-                "supports it and whether another program holds it, or use --device cpu."
+                "supports it and whether another program holds it; leave it out with CUDA_VISIBLE_DEVICES, or use "
+                "--device cpu."
             )
     if options.compiled != "off" and (reason := _failure(lambda: _compile(device, dtype))):
         raise InputError(

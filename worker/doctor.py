@@ -34,7 +34,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.text import duration
 from svdq.producer.threads import within
 from svdq.worker.fit import NUM_VIDEOS, Cards, know, ways
-from svdq.worker.launcher.gpus import memory_of_gpus
+from svdq.worker.launcher.gpus import GPUS_BY_BUS, memory_of_gpus
 
 OLDEST_REDIS = (6, 2)  # oldest server version that supports the commands we use
 LITTLE_SPACE = 2 * 1024**3  # free bytes of a local storage
@@ -258,7 +258,8 @@ def multiply(device: str, parent: int) -> None:
     """Multiply matrices on one device, named as in CUDA_VISIBLE_DEVICES; end the process if that fails."""
     if follow_parent := die_with_parent(signal.SIGKILL, parent=parent):
         follow_parent()
-    os.environ["CUDA_VISIBLE_DEVICES"] = device  # before torch looks for devices
+    # Before torch looks for devices.
+    os.environ.update(GPUS_BY_BUS | os.environ | {"CUDA_VISIBLE_DEVICES": device})
     warnings.simplefilter("ignore")
     import torch
 

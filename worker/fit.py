@@ -25,7 +25,7 @@ from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.planning.rounds import LOAD_SHARE
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.text import count
-from svdq.worker.launcher.gpus import memory_of_gpus
+from svdq.worker.launcher.gpus import is_visible, memory_of_gpus
 
 NUM_VIDEOS = 300  # for which times are given unless a number is
 
@@ -79,8 +79,8 @@ class Cards:
 
     @classmethod
     def here(cls) -> "Cards | None":
-        """Return the GPUs of this machine, of which the smallest counts; None if there are none."""
-        rows = [row for row in memory_of_gpus()[0] if row[2].isdigit()]
+        """Return the GPUs that ranks will see, of which the smallest counts; None if there are none."""
+        rows = [row for row in memory_of_gpus()[0] if row[2].isdigit() and is_visible(row[0])]
         if not rows:
             return None
         smallest = min(rows, key=lambda row: int(row[2]))

@@ -17,6 +17,7 @@ from svdq.producer import keys
 from svdq.producer.processes import is_running
 from svdq.worker import doctor
 from svdq.worker.device import choose_device
+from svdq.worker.fit import Cards
 from svdq.worker.launcher.gpus import all_gpus, ask, lasting_names, probe, title, visible_gpus
 from tests.faults.arena import INJECTION
 from tests.waiting import wait_until
@@ -94,7 +95,7 @@ def test_a_gpu_keeps_its_name_when_another_one_is_lost(
     put_nvidia_smi(TWO)
     assert lasting_names(visible_gpus()) == ["GPU-a", "GPU-b"]
     assert [title(device) for device in ("GPU-b", "MIG-1111", "5")] == ["GPU 1 (GPU-b)", "GPU MIG-1111", "GPU 5"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")  # in CUDA's order, which may be another one
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     assert lasting_names(visible_gpus()) == ["1", "0"]
 
 
@@ -114,6 +115,20 @@ def test_doctor_shows_the_gpus_that_are_left_and_why_one_is_not(put_nvidia_smi: 
     found = findings()
     assert found["GPU 0"] == ("ok", "RTX A5000, 24 GiB, 23 GiB free")
     assert found["GPUs"] == ("warn", "nvidia-smi ended with exit code 15: GPU 1 is lost")
+
+
+def test_only_the_gpus_that_ranks_will_see_decide_what_fits(put_nvidia_smi: PutNvidiaSmi, monkeypatch) -> None:
+    """A small one for the desktop, which the user leaves out."""
+    memory = 'echo "0, RTX 4090, 24564, 24000"; echo "1, GT 1030, 2048, 1500"'
+    put_nvidia_smi(f'case "$*" in -L) {TWO};; *) {memory};; esac')
+    both = Cards.here()
+    assert both is not None
+    assert (both.number, both.name) == (2, "GT 1030")
+    for visible in ("0", "GPU-a"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert Cards.here() == Cards(number=1, total_bytes=24564 * 2**20, name="RTX 4090")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert Cards.here() is None
 
 
 def test_doctor_does_not_call_a_broken_driver_no_gpus(put_nvidia_smi: PutNvidiaSmi) -> None:

@@ -139,6 +139,15 @@ def test_ranks_on_processors_keep_the_memory_that_they_free(home: Path, monkeypa
     assert environment(config, on_gpus=False)["MALLOC_TRIM_THRESHOLD_"] == "1000"
 
 
+def test_the_numbers_of_gpus_are_those_of_nvidias_tool(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's own begin with the fastest GPU."""
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    config = RunConfig(rank=RankConfig(), settings=load_settings(), model=resolve("preview"))
+    assert environment(config, on_gpus=True)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert environment(config, on_gpus=True)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
 # `svdq worker` as a user types it.
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 TIMEOUT_S: Final = 120.0  # seconds; without persistence mode, waking each GPU takes some
 KILL_S: Final = 2.0  # seconds that a killed program gets to close its pipes; one that hangs in a driver never does
+GPUS_BY_BUS: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # CUDA numbers GPUs as nvidia-smi, not the fastest first
 PROBE_S: Final = 90.0  # seconds that a test computation may take, with the import of torch
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, WSL, AMD
 _MEMORY: Final = ("nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
@@ -99,6 +100,11 @@ def title(device: str) -> str:
     """Name a GPU for people, such as "GPU 3 (GPU-8f2d…)"."""
     numbers = [number for number, uuid in all_gpus().uuids.items() if uuid == device]
     return f"GPU {numbers[0]} ({device})" if numbers else f"GPU {device}"
+
+
+def is_visible(number: str) -> bool:
+    """Whether ranks will see the GPU with a number of nvidia-smi."""
+    return bool({number, all_gpus().uuids.get(number)} & {*visible_gpus()})
 
 
 def probe(device: str, timeout_s: float = PROBE_S) -> str:

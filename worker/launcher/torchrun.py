@@ -22,7 +22,7 @@ from svdq.producer.keys import DAY_S
 from svdq.producer.processes import PARENT_PID, die_with_parent
 from svdq.producer.text import count
 from svdq.worker import run_folder
-from svdq.worker.launcher.gpus import probe, title
+from svdq.worker.launcher.gpus import GPUS_BY_BUS, probe, title
 from svdq.worker.run_folder import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESH
 def environment(config: RunConfig, *, on_gpus: bool) -> dict[str, str]:
     """Return the environment of torchrun and its ranks; those on GPUs compute in no host memory, and free experts."""
     return (
-        ({} if on_gpus else KEEP_FREED_MEMORY)
+        (GPUS_BY_BUS if on_gpus else KEEP_FREED_MEMORY)
         | os.environ
         | {
             # Without it `python -m` looks for modules in the current folder first, and runs a redis.py there.
