@@ -87,7 +87,7 @@ class Cards:
         return cls(number=len(rows), total_bytes=int(smallest[2]) * 2**20, name=smallest[1])
 
     def __str__(self) -> str:
-        return f"{count(self.number, 'GPU')} of {self.total_bytes / 2**30:.0f} GB"
+        return f"{count(self.number, 'GPU')} of {self.total_bytes / 2**30:.0f} GiB"
 
     @property
     def room_bytes(self) -> int:

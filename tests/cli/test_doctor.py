@@ -94,12 +94,12 @@ def test_a_published_model_that_is_not_here_says_what_it_needs_of_the_gpus(
     missing, fetch, *ways, times = check_model("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
     assert missing.level == "fail"
     assert fetch.text.startswith("126.2 GB to fetch")
-    fitting = [way.text for way in ways if "fits the 24.5 GB of 1 GPU of 24 GB, 300 videos in 108 h" in way.text]
+    fitting = [way.text for way in ways if "fits the 24.5 GB of 1 GPU of 24 GiB, 300 videos in 108 h" in way.text]
     assert [text.partition(":")[0] for text in fitting] == [
         "`svdq worker --experts rounds --approximate int8`",
         "`svdq worker --experts rounds --offload blocks`",
     ]
-    assert "too much for 1 GPU of 24 GB" in ways[0].text
+    assert "too much for 1 GPU of 24 GiB" in ways[0].text
     assert "30.5 s" in times.text
 
 

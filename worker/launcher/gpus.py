@@ -103,8 +103,8 @@ def title(device: str) -> str:
 
 
 def is_visible(number: str) -> bool:
-    """Whether ranks will see the GPU with a number of nvidia-smi."""
-    return bool({number, all_gpus().uuids.get(number)} & {*visible_gpus()})
+    """Whether CUDA_VISIBLE_DEVICES leaves ranks the GPU with a number of nvidia-smi."""
+    return "CUDA_VISIBLE_DEVICES" not in os.environ or bool({number, all_gpus().uuids.get(number)} & {*visible_gpus()})
 
 
 def probe(device: str, timeout_s: float = PROBE_S) -> str:
