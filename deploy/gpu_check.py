@@ -1,14 +1,16 @@
 """Checks what only a machine with a GPU can show: `make gpu-check`, or `python deploy/gpu_check.py --model DIR`.
 
 Runs svdq's own commands, section by section, and writes their output to a Markdown file as it arrives, with the
-required figure beside the measured one. A section that fails is reported, and the others continue. A section takes at
-most `--section-s`, so that `--only` with `--scratch` suits a machine that is available for minutes: the same command
-again measures what is missing there. gpu_checks/wheels.txt is for a machine without network. Several
-ranks share a GPU if there are fewer GPUs than ranks.
+required figure beside the measured one. A section that fails is reported, and the others continue. On a machine that is
+available for minutes, `--scratch DIR --total-s 570` does as much as it can, and the same command again does the rest;
+`--only` chooses. gpu_checks/wheels.txt is for a machine without network. Several ranks share a GPU if there are fewer
+GPUs than ranks.
 """
 
 import argparse
 import contextlib
+import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,8 @@ from gpu_checks import groups, parts
 from gpu_checks.check import Check
 from gpu_checks.report import Report
 from gpu_checks.step_cache import step_cache
+
+from svdq.worker.launcher.gpus import memory_of_gpus
 
 PHOTO = Path(__file__).parent.parent / "docs" / "demo" / "photo.jpg"
 #: The title of each section and what it does: the cheap and valuable first, each after those whose figures it needs.
@@ -48,17 +52,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("Error: torch finds no GPU here; run this on a machine that has one.", file=sys.stderr)  # noqa: T201
         return 2
-    if not options.only:
-        options.report.unlink(missing_ok=True)
-    report = Report(options.report, section_s=options.section_s, where=_where(options.device))
     with contextlib.ExitStack() as stack:
         scratch = options.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="svdq-gpu-check-"))
         folder = Path(scratch).resolve()
         folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "sections.json"  # of each section that was begun, whether it has ended with all as wanted
+        ended: dict[str, bool] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if not options.only and not ended:
+            options.report.unlink(missing_ok=True)
+        report = Report(
+            options.report, section_s=options.section_s, total_s=options.total_s, where=_where(options.device)
+        )
         check = Check(report, folder, options)
-        for name, (title, run) in SECTIONS.items():
-            if not options.only or name in options.only:
-                report.section(title, run, check)
+        left = sorted((name for name in SECTIONS if not ended.get(name)), key=ended.__contains__)
+        for name in options.only or left:
+            if report.is_over:
+                report.add(f"There is no time left for `{name}`: the same command again measures what is missing.")
+                continue
+            title, run = SECTIONS[name]
+            ended[name] = report.section(title, run, check)
+            path.write_text(json.dumps(ended), encoding="utf-8")
     return report.finish()
 
 
@@ -69,11 +82,8 @@ def _where(device: str) -> str:
     libraries = ", ".join(f"{name} {version(name)}" for name in ("svdq", "torch", "diffusers", "transformers"))
     if device == "cpu":
         return f"{date.today()}: no GPU. This only tries the script and says nothing about GPUs; {libraries}."
-    card = torch.cuda.get_device_properties(0)
-    return (
-        f"{date.today()}: {torch.cuda.device_count()} x {card.name} of {card.total_memory / 2**30:.0f} GiB; "
-        f"{libraries}; CUDA {torch.version.cuda}; cuDNN {torch.backends.cudnn.version()}."
-    )
+    cards = "; ".join(f"{name} of {mib} MiB" for _, name, mib, _ in memory_of_gpus()[0])
+    return f"{date.today()}: {cards}; {libraries}; CUDA {torch.version.cuda}; cuDNN {torch.backends.cudnn.version()}."
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -89,6 +99,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--scratch", help="folder for the model and other files, kept for the next run")
     parser.add_argument("--section-s", type=float, default=570, help="seconds that one section may take")
+    parser.add_argument("--total-s", type=float, default=math.inf, help="seconds that all of them may take")
     parser.add_argument("--ranks", type=int, default=7)
     parser.add_argument("--size", default="1024x576", help="WIDTHxHEIGHT of the measurements")
     parser.add_argument("--frames", type=int, default=25)

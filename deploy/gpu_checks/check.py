@@ -14,6 +14,7 @@ import numpy as np
 import PIL.Image
 
 from gpu_checks.report import Report
+from svdq.worker.launcher.gpus import is_visible, memory_of_gpus, visible_gpus
 
 #: Bytes of GPU memory that each process takes besides its tensors.
 CONTEXT_BYTES = 700 * 2**20
@@ -96,19 +97,21 @@ class Check:
 
     def ranks_that_fit(self) -> tuple[int, int]:
         """Return the number of ranks that the cards can hold, at least two, and the number of cards."""
-        import torch
-
-        wanted, step = self.options.ranks, self.row("step")
-        gpus = torch.cuda.device_count() if self.on_gpu else 0
-        if not gpus or gpus >= wanted or step is None:
+        wanted, step, gpus = self.options.ranks, self.row("step"), self.num_gpus
+        # Of nvidia-smi: torch would hold a context on each card from here on.
+        free_mib = [int(row[3]) for row in memory_of_gpus()[0] if row[3].isdigit() and is_visible(row[0])]
+        if not gpus or gpus >= wanted or step is None or not free_mib:
             return wanted, gpus
-        free = min(torch.cuda.mem_get_info(number)[0] for number in range(gpus))
-        each = step["weight_bytes"] + step["peak_bytes"] + CONTEXT_BYTES
-        # The first rank also has the encoder, and the last one decodes all frames at once.
+        # Each rank warms up for a decode of all frames at once, and the first one also has the encoder.
         encode, decode = self.row("encode"), self.row("decode", self.options.frames)
-        free -= 0 if encode is None else encode["weight_bytes"]
-        free -= 0 if decode is None else max(0, decode["peak_bytes"] - step["peak_bytes"])
-        return max(2, min(wanted, gpus * int(free // each))), gpus
+        peak = max(step["peak_bytes"], decode["peak_bytes"] if decode else 0)
+        free = min(free_mib) * 2**20 - (encode["weight_bytes"] if encode else 0)
+        return max(2, min(wanted, gpus * int(free // (step["weight_bytes"] + peak + CONTEXT_BYTES)))), gpus
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of cards; 0 for a run on processors."""
+        return len(visible_gpus()) if self.on_gpu else 0
 
     @contextlib.contextmanager
     def home(self, name: str, model: str | None = None) -> Iterator[dict[str, str]]:
@@ -122,7 +125,7 @@ class Check:
         try:
             yield environment
         finally:
-            self.report.run("svdq.cli", "redis", "stop", environment=environment)
+            self.report.run("svdq.cli", "redis", "stop", environment=environment, least_s=30)
 
     def render(
         self,

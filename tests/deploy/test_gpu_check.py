@@ -46,7 +46,7 @@ def test_a_command_that_hangs_is_ended_with_its_section(
     report = gpu_check.Report(tmp_path / "gpu-check.md", section_s=5)
 
     def hang_twice() -> None:
-        with pytest.raises(RuntimeError, match="ended after 5 s"):
+        with pytest.raises(RuntimeError, match="ended after the time of a section"):
             report.run("hanging")
         report.run("hanging")  # no time is left
 
@@ -56,7 +56,7 @@ def test_a_command_that_hangs_is_ended_with_its_section(
     assert report.finish() == 1
     text = report.path.read_text()
     assert "begun" in text
-    assert "**This section failed**: RuntimeError: it was ended after 5 s" in text
+    assert "**This section failed**: RuntimeError: it was ended after the time" in text
 
 
 def test_output_of_a_command_is_in_the_report_before_it_ends(
@@ -104,6 +104,33 @@ def test_a_later_run_adds_its_sections(gpu_check: ModuleType, report) -> None:
     assert (
         text.index("| Speed | 1.0 |") < text.index("another card") < text.index("| Speed | 2.0 | at least 1.3 | yes |")
     )
+
+
+def test_the_same_command_again_does_what_is_missing(
+    gpu_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    works = {"model"}
+
+    def section(name: str):
+        def run(check) -> None:
+            begun.append(name)
+            check.report.judge(name, "1", "1", name in works)
+
+        return name, run
+
+    monkeypatch.setattr(
+        gpu_check, "SECTIONS", dict(zip(("runs", "model"), map(section, ("runs", "model")), strict=True))
+    )
+    common = ["--device", "cpu", "--scratch", str(tmp_path / "scratch"), "--report", str(tmp_path / "report.md")]
+    assert gpu_check.main([*common, "--total-s", "0"]) == 0
+    assert begun == []
+    assert "There is no time left for `runs`" in (tmp_path / "report.md").read_text()
+    assert [gpu_check.main(common), gpu_check.main(common)] == [1, 1]
+    works.add("runs")
+    assert [gpu_check.main(common), gpu_check.main(common)] == [0, 0]
+    assert begun == ["runs", "model", "runs", "runs"]
+    assert (tmp_path / "report.md").read_text().count("## runs") == 3
 
 
 STEP = {
