@@ -112,8 +112,9 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
     has no time to load.
 
     With --burst, the same ranks get each number N of videos at once. The table compares the time until the last one
-    ends with the lower bound of any schedule, the larger of one video's time W and N x W / ranks, and with the shortest
-    time of replicas: as many groups of one rank. The first row is a burst before any costs are measured.
+    ends with the lower bound of any schedule, the larger of one video's time W and N x W / ranks, which a few whole
+    steps may not divide into, and with the shortest time of replicas: as many groups of one rank. The first row is a
+    burst before any costs are measured.
 
     \b
     Examples:
