@@ -99,10 +99,7 @@ def attention_backend(name: str) -> Change:
     return change
 
 
-_DECODES: Mapping[str, Sequence[Change]] = {
-    "compiled decoder": [compiled_decoder],
-    "compiled decoder, channels last": [channels_last, compiled_decoder],
-}
+_DECODES: Mapping[str, Sequence[Change]] = {"compiled decoder": [compiled_decoder]}
 #: The candidates of each section, by family, part and name.
 CANDIDATES: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Sequence[Change]]]]] = {
     "attention": {
@@ -122,10 +119,8 @@ CANDIDATES: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Sequence[Change]
         "svd": {
             "step": {
                 "compiled blocks": [compiled_blocks],
-                "compiled blocks, channels last": [channels_last, compiled_blocks],
                 "compiled blocks, one token": [one_token, compiled_blocks],
                 "channels last": [channels_last],
-                "compiled blocks, channels last, one token": [channels_last, one_token, compiled_blocks],
             },
             "encode": {"encoder in float32": [encoder_in_float32]},
         },
