@@ -1,8 +1,8 @@
 """LoRAs: reads the files in which they are published, and adds them to the weights of a component.
 
-W + strength * (alpha / rank) * B @ A (Hu et al. 2021, arXiv:2106.09685), computed in float32 and rounded once. Files
-may name weights as diffusers and peft do, as ComfyUI and LightX2V do (`diffusion_model.…`), or as musubi-tuner does
-(`lora_unet_…`).
+W + strength * (alpha / rank) * B @ A (Hu et al. 2021, arXiv:2106.09685), computed in float32 and rounded once. Keys are
+matched to weights by their names alone, so that a rank reads only the tensors of its components: diffusers' converters
+would load all of them, refuse some files of trainers, and cover neither SVD nor keys that LTX-2's trainers flatten.
 """
 
 import json
@@ -20,23 +20,27 @@ from torch import Tensor
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.resolved_model import LoraFile
 
-#: The parts of a LoRA that change one weight, by the end of their keys.
-_KINDS = {
-    "lora_A.weight": "down",
-    "lora_down.weight": "down",
-    "lora_A.default.weight": "down",
-    "lora_B.weight": "up",
-    "lora_up.weight": "up",
-    "lora_B.default.weight": "up",
-    "alpha": "alpha",
-    "diff": "diff",
-    "diff_m": "diff",
+#: The parts of a LoRA by the end of their keys, and the parameter of a module that each changes.
+_PARTS = {
+    "lora_A.weight": ("down", "weight"),
+    "lora_down.weight": ("down", "weight"),
+    "lora_A.default.weight": ("down", "weight"),
+    "lora_B.weight": ("up", "weight"),
+    "lora_up.weight": ("up", "weight"),
+    "lora_B.default.weight": ("up", "weight"),
+    "alpha": ("alpha", "weight"),
+    "diff": ("diff", "weight"),
+    "diff_m": ("diff", "weight"),
+    "lora_B.bias": ("diff", "bias"),
+    "diff_b": ("diff", "bias"),
 }
-_BIAS_KINDS = {"lora_B.bias": "diff", "diff_b": "diff"}  # those that change a bias
 _COMPONENTS = ("transformer.", "transformer_2.", "unet.")  # what keys begin with in files for several components
-#: What programs put before the names of weights, peft's first.
-_PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_")
-#: The names that musubi-tuner flattens: `blocks_3_self_attn_q`.
+#: What programs put before the names of weights: peft, ComfyUI, diffusers, kohya's trainers.
+_PREFIXES = (
+    "base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_model_",
+    "lora_unet_",
+)  # fmt: skip
+#: The original names of Wan's layers as musubi-tuner flattens them: `blocks_3_self_attn_q`.
 _FLAT = re.compile(r"blocks_(\d+)_(?:(self_attn|cross_attn)_(q|k|v|o|k_img|v_img)|ffn_(\d))")
 
 
@@ -83,8 +87,9 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
     if is_of_several := any(key.startswith(f"{component}.") for key in keys):
         keys = [key for key in keys if key.startswith(f"{component}.") or not key.startswith(_COMPONENTS)]
     lora.num_keys = len(keys)
+    flattened = {name.removesuffix(".weight").replace(".", "_"): name for name in shapes}
     for key in keys:
-        name, kind = _weight_of(key.removeprefix(f"{component}.") if is_of_several else key, shapes, rename)
+        name, kind = _weight_of(key.removeprefix(f"{component}.") if is_of_several else key, shapes, flattened, rename)
         if not kind:
             raise InputError(
                 f"The LoRA {file.file.name} has {key}: only plain LoRAs are supported, no DoRA, LoHa or LoKr."
@@ -139,21 +144,22 @@ def _is_dropped(name: str, parts: Mapping[str, Collection[str]]) -> bool:
     return "norm" in name or ("diff" in parts[name] and name != "proj_out.weight")
 
 
-def _weight_of(key: str, names: Collection[str], rename: Callable[[str], str]) -> tuple[str | None, str]:
-    """Return the weight that a key changes, None if there is no such weight, and the kind of the part."""
-    for ends, parameter in ((_KINDS, "weight"), (_BIAS_KINDS, "bias")):
-        for end, kind in ends.items():
-            module = key.removesuffix(f".{end}")
-            if module == key:
-                continue
-            for prefix in _PREFIXES:
-                module = module.removeprefix(prefix)
-            if flat := _FLAT.fullmatch(module):
-                block, attention, projection, layer = flat.groups()
-                module = f"blocks.{block}.{attention}.{projection}" if attention else f"blocks.{block}.ffn.{layer}"
-            candidates = (f"{module}.{parameter}", rename(f"{module}.{parameter}"), module)
-            return next((name for name in candidates if name in names), None), kind
-    return None, ""
+def _weight_of(
+    key: str, names: Collection[str], flattened: Mapping[str, str], rename: Callable[[str], str]
+) -> tuple[str | None, str]:
+    """Return the weight that a key changes, None if there is none, and the kind of the part, "" if that is unknown."""
+    end = next((end for end in _PARTS if key.endswith(f".{end}")), None)
+    if end is None:
+        return None, ""
+    kind, parameter = _PARTS[end]
+    module = key.removesuffix(f".{end}")
+    for prefix in _PREFIXES:
+        module = module.removeprefix(prefix)
+    if flat := _FLAT.fullmatch(module):
+        block, attention, projection, layer = flat.groups()
+        module = f"blocks.{block}.{attention}.{projection}" if attention else f"blocks.{block}.ffn.{layer}"
+    candidates = (f"{module}.{parameter}", rename(f"{module}.{parameter}"), flattened.get(module))
+    return next((name for name in candidates if name in names), None), kind
 
 
 def _scale(module: str, metadata: dict[str, Any], component: str) -> float:

@@ -203,29 +203,6 @@ def test_gemma_in_fp8_is_the_same_where_weights_are_made_and_where_they_stay(tin
     assert not torch.equal(made["video_text"], plain["video_text"])
 
 
-@pytest.mark.parametrize("prefix", ["diffusion_model.", "transformer."])
-def test_a_lora_under_original_names_and_under_those_of_diffusers(tiny_ltx, image, tmp_path, prefix):
-    weights = load_file(next((tiny_ltx / "transformer").glob("*.safetensors")))
-    modules = [
-        name.removesuffix(".weight") for name in weights if name.endswith(("to_q.weight", "adaln.linear.weight"))
-    ]
-    lora = {}
-    for seed, module in enumerate(modules):
-        name = prefix + (original(f"{module}.")[:-1] if prefix == "diffusion_model." else module)
-        rows, columns = weights[f"{module}.weight"].shape
-        generator = torch.Generator().manual_seed(seed)
-        lora[f"{name}.lora_A.weight"] = torch.randn(2, columns, generator=generator)
-        lora[f"{name}.lora_B.weight"] = torch.randn(rows, 2, generator=generator)
-    save_file(lora, tmp_path / "style.safetensors")
-    (tmp_path / "mine.toml").write_text(
-        f'base = "{tiny_ltx}"\n[[lora]]\nfile = "style.safetensors"\ncomponent = "transformer"\nstrength = 0.1\n'
-    )
-    (sentence,) = check_model_file(resolve(str(tmp_path / "mine.toml")), LAYOUT)
-    assert f"changes {len(modules)} weights" in sentence
-    (mine, _), (plain, _) = (result_of(str(each), image, stages=1) for each in (tmp_path / "mine.toml", tiny_ltx))
-    assert not torch.equal(mine, plain)
-
-
 def test_what_a_lora_has_for_the_text_projection_is_left_out_in_one_sentence(tiny_ltx, tmp_path):
     modules = {"diffusion_model.transformer_blocks.0.attn1.to_q": 32}
     modules["text_embedding_projection.video_aggregate_embed"] = 48
