@@ -224,6 +224,8 @@ class ComponentLoader:
         else:
             stored = open_folder(self._files(component))
         self._check_complete(component, shapes.keys() - stored.keys())
+        if component in self.model.weights and component in self.layout.denoisers:
+            self._check_known(component, stored.keys() - shapes.keys(), {name.partition(".")[0] for name in shapes})
         for name, shape in shapes.items():
             if stored[name].num_elements != math.prod(shape):
                 raise InputError(
@@ -248,11 +250,22 @@ class ComponentLoader:
     def _of(self, component: str) -> str:
         return f" in {self.model.weights[component]}" if component in self.model.weights else ""
 
+    def _check_known(self, component: str, others: Collection[str], parts: Collection[str]) -> None:
+        """Refuse weights in `parts` of a component that its config lacks, as of Wan 2.1's transformer in 2.2's."""
+        if unknown := [name for name in others if name.partition(".")[0] in parts]:
+            raise InputError(
+                f"The file {self.model.weights[component]} is of another model: the {component} of {self.model.base} "
+                f"has no {min(unknown)}; give another file, or the base that it belongs to."
+            )
+
     def _check_complete(self, component: str, missing: Collection[str]) -> None:
         if missing:
+            how = "get the model again, or one whose files belong to its config"
+            if component in self.model.weights:
+                how = f"give a file that has a whole {component} of this model"
             raise InputError(
                 f"The {component} of the model {self.name} lacks {len(missing)} of its weights{self._of(component)}, "
-                f"such as {min(missing)}; get the model again, or one whose files belong to its config."
+                f"such as {min(missing)}; {how}."
             )
 
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_folder import unreadable
 from svdq.pipeline.models.resolved_model import LoraFile
 
 #: The parts of a LoRA by the end of their keys, and the parameter of a module that each changes.
@@ -92,7 +93,8 @@ def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Calla
         name, kind = _weight_of(key.removeprefix(f"{component}.") if is_of_several else key, shapes, flattened, rename)
         if not kind:
             raise InputError(
-                f"The LoRA {file.file.name} has {key}: only plain LoRAs are supported, no DoRA, LoHa or LoKr."
+                f"The LoRA {file.file.name} has {key}: only plain LoRAs are supported, no DoRA, LoHa or LoKr, and no "
+                "whole weights; give another file."
             )
         if name is None:
             lora.unmatched.append(key)
@@ -185,7 +187,7 @@ def open_safetensors(path: Path, what: str) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise InputError(f"The {what} {path} cannot be read ({error}); fetch it again.") from error
+        raise unreadable(what, path, error) from error
 
 
 def warnings_of(lora: Lora) -> Iterator[str]:

@@ -141,7 +141,20 @@ def gguf_tensors(file: Path) -> Sequence[Any]:
     try:
         return list(GGUFReader(file).tensors)
     except (OSError, ValueError) as error:
-        raise InputError(f"The weights file {file} cannot be read ({error}); fetch it again.") from error
+        raise unreadable("weights file", file, error) from error
+
+
+def unreadable(what: str, file: Path, error: Exception) -> InputError:
+    """Return the error about a file that cannot be read; `what` it is."""
+    if _is_pointer(file):
+        return InputError(f"The {what} {file} is a Git LFS pointer, not the weights; run `git lfs pull` there.")
+    return InputError(f"The {what} {file} cannot be read ({reason_of(error)}); fetch it again.")
+
+
+def _is_pointer(file: Path) -> bool:
+    """Return whether a file is a pointer of Git LFS; raises OSError."""
+    with file.open("rb") as opened:
+        return opened.read(8) == b"version "
 
 
 def gguf_fields(file: Path) -> Mapping[str, Any]:
@@ -168,9 +181,8 @@ def _problem_of(file: Path) -> str:
     """Return the problem of a safetensors file as a predicate, e.g. "is missing"; "" if there is none."""
     library = _library()
     try:
-        with file.open("rb") as opened:
-            if opened.read(8) == b"version ":
-                return "is a Git LFS pointer, not the weights (run `git lfs pull` there)"
+        if _is_pointer(file):
+            return "is a Git LFS pointer, not the weights (run `git lfs pull` there)"
         found = _header(file)
     except FileNotFoundError:
         return "is missing"

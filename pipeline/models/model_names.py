@@ -6,7 +6,8 @@ Does not import torch.
 
 import hashlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
@@ -38,6 +39,8 @@ from svdq.pipeline.models.model_folder import (
 )
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel, Timings
 
+#: What names of files say about the expert that they are for, such as HighNoise, high_noise or HIGH.
+_EXPERT = re.compile(r"(?<![a-z])(high|low)(?:[ _-]?noise)?(?![a-z])", re.IGNORECASE)
 INDEX = "model_index.json"  # the pipeline's index; the hub's cache finds a model by it
 
 
@@ -87,7 +90,9 @@ def find_base(given: ModelFile, path: Path) -> Path:
         return find_folder(given.base)
     except InputError as error:
         if not HUB_ID.fullmatch(given.base):
-            raise
+            raise InputError(
+                f"There is no folder {given.base!r}, the base of the model file {str(path)!r}; correct its path."
+            ) from error
         if (shipped := configs_of(given, path)) is not None:
             return shipped
         raise InputError(
@@ -186,6 +191,8 @@ def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedMode
                 f"The model file {str(path)!r} names the component {component!r}; the base {given.base} has "
                 f"{' and '.join(sorted(allowed))}."
             )
+    _check_experts([*given.weights.items()], family.experts, path)
+    _check_experts([(lora.component, lora.file) for lora in given.lora], family.experts, path)
     return model.model_copy(
         update={
             "name": path.stem,
@@ -202,6 +209,19 @@ def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedMode
             ),
         }
     )
+
+
+def _check_experts(files: Sequence[tuple[str, str]], experts: Mapping[str, str], path: Path) -> None:
+    """Raise InputError if the names of files for two components say that each is for the other expert."""
+    said = {
+        expert: {half.lower() for name, file in files if name == component for half in _EXPERT.findall(Path(file).stem)}
+        for expert, component in experts.items()
+    }
+    if said == {"high": {"low"}, "low": {"high"}}:
+        raise InputError(
+            f"The model file {str(path)!r} has the files of the two experts swapped, by their names: {experts['high']} "
+            f"is the high-noise expert, and {experts['low']} the low-noise one."
+        )
 
 
 def _files_of(model: ResolvedModel, layout: FolderLayout, dtype: str) -> dict[str, Path]:

@@ -147,10 +147,17 @@ def scaled(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _open_gguf(file: Path) -> dict[str, Stored]:
+    from diffusers.quantizers.gguf.utils import dequantize_functions
+
     found = {}
     architecture = gguf_fields(file).get("general.architecture")
     has_one_added = architecture is not None and architecture.contents() == "gemma3"
     for tensor in gguf_tensors(file):
+        if not (tensor.tensor_type in dequantize_functions or tensor.data.dtype.kind == "f"):
+            raise InputError(
+                f"The weights file {file} has {tensor.name} as {tensor.tensor_type.name}, which diffusers cannot read; "
+                "give another quantization, such as Q4_K_M."
+            )
         read = partial(_mapped, tensor.data)
         how: Callable[[Mapping[str, Tensor]], Tensor] = partial(_of_blocks, int(tensor.tensor_type))
         if has_one_added and tensor.name.endswith("norm.weight"):
@@ -176,7 +183,7 @@ def _of_blocks(kind: int, tensors: Mapping[str, Tensor]) -> Tensor:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     data, quantization = tensors[DATA], GGMLQuantizationType(kind)
-    if quantization not in GGML_QUANT_SIZES or data.is_floating_point():
+    if data.is_floating_point():
         return data
     block_size, num_bytes = GGML_QUANT_SIZES[quantization]
     blocks = data.reshape(-1, num_bytes)

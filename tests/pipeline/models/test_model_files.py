@@ -157,6 +157,7 @@ def test_the_fingerprint_is_that_of_the_content(tiny_wan: Path, tmp_path: Path) 
         (f"sigmas = {SIGMAS}", "sigmas = []", r"sigmas must name one noise level"),
         ("shift = 5.0", "boundary = 0.9\nswitch_at = 2", r"boundary and switch_at exclude each other"),
         ("base =", "base", r"is not valid TOML"),
+        ('base = "', 'base = "/none', r"There is no folder '/none.*', the base of the model file"),
         ("base = ", 'base = "../none" #', r"base: '../none' is neither a folder, relative to the file, nor a hub id"),
         ("guidance_scale = 1.0", "seed = 1", r"has a default for seed, which every job has of its own"),
         ('"transformer.safetensors"', '"a--b/c:d.safetensors"', r"a--b/c:d.safetensors is not on this machine"),
@@ -169,6 +170,39 @@ def test_mistakes_are_sentences(tiny_wan: Path, tmp_path: Path, old: str, new: s
     with pytest.raises(InputError, match=message) as caught:
         resolve(str(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_swapped"),
+    [
+        (("wan2.2_i2v_low_noise_14B", "wan2.2_i2v_high_noise_14B"), True),
+        (("Wan2.2-I2V-A14B-LowNoise-Q4_K_M", "Wan2.2-I2V-A14B-HighNoise-Q4_K_M"), True),
+        (("4steps-lora_LOW_fp16", "4steps-lora_HIGH_fp16"), True),
+        (("4steps-lora_HIGH_fp16", "4steps-lora_LOW_fp16"), False),
+        (("lowres", "highlights"), False),
+        (("one_low_noise", "one_low_noise"), False),  # of one file for both, a name says nothing
+    ],
+)
+@pytest.mark.parametrize("is_lora", [False, True])
+def test_swapped_files_of_two_experts_are_refused(
+    tiny_wan: Path, tmp_path: Path, names: tuple[str, str], is_swapped: bool, is_lora: bool
+) -> None:
+    components = ("transformer", "transformer_2")
+    for name in names:
+        (tmp_path / f"{name}.safetensors").touch()
+    entries = [
+        f'[[lora]]\nfile = "{name}.safetensors"\ncomponent = "{component}"'
+        if is_lora
+        else f'weights.{component} = "{name}.safetensors"'
+        for name, component in zip(names, components, strict=True)
+    ]
+    path = tmp_path / "mine.toml"
+    path.write_text("\n".join([f'base = "{tiny_wan}"', *entries]))
+    if not is_swapped:
+        assert resolve(str(path)).name == "mine"
+        return
+    with pytest.raises(InputError, match="has the files of the two experts swapped, by their names: transformer is"):
+        resolve(str(path))
 
 
 def test_either_scheduler_takes_sigmas(tiny_wan: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,7 @@ from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.wan.family import FAMILY
 from svdq.pipeline.models.weights import empty_component, open_file, renaming
 from tests.pipeline.models.wan_files import (
+    finish,
     original_name,
     original_t5_name,
     original_vae_name,
@@ -92,6 +94,34 @@ def test_weights_of_another_model_are_refused_by_their_sizes(tiny_wan: Path, tmp
     )
     with pytest.raises(InputError, match=said):
         list(check_model_file(model, FAMILY.layouts["WanImageToVideoPipeline"]))
+
+
+def test_weights_of_wan_2_1_are_refused_for_wan_2_2(tiny_wan: Path, tmp_path: Path) -> None:
+    # Its transformer has all weights of 2.2's, and others for the photo.
+    write_tiny_wan(tmp_path / "wan2.1", "i2v-14b")
+    file = next((tmp_path / "wan2.1" / "transformer").glob("*.safetensors"))
+    (tmp_path / "mine.toml").write_text(f'base = "{tiny_wan}"\n[weights]\ntransformer = "{file}"\n')
+    model = resolve(str(tmp_path / "mine.toml"))
+    said = "is of another model: the transformer of .* has no blocks.0.attn2.add_k_proj.bias; give another file"
+    with pytest.raises(InputError, match=said):
+        list(check_model_file(model, FAMILY.layouts["WanImageToVideoPipeline"]))
+
+
+def test_a_gguf_type_that_diffusers_cannot_read_is_refused(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "iq2.gguf", "wan")
+    kind = gguf.GGMLQuantizationType.IQ2_S
+    writer.add_tensor("a.weight", np.zeros((2, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), raw_dtype=kind)
+    finish(writer)
+    with pytest.raises(InputError, match=r"has a.weight as IQ2_S, which diffusers cannot read; give another quant"):
+        open_file(tmp_path / "iq2.gguf", [], str)
+
+
+@pytest.mark.parametrize("name", ["pointer.gguf", "pointer.safetensors"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(InputError, match="is a Git LFS pointer, not the weights; run `git lfs pull` there"):
+        open_file(tmp_path / name, [], str)
 
 
 @pytest.mark.parametrize(
