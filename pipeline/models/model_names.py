@@ -20,6 +20,7 @@ from svdq.pipeline.models.model_file import (
     CONFIGS,
     HUB_ID,
     LORA_SUFFIXES,
+    PRESETS,
     WEIGHTS_SUFFIXES,
     ModelFile,
     find_file,
@@ -70,10 +71,15 @@ def find_folder(name: str) -> Path:
         exists = folder.exists()
     except (OSError, RuntimeError) as error:  # no permission, a name that is too long, an unknown user's home
         raise InputError(f"The model folder {name!r} cannot be read ({error}); give another.") from error
+    if name.endswith(WEIGHTS_SUFFIXES):
+        raise InputError(
+            f"{name!r} is the name of one weights file; write a model file (.toml) with a base, and this file under "
+            "[weights], as docs/models.md shows."
+        )
     if exists or not HUB_ID.fullmatch(name):
         raise InputError(
-            f"There is no model folder {name!r}; SVDQ_MODEL must be a diffusers folder, a hub id such as "
-            "stabilityai/stable-video-diffusion-img2vid-xt, or preview."
+            f"There is no model folder {name!r}; give a diffusers folder, a model file (.toml), a hub id such as "
+            "stabilityai/stable-video-diffusion-img2vid-xt, or a name that `svdq model list` shows."
         )
     found = _cached(name)
     if found is None:
@@ -95,9 +101,10 @@ def find_base(given: ModelFile, path: Path) -> Path:
             ) from error
         if (shipped := configs_of(given, path)) is not None:
             return shipped
+        name = path.stem if PRESETS.get(path.stem) == str(path) else str(path)
         raise InputError(
-            f"The model {given.base} is not on this machine, and the model file {str(path)!r} needs some of it; fetch "
-            f"that with `svdq model pull {path}`."
+            f"The model {given.base} is not on this machine, and the model file {name!r} needs some of it; fetch that "
+            f"with `svdq model pull {name}`."
         ) from error
 
 
@@ -125,7 +132,10 @@ def _cached(name: str) -> Path | None:
 
 
 def split_id(name: str) -> tuple[str, str | None]:
-    """Split a hub id into `organisation/model` and the revision after an @; raise InputError if it is none."""
+    """Split a hub id into `organisation/model` and the revision after an @.
+
+    Raises InputError if it is none, or that of a model's files before they were converted to diffusers.
+    """
     if name.count("@") > 1:
         raise InputError(f"{name!r} names two revisions; give one after an @.")
     if not HUB_ID.fullmatch(name):
@@ -134,6 +144,8 @@ def split_id(name: str) -> tuple[str, str | None]:
             "stabilityai/stable-video-diffusion-img2vid-xt."
         )
     repository, _, revision = name.partition("@")
+    if any(f"{repository}-Diffusers" in family.models for family in FAMILIES):
+        raise InputError(f"The model {name} has the authors' own files; give {repository}-Diffusers.")
     return repository, revision or None
 
 
@@ -281,12 +293,12 @@ def facts_of(name: str) -> Facts | None:
 
 
 def check_name(name: str) -> None:
-    """Raise an InputError for the path of a folder or model file that is not there, or an id without `-Diffusers`."""
+    """Raise an InputError for the path of a folder or model file that is not there, or as `split_id`."""
     is_path = name.startswith(("/", "~", "./", "../")) or is_model_file(name)
     if is_path and not os.path.exists(os.path.expanduser(name)):
         raise InputError(f"There is no model at {name!r}; check the path in SVDQ_MODEL.")
-    if any(f"{name.partition('@')[0]}-Diffusers" in family.models for family in FAMILIES):
-        raise InputError(f"The model {name} has the authors' own files; set SVDQ_MODEL={name}-Diffusers.")
+    if HUB_ID.fullmatch(name):
+        split_id(name)
 
 
 def family_of_model(name: str) -> str | None:

@@ -47,6 +47,10 @@ def pull(
     InputError for all else: a model that is not there or not supported, or a disk without room.
     """
     repository, revision = split_id(name)
+    if Path(name).exists():
+        raise InputError(
+            f"{name!r} is a folder here, which svdq uses as it is; pull in another directory to fetch the hub's model."
+        )
     try:
         import huggingface_hub as client
         import huggingface_hub.utils.logging as client_logging

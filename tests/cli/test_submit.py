@@ -250,7 +250,7 @@ def test_what_continues_a_preview_is_replaced_with_it(
         ("~/nope.toml", "There is no model at '~/nope.toml'"),
         ("nope.toml", "There is no model at 'nope.toml'"),
         ("/nope/svd-xt", "There is no model at '/nope/svd-xt'"),
-        ("Wan-AI/Wan2.2-I2V-A14B", "set SVDQ_MODEL=Wan-AI/Wan2.2-I2V-A14B-Diffusers."),
+        ("Wan-AI/Wan2.2-I2V-A14B", "give Wan-AI/Wan2.2-I2V-A14B-Diffusers."),
     ],
 )
 def test_a_model_that_is_not_there_is_no_guess(

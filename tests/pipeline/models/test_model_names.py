@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.model_file import PRESETS
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
@@ -49,6 +50,22 @@ def test_it_has_what_a_rank_needs_to_load_it(tiny_wan: Path, monkeypatch: pytest
 def test_a_name_that_is_no_model(name):
     with pytest.raises(InputError, match="There is no model folder"):
         open_model(resolve(name), Role(), CPU, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("wan2.2_4step", "or a name that `svdq model list` shows"),
+        ("models/wan_high_noise.safetensors", "is the name of one weights file; write a model file"),
+        ("wan-Q4_K_M.gguf", "is the name of one weights file; write a model file"),
+        ("Wan-AI/Wan2.2-I2V-A14B", "has the authors' own files; give Wan-AI/Wan2.2-I2V-A14B-Diffusers"),
+        ("Wan-AI/Wan2.2-I2V-A14B@main", "has the authors' own files; give Wan-AI/Wan2.2-I2V-A14B-Diffusers"),
+        (PRESETS["wan2.2-4step"], "model file 'wan2.2-4step' needs some of it; .* `svdq model pull wan2.2-4step`"),
+    ],
+)
+def test_a_name_that_is_nearly_a_model(hub_cache, name, says):
+    with pytest.raises(InputError, match=says):
+        resolve(name)
 
 
 @pytest.fixture
