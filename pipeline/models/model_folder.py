@@ -78,11 +78,17 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def loaded_files(folder: Path, component: str, precisions: Sequence[bool]) -> list[Path]:
-    """Return a component's weights files of the first of some precisions that it has: half (True) or full (False)."""
-    files = [folder / component / name for name in weight_files(_names_in(folder / component))]
-    files = [file for file in files if file.suffix != ".json"]
-    found = ([file for file in files if is_half(file.name) == precision] for precision in precisions)
-    return next(filter(None, found), [])
+    """Return a component's weights files of the first of some precisions that it has: half (True) or full (False).
+
+    Of files in parts, they are those that the index names: parts of an earlier copy may lie beside them. May raise
+    InputError for an index that cannot be read.
+    """
+    names = weight_files(_names_in(folder / component))
+    found = next(filter(None, ([name for name in names if is_half(name) == each] for each in precisions)), [])
+    if index := next((name for name in found if name.endswith(".json")), None):
+        parts = read_json(folder, f"{component}/{index}", str(folder)).get("weight_map")
+        found = sorted({*parts.values()}) if isinstance(parts, dict) else []
+    return [folder / component / name for name in found]
 
 
 def weights_in(file: Path, names: FileNames | None = None) -> list[tuple[str, int, int]]:
@@ -284,17 +290,22 @@ def _problems_of_weights(folder: Path, component: str, name: str, precisions: Se
     there = variants(folder, component)
     kinds = there if precisions is None else [each for each in precisions if each in there][:1]
     if not there:
-        found = "weights as pickles only (.bin)" if any(each.endswith(".bin") for each in names) else "no weights"
-        yield f"The {component} of the model {name} has {found}, and svdq reads .safetensors; {again}."
+        others = [each for each in names if each.endswith((".bin", ".safetensors", ".gguf"))]
+        found = f"no weights but {min(others)}" if others else "no weights"
+        yield (
+            f"The {component} of the model {name} has {found}, and svdq reads diffusers' .safetensors, such as "
+            f"diffusion_pytorch_model.safetensors; {again}."
+        )
     elif not kinds:
         yield (
             f"The {component} of the model {name} has half precision weights only, which suffice for GPUs; to render "
             "on a CPU, fetch the full ones, too (`svdq model pull` with `--variant full`)."
         )
-    files = {each for each in weight_files(names) if is_half(each) in kinds}
-    for index in [each for each in files if each.endswith(".json")]:
-        parts = read_json(folder, f"{component}/{index}", name).get("weight_map")
-        files |= set(parts.values()) if isinstance(parts, dict) else set()
-    for file in sorted(each for each in files if not each.endswith(".json")):
-        if problem := _problem_of(folder / component / file):
-            yield f"{folder / component / file} of the model {name} {problem}; {again}."
+    for kind in kinds:
+        files = loaded_files(folder, component, [kind])
+        has_index = any(each.endswith(".json") and is_half(each) == kind for each in weight_files(names))
+        if not files or (not has_index and "-of-" in files[0].name):
+            yield f"The {component} of the model {name} has weights in parts without an index of them; {again}."
+        for file in files:
+            if problem := _problem_of(file):
+                yield f"{file} of the model {name} {problem}; {again}."

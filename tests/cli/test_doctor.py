@@ -208,7 +208,7 @@ def text_to_image(folder: Path) -> None:
         (cut, "is cut off or no safetensors file"),
         (lambda folder: (folder / UNET).write_bytes(b"\xff" * 100), "is cut off or no safetensors file"),
         (lambda folder: (folder / UNET).write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
-        (lambda folder: (folder / UNET).rename(folder / "unet/weights.bin"), "pickles only"),
+        (lambda folder: (folder / UNET).rename(folder / "unet/weights.bin"), "has no weights but weights.bin"),
         (lambda folder: (folder / UNET).unlink(), "has no weights"),
         (lambda folder: rewrite_header(folder / UNET, lambda text: text.replace('"F32"', '"I32"')), "as I32"),
         (lambda folder: shutil.rmtree(folder / "image_encoder"), "has no image_encoder"),

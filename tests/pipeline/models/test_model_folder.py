@@ -33,6 +33,10 @@ def missing(file):
     return lambda folder: (folder / file).unlink()
 
 
+def renamed(file, name):
+    return lambda folder: (folder / file).rename(folder / name)
+
+
 def written(file, content):
     return lambda folder: (folder / file).write_bytes(content)
 
@@ -83,6 +87,8 @@ def test_a_broken_folder_of_svd_is_one_sentence(tiny_model, tmp_path, damage, wo
         (configure(vae=["diffusers", "AutoencoderKL"]), "is a AutoencoderKL; svdq works with"),
         (configure(_class_name="FluxPipeline"), " or WanImageToVideoPipeline such as Wan-AI/"),
         (missing("vae/diffusion_pytorch_model.safetensors"), "has no weights"),
+        (renamed(f"vae/{WEIGHTS}", "vae/mine.safetensors"), "has no weights but mine.safetensors, and svdq reads"),
+        (renamed(f"vae/{WEIGHTS}", "vae/model.bin"), "has no weights but model.bin, and svdq reads"),
         (missing("tokenizer/tokenizer.json"), "has no readable tokenizer/tokenizer.json"),
         (lambda folder: (folder / "tokenizer/tokenizer.json").write_text('{"model": '), "has no readable tokenizer/"),
         (configure("vae/config.json", base_dim=16), "cannot be loaded (Cannot load"),
@@ -151,6 +157,21 @@ def test_several_files_of_one_component(tiny_model, tmp_path):
     ours = open_model(resolve(str(folder)), Role(), CPU, torch.float32).pipeline.unet.state_dict()
     expected = open_model(resolve(str(tiny_model)), Role(), CPU, torch.float32).pipeline.unet.state_dict()
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
+    # What an earlier copy in three parts has left is not read, also where weights are read one by one.
+    save_file({name: 0 * weights[name] for name in names}, file.with_name(f"{file.stem}-00003-of-00003.safetensors"))
+    lora = {
+        f"unet.conv_in.lora_{part}.weight": torch.ones(shape)
+        for part, shape in (("A", (1, 8, 3, 3)), ("B", (32, 1, 1, 1)))
+    }
+    save_file(lora, tmp_path / "lora.safetensors")
+    (tmp_path / "lora.toml").write_text(
+        f'base = "{folder}"\nlora = [{{file = "lora.safetensors", component = "unet", strength = 0}}]'
+    )
+    ours = open_model(resolve(str(tmp_path / "lora.toml")), Role(), CPU, torch.float32).pipeline.unet.state_dict()
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
     next((folder / "unet").glob("*-00002-of*.safetensors")).unlink()
     with pytest.raises(InputError, match=r"00002-of-00002\.safetensors of the model .* is missing"):
+        open_model(resolve(str(folder)), Role(), CPU, torch.float32)
+    (folder / "unet" / f"{file.name}.index.json").unlink()
+    with pytest.raises(InputError, match=r"The unet of the model .* has weights in parts without an index of them"):
         open_model(resolve(str(folder)), Role(), CPU, torch.float32)
