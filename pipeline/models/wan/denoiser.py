@@ -119,11 +119,10 @@ def segments_of(completed: WanParameters, facts: Facts, schedule: Schedule) -> t
     is_halved = completed.guided and completed.guidance_scale_2 == 1  # the other expert makes one prediction
     if not is_halved and not completed.step_cache:
         return schedule.segments
+    are_skipped = skipped(completed, facts) if completed.step_cache else [False] * len(schedule.components)
     costs = [
         0.0 if is_skipped else 0.5 if is_halved and component == LOW_NOISE else 1.0
-        for is_skipped, component in zip(
-            skipped(completed, facts, schedule.components), schedule.components, strict=True
-        )
+        for is_skipped, component in zip(are_skipped, schedule.components, strict=True)
     ]
     return tuple(replace(each, costs=tuple(costs[each.start : each.stop])) for each in schedule.segments)
 

@@ -5,7 +5,7 @@ and the last frame, and 2.2 TI2V-5B one transformer that gets the photo as its f
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import not_
 from typing import Annotated, Any, ClassVar, Literal
@@ -296,7 +296,7 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
 
 def check_step_cache(completed: WanParameters, facts: Facts) -> None:
     """Raise an InputError if none of the steps of a video can be skipped, with the reason."""
-    if not any(skipped(completed, facts, experts_of(completed, facts))):
+    if not any(skipped(completed, facts)):
         raise InputError(
             f"step_cache {completed.step_cache:g} skips none of {completed.steps} steps of {_defaults(facts).title}; "
             "give more steps or a larger number, or leave it out."
@@ -309,19 +309,15 @@ def threshold_for(parameters: WanParameters, facts: Facts, speedup: float) -> fl
     return curve_of(completed, facts).threshold_for(experts_of(completed, facts), speedup)
 
 
-def skipped(completed: WanParameters, facts: Facts, experts: Sequence[str]) -> list[bool]:
-    """Return whether each step of a video is skipped, by the expert of each; InputError if the model has no curve."""
-    if not completed.step_cache:
-        return [False] * len(experts)
-    return curve_of(completed, facts).skipped(experts, completed.step_cache)
+def skipped(completed: WanParameters, facts: Facts) -> list[bool]:
+    """Return whether each step of a video with a step cache is skipped; raises InputError if the model has no curve."""
+    return curve_of(completed, facts).skipped(experts_of(completed, facts), completed.step_cache)
 
 
 def step_costs(completed: VideoParameters, facts: Facts) -> list[float]:
     """Return the relative costs of the steps of a video: 0 for skipped ones; none: 1 each."""
     assert isinstance(completed, WanParameters)
-    if not completed.step_cache:
-        return []
-    return [0.0 if each else 1.0 for each in skipped(completed, facts, experts_of(completed, facts))]
+    return [0.0 if each else 1.0 for each in skipped(completed, facts)] if completed.step_cache else []
 
 
 def curve_of(completed: WanParameters, facts: Facts) -> Curve:
@@ -329,8 +325,8 @@ def curve_of(completed: WanParameters, facts: Facts) -> Curve:
     ours = _defaults(facts)
     if "sigmas" in facts:
         raise InputError(
-            f"step_cache does not apply to a distilled schedule of {completed.steps} steps, all of which are needed; "
-            "leave it out."
+            f"step_cache does not apply to the {completed.steps} steps of a model file with sigmas, such as those of a "
+            "distilled model, all of which are needed; leave it out."
         )
     assert completed.width is not None
     assert completed.height is not None
@@ -344,16 +340,21 @@ def curve_of(completed: WanParameters, facts: Facts) -> Curve:
 
 
 def experts_of(completed: WanParameters, facts: Facts) -> list[str]:
-    """Return the expert of each step by the shifted noise levels alone, which `Schedule` has from diffusers."""
+    """Return the expert of each step by the shifted noise levels, which `Schedule` has from diffusers.
+
+    They are those of the scheduler: a model file with sigmas has no step cache.
+    """
     assert completed.steps is not None
     assert completed.flow_shift is not None
     steps, shift, ratio = completed.steps, completed.flow_shift, facts["boundary_ratio"]
     if ratio is None:
         return [HIGH_NOISE] * steps
+    if (first := facts.get("switch_at")) is not None:
+        return [HIGH_NOISE if index < first else LOW_NOISE for index in range(steps)]
     is_unipc, num_train = facts["scheduler"]["_class_name"] == "UniPCMultistepScheduler", 1000
     last = 1 / num_train if is_unipc else _shifted(1 / num_train, shift)
     even = [1 - (1 - last) * step / max(1, steps - (not is_unipc)) for step in range(steps)]
-    levels = [_shifted(sigma, shift) * num_train for sigma in facts.get("sigmas", even)]
+    levels = [_shifted(sigma, shift) * num_train for sigma in even]
     if is_unipc:  # its timesteps are whole
         levels = [math.trunc(min(level, num_train - 1e-3)) for level in levels]
     return [HIGH_NOISE if level >= ratio * num_train else LOW_NOISE for level in levels]

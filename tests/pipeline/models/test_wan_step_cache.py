@@ -98,7 +98,11 @@ def test_the_experts_of_steps_are_known_without_torch(kind: str) -> None:
     for steps in (1, 2, 4, 7, 20, 40, 50):
         for shift in (1.0, 3.0, 5.0, 8.0, 12.0):
             values = WanParameters(seed=1, steps=steps, flow_shift=shift)
-            assert experts_of(values, facts) == Schedule(steps, shift, facts).components, (steps, shift)
+            for more in ({}, {"boundary_ratio": 0.8}, {"switch_at": 3}):
+                assert experts_of(values, facts | more) == Schedule(steps, shift, facts | more).components, (
+                    steps,
+                    more,
+                )
 
 
 def test_a_speedup_is_the_smallest_threshold_that_reaches_it() -> None:
@@ -117,7 +121,8 @@ def test_a_speedup_is_the_smallest_threshold_that_reaches_it() -> None:
     [
         (PUBLISHED, {"steps": 2}, "skips none of 2 steps of Wan 2.2 I2V-A14B"),
         (PUBLISHED, {"step_cache": 0.00001}, "skips none of 40 steps"),
-        (PUBLISHED | {"sigmas": [1.0, 0.9, 0.8, 0.6]}, {}, "a distilled schedule of 4 steps"),
+        (PUBLISHED | {"sigmas": [1.0, 0.9, 0.8, 0.6]}, {}, "the 4 steps of a model file with sigmas"),
+        (PUBLISHED | {"sigmas": "simple"}, {}, "the 40 steps of a model file with sigmas"),
         (MODELS["Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers"].facts, {}, "a curve, which Wan 2.1 FLF2V-14B has none of"),
     ],
 )
