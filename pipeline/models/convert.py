@@ -58,6 +58,8 @@ def convert(
     name, source = model.name, model.folder
     if source is None or model.family is None or model.layout is None:
         raise InputError(f"The model {name} has no weights to convert; name the folder or hub id of a model.")
+    if model.base is not None:  # its LoRAs and other weights would not be in the copy
+        raise InputError(f"{name!r} is a model file; convert its base {model.base}, and name the copy in it.")
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists; name a folder that does not exist yet.")
     layout = family_named(model.family).layouts[model.layout]

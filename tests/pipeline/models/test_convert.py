@@ -93,6 +93,13 @@ def test_a_damaged_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
         convert(resolve(str(folder)), tmp_path / "half", torch.float16)
 
 
+def test_a_model_file_is_refused_since_a_copy_would_lack_its_loras(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(f'base = "{tiny_model}"\n[defaults]\nsteps = 4\n')
+    with pytest.raises(InputError, match=rf"'mine' is a model file; convert its base {tiny_model}, and name the copy"):
+        convert(resolve(str(tmp_path / "mine.toml")), tmp_path / "copy", torch.float16)
+    assert not (tmp_path / "copy").exists()
+
+
 def test_the_command(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "half"
     assert run(["model", "convert", str(tiny_model), str(target), "--dtype", "fp16"]) == 0
