@@ -30,7 +30,7 @@ from svdq.producer.job import shown_loras
 from svdq.producer.queue import session, statuses
 from svdq.producer.records import Sidecar
 from svdq.producer.results.fetch import fetch_all, ids_of, results_of
-from svdq.producer.results.finished_videos import OUTPUTS, find_results, read_provenance
+from svdq.producer.results.finished_videos import find_results, read_provenance
 from svdq.producer.results.gallery import write_gallery
 from svdq.producer.results.prune import (
     Removal,
@@ -106,13 +106,13 @@ def gallery(
         folder = Path(os.path.abspath(folder))  # without `..`, which is no key of a storage
         if not folder.is_dir():
             raise InputError(f"There is no folder {str(folder)!r}; give a folder with videos, or none for the storage.")
-        place, under = Storage(str(folder.parent)), folder.name
+        place = Storage(str(folder.parent))
     else:
-        place, under = Storage.open_for_command(settings.storage), OUTPUTS
+        place = Storage.open_for_command(settings.storage)
         with session(settings) as connection:
             failures = list_jobs(connection, 1000, ("failed",))
         failures = [view for view in failures if since is None or (view.ended_at or view.created_at) >= since]
-    found = find_results(place, since=since, folder=under, on_bad=warn)
+    found = find_results(place, since=since, fetched=folder.name if folder else None, on_bad=warn)
     results = sorted(found, key=lambda result: result.finished_at, reverse=True)[:limit]
     write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}")
     if as_json:

@@ -46,27 +46,37 @@ def find_results(
     *,
     since: datetime | None = None,
     job_ids: Collection[str] | None = None,
-    folder: str = OUTPUTS,
+    fetched: str | None = None,
     on_bad: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Result]:
-    """Find finished videos whose files all exist, in any order, in a folder of the storage and its subfolders.
+    """Find finished videos whose files all exist, in any order, in `outputs` and its subfolders.
 
-    Sidecars older than `since` are not read. `on_bad` is called with a sentence for each JSON file that is no sidecar.
+    Or in `fetched`, the key of a folder that `svdq fetch` has filled, perhaps under other names. Sidecars older than
+    `since` are not read. `on_bad` is called with a sentence for each JSON file that is no sidecar.
     """
     ends = None if job_ids is None else tuple(f"-{job_id}.json" for job_id in job_ids)
 
     def is_wanted(sidecar: FileInfo) -> bool:
         return (since is None or sidecar.modified_at >= since) and (ends is None or sidecar.key.endswith(ends))
 
-    for result in read_results(storage, storage.entries(folder), is_wanted, on_bad):
+    entries = storage.entries(OUTPUTS if fetched is None else fetched)
+    for result in read_results(storage, entries, is_wanted, on_bad, any_names=fetched is not None):
         if result.is_whole and (since is None or result.finished_at >= since):
             yield result
 
 
 def read_results(
-    storage: Storage, entries: Iterable[FileInfo], is_wanted: Callable[[FileInfo], bool], on_bad: Callable[[str], None]
+    storage: Storage,
+    entries: Iterable[FileInfo],
+    is_wanted: Callable[[FileInfo], bool],
+    on_bad: Callable[[str], None],
+    *,
+    any_names: bool = False,
 ) -> Iterator[Result]:
-    """Read the sidecars among the files of a folder, and find the files of each; `on_bad` as in `find_results`."""
+    """Read the sidecars among the files of a folder, and find the files of each; `on_bad` as in `find_results`.
+
+    Files are named after their job, or with `any_names` as their sidecar is.
+    """
     files: dict[str, FileInfo] = {}
     frames: dict[str, list[FileInfo]] = {}
     sidecars: dict[str, FileInfo] = {}
@@ -80,23 +90,27 @@ def read_results(
             sidecars[entry.key] = entry
     for key, data in storage.read_many(list(sidecars)):
         try:
-            yield _read(sidecars[key], data, files, frames)
+            yield _read(sidecars[key], data, files, frames, any_names)
         except ValueError as error:
             on_bad(f"{storage.location(key)!r} does not say how a video was made ({error}); it is left out.")
 
 
-def _read(sidecar: FileInfo, data: bytes, files: dict[str, FileInfo], frames: dict[str, list[FileInfo]]) -> Result:
+def _read(
+    sidecar: FileInfo, data: bytes, files: dict[str, FileInfo], frames: dict[str, list[FileInfo]], any_names: bool
+) -> Result:
     document = Sidecar.parse(data)
-    folder, _, name = sidecar.key.removesuffix(".json").rpartition("/")
-    if not document.job_id or not name.endswith(f"-{document.job_id}"):
+    stem = sidecar.key.removesuffix(".json")
+    named_after = f"-{document.job_id}"
+    if not document.job_id or not (any_names or stem.endswith(named_after)):
         raise ValueError("it is not named after its job")
     # The storage may have moved since the files were made; they are always beside the sidecar.
-    names = [location.rstrip("/").rpartition("/")[2] for location in document.outputs]
+    names = [location.rstrip("/").rpartition("/")[2].rpartition(named_after) for location in document.outputs]
     if not names:
         raise ValueError("it names no files")
-    if not all(other.startswith(name) and _EXTENSION.fullmatch(other.removeprefix(name)) for other in names):
+    made_as = names[0][0] if any_names else stem.rpartition("/")[2].removesuffix(named_after)
+    if not all(name[:2] == (made_as, named_after) and _EXTENSION.fullmatch(name[2]) for name in names):
         raise ValueError("it names files of other videos")
-    keys = tuple(f"{folder}/{other}" for other in dict.fromkeys(names))
+    keys = tuple(dict.fromkeys(f"{stem}{extension}" for _, _, extension in names))
     found = [entry for key in keys for entry in ([files[key]] if key in files else frames.get(key, ()))]
     return Result(
         job_id=document.job_id,

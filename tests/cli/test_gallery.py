@@ -188,6 +188,18 @@ def test_a_folder_that_was_fetched(svdq: Cli, home: Path, tmp_path: Path) -> Non
     assert not home.exists(), "no Redis was asked"
 
 
+def test_a_folder_that_was_fetched_by_a_template_is_shown_whole(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
+    for number, formats in enumerate((("mp4", "gif"), ("gif",), ("png",))):
+        add_video(storage, number, source="day 1/cup.jpg", formats=formats)
+    folder = tmp_path / "videos"
+    assert svdq("fetch", "--all", "-o", f"{folder}/{{folder}}/{{photo}}").returncode == 0
+    done = svdq("gallery", folder, "-o", folder / "index.html")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder}/index.html  3 videos, 0 failures\n", "")
+    page = Page(folder / "index.html")
+    files = {path for path in (folder / "day 1").iterdir() if path.suffix != ".json"}
+    assert files <= {page.file(link) for link in page.links()}
+
+
 def test_files_that_are_removed_meanwhile_spoil_no_page(storage: Storage, tmp_path: Path) -> None:
     for number, kind in enumerate(("mp4", "gif", "png")):
         add_video(storage, number, name=kind, formats=(kind,))
