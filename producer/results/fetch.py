@@ -8,7 +8,6 @@ import contextlib
 import errno
 import itertools
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from svdq.producer.files import sweep, temporary_name
 from svdq.producer.job import model_stem, parse_job
 from svdq.producer.name_templates import has_field, render_folder, render_name, template_values
 from svdq.producer.queue import session
-from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results, read_provenance
+from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results, ids_of_sidecars, read_provenance
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import newest_ids
@@ -30,8 +29,6 @@ from svdq.producer.storage.local import FileInfo, publish
 from svdq.producer.storage.storage import Storage
 
 ARRIVING_PREFIX = ".svdq-"
-#: The id in the key of a sidecar: that of svdq, or the UUID of a job that another program has enqueued through RQ.
-_ID = re.compile(r"-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^-/]+)\.json$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,7 @@ def results_of(
     status, if one has no video, and UnavailableError for the storage and Redis.
     """
     if not all(len(text) >= 20 for text in job_ids):  # else whole ids
-        known = _stored_ids(storage)
+        known = ids_of_sidecars(storage.entries(OUTPUTS))
         job_ids = [
             complete_id(text, known) if any(each.startswith(text) for each in known) else text for text in job_ids
         ]
@@ -67,12 +64,8 @@ def ids_of(connection: redis.Redis, storage: Storage, beginnings: Sequence[str])
     """Complete prefixes of ids of jobs, also of videos whose jobs Redis has forgotten; raises as `complete_ids`."""
     with contextlib.suppress(InputError):  # the storage may be large, and is asked only for what Redis does not know
         return complete_ids(connection, beginnings)
-    known = [*newest_ids(connection), *_stored_ids(storage)]
+    known = [*newest_ids(connection), *ids_of_sidecars(storage.entries(OUTPUTS))]
     return list(dict.fromkeys(complete_id(text, known) for text in beginnings))
-
-
-def _stored_ids(storage: Storage) -> list[str]:
-    return [match[1] for entry in storage.entries(OUTPUTS) if (match := _ID.search(entry.key))]
 
 
 def split_template(output: str) -> tuple[Path, str]:

@@ -16,6 +16,9 @@ from svdq.producer.storage.local import FRAME, FileInfo
 from svdq.producer.storage.storage import Storage
 
 OUTPUTS = "outputs"
+#: The id of a job: svdq's own, or the UUID of one that another program has enqueued through RQ.
+ID = "[0-9a-f]{20}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_ID_OF_SIDECAR = re.compile(rf"-({ID}|[^-/]+)\.json$")
 _EXTENSION = re.compile(r"(?:\.(?!json$)[a-z0-9]{1,5})?")  # of a video; "" is a folder of frames
 EXIF_IMAGE_DESCRIPTION = 0x010E
 
@@ -121,6 +124,11 @@ def _read(
         document=document,
         data=data,
     )
+
+
+def ids_of_sidecars(entries: Iterable[FileInfo]) -> list[str]:
+    """Return the ids of jobs that the names of sidecars have."""
+    return [match[1] for entry in entries if (match := _ID_OF_SIDECAR.search(entry.key))]
 
 
 def has_files(storage: Storage, job_id: str, document: object) -> bool:

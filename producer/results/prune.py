@@ -21,13 +21,14 @@ from svdq.producer.chains import later_links
 from svdq.producer.job import INPUT_KEY, Job, last_frame_beside, latents_key, parse_job
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import ENDED, database_id, fetch, fetch_many, is_ours, no_such_job, read_job, statuses
-from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
+from svdq.producer.results.finished_videos import ID, OUTPUTS, Result, ids_of_sidecars, read_results
 from svdq.producer.status.registries import scan_ids
 from svdq.producer.storage.local import FileInfo
 from svdq.producer.storage.storage import CHECKPOINTS, INPUT_AGE, MARKER, Storage, is_checkpoint_folder
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
 
 _INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())  # keys of photos in JSON text, found without parsing it
+_LATENTS = re.compile(rf"latents/({ID})\.safetensors")  # of no other names, which svdq may not have made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +70,13 @@ def find_removals(
     unfinished, images = _read_jobs(connection, on_bad)
     results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
     in_use = unfinished | job_control.marked(connection, "keep")
-    latents = {PurePosixPath(entry.key).stem: entry for entry in storage.entries("latents")}
+    latents = {entry.key: entry for entry in storage.entries("latents")}
     removals = [each for each in _videos(storage, outputs, latents, results, cutoff) if each.job_id not in in_use]
-    with_video = {entry.key.removesuffix(".json").rpartition("-")[2] for entry in outputs}
+    needed = unfinished.union(ids_of_sidecars(outputs))
     removals += [
-        _removal("checkpoint", job_id, storage, (entry.key,), [entry])
-        for job_id, entry in latents.items()
-        if entry.modified_at < cutoff and job_id not in with_video | unfinished
+        _removal("checkpoint", found[1], storage, (key,), [entry])
+        for key, entry in latents.items()
+        if entry.modified_at < cutoff and (found := _LATENTS.fullmatch(key)) and found[1] not in needed
     ]
     gone = {key for removal in removals for key in removal.keys}
     if inputs:
@@ -162,7 +163,7 @@ def _videos(
                 frames = [entry.key for entry in result.files if entry.key.startswith(f"{output}/")]
                 # A folder of frames is removed as a whole, unless the user has added files.
                 keys += frames if len(frames) < num_files[output] else [output]
-            if kept := latents.get(result.job_id):
+            if kept := latents.get(latents_key(result.job_id)):
                 keys, files = [*keys, kept.key], [*files, kept]
             yield _removal("video", result.job_id, storage, tuple(keys), files)
 

@@ -258,6 +258,7 @@ def test_jobs_that_were_enqueued_through_rq_are_found(
     queue.finished_job_registry.add(job, 500)
     for number, name in enumerate((job_id, forgotten)):
         add_video(storage, number, photo=str(number).encode(), job_id=name)
+        storage.write_bytes(f"latents/{name}.safetensors", b"x")
 
     assert svdq("report").stdout.startswith("2 finished, 0 failed")
     assert json.loads(svdq("report", "--json").stdout)["jobs"][0]["id"] == job_id, "when it ended, Redis says"
@@ -266,8 +267,12 @@ def test_jobs_that_were_enqueued_through_rq_are_found(
     assert (done.returncode, done.stderr) == (0, "")
     assert under(tmp_path / "videos") == [f"photo-{job_id}.json", f"photo-{job_id}.mp4"]
     age(40, root)
-    assert "Removed 2 videos" in svdq("prune", "--older-than", "30d", "--yes").stdout
-    assert under(root / "outputs") == []
+    job_control.give(connection, [job_id], "keep")
+    assert "Removed 1 video (3 files" in svdq("prune", "--older-than", "30d", "--yes").stdout
+    assert under(root / "latents") == [f"{job_id}.safetensors"]
+    job_control.give(connection, [job_id], None)
+    assert "Removed 1 video, 1 photo (4 files" in svdq("prune", "--older-than", "30d", "--yes").stdout
+    assert under(root / "outputs") + under(root / "latents") == []
 
 
 # prune
@@ -348,6 +353,8 @@ def test_prune_removes_only_what_svdq_has_made(
         "inputs/holiday.jpg",
         f"inputs/{'0' * 63}.jpg",
         "checkpoints/my model/100.safetensors",
+        "latents/mine.safetensors",
+        "latents/old/notes.txt",
         f"checkpoints/{'a' * 20}/weights.bin",
         "checkpoints/.git/config",
     ]
