@@ -224,7 +224,7 @@ class UnitLoop:
             with self._tracer.span("decode", sample.job_id):
                 sample, frames = self._decoder.decode(sample)
         if frames is not None and self._keep_latents and SHOWN not in before:
-            kept = {f"{KEPT}{name}": tensor for name, tensor in before.items()}
+            kept = {f"{KEPT}{name}": before[name] for name in self._model.decoded}
             sample = replace(sample, tensors={**sample.tensors, **kept})
         if frames is not None and sample.parameters.upscale:
             with self._tracer.span("upscale", sample.job_id):

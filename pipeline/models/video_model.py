@@ -86,6 +86,7 @@ class VideoModel(ABC):
 
     info: ModelInfo
     sets: Sequence[str] = ()  # of components held one at a time, in the order of units; only in rounds
+    decoded: Sequence[str] = ("latents",)  # tensors of a state that `decode` and `sound` need
 
     @abstractmethod
     def complete(self, parameters: VideoParameters) -> VideoParameters:

@@ -27,6 +27,7 @@ class CountingModel:
     """Counts steps in the latents; fails where it is told to."""
 
     sets = ()
+    decoded = ("latents",)
     info = ModelInfo(name="counting", notice="", prior=CostPrior(encode_steps=0, decode_steps=0))
 
     def __init__(self) -> None:

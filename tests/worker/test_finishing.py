@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.media.video import read_mp4, write_video
@@ -36,6 +37,8 @@ def test_kept_latents_give_the_bits_of_upscaling_at_once(site, upscaler: dict[st
     values = {"seed": 5, "frames": 3, "formats": ("png", "mp4")}
     made, at_once = site.submit(**values), site.submit(**values, upscale="2")
     render(site, ranks, SVDQ_KEEP_LATENTS="1", **upscaler)
+    kept = Path(site.settings.storage) / "latents" / f"{made}.safetensors"
+    assert {*load_file(kept)} == {"latents"}, "all that the decode needs"
     files = {path: path.read_bytes() for path in Path(site.settings.storage).glob("outputs/**/*") if path.is_file()}
     [later] = finish(site, made[:8], "--upscale", "2")
     render(site, ranks, **upscaler)
@@ -49,7 +52,7 @@ def test_kept_latents_give_the_bits_of_upscaling_at_once(site, upscaler: dict[st
     assert all(path.read_bytes() == data for path, data in files.items())
     assert finish(site, made, "--upscale", "2") == [later]
     assert site.run("svdq", "remove", made, "--yes").returncode == 0
-    assert not (Path(site.settings.storage) / "latents" / f"{made}.safetensors").exists()
+    assert not kept.exists()
 
 
 def test_without_latents_the_mp4_is_upscaled_and_the_notice_says_so(

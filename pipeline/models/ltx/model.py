@@ -33,6 +33,7 @@ class LtxModel(PromptedModel):
     family = FAMILY
     #: (B, 1024, E), (B, 1024, E') and (B, 1024); B is 2 with guidance, the negative prompt first.
     embedded = ("video_text", "audio_text", "text_mask")
+    decoded = ("latents", "audio_latents")
 
     def __init__(self, model: ResolvedModel, role: Role, *args: Any, **kwargs: Any) -> None:
         if role.encode and importlib.util.find_spec("av") is None:  # diffusers compresses photos with it

@@ -52,6 +52,8 @@ class WanModel(PromptedModel):
         if role.embed and importlib.util.find_spec("ftfy") is None:  # diffusers raises a NameError for each prompt
             raise InputError(f"Models of Wan need ftfy, which is not installed; {how_to_install('worker')}.")
         super().__init__(model, role, *args, **kwargs)
+        if self._facts["expand_timesteps"]:
+            self.decoded = ("latents", "condition")
         # Setting timesteps waits for the device, and a long prompt takes seconds.
         self._schedule = lru_cache(CACHED_SCHEDULES)(partial(Schedule, facts=self._facts, device=self._device))
 

@@ -61,12 +61,13 @@ def of_kind(kind, **changes) -> WanParameters:
 
 
 def render(encoder, ranks, photo, values, last_photo=None):
-    """Carry one video through the ranks step by step; each gets nothing but the bytes of the state."""
+    """Carry one video through the ranks step by step; each gets nothing but the bytes of the state that it needs."""
     state = encoder.encode(photo, values, last_photo)
     for index, rank in enumerate(ranks):
         state = load(save({name: tensor.contiguous() for name, tensor in state.items()}))
         state |= rank.denoiser(state, values).step(state, index)
-    return ranks[-1].decode(load(save(state)), values, values.num_frames).numpy()
+    state = load(save({name: state[name].contiguous() for name in ranks[-1].decoded}))
+    return ranks[-1].decode(state, values, values.num_frames).numpy()
 
 
 @pytest.mark.parametrize("kind", [*VARIANTS, "distilled"])

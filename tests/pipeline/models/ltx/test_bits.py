@@ -48,12 +48,12 @@ def reference(folder, photo, values, last_photo=None, dtype=torch.float32):
 
 
 def render(encoder, ranks, decoder, photo, values, last_photo=None):
-    """Carry one video through the ranks step by step; each gets nothing but the bytes of the state."""
+    """Carry one video through the ranks step by step; each gets nothing but the bytes of the state that it needs."""
     state = encoder.encode(photo, values, last_photo)
     for index, rank in enumerate(ranks):
         state = load(save({name: tensor.contiguous() for name, tensor in state.items()}))
         state |= rank.denoiser(state, values).step(state, index)
-    state = load(save({name: tensor.contiguous() for name, tensor in state.items()}))
+    state = load(save({name: state[name].contiguous() for name in decoder.decoded}))
     return decoder.decode(state, values, values.num_frames).numpy(), decoder.sound(state, values)
 
 
