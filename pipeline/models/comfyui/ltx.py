@@ -175,6 +175,7 @@ _REFUSED = {
     "audiovaeencode": "makes a video from sound",
     "vaeencodeaudio": "makes a video from sound",
     "referenceaudio": "makes a video from sound",
+    "director": "makes a video along a timeline",
     "looping": "makes a video from another one",
     "extend": "makes a video from another one",
     "loadvideo": "makes a video from another one",

@@ -218,7 +218,7 @@ def _refuse_without_sampler(graph: Graph) -> None:
     if not named:
         refuse(nodes)
     where = f" ({', '.join(map(str, (named or nodes)[:3]))})"
-    raise InputError(f"The workflow has no sampler that svdq reads{where}; it reads {', '.join(SAMPLERS)}.")
+    raise InputError(f"The workflow has no sampler that svdq reads{where}; use one of {', '.join(SAMPLERS)}.")
 
 
 def _experts(stages: list[Stage], models: list[ModelChain]) -> tuple[list[Stage], list[ModelChain]]:

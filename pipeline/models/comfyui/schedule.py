@@ -7,6 +7,7 @@ from typing import Any, get_args
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Notes
 from svdq.pipeline.models.comfyui.stages import Stage
+from svdq.pipeline.models.comfyui.values import levels_of
 from svdq.pipeline.models.model_file import ScheduleName
 
 DEFAULT_SHIFT = 8.0  # of Wan where no ModelSamplingSD3 sets it: comfy/supported_models.py
@@ -102,14 +103,10 @@ def _check_handover(before: Stage, after: Stage, notes: Notes) -> None:
 
 def _levels(stages: Sequence[Stage], names: Sequence[str], shifts: Sequence[float], notes: Notes) -> list[float]:
     """Return the noise level before each step of all stages."""
-    try:
-        from svdq.pipeline.models.sigmas import sigmas_of
-    except ImportError as error:
-        raise InputError("The noise levels of this workflow need numpy, which comes with `svdq[worker]`.") from error
     levels: list[float] = []
     reached: float | None = None  # the noise level at which the stage before ends
     for stage, name, shift in zip(stages, names, shifts, strict=True):
-        own = list(stage.sigmas) if stage.sigmas is not None else sigmas_of(name, stage.steps, shift)
+        own = list(stage.sigmas) if stage.sigmas is not None else levels_of(name, stage.steps, shift)
         if reached is not None and own[stage.start :] and abs(reached - own[stage.start]) > _HANDOVER:
             what = f"goes on from a noise level of {own[stage.start]:.3g}, where the one before ends at {reached:.3g}"
             notes.add(stage.node, f"{what}; svdq steps from one schedule to the other")

@@ -76,7 +76,7 @@ def find_encoder(graph: Graph, starts: list[Any], sampler: Node) -> Node:
     refuse(list(seen.values()))
     where = f" ({', '.join(map(str, list(seen.values())[:4] or [sampler]))})"
     raise InputError(
-        f"The workflow has no node that svdq can make a video of a photo with{where}; it reads {', '.join(ENCODERS)}."
+        f"The workflow has no node that svdq can make a video of a photo with{where}; use one of {', '.join(ENCODERS)}."
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
-from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
+from svdq.pipeline.models.comfyui.values import UnknownValueError, moe_schedule, number_of, value_of
 
 SAMPLERS = (
     "KSampler",
@@ -227,10 +227,16 @@ def _sigmas(graph: Graph, value: Any, notes: Notes) -> dict[str, Any]:
         whole = _sigmas(graph, node.inputs.get("sigmas"), notes)
         place = int(number_of(graph, node, "step") or 0)
         assert isinstance(value, Link)
+        place += whole.get("start", 0)
         return whole | ({"end": place} if value.slot == 0 else {"start": place})
+    if node.type == "WanMoEScheduler":
+        shift, steps, high, _ = moe_schedule(graph, node)
+        assert isinstance(value, Link)
+        part = {5: {"end": high}, 6: {"start": high}}.get(value.slot, {})
+        return {"scheduler": node.inputs["scheduler"], "steps": steps, "shift": shift, **part}
     raise InputError(
         f"{node} makes noise levels that svdq does not know; svdq reads BasicScheduler, BetaSamplingScheduler, "
-        "ManualSigmas, LTXVScheduler and SplitSigmas."
+        "ManualSigmas, LTXVScheduler, WanMoEScheduler and SplitSigmas: connect one of these in its place."
     )
 
 

@@ -6,10 +6,12 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Link, Node
 from svdq.pipeline.models.comfyui.widgets import CONTROL
+from svdq.pipeline.models.model_file import ScheduleName
 
 _MAX_DEPTH = 50
 
@@ -65,12 +67,41 @@ def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
         if (name := _OF_SCHEDULER[value.slot : value.slot + 1]) and name[0] in inputs:
             return of(name[0])
         raise UnknownValueError(origin)
+    if origin.type == "WanMoEScheduler":
+        assert isinstance(value, Link)
+        return moe_schedule(graph, origin)[value.slot]
     if "isfloatX" in inputs:  # mxSlider
         return of("Xf" if inputs["isfloatX"] else "Xi")
     has_links = any(isinstance(each, Link) for each in inputs.values())
     if len(inputs) == 1 and "Loader" not in origin.type and (not has_links or origin.type.startswith(_PASSING)):
         return of(next(iter(inputs)))  # a constant, or a node that passes one on
     raise UnknownValueError(origin)
+
+
+def moe_schedule(graph: Graph, node: Node) -> tuple[float, int, int, int]:
+    """Return the first outputs of a WanMoEScheduler: shift, steps, and of them the first expert's and the second's.
+
+    The shift is the smallest multiple of `interval` with which the second expert begins at the `boundary` or above.
+    """
+    boundary, interval, denoise = (number_of(graph, node, name) for name in ("boundary", "interval", "denoise"))
+    high, low = (int(number_of(graph, node, name) or 0) for name in ("steps_high", "steps_low"))
+    scheduler = value_of(graph, node.inputs.get("scheduler"))
+    is_known = scheduler in get_args(ScheduleName) and min(high, low) > 0 and denoise in (None, 1)
+    if not (is_known and boundary and interval):
+        raise UnknownValueError(node)
+    for number in range(1, int(100 / interval) + 1):
+        if levels_of(scheduler, high + low, number * interval)[high] >= boundary:
+            return round(number * interval, 2), high + low, high, low
+    raise UnknownValueError(node)
+
+
+def levels_of(scheduler: str, steps: int, shift: float) -> list[float]:
+    """Return the noise level before each step of one of ComfyUI's schedules; raises InputError without numpy."""
+    try:
+        from svdq.pipeline.models.sigmas import sigmas_of
+    except ImportError as error:
+        raise InputError("The noise levels of this workflow need numpy, which comes with `svdq[worker]`.") from error
+    return sigmas_of(scheduler, steps, shift)
 
 
 def _size_of(graph: Graph, node: Node, depth: int) -> tuple[Any, ...]:
@@ -91,31 +122,35 @@ def _size_of(graph: Graph, node: Node, depth: int) -> tuple[Any, ...]:
     raise UnknownValueError(node)
 
 
-#: Outputs and inputs of the nodes Context (rgthree), as far as they are read.
-_OF_CONTEXT = (
-    *("base_ctx", "model", "clip", "vae", "positive", "negative", "latent", "images", "seed"),
-    *("steps", "step_refiner", "cfg", "ckpt_name", "sampler", "scheduler"),
-)
+#: Outputs of nodes that bundle inputs of the same names, as far as they are read; the first is the bundle.
+_BUNDLES = {
+    r"Context.*\(rgthree\)": (
+        *("base_ctx", "model", "clip", "vae", "positive", "negative", "latent", "images", "seed"),
+        *("steps", "step_refiner", "cfg", "ckpt_name", "sampler", "scheduler"),
+    ),
+    r"easy pipe(In|Out)": ("pipe", "model", "pos", "neg", "latent", "vae", "clip", "image", "seed"),
+}
 
 
-def _from_context(graph: Graph, node: Node, name: str, depth: int = 0) -> Any:
-    """Return the input that an output of a context is: of the node itself, or of the contexts that it continues."""
+def _from_bundle(graph: Graph, node: Node, name: str, depth: int = 0) -> Any:
+    """Return the input that an output of a bundle is: of the node itself, or of the bundles that it continues."""
     if name in node.inputs or depth > _MAX_DEPTH:
         return node.inputs.get(name)
-    contexts = (graph.origin(each) for key, each in node.inputs.items() if key.startswith(("base_ctx", "ctx_")))
-    found = (_from_context(graph, each, name, depth + 1) for each in contexts if each is not None)
+    before = (graph.origin(each) for key, each in node.inputs.items() if key.startswith(("base_ctx", "ctx_", "pipe")))
+    found = (_from_bundle(graph, each, name, depth + 1) for each in before if each is not None)
     return next((each for each in found if each is not None), None)
 
 
 def without_switches(graph: Graph) -> Graph:
-    """Return a graph in which inputs come from what its switches choose, and from what contexts bundle."""
+    """Return a graph in which inputs come from what its switches choose, and from what contexts and pipes bundle."""
 
     def chosen(value: Any, depth: int = 0) -> Any:
         node = graph.origin(value)
         if node is None or depth > _MAX_DEPTH:
             return value
-        if re.fullmatch(r"Context.*\(rgthree\)", node.type) and 0 < value.slot < len(_OF_CONTEXT):
-            return chosen(_from_context(graph, node, _OF_CONTEXT[value.slot]), depth + 1)
+        names = next((names for kind, names in _BUNDLES.items() if re.fullmatch(kind, node.type)), ())
+        if 0 < value.slot < len(names):
+            return chosen(_from_bundle(graph, node, names[value.slot]), depth + 1)
         if node.type != "ComfySwitchNode":
             return value
         try:

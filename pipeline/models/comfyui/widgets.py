@@ -91,6 +91,7 @@ WIDGETS: Mapping[str, tuple[str, ...]] = {
         "sigma_shift denoise",
         "WanMoeKSamplerAdvanced": f"boundary add_noise noise_seed {CONTROL} steps cfg_high_noise cfg_low_noise "
         "sampler_name scheduler sigma_shift start_at_step end_at_step return_with_leftover_noise",
+        "WanMoEScheduler": "scheduler steps_high steps_low boundary interval denoise",
         "WanVideoImageClipEncode": "generation_width generation_height num_frames force_offload noise_aug_strength "
         "latent_strength clip_embed_strength adjust_resolution",
         "WanVideoImageToVideoEncode": "width height num_frames noise_aug_strength start_latent_strength "

@@ -251,6 +251,7 @@ def test_levels_of_the_second_stage_are_those_of_diffusers() -> None:
         ("empty", node("VAEEncode", pixels=["image", 0]), r"VAEEncode \(empty\) makes a video from latents"),
         ("upsampled", node("LatentUpscaleBy", samples=["apart_0", 0]), r"\(stage_1\) goes on .* \(stage_0\) without"),
         ("both_0", node("LTXAddVideoICLoRAGuide", latent=["empty", 0]), r"\(both_0\) makes a video with an in-context"),
+        ("both_0", node("LTXDirector", optional_latent=["empty", 0]), r"\(both_0\) makes a video along a timeline"),
         ("sigmas_0", node("SetFirstSigma", sigma=1.0), r"SetFirstSigma \(sigmas_0\) makes noise levels"),
     ],
 )  # fmt: skip

@@ -288,6 +288,41 @@ def test_contexts_of_rgthree_are_followed_to_what_they_bundle() -> None:
     assert read(workflow) == read(two_experts())
 
 
+def test_pipes_of_easy_use_are_followed_to_what_they_bundle() -> None:
+    workflow = two_experts()
+    workflow["in"] = node("easy pipeIn", model=["shift_high", 0], pos=["i2v", 0], neg=["i2v", 1], vae=["vae", 0])
+    workflow["more"] = node("easy pipeIn", pipe=["in", 0], latent=["i2v", 2])
+    workflow["out"] = node("easy pipeOut", pipe=["more", 0])
+    names = {"model": 1, "positive": 2, "negative": 3, "latent_image": 4}
+    workflow["high"]["inputs"] |= {name: ["out", slot] for name, slot in names.items()}
+    workflow["i2v"]["inputs"]["vae"] = ["out", 5]
+    assert read(workflow) == read(two_experts())
+
+
+def test_a_scheduler_for_two_experts_finds_its_shift() -> None:
+    """ComfyUI-WanMoEScheduler: the shift with which the second expert begins at the boundary."""
+    scheduler = node(
+        "WanMoEScheduler", scheduler="simple", steps_high=2, steps_low=4, boundary=0.9, interval=0.01, denoise=1.0
+    )
+    by_sigmas = with_sigmas_by_hand() | {"split": scheduler}
+    for slot, name in ((5, "high"), (6, "low")):
+        by_sigmas[name]["inputs"]["sigmas"] = ["split", slot]
+    by_shift = two_experts() | {"scheduler": scheduler}
+    for name, place in (("high", "end_at_step"), ("low", "start_at_step")):
+        by_shift[f"shift_{name}"]["inputs"]["shift"] = ["scheduler", 0]
+        by_shift[name]["inputs"] |= {"steps": ["scheduler", 1], place: ["scheduler", 2]}
+    for workflow in (by_sigmas, by_shift):
+        found = read(workflow)
+        # The level before the third of six steps is that of t = 0.667: s t / (1 + (s - 1) t).
+        shift = found.scheduler["shift"]
+        assert (found.scheduler["sigmas"], found.scheduler["switch_at"], found.notes) == ("simple", 2, ())
+        levels = [each * 0.667 / (1 + (each - 1) * 0.667) for each in (shift - 0.01, shift)]
+        assert levels[0] < 0.9 <= levels[1]
+    scheduler["inputs"]["scheduler"] = "ddim_uniform"
+    with pytest.raises(InputError, match=r"WanMoEScheduler \(split\) computes"):
+        read(by_sigmas)
+
+
 @pytest.mark.parametrize(
     "half",
     [
