@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
     from svdq.producer.settings import Settings
+    from svdq.producer.settings_loader import load_settings
     from svdq.producer.status.job_view import JobView, cancel, job_status, retry, wait_for_jobs
     from svdq.producer.submitting.parameters import SubmitOptions
     from svdq.producer.submitting.submission import Submission, submit
@@ -20,6 +21,7 @@ __all__ = [
     "UnavailableError",
     "cancel",
     "job_status",
+    "load_settings",
     "retry",
     "submit",
     "wait_for_jobs",
@@ -31,6 +33,7 @@ _MODULES = {
     **dict.fromkeys(("JobView", "cancel", "job_status", "retry", "wait_for_jobs"), "svdq.producer.status.job_view"),
     **dict.fromkeys(("Submission", "submit"), "svdq.producer.submitting.submission"),
     "Settings": "svdq.producer.settings",
+    "load_settings": "svdq.producer.settings_loader",
     "SubmitOptions": "svdq.producer.submitting.parameters",
 }
 

@@ -2,9 +2,8 @@
 
 import getpass
 import re
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
 import platformdirs
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, field_validator
@@ -125,13 +124,6 @@ class Settings(BaseModel):
         """Make a relative folder absolute, since jobs outlive the process and its working folder."""
         folder = local_folder(storage)
         return storage if folder is None else str(absolute(folder))
-
-    @classmethod
-    def load(cls, **flags: Any) -> Self:
-        """Read flags, `SVDQ_` variables and svdq.toml; raises InputError. See `settings_loader.load_settings`."""
-        # By its name: ranks have settings, and must not read them anew.
-        settings: Self = import_module("svdq.producer.settings_loader").load_settings(**flags)
-        return settings
 
     def environment(self) -> dict[str, str]:
         """Return the variables with which a child process has these settings, flags included."""

@@ -15,7 +15,7 @@ import redis
 
 import svdq.producer
 from svdq.pipeline.errors import InputError
-from svdq.producer import Settings, SubmitOptions, cancel, job_status, retry, submit, wait_for_jobs
+from svdq.producer import Settings, SubmitOptions, cancel, job_status, load_settings, retry, submit, wait_for_jobs
 from svdq.producer.embedded_redis import stop_server
 from svdq.producer.status.job_view import JobView
 from tests.waiting import wait_until
@@ -42,8 +42,8 @@ def test_the_example_submits_and_waits(
         if threading.current_thread() is not threading.main_thread():
             sleep(seconds)  # another test's thread
             return
-        canceled.append(svdq.producer.submit(Settings.load(), [Path("photo.jpg")], same)[0].id)
-        cancel(Settings.load(), canceled[-1])
+        canceled.append(svdq.producer.submit(load_settings(), [Path("photo.jpg")], same)[0].id)
+        cancel(load_settings(), canceled[-1])
 
     same = SubmitOptions(frames=14, width=576, height=320, seed=7)
     monkeypatch.setattr(time, "sleep", cancel_and_sleep)
