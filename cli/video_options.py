@@ -227,9 +227,14 @@ def read_spec(
     from svdq.producer.text import parse_future
 
     plain = {name: values.pop(name) for name in ("variations", "priority", "name", "force", "keep_location", "then")}
+    options = with_defaults_from(like, sweep(read_options(**values), sweeps))
+    models = {name: expected_model(settings, named=name) for name in dict.fromkeys(each.model for each in options)}
+    if len(models) > 1:  # each decides the family of its videos
+        families = {name: model.family for name, model in models.items() if model and not model.is_configured}
+        options = tuple(each.replaced(**{"family": families.get(each.model)} | each.given()) for each in options)
     return JobSpec(
-        options=with_defaults_from(like, sweep(read_options(**values), sweeps)),
-        model=expected_model(settings, named=values["model"]),
+        options=options,
+        model=next(iter(models.values())) if len(models) == 1 else expected_model(settings),
         at=parse_future(at, "--at", time_by_redis(settings)) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),
         **plain,

@@ -127,3 +127,14 @@ def test_lists_folders_and_python_take_the_family_of_a_named_model(
     for each in ids:
         parameters = view(connection, each).parameters
         assert (parameters["family"], parameters["model"]) == ("wan", "wan-4step")
+
+
+def test_each_model_of_a_sweep_decides_the_family_of_its_video(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+    save(
+        connection,
+        rank(0, "a-1", num_ranks=1, model="xt", family="svd"),
+        rank(0, "b-1", num_ranks=1, model="wan-4step", family="wan"),
+    )
+    made = svdq("submit", photo, "--sweep", "model=xt,wan-4step", "--json").stdout.splitlines()
+    jobs = [view(connection, json.loads(line)["id"]).parameters for line in made]
+    assert [(job["model"], job.get("family")) for job in jobs] == [("xt", None), ("wan-4step", "wan")]
