@@ -21,6 +21,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.submitting.foresight import existing
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.max_waiting import check_max_waiting
 from svdq.producer.submitting.model_choice import render_again
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import Observer, Submission, claim_storage, foreseen, submission_of
@@ -89,6 +90,7 @@ def submit_finishing(
                 observer.leave_out(str(error))
             else:
                 entries.setdefault(entry.job_id, entry)
+        check_max_waiting(connection, entries.values(), settings.max_waiting)
         if dry_run:
             for entry, status, is_new in existing(connection, entries.values()):
                 yield foreseen(entry, status, is_new=is_new)

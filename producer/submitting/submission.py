@@ -165,9 +165,7 @@ def submit_all(
         parents = {ids: complete_ids(connection, ids) for ids in {spec.depends_on for _, spec in checked} if ids}
         for job_ids in parents.values():
             unfinished(connection, job_ids)
-        if settings.max_waiting is not None:
-            found_jobs = existing(connection, (entry for entry, _ in entries_of(checked)))
-            check_max_waiting(connection, (entry for entry, _, is_new in found_jobs if is_new), settings.max_waiting)
+        check_max_waiting(connection, (entry for entry, _ in entries_of(checked)), settings.max_waiting)
         if dry_run:
             yield from _foresee(connection, checked)
             return

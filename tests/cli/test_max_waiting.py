@@ -8,6 +8,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from tests.conftest import Cli
+from tests.finished import add_video
 from tests.queued import JOB
 
 
@@ -40,3 +41,12 @@ def test_nothing_is_stored_of_a_submission_above_the_limit(svdq: Cli, settings: 
     assert list(Storage(settings.storage).entries("inputs")) == []
     done = svdq("submit", photo, SVDQ_MAX_WAITING="0")
     assert (done.returncode, "SVDQ_MAX_WAITING" in done.stderr) == (2, True)
+
+
+def test_videos_that_are_upscaled_later_count(svdq: Cli, connection: redis.Redis, settings: Settings) -> None:
+    ids = [add_video(Storage(settings.storage), number) for number in range(2)]
+    finish = ("submit", "--finish", "--upscale", "2")
+    done = svdq(*finish, *ids, SVDQ_MAX_WAITING="1")
+    assert (done.returncode, "2 more would be too many" in done.stderr) == (2, True), done.stderr
+    assert num_waiting(connection) == 0
+    assert svdq(*finish, ids[0], SVDQ_MAX_WAITING="1").returncode == 0
