@@ -6,6 +6,7 @@ watched folder, `<home>/svdq.toml`, defaults. Ranks read what their launcher has
 
 import os
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,7 +43,7 @@ def _load(working_file: dict[str, Any], flags: dict[str, Any]) -> Settings:
     homes = (source["home"] for source in (given, variables, working_file) if "home" in source)
     home = absolute(Path(str(next(homes, default_home()))))
     try:
-        return Settings(**_read_file(home / FILE_NAME) | working_file | variables | given)
+        return Settings(**_read_file(home / FILE_NAME, photo_keys=()) | working_file | variables | given)
     except ValidationError as error:
         raise InputError(_sentence(error)) from error
 
@@ -68,8 +69,11 @@ def origins(**flags: Any) -> dict[str, str]:
     return found | {name: "flag" for name, value in flags.items() if value is not None}
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    """Read one svdq.toml, if it exists; relative folders in it are relative to the file."""
+def _read_file(path: Path, photo_keys: Sequence[str] = PHOTO_KEYS) -> dict[str, Any]:
+    """Read one svdq.toml, if it exists; relative folders in it are relative to the file.
+
+    `photo_keys` are left out: the file may be that of a watched folder, too.
+    """
     try:
         with open_regular(path) as file:
             values = read_toml(file, path)
@@ -77,7 +81,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise cannot_be_read(path, error.strerror) from error
-    values = {name: value for name, value in values.items() if name.replace("-", "_") not in PHOTO_KEYS}
+    values = {name: value for name, value in values.items() if name.replace("-", "_") not in photo_keys}
     folder = path.absolute().parent
     for name in ("home", "storage", "loras"):
         value = values.get(name)
@@ -117,6 +121,10 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     name = str(first["loc"][0]) if first["loc"] else "?"
     if first["type"] == "extra_forbidden":
+        if name.replace("-", "_") in PHOTO_KEYS:
+            return (
+                f"{name!r} in svdq.toml of SVDQ_HOME is a parameter of videos and no setting; give it when submitting."
+            )
         known = ", ".join(Settings.model_fields)
         return f"There is no setting {name!r}, which a svdq.toml names; the settings are {known}."
     value = "***" if name in SECRETS else without_secrets(str(first["input"]))

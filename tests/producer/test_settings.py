@@ -113,6 +113,15 @@ def test_a_file_that_nobody_writes(home: Path, text: str, folder: str) -> None:
         load_settings()
 
 
+def test_parameters_of_videos_are_no_settings_of_the_home(home: Path) -> None:
+    Path("svdq.toml").write_text("frames = 25")  # the working folder may be watched, too
+    load_settings()
+    home.mkdir(exist_ok=True)
+    (home / "svdq.toml").write_text("motion-bucket-id = 25")
+    with pytest.raises(InputError, match=r"'motion-bucket-id' in svdq\.toml of SVDQ_HOME is a parameter of videos"):
+        load_settings()
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_path_that_is_no_file(home: Path, make: Callable[[str], None]) -> None:
     make("svdq.toml")
