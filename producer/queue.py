@@ -233,8 +233,11 @@ def time_by_redis(settings: Settings) -> datetime:
 
 
 @contextlib.contextmanager
-def session(settings: Settings) -> Iterator[redis.Redis]:
-    """Connect within a block, convert errors, and close the connection."""
+def session(settings: Settings, opened: redis.Redis | None = None) -> Iterator[redis.Redis]:
+    """Connect within a block, convert errors, and close the connection; one that is `opened` is used as it is."""
+    if opened is not None:
+        yield opened
+        return
     connection = connect(settings)
     try:
         with plain_errors(settings):

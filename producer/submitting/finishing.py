@@ -79,7 +79,7 @@ def submit_finishing(
 ) -> Iterator[Submission]:
     """Enqueue a job for each finished video, and yield it; all are checked before. Otherwise as `submit_all`."""
     observer, storage = observer or Observer(), storage or Storage(settings.storage)
-    with contextlib.nullcontext(connection) if connection is not None else session(settings) as connection:
+    with session(settings, connection) as connection:
         entries: dict[str, Entry] = {}
         for index, request in enumerate(requests, 1):
             try:

@@ -12,6 +12,7 @@ import redis
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.pipeline.video_parameters import Expert, LoraChoice
+from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import running_loras
 from svdq.producer.submitting.job_spec import JobSpec
@@ -25,15 +26,17 @@ _TAG = re.compile(r"<lora:([^<>]+)>", re.IGNORECASE)
 class KnownLoras:
     """The LoRAs that can be named, by name, with their digests."""
 
-    def __init__(self, settings: Settings, connection: redis.Redis) -> None:
-        """Know those in the folder of the settings and those of running workers; read nothing yet."""
+    def __init__(self, settings: Settings, connection: redis.Redis | None) -> None:
+        """Know those in the folder of the settings and those of running workers; read nothing and connect not yet."""
+        self._settings = settings
         self._folder = settings.loras
         self._connection = connection
 
     @cached_property
     def _known(self) -> Mapping[str, str]:
-        # Of the same name, that of the folder counts.
-        return running_loras(self._connection) | LoraFolder(self._folder).digests()
+        with session(self._settings, self._connection) as connection:
+            # Of the same name, that of the folder counts.
+            return running_loras(connection) | LoraFolder(self._folder).digests()
 
     def looked_up(self, spec: JobSpec) -> JobSpec:
         """Return a spec with the digests of its LoRAs, and those in its prompts; raises InputError if one is unknown.

@@ -152,16 +152,11 @@ def submit_all(
         connection.ping()
     elif settings.redis_url:
         connect(settings).close()  # fails before thousands of photos are checked; changes nothing
-    checked = _check(settings.max_pixels, requests, skip_bad, observer, spell)
+    look_up = _look_up(settings, connection, spell)
+    checked = _check(settings.max_pixels, requests, skip_bad, observer, spell, look_up)
+    del look_up  # with the specs that it has seen
     storage = storage or Storage.open_for_command(settings.storage)
-    with contextlib.nullcontext(connection) if connection is not None else session(settings) as connection:
-        known = KnownLoras(settings, connection)
-        owner = settings.owner
-        specs = {id(spec): (spec, known.looked_up(with_owner(spec, owner))) for _, spec in checked}
-        for before, found in specs.values():
-            if found is not before:
-                found.check(spell)
-        checked = [(photo, specs[id(spec)][1]) for photo, spec in checked]
+    with session(settings, connection) as connection:
         parents = {ids: complete_ids(connection, ids) for ids in {spec.depends_on for _, spec in checked} if ids}
         for job_ids in parents.values():
             unfinished(connection, job_ids)
@@ -232,6 +227,23 @@ def with_owner(spec: JobSpec, owner: str) -> JobSpec:
     return spec if spec.owner or not owner else replace(spec, owner=owner)
 
 
+def _look_up(
+    settings: Settings, connection: redis.Redis | None, spell: Callable[[str], str]
+) -> Callable[[JobSpec], JobSpec]:
+    """Return a function that completes and checks a spec, which many photos share, by its owner and its LoRAs."""
+    known = KnownLoras(settings, connection)
+    done: dict[int, tuple[JobSpec, JobSpec]] = {}
+
+    def look_up(spec: JobSpec) -> JobSpec:
+        if id(spec) not in done:
+            found = known.looked_up(with_owner(spec, settings.owner))
+            found.check(spell)
+            done[id(spec)] = (spec, found)
+        return done[id(spec)][1]
+
+    return look_up
+
+
 def _specs(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]:
     """Return each spec once: many photos share one."""
     return {id(request.spec): request.spec for request in requests if isinstance(request, PhotoRequest)}.values()
@@ -256,7 +268,10 @@ def _check(
     skip_bad: bool,
     observer: Observer,
     spell: Callable[[str], str],
+    look_up: Callable[[JobSpec], JobSpec],
 ) -> list[tuple[Photo, JobSpec]]:
+    for spec in _specs(request for request in requests if isinstance(request, PhotoRequest) and not request.where):
+        look_up(spec)  # raises once for what is wrong with all photos
     paths = [request.path for request in requests if isinstance(request, PhotoRequest) and request.data is None]
     files = (request.last for request in requests if isinstance(request, PhotoRequest) and request.last_data is None)
     last_paths = list(dict.fromkeys(filter(None, files)))  # several photos may have the same one
@@ -280,7 +295,7 @@ def _check(
                 last = replace(check_data(request.last_data, request.last, max_pixels), data=request.last_data)
             elif request.last:
                 last = _checked(lasts[request.last])
-            spec = prompts.spec_for(request.spec, request.path) if request.data is None else request.spec
+            spec = look_up(prompts.spec_for(request.spec, request.path) if request.data is None else request.spec)
         except InputError as error:
             reasons.append(f"{request.where}{error}")
         else:

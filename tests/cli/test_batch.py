@@ -72,6 +72,20 @@ def test_bad_rows_and_bad_photos_are_reported_and_skipped_together(
     assert SvdqQueue("svdq-default", connection=connection).count == 1
 
 
+def test_a_row_with_an_unknown_lora_is_bad(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
+    (folder / "list.csv").write_text("photo,lora\n0.png,\n1.png,nothing\n")
+    done = svdq("batch", folder / "list.csv")
+    assert done.returncode == 2
+    assert "list.csv, line 3: There is no LoRA 'nothing'" in done.stderr
+    done = svdq("batch", folder / "list.csv", "--skip-bad")
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 1), done.stderr
+    (folder / "0.txt").write_text("A wave <lora:nothing>")
+    done = svdq("submit", folder, "--family", "wan", "--skip-bad")
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 2), done.stderr
+    done = svdq("submit", folder, "--family", "wan", "--lora", "nothing", "--skip-bad")
+    assert (done.returncode, done.stderr.count("nothing")) == (2, 1), done.stderr
+
+
 def test_options_are_for_the_rows_that_leave_them_open(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
     (folder / "list.csv").write_text("photo,frames,prompt\n0.png,,\n1.png,21,A dog.\n")
     done = svdq("batch", folder / "list.csv", "--frames", 18, "--prompt", "A cat.")
