@@ -77,7 +77,7 @@ MAX_STEPS = 1000
 @click.option(
     "--warmup-samples",
     type=click.IntRange(0),
-    help="Videos left out at the start and at the end, or those of the first burst [default: 2 K].",
+    help="Videos left out at the start and at the end, or of the first burst [default: 2 K].",
 )
 @click.option("--frames", type=click.IntRange(1, 1024), help="Frames per video [default: 14, of Wan 13, of LTX-2 9].")
 @click.option("--size", default="576x320", show_default=True, help="WIDTHxHEIGHT.")

@@ -128,7 +128,7 @@ def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
         socket = settings.home / "redis" / "redis.sock"
         if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
             raise InputError(f"{str(settings.home)!r} is too long for a socket's path; set SVDQ_HOME to a shorter one.")
-        # An explicit URL keeps other services from starting a server of their own while this one restarts.
+        # An explicit URL keeps other services from starting another server while this one restarts.
         environment["SVDQ_REDIS_URL"] = f"unix://{quote(str(socket))}"
     elif found["redis_url"] != own_file:
         secrets.append(f"{ENV_PREFIX}REDIS_URL")

@@ -119,7 +119,7 @@ def config(as_json: bool, **flags: str | None) -> None:
     """Show every setting with its value and source: a flag, a variable, a svdq.toml, or the default.
 
     Tokens and passwords in URLs are masked. The sources are listed in order of precedence; the svdq.toml of the working
-    folder precedes that of the home.
+    folder precedes the one of the home.
 
     \b
     Examples:

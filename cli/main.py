@@ -60,7 +60,7 @@ SECTIONS = {
     },
     "Measure and plan": {
         "bench": ("svdq.cli.bench:bench", "Measure the pipeline."),
-        "plan": ("svdq.cli.plan:plan", "Estimate GPUs, time and cost of a number of videos."),
+        "plan": ("svdq.cli.plan:plan", "Say what a model needs of GPUs, and how long videos take."),
     },
 }
 COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in commands.items()}

@@ -160,7 +160,7 @@ def ids_of_jobs(context: click.Context, _argument: click.Parameter, incomplete: 
 
 
 def mine() -> tuple[str, ...]:
-    """Return the owners whose jobs are those of this user; jobs without an owner are everybody's."""
+    """Return the owners whose jobs are this user's; jobs without an owner are everybody's."""
     from svdq.producer.settings_loader import load_settings
 
     return (load_settings().owner, "")
@@ -220,7 +220,7 @@ def parse_experts(context: click.Context, parameter: click.Parameter, value: str
 
 
 class GivenPath(click.Path):
-    """A path that is not empty: that of a variable that is not set would be the working folder."""
+    """A path that is not empty: an empty one, as of a variable that is not set, would be the working folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)

@@ -1,4 +1,4 @@
-"""`svdq submit` and `svdq batch`: submit photos, also those of a list, each with its own parameters."""
+"""`svdq submit` and `svdq batch`: submit photos, or the photos of a list, each with its own parameters."""
 
 import sys
 from functools import cache
@@ -53,9 +53,9 @@ def submit(
     can be repeated, and queues it again if it failed or was canceled. Another --name or --output makes it another job.
 
     For models that take prompts, photo.txt beside photo.jpg is its prompt, unless --prompt is given. For models that
-    take a last frame, photo.last.jpg is that of photo.jpg where both are submitted.
+    take a last frame, photo.last.jpg is the one of photo.jpg where both are submitted.
 
-    With --finish and --upscale, finished videos are upscaled in jobs of their own, without denoising again: from their
+    With --finish and --upscale, finished videos are upscaled in separate jobs, without denoising again: from their
     latents where workers keep them (SVDQ_KEEP_LATENTS), else from their mp4. The videos stay as they are.
 
     \b
@@ -85,7 +85,7 @@ def submit(
     if finish or kept:
         if not finish or recursive or last_image:
             raise InputError("--finish goes without --recursive and --last, and --kept only with it; see --help.")
-        # Without the template of the settings, the files are beside those of the video.
+        # Without the template of the settings, the files are beside the video's.
         spec = read_spec(settings.model_copy(update={"output": ""}), **options)
         return submit_and_print(settings, finish_requests(settings, spec, photos, kept=kept), **printing)
     if not photos:
@@ -103,10 +103,10 @@ def submit(
 BATCH_HELP = f"""Submit the photos of a list, each with its own parameters.
 
 FILE is a .csv file whose first line names the columns, or a .jsonl file with an object on each line. Columns are photo
-(a path, relative to the list), last (that of the photo of the last frame), the parameters of `svdq submit`
+(a path, relative to the list), last (the path of the photo of the last frame), the parameters of `svdq submit`
 ({", ".join(PARAMETER_KEYS)}; also
 width and height instead of size), then (a prompt on each line), priority, at, name and output. An empty or missing
-field takes the value of the option, such as --frames, or else its default, and the prompt that of photo.txt beside
+field takes the value of the option, such as --frames, or else its default; an empty prompt takes photo.txt beside
 photo.jpg.
 
 All rows and photos are checked before anything is submitted; each error names the line. One bad row stops the whole

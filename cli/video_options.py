@@ -21,7 +21,7 @@ class VideoCommand(SectionedCommand):
     """A command whose help has a section for the options of each family of models."""
 
     def section_of(self, option: click.Option) -> str:
-        """Return the section of the only family that has a parameter, or that of all."""
+        """Return the section of the only family that has a parameter, else the common one."""
         families = [job.title for job in JOBS.values() if option.name in job.model_fields]
         is_own = 0 < len(families) < len(JOBS)
         return f"Options for {' and '.join(families)}" if is_own else super().section_of(option)
@@ -33,7 +33,7 @@ _OPEN_DEFAULTS = {
     "interpolate": "none",
     "upscale": "none",
     "model": "any of the family",
-    "prompt": "that of a .txt beside the photo, or none",
+    "prompt": "the text of a .txt beside the photo, or none",
 }
 _MODELS_OWN = "the model's own"
 _METAVARS = {"upscale": "FACTOR|WxH"}
@@ -83,8 +83,8 @@ def parameter_options(command: Command) -> Command:
     family = click.option(
         "--family",
         type=click.Choice(tuple(JOBS)),
-        help="Family of models [default: that of the other parameters, of the configured model, of the workers, or of "
-        "a prompt beside a photo; else svd].",
+        help="Family of models [default: by the other parameters, the configured model, the workers, or a prompt "
+        "beside a photo; else svd].",
     )
     size = click.option(
         "--size",
@@ -201,7 +201,7 @@ def read_options(**values: Any) -> SubmitOptions:
 
 
 def with_defaults_from(like: Path | None, options: Sequence[SubmitOptions]) -> tuple[SubmitOptions, ...]:
-    """Fill the parameters that were not given from those of a video; raises InputError if they cannot be read."""
+    """Fill the parameters that were not given from a video's; raises InputError if they cannot be read."""
     if like is None:
         return tuple(options)
     from svdq.producer.results.finished_videos import read_provenance

@@ -175,7 +175,7 @@ async def _ask(client: "AsyncOpenAI", photo: str, picture: bytes, model: VisionM
         choice = answer.choices[0]
         text, is_cut = str(choice.message.content or ""), choice.finish_reason == "length"
     except (AttributeError, IndexError, TypeError) as error:
-        raise _RefusedError(f"{photo}: the server's answer is not that of a chat completion; check --url.") from error
+        raise _RefusedError(f"{photo}: the server's answer is no chat completion; check --url.") from error
     # Models that think may do so within their answer, and others add Markdown, a heading or quotation marks.
     text = " ".join(re.sub("[*`#]", "", text.rpartition("</think>")[2]).split())
     text = _QUOTED.sub(r"\1", re.sub("(?i)^prompt: *", "", "".join(filter(str.isprintable, text)))).strip()

@@ -42,7 +42,7 @@ class Job(VideoParameters):
         ge=2,
         le=MAX_FPS,
         exclude_if=lambda value: value is None,
-        description="Frames a second of the files, by frames interpolated between those of the model; for 81 frames at "
+        description="Frames a second of the files, by frames interpolated between the model's; for 81 frames at "
         "832x480 some 10 s of a core",
     )
     boomerang: bool = Field(default=False, exclude_if=not_, description="Play the video forward and back")
@@ -163,7 +163,7 @@ def model_stem(name: str) -> str:
 
 #: The fields that name the photos, the files and the chain of a job, besides the parameters of its video.
 NAMING = ("image", "last_image", "name", "folder", "chained", "finishes")
-#: The class of the jobs of each family, which has the fields of a job and then those of its parameters.
+#: The class of the jobs of each family, which has the fields of a job and then of its parameters.
 JOBS: Mapping[str, type[Job]] = {
     name: type(f"{name.capitalize()}Job", (Job, parameters), {"__module__": __name__})
     for name, parameters in PARAMETERS.items()
@@ -217,8 +217,8 @@ def is_folder_name(name: str) -> bool:
 
 
 _GIVEN = dict.fromkeys(name for job in JOBS.values() for name in job.model_fields if name not in NAMING)
-#: The parameters that users give: the fields of all families but those of the photos and the names of files. Those that
-#: came to `VideoParameters` later are the last.
+#: The parameters that users give: the fields of all families without `NAMING`. Fields that came to `VideoParameters`
+#: later are the last.
 VIDEO_FIELDS = tuple(sorted(_GIVEN, key=lambda name: name in VideoParameters.model_fields))
 #: The same as users name them: one size for width and height, and format for formats.
 PARAMETER_KEYS = (

@@ -72,7 +72,7 @@ def origins(**flags: Any) -> dict[str, str]:
 def _read_file(path: Path, photo_keys: Sequence[str] = PHOTO_KEYS) -> dict[str, Any]:
     """Read one svdq.toml, if it exists; relative folders in it are relative to the file.
 
-    `photo_keys` are left out: the file may be that of a watched folder, too.
+    `photo_keys` are left out: the file may be of a watched folder, too.
     """
     try:
         with open_regular(path) as file:

@@ -39,7 +39,7 @@ from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size
 
 _AUTO_MULTIPLE = 32  # of sides that are chosen: Wan 2.2 TI2V-5B needs 32
 _ANY_DAY = date(2000, 1, 1)  # in ids, which do not depend on the day
-#: A storage key in place of that of a photo that is not checked yet.
+#: Stands for the storage key of a photo that is not checked yet.
 ANY_PHOTO = f"inputs/{'0' * 64}.jpg"
 
 
@@ -57,11 +57,11 @@ class JobSpec:
     depends_on: tuple[str, ...] = ()  # ids of jobs, or prefixes of them, that are to have finished or failed first
     #: The prompts of further links, "" for none: each video begins a chain.
     then: tuple[str, ...] = ()
-    #: The LoRAs of each further link that has its own; None: those of the video.
+    #: The LoRAs of each further link that has its own; None: the video's.
     then_loras: tuple[tuple[LoraChoice, ...] | None, ...] = ()
     force: bool = False
     keep_location: bool = False  # whether videos say where their photo was taken
-    request_key: str = ""  # part of the ids unless it is "", so that a request gets jobs of its own
+    request_key: str = ""  # part of the ids unless it is "", so that a request gets separate jobs
     notes: tuple[tuple[str, str], ...] = ()  # recorded with the jobs; they change neither the videos nor the ids
     owner: str = ""  # whose jobs they are; "" for the owner of the settings
 
@@ -72,7 +72,7 @@ class JobSpec:
 
     @property
     def num_links(self) -> int:
-        """Number of jobs for each video: that of its links."""
+        """Number of jobs for each video: its links."""
         return 1 + len(self.then)
 
     @property
@@ -85,7 +85,7 @@ class JobSpec:
         return options.family_for(self.model) or (WITH_PROMPTS[0] if any(self.then) else None)
 
     def with_output(self, text: str) -> "JobSpec":
-        """Return it with a folder as a user writes it; without a name, a last part with a field is that of the files.
+        """Return it with a folder as a user writes it; without a name, a last part with a field names the files.
 
         Raises InputError as `read_folder`.
         """
@@ -152,7 +152,7 @@ class JobSpec:
     def finishing(self, made: Job, finished: str, stem: str, source: str, index: int) -> tuple[Job, str]:
         """Create the job that upscales a finished video, with its id; `finished` is as `Job.finishes`.
 
-        Its files are beside those of the video unless there is a template. `stem` and `source` are those of the photo,
+        Its files are beside the video's unless there is a template. `stem` and `source` are the photo's,
         and `index` is the number of the job in the submission, from 1. Raises InputError.
         """
         values = made.model_dump() | {"upscale": self.options[0].upscale, "chained": False, "finishes": finished}
@@ -179,7 +179,7 @@ class JobSpec:
     def _values(
         self, job: Job, stem: str, source: str = "", *, index: int, variation: int, day: date | None = None
     ) -> dict[str, Any]:
-        """Return the fields of templates; `source` is that of the photo."""
+        """Return the fields of templates; `source` is the photo's."""
         model = job.model or (model_stem(self.model.name) if self.model and not day else "")
         own = {"index": index, "n": index, "variation": variation + 1, "owner": self.owner}
         return template_values(job, stem, source, model, day or date.today()) | own
@@ -193,7 +193,7 @@ class JobSpec:
             plain = make_job(options.replaced(step_cache=None), model=self.model, spell=spell, **photo)
             options = options.replaced(step_cache=self._threshold(plain, options.step_cache, spell))
         job = make_job(options, model=self.model, spell=spell, variation=variation, **photo)
-        # The last frame is that of the last link.
+        # The last frame is for the last link.
         return job.model_copy(update={"last_image": None}) if self.then and getattr(job, "last_image", None) else job
 
     def _check_chain(self, job: Job, spell: Callable[[str], str]) -> None:

@@ -1,4 +1,4 @@
-"""Looks up the LoRAs that a submission names: in the folder of LoRAs on this machine, else among those of workers."""
+"""Looks up the LoRAs that a submission names: in the folder of LoRAs on this machine, else among the workers'."""
 
 import difflib
 import re
@@ -27,7 +27,7 @@ class KnownLoras:
     """The LoRAs that can be named, by name, with their digests."""
 
     def __init__(self, settings: Settings, connection: redis.Redis | None) -> None:
-        """Know those in the folder of the settings and those of running workers; read nothing and connect not yet."""
+        """Read nothing and connect to nothing yet; without a connection, connect when workers are asked."""
         self._settings = settings
         self._folder = settings.loras
         self._connection = connection
@@ -35,7 +35,7 @@ class KnownLoras:
     @cached_property
     def _known(self) -> Mapping[str, str]:
         with session(self._settings, self._connection) as connection:
-            # Of the same name, that of the folder counts.
+            # Of two with the same name, the one in the folder counts.
             return running_loras(connection) | LoraFolder(self._folder).digests()
 
     def looked_up(self, spec: JobSpec) -> JobSpec:

@@ -1,4 +1,4 @@
-"""The model that videos are for: the one that is expected, and finished videos of another one."""
+"""Chooses the model of new jobs, and queues again what another model made."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -31,7 +31,7 @@ from svdq.producer.threads import ordered_map
 def configured_model(settings: Settings) -> ExpectedModel | None:
     """Return the model of the settings; None if its family is not known: `preview` and `simulated` render all.
 
-    Raises InputError if its name is that of no model.
+    Raises InputError if there is no model of its name.
     """
     model_names.check_name(settings.model)
     family = family_of_model(settings.model)
@@ -52,7 +52,7 @@ def usual_size(family_name: str, model: str) -> tuple[int, int]:
 
 
 def running_model(connection: redis.Redis, family: str, stem: str, name: str = "") -> ExpectedModel:
-    """Describe the model of a family that workers run; with the `stem` of a name, that of this name."""
+    """Describe the model of a family that workers run; with the `stem` of a name, the one of this name."""
     return ExpectedModel(
         name=name or stem,
         family=family,
@@ -65,7 +65,7 @@ def running_model(connection: redis.Redis, family: str, stem: str, name: str = "
 def expected_model(
     settings: Settings, connection: redis.Redis | None = None, named: str | None = None
 ) -> ExpectedModel | None:
-    """Return the configured model, else that of the workers if all have models of one family; None if neither says it.
+    """Return the configured model, else the workers' if all have models of one family; None if neither is known.
 
     Of the model `named` in a job, only a worker's model of that name counts, before the configured one. Without a
     connection it connects, unless the embedded server is not running; UnavailableError if it cannot.

@@ -35,7 +35,7 @@ _NO_FRACTION = re.compile(r"(?<=\d)\.0+$")  # the end of a whole number as panda
 
 @cache
 def rules_of(family: str) -> dict[str, dict[str, Any]]:
-    """Return the JSON schema of each parameter of a family's videos; of one that may be null, that of its values."""
+    """Return the JSON schema of each parameter of a family's videos, without null."""
     rules = {}
     for name, schema in JOBS[family].model_json_schema()["properties"].items():
         values = [each for each in schema.get("anyOf", ()) if each["type"] != "null"]
@@ -109,7 +109,7 @@ class SubmitOptions:
         return self.replaced(**auto | dict(values))
 
     def with_defaults_from(self, job: dict[str, Any]) -> "SubmitOptions":
-        """Fill the parameters that were not given from those of another job."""
+        """Fill the parameters that were not given from another job's."""
         recorded = {"family": DEFAULT_FAMILY} | {
             name: _of_json(name, value)
             for name, value in job.items()
@@ -175,7 +175,7 @@ def _titles(families: Iterable[str]) -> str:
 def read_parameters(given: Mapping[str, Any], spell: Callable[[str], str] = as_key) -> dict[str, Any]:
     """Convert parameters by their names, as texts or values, to fields of `SubmitOptions`.
 
-    Names are those of `FIELDS` and `auto_size`; None counts as not given. `size` is width and height, such as 576x320,
+    Names are `FIELDS` and `auto_size`; None counts as not given. `size` is width and height, such as 576x320,
     or `auto`, or `auto:576x320`. The job checks which values are allowed. Raises InputError if a value is not of the
     parameter's type, or contradicts another; `spell` returns the names for it.
     """

@@ -77,7 +77,7 @@ def read_batch(
 ) -> list[PhotoRequest | InputError]:
     """Return a request for each row of a list, or why it is invalid; raises InputError if it has no rows.
 
-    `now` returns the time from which those of the rows count, and `model_of` the expected model of a name.
+    `now` returns the time from which times in rows count, and `model_of` the expected model of a name.
     """
     read_rows = READERS.get(path.suffix.lower())
     if read_rows is None:
@@ -127,7 +127,7 @@ def _parse(
     options = (each.overridden(parameters) for each in defaults.options)
     spec = replace(
         defaults,
-        options=tuple(dict.fromkeys(options)),  # without those of a sweep that the row makes the same
+        options=tuple(dict.fromkeys(options)),  # a row may make sets of a sweep the same
         model=model_of(parameters["model"]) if "model" in parameters else defaults.model,
         priority=given.get("priority", defaults.priority),
         name=given.get("name", defaults.name),

@@ -41,7 +41,7 @@ class Photo:
     source: str = ""
     capture: Capture = field(default_factory=Capture)
     data: bytes | None = field(default=None, repr=False)  # the bytes of an upload; None: they are in the file
-    last: "Photo | None" = None  # that of the last frame
+    last: "Photo | None" = None  # the photo of the last frame
 
     @property
     def key(self) -> str:
@@ -195,7 +195,7 @@ def nearest_size(photo: tuple[int, int], area: int, multiple: int) -> tuple[int,
 def crop_warning(photo: tuple[int, int] | None, job: Job, size: tuple[int, int]) -> str:
     """Say how much a crop removes, such as `crop removes 54% of the photo's height`; "" if at most a fifth.
 
-    `size` is that of the video if the job leaves it open.
+    `size` is the video's if the job leaves it open.
     """
     if photo is None or job.fit != "crop":
         return ""

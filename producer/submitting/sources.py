@@ -79,8 +79,8 @@ def find_photos(
 ) -> Sources:
     """Find photos for `words`: files with any suffix, folders, patterns, or `-` for a list, by lines or null bytes.
 
-    `cup.last.jpg` is the last frame of `cup.jpg` where both are found, and else a photo as any other. Hidden folders
-    and those of the system are left out, and the folder of svdq's own storage; `spell` returns the name of an option
+    `cup.last.jpg` is the last frame of `cup.jpg` where both are found, and else a photo as any other. Hidden folders,
+    folders of the system and svdq's own storage are left out; `spell` returns the name of an option
     for errors. Raises InputError if a folder or a pattern has no photos, or cannot be read.
     """
     walk = _Walk(recursive, storage and storage.resolve(), spell("recursive"))

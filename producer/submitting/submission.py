@@ -345,7 +345,7 @@ def claim_storage(connection: redis.Redis, storage: Storage) -> None:
 
 
 def store(storage: Storage, photo: Photo) -> None:
-    """Store a photo, and that of its last frame, unless the storage has it."""
+    """Store a photo, and the photo of its last frame, unless the storage has it."""
     if not storage.has_input(photo.key, photo.num_bytes):
         with _BYTES.take(photo.num_bytes):
             storage.write_bytes(photo.key, photo.read())

@@ -118,6 +118,6 @@ def _takes_prompts(spec: JobSpec) -> bool:
 
 
 def _stem_of(path: str) -> str:
-    """Return what a photo's path has before its suffix, from that of a file beside it."""
+    """Return what a photo's path has before its suffix, from the path of a file beside it."""
     stem = os.path.splitext(path)[0]
     return stem[: -len(LAST)] if stem.lower().endswith(LAST) else stem

@@ -34,7 +34,7 @@ class FileFilter:
     globs: tuple[str, ...] = PHOTO_GLOBS  # of names, or of paths if they have a slash
 
     def matches(self, path: str) -> bool:
-        """Return whether a path from the watched folder is that of a photo to submit."""
+        """Return whether a path from the watched folder names a photo to submit."""
         name = os.path.basename(path)
         return self._is_visible(path) and any(
             _pattern((glob,)).match((path if "/" in glob else name).lower()) for glob in self.globs

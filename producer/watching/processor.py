@@ -165,7 +165,7 @@ class Processor:
     def _ignore(self, file: WaitingFile) -> None:
         self.state.put(file.path, FileRecord(file.signature, "ignored"))
         self.waiting.remove(file)
-        reason = "its name is not that of a photo. If it is one, convert it to JPEG."
+        reason = "its name does not end like a photo's. If it is a photo, convert it to JPEG."
         if not file.signature.is_regular:
             reason = "it is a symbolic link or a special file. To submit it, put the photo itself here."
         elif file.path.lower().endswith(SUFFIX):

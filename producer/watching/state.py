@@ -29,8 +29,8 @@ CREATE TABLE IF NOT EXISTS seen (
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
-#: A `known` photo has a job already; a `rejected` file is no photo; an `ignored` one is a link, or its name is not that
-#: of a photo; a `problem` may be `resolved` and is reported once.
+#: A `known` photo has a job already; a `rejected` file is no photo; an `ignored` one is a link, or its name does not
+#: end like a photo's; a `problem` may be `resolved` and is reported once.
 Kind = Literal["watching", "submitted", "known", "rejected", "ignored", "problem", "resolved", "stopped"]
 
 #: Outcomes that are remembered, of files that are still in the folder. `skipped`: it existed before the first watch,
