@@ -70,7 +70,7 @@ def test_a_trained_model_says_what_the_default_video_needs_of_a_gpu(model: Path)
     assert float(said[1]) == pytest.approx(8.32 + 1 + weights / 1e9, abs=0.06)
 
 
-def test_a_trained_model_with_experts_says_what_a_rank_with_one_of_them_needs(tiny_wan: Path, tmp_path: Path) -> None:
+def test_a_model_with_experts_says_what_a_rank_with_one_of_them_needs(tiny_wan: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_wan, tmp_path / "wan")
     (folder / "UNTRAINED.md").unlink()
     found = {finding.subject: finding for finding in check_model(str(folder))}

@@ -288,7 +288,7 @@ def test_a_file_that_is_missing_here_is_named_before_anything_is_fetched(pull: P
     assert done.sentence.endswith("none.safetensors', which a model file names; correct its path.")
 
 
-def test_a_model_file_is_used_from_any_folder_and_fills_in_what_a_job_leaves_open(
+def test_a_model_file_of_any_folder_fills_in_what_a_job_leaves_open(
     svdq: Cli, settings: Settings, connection: redis.Redis, tiny_model: Path, tmp_path: Path, photo: Path
 ) -> None:
     (tmp_path / "models").mkdir()

@@ -217,7 +217,7 @@ def test_a_video_that_is_marked_to_keep_is_not_replaced(
     assert "exists already, finished" in svdq("submit", photo, SVDQ_MODEL="stabilityai/xt").stdout
 
 
-def test_the_same_submission_draws_the_same_seed_when_redis_has_forgotten_it(
+def test_the_same_submission_draws_the_same_seed_when_redis_forgot_it(
     svdq: Cli, connection: redis.Redis, photo: Path
 ) -> None:
     def submitted(*options: object) -> list[dict[str, object]]:

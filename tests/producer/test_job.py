@@ -141,7 +141,7 @@ def test_a_last_frame_makes_another_job_only_where_it_is_asked_for() -> None:
             WanJob(**WAN.model_dump() | fields)
 
 
-def test_a_boomerang_and_interpolation_make_other_jobs_only_where_they_are_asked_for() -> None:
+def test_boomerang_and_interpolation_make_other_jobs_only_where_asked_for() -> None:
     def id_of(**fields: Any) -> str:
         return SvdJob(**PLAIN.model_dump() | fields).digest(seed_was_drawn=False)
 

@@ -214,7 +214,7 @@ def test_all_links_can_be_canceled_and_retried_at_once(
     assert statuses(connection, links) == ["queued", "deferred", "deferred"]
 
 
-def test_a_chain_that_has_ended_does_not_end_with_another_one_of_the_same_beginning(
+def test_a_chain_does_not_end_with_another_of_the_same_beginning(
     connection: redis.Redis, settings: Settings, photo: Path
 ) -> None:
     first, second = ids_of(submit(settings, photo, "B"))

@@ -69,7 +69,7 @@ def test_what_cannot_be_is_a_sentence(text: str, given: dict[str, object], words
     assert words in str(raised.value)
 
 
-def test_a_speedup_of_an_unknown_model_is_a_sentence_and_a_threshold_is_taken() -> None:
+def test_a_speedup_needs_a_known_model_and_a_threshold_does_not() -> None:
     unknown = ExpectedModel(name="someone/Wan2.2-of-mine", family="wan")
     with pytest.raises(InputError, match=r"--step-cache 1.5x needs the model, which is not known here; give a thresh"):
         jobs("1.5x", unknown)

@@ -142,9 +142,7 @@ def test_another_photo_under_the_same_name_is_another_job(
     assert len(queued(connection)) == 2
 
 
-def test_the_same_photo_is_one_job_in_a_folder_and_another_in_another_folder(
-    bench: Bench, connection: redis.Redis
-) -> None:
+def test_the_same_photo_is_one_job_in_each_folder(bench: Bench, connection: redis.Redis) -> None:
     data = (bench.root / "day" / "a.jpg").read_bytes()
     (bench.root / "day" / "b.jpg").write_bytes(data)
     (bench.root / "c.jpg").write_bytes(data)
