@@ -80,7 +80,7 @@ def caption(
     settings = load_settings()
     instruction = read_instruction(prompt_file) if prompt_file else instruction_for(settings.model)
     model = VisionModel(instruction=instruction, **asked)
-    stdin, folder = sys.stdin.buffer if sys.stdin else None, Storage(settings.storage).folder
+    stdin, folder = sys.stdin.buffer if sys.stdin else None, Storage.open_for_command(settings.storage).folder
     found = [each.path for each in find_photos(photos, recursive=recursive, stdin=stdin, storage=folder).photos]
     if gone := next((path for path in found if not os.path.lexists(path)), None):
         raise InputError(f"There is no file {str(gone)!r}; check its path.")

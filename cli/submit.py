@@ -91,7 +91,7 @@ def submit(
     if not photos:
         raise click.UsageError("Missing argument 'PHOTO...'.", click.get_current_context())
     spec = read_spec(settings, **options)
-    stdin, folder = sys.stdin.buffer if sys.stdin else None, Storage(settings.storage).folder
+    stdin, folder = sys.stdin.buffer if sys.stdin else None, Storage.open_for_command(settings.storage).folder
     sources = find_photos(photos, recursive=recursive, stdin=stdin, storage=folder)
     if sources.num_others:
         echo(f"Files left out because they have no photo suffix: {sources.num_others:,}.", err=True)

@@ -55,7 +55,7 @@ def finish_requests(
     spec.check()
     if bool(job_ids) == kept:
         raise InputError("Give either IDs of finished videos, or --kept for all that are marked to keep.")
-    storage = Storage(settings.storage)
+    storage = Storage.open_for_command(settings.storage)
     if kept:
         with session(settings) as connection:
             ids = job_control.marked(connection, "keep")
@@ -78,7 +78,7 @@ def submit_finishing(
     storage: Storage | None = None,
 ) -> Iterator[Submission]:
     """Enqueue a job for each finished video, and yield it; all are checked before. Otherwise as `submit_all`."""
-    observer, storage = observer or Observer(), storage or Storage(settings.storage)
+    observer, storage = observer or Observer(), storage or Storage.open_for_command(settings.storage)
     with session(settings, connection) as connection:
         entries: dict[str, Entry] = {}
         for index, request in enumerate(requests, 1):

@@ -120,9 +120,10 @@ def submit(
         then=(then,) if isinstance(then, str) else tuple(then),
         force=force,
     ).with_output(output or settings.output)
-    found = find_photos(words, recursive=recursive, storage=Storage(settings.storage).folder, spell=str)
+    storage = Storage.open_for_command(settings.storage)
+    found = find_photos(words, recursive=recursive, storage=storage.folder, spell=str)
     requests = requests_for(found, spec, Path(last_image) if last_image else None)
-    return list(submit_all(settings, requests, skip_bad=skip_bad, spell=str))
+    return list(submit_all(settings, requests, skip_bad=skip_bad, spell=str, storage=storage))
 
 
 def submit_all(

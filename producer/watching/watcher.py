@@ -46,7 +46,7 @@ def watch(
         counts[event.kind] += 1
         report(event)
 
-    storage = Storage(settings.storage)
+    storage = Storage.open_for_command(settings.storage)
     root = _root(folder, storage.folder)
     post_submit = PostSubmit.parse(options.on_success, root)
     if "" in options.selection.globs:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from svdq.cli.main import run
 from svdq.producer.embedded_redis import find_server
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
+from svdq.producer.storage import storage as storage_module
 from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
 from tests.forks import Fork
@@ -358,3 +360,14 @@ def test_a_folder_that_is_replaced_is_watched_again(
     watching.wait_for("submitted", 2)
     assert watching.end() == 0
     assert {*jobs(connection)} == {"a", "b"}
+
+
+def test_a_storage_that_hangs_ends_the_watcher_with_a_sentence(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(storage_module, "ANSWER_S", 0.1)
+    never = threading.Event()
+    monkeypatch.setattr(Storage, "exists", lambda *_: never.wait(60))
+    assert run(["watch", str(tmp_path), "--once"]) == 3
+    assert "has not answered for" in capsys.readouterr().err
+    never.set()
