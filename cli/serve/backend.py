@@ -28,8 +28,8 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.finishing import FinishRequest, submit_finishing
+from svdq.producer.submitting.foresight import TooManyWaitingError
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.max_waiting import TooManyWaitingError
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import Submission, submit_all

@@ -19,12 +19,11 @@ from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
-from svdq.producer.submitting.foresight import existing
+from svdq.producer.submitting.foresight import check_max_waiting
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.max_waiting import check_max_waiting
 from svdq.producer.submitting.model_choice import render_again
 from svdq.producer.submitting.parameters import SubmitOptions
-from svdq.producer.submitting.submission import Observer, Submission, claim_storage, foreseen, submission_of
+from svdq.producer.submitting.submission import Observer, Submission, claim_storage, foresee, submission_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +91,7 @@ def submit_finishing(
                 entries.setdefault(entry.job_id, entry)
         check_max_waiting(connection, entries.values(), settings.max_waiting)
         if dry_run:
-            for entry, status, is_new in existing(connection, entries.values()):
-                yield foreseen(entry, status, is_new=is_new)
+            yield from foresee(connection, entries.values())
             return
         claim_storage(connection, storage)
         enqueued = enqueue_many(connection, list(entries.values()))

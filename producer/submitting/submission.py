@@ -15,7 +15,7 @@ import redis
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer import keys
 from svdq.producer.files import make_home
-from svdq.producer.job import model_stem
+from svdq.producer.job import Job, model_stem
 from svdq.producer.job_control import GOING, unfinished
 from svdq.producer.queue import connect, database_id, read_job, session
 from svdq.producer.records import LINK_NOTE, LOCATION_NOTE, SOURCE_NOTE, TAKEN_NOTE
@@ -24,10 +24,9 @@ from svdq.producer.status.registries import counts
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import MARKER, Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
-from svdq.producer.submitting.foresight import existing
+from svdq.producer.submitting.foresight import check_max_waiting, existing
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
 from svdq.producer.submitting.loras import KnownLoras
-from svdq.producer.submitting.max_waiting import check_max_waiting
 from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, usual_size, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
@@ -163,7 +162,7 @@ def submit_all(
             unfinished(connection, job_ids)
         check_max_waiting(connection, (entry for entry, _ in entries_of(checked)), settings.max_waiting)
         if dry_run:
-            yield from _foresee(connection, checked)
+            yield from foresee(connection, (entry for entry, _ in entries_of(checked)))
             return
         if storage.folder is not None and storage.folder.is_relative_to(settings.home):
             with contextlib.suppress(OSError):  # the storage says why
@@ -383,45 +382,34 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
             index += 1
 
 
-def _foresee(connection: redis.Redis, checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[Submission]:
-    for entry, status, is_new in existing(connection, (entry for entry, _ in entries_of(checked))):
-        yield foreseen(entry, status, is_new=is_new)
-
-
-def foreseen(entry: Entry, status: str, *, is_new: bool) -> Submission:
-    """Return the outcome of enqueuing an entry, by what `existing` says."""
-    return Submission(
-        id=entry.job_id,
-        image=entry.job.image,
-        seed=entry.job.seed,
-        status=status or "new",
-        name=entry.job.name,
-        photo=entry.photo,
-        is_new=is_new,
-        at=entry.at if is_new else None,
-        was=status if is_new else "",
-        warning=entry.warning if is_new else "",
-        link=entry.notes.get(LINK_NOTE, ""),
-    )
+def foresee(connection: redis.Redis, entries: Iterable[Entry]) -> Iterator[Submission]:
+    """Yield what would come of enqueuing entries; changes nothing."""
+    for entry, status, is_new in existing(connection, entries):
+        yield _outcome(entry, entry.job, status or "new", is_new=is_new, was=status if is_new else "")
 
 
 def submission_of(entry: Entry, enqueued: Enqueued, again: str) -> Submission:
     """Return the outcome of an entry that was enqueued; `again` is as in `Submission`."""
-    is_new = enqueued.is_new or bool(enqueued.was)
     # The links of a chain have the name of the first one.
     recorded = entry.job if enqueued.is_new and not entry.job.predecessor else read_job(enqueued.rq_job)
     if recorded is None:
         raise InputError(f"Job {entry.job_id} is in Redis but its parameters cannot be read; submit with --force.")
+    status = "queued" if again else enqueued.rq_job.get_status(refresh=False).value
+    is_new = enqueued.is_new or bool(enqueued.was)
+    return _outcome(entry, recorded, status, is_new=is_new, was=enqueued.was, again=again)
+
+
+def _outcome(entry: Entry, job: Job, status: str, *, is_new: bool, was: str, again: str = "") -> Submission:
     return Submission(
         id=entry.job_id,
-        image=recorded.image,
-        seed=recorded.seed,
-        status="queued" if again else enqueued.rq_job.get_status(refresh=False).value,
-        name=recorded.name,
+        image=job.image,
+        seed=job.seed,
+        status=status,
+        name=job.name,
         photo=entry.photo,
         is_new=is_new or bool(again),
         at=entry.at if is_new else None,
-        was=enqueued.was,
+        was=was,
         again=again,
         warning=entry.warning if is_new else "",
         link=entry.notes.get(LINK_NOTE, ""),
