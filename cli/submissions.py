@@ -96,7 +96,7 @@ def submit_and_print(
                     if as_json and not do_wait:
                         echo_json(_object(submission))
                     elif has_lines:
-                        echo(_line(submission, has_hint=not do_wait and not dry_run))
+                        echo(_line(submission, has_hint=not do_wait, dry_run=dry_run))
             except OSError:  # the output cannot be written, as by `| head`; the rest is submitted all the same
                 made += submissions
                 raise
@@ -186,16 +186,16 @@ def _object(submission: Submission) -> dict[str, Any]:
     return described | ({"at": rfc3339(submission.at)} if submission.at else {})
 
 
-def _line(submission: Submission, *, has_hint: bool) -> str:
+def _line(submission: Submission, *, has_hint: bool, dry_run: bool) -> str:
     if submission.again:
         note = f" ({submission.again})"
     elif submission.was:
-        note = f" (queued again, {submission.was} before)"
+        note = f" ({'would be ' * dry_run}queued again, {submission.was} before)"
     elif not submission.is_new:
         note = f" (exists already, {submission.status}; --force renders it again)"
     elif submission.at:
         note = f" (waits until {submission.at.astimezone():%a %Y-%m-%d %H:%M:%S %Z})"
     else:
         note = ""
-    hint = f"  svdq wait {submission.id}" if has_hint else ""
+    hint = f"  svdq wait {submission.id}" if has_hint and not dry_run else ""
     return f"{submission.id}  {named(submission.name, submission.link)}{note}{hint}"

@@ -37,13 +37,17 @@ _QUOTED = re.compile("""^["'“]([^"“”]*)["'”]$""")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionModel:
-    """A model of an OpenAI-compatible server, and how it is asked."""
+    """A model of an OpenAI-compatible server, and how it is asked; raises InputError for a URL of another kind."""
 
     url: str
     name: str
     instruction: str
     parallel: int  # requests at a time
     timeout_s: float  # of each try of a request
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise InputError(f"--url {self.url} is not allowed: it must begin with http:// or https://.")
 
 
 def instruction_for(model: str) -> str:
@@ -93,8 +97,6 @@ def caption(
     Raises InputError if the package openai is missing, or the server refuses the key or does not know the model, and
     UnavailableError if the server cannot be reached, is too slow, or gives no captions for several photos in a row.
     """
-    if not model.url.startswith(("http://", "https://")):
-        raise InputError(f"--url {model.url} is not allowed: it must begin with http:// or https://.")
     try:
         from openai import AsyncOpenAI
     except ImportError as error:

@@ -128,7 +128,7 @@ def _sentence(error: ValidationError) -> str:
         known = ", ".join(Settings.model_fields)
         return f"There is no setting {name!r}, which a svdq.toml names; the settings are {known}."
     value = "***" if name in SECRETS else without_secrets(str(first["input"]))
-    reason = first["msg"].removeprefix("Value error, ")
+    reason = first["msg"].removeprefix("Value error, ").replace("Input should", "it must").partition(", unable")[0]
     return (
         f"The setting {ENV_PREFIX}{name.upper()} (or {name} in {FILE_NAME}) is {value!r}: "
         f"{reason[0].lower()}{reason[1:]}; correct or unset it."

@@ -338,6 +338,7 @@ def test_an_unreachable_server_and_wrong_input_are_sentences(svdq: Cli, home: Pa
     ):
         done = svdq("caption", photo, "--url", url, "--vision-model", "seer")
         assert (done.returncode, reason in done.stderr) == (code, True), done.stderr
+    assert done.stdout == ""
     done = svdq("caption", photo, "--vision-model", "seer", "--prompt-file", tmp_path / "none.txt")
     assert (done.returncode, "cannot be read (No such file or directory)" in done.stderr) == (2, True)
     done = svdq("caption", photo, tmp_path / "gone.jpg", "--vision-model", "seer")

@@ -185,6 +185,8 @@ def test_a_canceled_or_failed_photo_is_queued_again(svdq: Cli, connection: redis
     made = [json.loads(line)["id"] for line in svdq("submit", tmp_path, "--json").stdout.splitlines()]
     assert svdq("cancel", *made[:2]).returncode == 0
     fetch(connection, made[2]).set_status(JobStatus.FAILED)
+    foreseen = svdq("submit", tmp_path, "--family", "svd", "--dry-run")
+    assert foreseen.stdout.count("(would be queued again, ") == 3, foreseen.stdout
     again = svdq("submit", tmp_path, "--family", "svd")
     assert again.stderr == "3 queued again: 2 canceled, 1 failed before.\n"
     assert [("queued again" in line) for line in again.stdout.splitlines()] == [True, True, True, False]

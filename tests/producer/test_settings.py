@@ -113,6 +113,18 @@ def test_a_file_that_nobody_writes(home: Path, text: str, folder: str) -> None:
         load_settings()
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"max_pixels": "abc"}, "is 'abc': it must be a valid integer; correct or unset it"),
+        ({"owner": "a/b"}, "is 'a/b': it must be 1 to 64 characters"),
+    ],
+)
+def test_what_a_setting_must_be_is_said(home: Path, given: dict[str, str], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        load_settings(**given)
+
+
 def test_parameters_of_videos_are_no_settings_of_the_home(home: Path) -> None:
     Path("svdq.toml").write_text("frames = 25")  # the working folder may be watched, too
     load_settings()
