@@ -69,31 +69,48 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
 
 
 HEADERS_S = 15.0  # seconds in which the headers of a request must arrive, and the rest of a body after the answer
-MAX_CONNECTIONS = 1000  # connections at a time; requests on more of them are answered with 503, if all have one
+#: Connections at a time; if all have a request with a token, those on more of them are answered with 503.
+MAX_CONNECTIONS = 1000
 _M_MMAP_THRESHOLD = -3  # an option of glibc's mallopt, from malloc.h
 GRACE_S = 2  # seconds that running requests have after a signal
 
 
 class _Protocol(H11Protocol):
-    """One connection, closed when headers or the rest of a refused request, which is read, do not arrive in time."""
+    """One connection, closed when headers or the rest of a refused request, which is read, do not arrive in time.
 
-    #: Connections whose headers, or the rest of whose body, are due, the oldest first.
-    _due: ClassVar[dict["_Protocol", None]] = {}
+    When there are too many, those without a request that has a token make room: clients that nobody knows may be slow
+    to send, or to read.
+    """
+
+    #: All connections, first the one that has not sent anything for the longest time.
+    _open: ClassVar[dict["_Protocol", None]] = {}
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) >= MAX_CONNECTIONS and self._due:  # the oldest idle one makes room
-            next(iter(self._due))._too_slow()
+        if len(self.connections) >= MAX_CONNECTIONS:
+            for other in self._open:
+                if not other._has_token():
+                    del self._open[other]
+                    other.transport.abort()
+                    break
+        self._open[self] = None
         self._limit_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._open.pop(self, None)
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._open.pop(self, None)
+        self._open[self] = None
         super().data_received(data)
         self._limit_time()
+
+    def _has_token(self) -> bool:
+        """Return whether a request with a token is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete and "owner" in self.scope["state"]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -105,7 +122,6 @@ class _Protocol(H11Protocol):
             self._stop_timer()
         elif self._timer is None:
             self._timer = self.loop.call_later(HEADERS_S, self._too_slow)
-            self._due[self] = None
 
     def _is_waiting(self) -> bool:
         """Return whether headers are due, or the rest of a body after its answer."""
@@ -116,7 +132,6 @@ class _Protocol(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            del self._due[self]
 
     def _too_slow(self) -> None:
         self._stop_timer()
