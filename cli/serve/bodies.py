@@ -8,7 +8,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from tempfile import SpooledTemporaryFile
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
@@ -16,16 +16,18 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import Message
 
-from svdq.cli.serve.api_errors import ApiError
+from svdq.cli.serve.api_errors import RETRY, ApiError
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PHOTOS, decode_data_url, flatten, two_photos
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 
-MAX_SMALL_BYTES = 1 << 20  # bytes of a body without a photo, and of the text fields of one with a photo
+MAX_SMALL_BYTES = 256 << 10  # bytes of a body without a photo, of which there may be one on each connection
 MAX_JSON_BYTES = 64 << 20  # bytes of a JSON body with a photo in it, which is parsed in memory
-#: Bytes of all text fields of a form, which are kept in memory; one may be a photo as a data URL.
+#: Bytes of all text fields of a form, which are kept in memory, as one may be a photo as a data URL; and of all forms
+#: together, without what each may always have: SPOOLED_BYTES.
 MAX_TEXT_BYTES = 8 << 20
+MAX_TEXTS_BYTES = 64 << 20
 BYTES_PER_PIXEL = 4  # bytes per pixel of the largest photo that may be uploaded: 8-bit RGBA without compression
-SPOOLED_BYTES = 64 * 1024  # bytes of a photo that are kept in memory; the rest goes to disk
+SPOOLED_BYTES = 64 << 10  # bytes of a photo that are kept in memory; the rest goes to disk
 #: Seconds in which a body must arrive: a small one, and one with a photo.
 SMALL_S = 30.0
 PHOTO_S = 600.0
@@ -104,22 +106,25 @@ class FormReader:
 
 
 async def _read_multipart(request: Request) -> Form:
+    parser = _Parser(
+        request.headers,
+        request.stream(),
+        max_files=len(PHOTOS) + 1,
+        max_fields=MAX_FIELDS,
+        max_part_size=MAX_TEXT_BYTES,
+    )
     try:
-        parts = await _Parser(
-            request.headers,
-            request.stream(),
-            max_files=len(PHOTOS) + 1,
-            max_fields=MAX_FIELDS,
-            max_part_size=MAX_TEXT_BYTES,
-        ).parse()
+        parts = await parser.parse()
+        try:
+            return await asyncio.to_thread(lambda: _with_photo(_form_of(parts)))
+        except ApiError:
+            await parts.close()
+            raise
     except MultiPartException as error:
         message = error.message.rstrip(".")
         raise ApiError(400, f"The form cannot be read: {message}.", code="bad_form") from error
-    try:
-        return await asyncio.to_thread(lambda: _with_photo(_form_of(parts)))
-    except ApiError:
-        await parts.close()
-        raise
+    finally:
+        parser.forget()
 
 
 class _Parser(MultiPartParser):
@@ -127,6 +132,12 @@ class _Parser(MultiPartParser):
 
     spool_max_size = SPOOLED_BYTES
     _num_text_bytes = 0
+    _num_all_bytes: ClassVar[int] = 0  # of the long texts of all forms
+
+    def forget(self) -> None:
+        """Count the texts no more."""
+        _Parser._num_all_bytes -= max(0, self._num_text_bytes - SPOOLED_BYTES)
+        self._num_text_bytes = 0
 
     def on_headers_finished(self) -> None:
         """Take a photo as a file though its part has no `filename`, or one as `filename*`, which the parser ignores."""
@@ -143,8 +154,12 @@ class _Parser(MultiPartParser):
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._current_part.file is None:
             self._num_text_bytes += end - start
+            _Parser._num_all_bytes += min(end - start, max(0, self._num_text_bytes - SPOOLED_BYTES))
             if self._num_text_bytes > MAX_TEXT_BYTES:
                 raise MultiPartException(f"Its fields have more than {MAX_TEXT_BYTES >> 20} MiB")
+            if _Parser._num_all_bytes > MAX_TEXTS_BYTES:
+                message = "Many requests have photos in their texts; try again later, or send the photo as a file."
+                raise ApiError(503, message, code="busy", headers=RETRY)
         super().on_part_data(data, start, end)
 
 

@@ -61,6 +61,7 @@ templates.env.globals["static"] = STATIC
 _JobId = Annotated[str, StringConstraints(pattern=f"^{JOB_ID.pattern}$")]
 #: Largest number of videos in one action or zip.
 MAX_JOBS = 10_000
+MAX_LOGIN_BYTES = 8 << 10  # bytes of a login, which anybody on the network may send
 
 
 class _Action(BaseModel, extra="forbid"):
@@ -182,7 +183,7 @@ async def login(request: Request) -> Response:
     """Exchange the token, from the link that `svdq serve` prints or from a form, for the cookie."""
     options = request.app.state.options
     if request.method == "POST":
-        async with limited(request).form(max_files=0, max_fields=4, max_part_size=4096) as form:
+        async with limited(request, MAX_LOGIN_BYTES).form(max_files=0, max_fields=4) as form:
             given = form.get("token")
     else:
         given = request.query_params.get("token")

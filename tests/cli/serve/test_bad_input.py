@@ -1,5 +1,6 @@
 """Requests that are refused have a clear error each, and leave nothing behind."""
 
+import contextlib
 import io
 import socket
 import time
@@ -144,6 +145,32 @@ def test_much_text_is_not_kept_in_memory(server: Server, nothing_left: Any) -> N
     assert (answer.status, answer.error["code"]) == (400, "bad_form")
     assert "8 MiB" in answer.error["message"]
     nothing_left()
+
+
+def test_much_text_of_many_requests_is_refused(server: Server, photo: Path, nothing_left: Any) -> None:
+    """As anybody with the token may send much of each request, and never the end."""
+    part = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="image_reference"\r\n\r\n'.encode()
+    with contextlib.ExitStack() as opened:
+        held = []
+        for _ in range(8):
+            held.append(opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)))
+            held[-1].sendall(head(server, "Content-Length: 20000000") + part + b"a" * ((8 << 20) - 100))
+        long = "data:image/jpeg;base64," + "A" * (1 << 20)
+
+        def is_busy() -> bool:
+            answer = server.create(image_reference=long)
+            return (answer.status, answer.error["code"]) == (503, "busy")
+
+        wait_until(is_busy)
+        assert server.create(b"no photo", prompt="a dog").status == 400  # a short text is read
+    wait_until(lambda: server.create(image_reference=long).status == 400)
+    nothing_left()
+
+
+def test_a_login_is_short(server: Server) -> None:
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = server.ask("POST", "/login", b"token=" + b"a" * 10_000, kind)
+    assert (answer.status, answer.error["code"]) == (413, "too_large")
 
 
 @pytest.mark.parametrize("values", [b"[],", b"{},", b"0,"])
