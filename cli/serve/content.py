@@ -32,6 +32,7 @@ MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp", "wa
 CACHING = {"Cache-Control": "private, no-cache"}  # kept, but asked for: a job may be rendered again
 MAX_PICTURES = 500  # small pictures in memory at a time, of about 20 KB each
 PICTURE_THREADS = 2  # threads that make them
+PART_BYTES = 1 << 20  # bytes of a zip in memory
 
 
 class _Buffer(bytearray):
@@ -51,7 +52,7 @@ class _Buffer(bytearray):
 
 
 def zip_of(storage: Storage, keys: Iterable[str]) -> Iterator[bytes]:
-    """Yield a zip of files in parts, without those that are gone, uncompressed, with one in memory at a time."""
+    """Yield a zip of files in parts, uncompressed, without those that are gone."""
     buffer = _Buffer()
     with zipfile.ZipFile(cast(IO[bytes], buffer), "w", zipfile.ZIP_STORED) as archive:
         for key in keys:
@@ -61,8 +62,11 @@ def zip_of(storage: Storage, keys: Iterable[str]) -> Iterator[bytes]:
             modified = entry.modified_at.astimezone().timetuple()[:6]
             info = zipfile.ZipInfo(key.removeprefix(f"{OUTPUTS}/"), max(modified, (1980, 1, 1, 0, 0, 0)))  # its epoch
             info.external_attr = 0o644 << 16
-            archive.writestr(info, storage.read(key))
-            yield buffer.take()
+            info.file_size = entry.size  # one above 2 GiB has another header
+            with storage.open(key) as source, archive.open(info, "w") as target:
+                while part := source.read(PART_BYTES):
+                    target.write(part)
+                    yield buffer.take()
     yield buffer.take()
 
 

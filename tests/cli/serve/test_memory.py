@@ -1,15 +1,20 @@
 """Photos of many pixels, uploaded and shown at the same time: the server stays within the memory of its pod."""
 
 import io
+import os
 import threading
+import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pillow_heif
 import pytest
+import redis
 from PIL import Image
 
+from svdq.producer.storage.storage import Storage
+from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import Answer, Server
 
 NUM_PHOTOS = 6
@@ -69,3 +74,15 @@ def test_large_photos_at_once(server: Server, kind: str, options: dict, capsys: 
     with capsys.disabled():
         print(f"\n{kind} {options}: {begin >> 20} MiB, uploads {uploads >> 20}, pictures {pictures >> 20}")
     assert pictures < MAX_BYTES
+
+
+def test_a_zip_is_made_in_parts(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    video_id = finish(connection, storage, 1, formats=("mp4",))
+    [video] = (Path(str(storage.folder)) / "outputs").glob(f"*{video_id}.mp4")
+    os.truncate(video, 200 << 20)
+    headers = {**server.bearer, "Content-Type": "application/x-www-form-urlencoded"}
+    zipped = server.ask("POST", "/page/zip", f"ids={video_id}", headers).body
+    with zipfile.ZipFile(io.BytesIO(zipped)) as archive:
+        assert archive.testzip() is None
+        assert [info.file_size for info in archive.infolist()] == [200 << 20]
+    assert peak_bytes(server) < 180 << 20
