@@ -1,5 +1,6 @@
 """Named tokens: the name is the owner of what is submitted with one, and a running server takes changes."""
 
+import contextlib
 import http.client
 import json
 from pathlib import Path
@@ -141,12 +142,12 @@ def test_a_running_server_takes_new_tokens_and_refuses_removed_ones(server: Serv
     assert server.ask("GET", "/v1/videos", headers=bearer(ana)).status == 401
     path.chmod(0o600)
     assert server.ask("GET", "/v1/videos", headers=bearer(ana)).status == 200
-    page = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    page.request("GET", "/page/events", headers=cookie)
-    events = page.getresponse()
-    assert svdq("serve", "token", "remove", "ana").stdout == "ana  removed\n"
-    assert b"event: state" in events.read()  # to its end: an open page hears no more
-    page.close()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as page:
+        page.request("GET", "/page/events", headers=cookie)
+        events = page.getresponse()
+        assert events.readline() == b"event: state\r\n"
+        assert svdq("serve", "token", "remove", "ana").stdout == "ana  removed\n"
+        events.read()  # to its end: an open page hears no more
     for headers in (bearer(ana), cookie):
         assert server.ask("GET", "/v1/videos", headers=headers).status == 401
     assert server.ask("GET", f"/login?token={ana}", headers={}).status == 401
