@@ -16,11 +16,12 @@ from svdq.cli.option_types import json_option, selection_options, with_connectio
 from svdq.producer.records import LogEntry, read_log
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import view
-from svdq.producer.status.registries import have_several_owners
+from svdq.producer.status.registries import read_several_owners
 from svdq.producer.status.selection import Selection, complete_ids, select
 from svdq.producer.status.selection import list_jobs as newest_jobs
 from svdq.producer.status.snapshot import Snapshot, estimate, take
 from svdq.producer.text import rfc3339
+from svdq.producer.together import ask_one
 
 POLL_S = 0.5  # seconds between polls for new log entries
 INTERVAL_S = 1.0  # seconds between two refreshes of `svdq top`; ranks report about once a second
@@ -47,7 +48,7 @@ def status(connection: redis.Redis, job_ids: tuple[str, ...], as_json: bool) -> 
         print_snapshot(connection, as_json)
         return
     jobs = [view(connection, job_id) for job_id in complete_ids(connection, job_ids)]
-    estimates, has_several = estimate(connection, jobs), have_several_owners(connection)
+    estimates, has_several = estimate(connection, jobs), ask_one(connection, read_several_owners())
     for job in jobs:
         expected = estimates.get(job.id, Estimate())
         text = describe(job, expected, whole_prompt=True, with_owner=has_several)

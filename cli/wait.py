@@ -24,10 +24,11 @@ from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView, wait_for_jobs
 from svdq.producer.status.ranks import GroupStatus, conditions_of, read_groups
-from svdq.producer.status.registries import worker_state
+from svdq.producer.status.registries import read_workers
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.status.snapshot import estimate
 from svdq.producer.text import parse_duration, printable
+from svdq.producer.together import ask_one
 
 NO_WORKER_S = 2.0  # seconds without a worker before a notice is printed
 MAX_SHOWN = 20  # largest number of jobs whose progress is shown
@@ -150,7 +151,7 @@ class _Reasons:
         """Log new reasons; return the groups of ranks."""
         now = time.monotonic()
         groups = read_groups(connection)
-        has_worker = bool(groups) or worker_state(connection) != "none"
+        has_worker = bool(groups) or ask_one(connection, read_workers())[1] != "none"
         self._no_worker_since = math.inf if has_worker else min(now, self._no_worker_since)
         reasons = {sentence: sentence for sentence in pauses(connection)}
         for rank, condition in conditions_of(groups):

@@ -29,10 +29,11 @@ from svdq.producer.queue import queues
 from svdq.producer.status.estimates import Estimate, estimate_jobs
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.ranks import GroupStatus, RankStatus
-from svdq.producer.status.registries import ended_before, num_ahead, running_models
+from svdq.producer.status.registries import ended_before, read_num_ahead, running_models
 from svdq.producer.status.snapshot import Recent, Snapshot
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import rfc3339
+from svdq.producer.together import ask_one
 
 #: Number of videos in flight that are shown, and of waiting ones; number of groups.
 MAX_ROWS, MAX_GROUPS = 100, 50
@@ -129,7 +130,9 @@ def _first_waiting(connection: redis.Redis) -> tuple[list[str], list[str]]:
 def estimate_views(connection: redis.Redis, views: Sequence[JobView], snapshot: Snapshot) -> dict[str, Estimate]:
     """Estimate when jobs will be done, by id; only those that wait in a queue or are started are in the result."""
     places = {view.id: view.queue for view in views if view.status == "queued"}
-    waiting = replace(snapshot.waiting, num_ahead=num_ahead(connection, places) if places else {})
+    waiting = replace(
+        snapshot.waiting, num_ahead=ask_one(connection, read_num_ahead(connection, places)) if places else {}
+    )
     return estimate_jobs(views, waiting, snapshot.groups, snapshot.pauses, snapshot.no_group)
 
 

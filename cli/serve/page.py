@@ -38,8 +38,8 @@ from svdq.producer.job import JOBS, model_stem
 from svdq.producer.queue import clock_of, priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import (
-    have_several_owners,
     newest_ids,
+    read_several_owners,
     running_defaults,
     running_loras,
     running_models,
@@ -50,6 +50,7 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.model_choice import running_model
 from svdq.producer.submitting.parameters import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES, SYSTEM_FOLDERS
+from svdq.producer.together import ask_one
 
 FOLDER = Path(__file__).parent
 #: The address of the static files changes with them, so that browsers keep them for good.
@@ -141,7 +142,7 @@ async def index(request: Request) -> Response:
         running = await state.backend.read(running_models)
         defaults = await state.backend.read(running_defaults)
         loras = await state.backend.read(running_loras)
-        several_owners = await state.backend.read(have_several_owners)
+        several_owners = await state.backend.read(lambda connection: ask_one(connection, read_several_owners()))
     except ApiError:  # the page says itself that Redis is away
         running, defaults, loras, several_owners = {}, {}, {}, False
     loras |= await state.backend.in_thread(LoraFolder(state.backend.settings.loras).digests)

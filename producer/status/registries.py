@@ -6,7 +6,7 @@ functions that anyone with write access to Redis can name.
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import redis
@@ -63,13 +63,8 @@ def read_counts(connection: redis.Redis) -> Read[dict[str, dict[str, int]]]:
     return {name: of_queue for name, of_queue in found.items() if name in keys.QUEUE_NAMES or any(of_queue.values())}
 
 
-def have_several_owners(connection: redis.Redis) -> bool:
-    """Return whether jobs of more than one owner were ever submitted."""
-    return ask_one(connection, read_several_owners())
-
-
 def read_several_owners() -> Read[bool]:
-    """Read the same."""
+    """Read whether jobs of more than one owner were ever submitted."""
     (number,) = checked((yield lambda pipeline: pipeline.scard(keys.OWNERS)))
     return bool(number > 1)
 
@@ -165,13 +160,8 @@ def scan_ids(connection: redis.Redis) -> Iterator[bytes]:
             yield job_id
 
 
-def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, int]:
-    """Count the jobs taken before queued ones, by id; `places` are names of queues by id. Omits jobs that left."""
-    return ask_one(connection, read_num_ahead(connection, places))
-
-
 def read_num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> Read[dict[str, int]]:
-    """Read the same."""
+    """Count the jobs taken before queued ones, by id; `places` are names of queues by id. Omits jobs that left."""
     found = {queue.name: queue for queue in (yield from read_queues(connection))}
     places = {job_id: name for job_id, name in places.items() if name in found}
 
@@ -241,17 +231,18 @@ class WorkerView(Record):
     failed: int = Field(default=0, validation_alias="failed_job_count")
 
 
-def view_workers(connection: redis.Redis) -> list[WorkerView]:
-    """Return the worker groups that take our jobs, by name; two round trips. Unreadable records are left out."""
-    return ask_one(connection, read_workers())
+def read_workers() -> Read[tuple[list[WorkerView], WorkerState]]:
+    """Read the worker groups that take our jobs, by name, and say whether any does or is about to.
 
+    Unreadable records are left out.
+    """
 
-def read_workers() -> Read[list[WorkerView]]:
-    """Read the same."""
-    return (yield from _read_members(*checked((yield lambda pipeline: pipeline.smembers(Worker.redis_workers_keys)))))
+    def put(pipeline: Pipeline) -> None:
+        pipeline.time()
+        pipeline.zrange(keys.STARTING, -1, -1, withscores=True)
+        pipeline.smembers(Worker.redis_workers_keys)
 
-
-def _read_members(members: Collection[bytes]) -> Read[list[WorkerView]]:
+    (now, _), last, members = checked((yield put))
     names = sorted(name.decode(errors="backslashreplace") for name in members)
     records = yield lambda pipeline: [pipeline.hgetall(name) for name in names]
     views = []
@@ -259,7 +250,9 @@ def _read_members(members: Collection[bytes]) -> Read[list[WorkerView]]:
         with contextlib.suppress(ValueError, AttributeError):
             fields = {key.decode(): value.decode() for key, value in record.items()}
             views.append(WorkerView(**fields | {"name": name.removeprefix(Worker.redis_worker_namespace_prefix)}))
-    return views
+    if views:
+        return views, "running"
+    return views, "starting" if any(expires_at >= now for _, expires_at in last) else "none"
 
 
 def running_models(connection: redis.Redis) -> dict[str, str | None]:
@@ -293,7 +286,7 @@ def running_defaults(connection: redis.Redis) -> dict[str, dict[str, Any]]:
 
 
 def running_loras(connection: redis.Redis) -> dict[str, str]:
-    """Return the LoRAs that jobs may choose, by name, with their digests: those of all workers."""
+    """Return the LoRAs that jobs may choose, by name, with their digests, of all workers."""
     intakes = [group.intake for group in read_groups(connection) if group.intake]
     return {name: digest for intake in intakes for name, digest in intake.loras.items()}
 
@@ -304,24 +297,3 @@ def takes_last_photo(connection: redis.Redis, stem: str = "") -> bool:
     able = [rank.takes_last_photo for rank in ranks if stem in ("", model_stem(rank.model))]
     starting = {*map(model_stem, running_models(connection))} - {model_stem(rank.model) for rank in ranks}
     return not able or any(able) or bool(starting)
-
-
-def worker_state(connection: redis.Redis, workers: Sequence[WorkerView] | None = None) -> WorkerState:
-    """Say whether any worker takes jobs of ours, or is about to."""
-    return ask_one(connection, read_worker_state(workers))
-
-
-def read_worker_state(workers: Sequence[WorkerView] | None = None) -> Read[WorkerState]:
-    """Read the same."""
-
-    def put(pipeline: Pipeline) -> None:
-        pipeline.time()
-        pipeline.zrange(keys.STARTING, -1, -1, withscores=True)
-        pipeline.smembers(Worker.redis_workers_keys)
-
-    (now, _), last, members = checked((yield put))
-    if workers is None:
-        workers = yield from _read_members(members)
-    if workers:
-        return "running"
-    return "starting" if any(expires_at >= now for _, expires_at in last) else "none"

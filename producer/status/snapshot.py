@@ -136,7 +136,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
     now = time.time()
     recent = recent or Recent()
     started_only, deferred_only = (JobStatus.STARTED.value,), (JobStatus.DEFERRED.value,)
-    of_queues, sampled, groups, started, deferred, workers, state, (num_finished, num_failed), reasons, several = ask(
+    of_queues, sampled, groups, started, deferred, (workers, state), (num_finished, num_failed), reasons, several = ask(
         connection,
         registries.read_counts(connection),
         registries.read_sample(connection, SAMPLED, SLICES),
@@ -144,7 +144,6 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
         registries.read_newest_ids(connection, MAX_IN_FLIGHT, started_only),
         registries.read_newest_ids(connection, SAMPLED // 4, deferred_only),
         registries.read_workers(),
-        registries.read_worker_state(),
         registries.num_ended_since(connection, now - 3600),
         read_pauses(),
         registries.read_several_owners(),
@@ -211,13 +210,13 @@ def estimate(
         known |= more
     views = list(known.values())
     queued = {view.id: view.queue for view in views if view.status == JobStatus.QUEUED.value}
-    of_queues, sampled, num_ahead, found, state, reasons = ask(
+    of_queues, sampled, num_ahead, found, (_, state), reasons = ask(
         connection,
         registries.read_counts(connection),
         registries.read_sample(connection, SAMPLED, SLICES),
         registries.read_num_ahead(connection, queued),
         reading_groups(),
-        registries.read_worker_state(),
+        registries.read_workers(),
         read_pauses(),
     )
     groups = found if groups is None else groups

@@ -31,7 +31,8 @@ from svdq.producer import job_control
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
-from svdq.producer.status.registries import view_workers
+from svdq.producer.status.registries import read_workers
+from svdq.producer.together import ask_one
 from svdq.worker.queue import group_worker, recovery, scripts
 from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.group_worker import GroupWorker
@@ -66,17 +67,17 @@ def test_several_executions_stand_in_rqs_registries(connection: redis.Redis, wor
         assert job.get_status() is JobStatus.STARTED
         assert job.worker_name == worker.name
         assert [execution.worker_name for execution in job.get_executions()] == [worker.name]
-    assert [(seen.name, seen.state) for seen in view_workers(connection)] == [(worker.name, "busy")]
+    assert [(seen.name, seen.state) for seen in ask_one(connection, read_workers())[0]] == [(worker.name, "busy")]
 
 
 def test_a_worker_with_nothing_in_flight_is_idle_again(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
     active_jobs = take(worker)
     worker.renew_leases(active_jobs)
-    assert view_workers(connection)[0].state == "busy"
+    assert ask_one(connection, read_workers())[0][0].state == "busy"
     worker.finish([(active_jobs[0], {"outputs": []})])
     worker.renew_leases([])
-    assert view_workers(connection)[0].state == "idle"
+    assert ask_one(connection, read_workers())[0][0].state == "idle"
 
 
 def test_groups_share_what_waits(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -175,7 +176,7 @@ def test_success_is_rqs_success(connection: redis.Redis, worker: GroupWorker) ->
     assert worker.holds_lease(first)
     assert not worker.holds_lease(second)
     assert not connection.exists(second.execution.key)
-    assert view_workers(connection)[0].finished == 1
+    assert ask_one(connection, read_workers())[0][0].finished == 1
 
 
 ENDS = {
@@ -239,12 +240,12 @@ def test_stop_is_rqs_stop(connection: redis.Redis, worker: GroupWorker) -> None:
     first, second = take(worker, 2)
     worker.stop(first)
     assert status_of(connection, "a") == "stopped"
-    assert view_workers(connection)[0].failed == 0
+    assert ask_one(connection, read_workers())[0][0].failed == 0
     assert waiting(connection) == []
     # Stopping one says nothing about the next.
     worker.fail(second, "It broke.")
     assert status_of(connection, "b") == "failed"
-    assert view_workers(connection)[0].failed == 1
+    assert ask_one(connection, read_workers())[0][0].failed == 1
 
 
 def test_put_back_restores_the_order_and_spends_no_retry(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -352,7 +353,7 @@ def test_a_beat_after_a_long_outage_makes_whole_records(connection: redis.Redis,
 
     worker.renew_leases(active_jobs)
 
-    assert [(seen.name, seen.state) for seen in view_workers(connection)] == [(worker.name, "busy")]
+    assert [(seen.name, seen.state) for seen in ask_one(connection, read_workers())[0]] == [(worker.name, "busy")]
     assert [execution.worker_name for execution in fetch(connection, "a").get_executions()] == [worker.name]
 
 
@@ -654,7 +655,7 @@ def test_commands_reach_the_group(connection: redis.Redis) -> None:
     assert commands == ["b", "shutdown"]
     assert connection.pubsub_numsub(channel)[0][1] == 1
     worker.end()
-    assert view_workers(connection) == []
+    assert ask_one(connection, read_workers())[0] == []
 
 
 @pytest.mark.long

@@ -19,8 +19,9 @@ from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer import job_control, keys
 from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.queue import fetch, read_job, server_url
-from svdq.producer.status.registries import view_workers
+from svdq.producer.status.registries import read_workers
 from svdq.producer.storage.storage import Storage
+from svdq.producer.together import ask_one
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import CheckpointStore, Codec, open_checkpoint_store
 from svdq.worker.intake import source as intake_module
@@ -226,7 +227,7 @@ def test_taken_jobs_go_back_when_the_group_stops(site, open_intake: Open) -> Non
     intake.close(return_to_queue=True)
     assert site.queued() == [job_ids[0], job_ids[2], job_ids[3]]
     assert site.view(job_ids[1]).status == "finished"
-    assert view_workers(site.connection) == []
+    assert ask_one(site.connection, read_workers())[0] == []
 
 
 BAD_PHOTOS = {
@@ -370,7 +371,7 @@ def test_a_job_that_the_user_stops_is_neither_finished_nor_failed(site, open_int
     until(lambda: site.states([job_id]) == ["stopped"])
     until(lambda: not intake.status().in_flight)
     assert (intake.status().finished, intake.status().failed) == (0, 0)
-    assert [(seen.finished, seen.failed) for seen in view_workers(site.connection)] == [(0, 0)]
+    assert [(seen.finished, seen.failed) for seen in ask_one(site.connection, read_workers())[0]] == [(0, 0)]
 
 
 class Forgetter:
@@ -437,7 +438,7 @@ def test_the_status_counts_jobs_in_flight_finished_and_failed(site, open_intake:
     requests = [take(intake) for _ in range(3)]
     status = intake.status()
     assert (status.in_flight, status.finished, status.failed, status.pace_s) == (tuple(ids), 0, 0, None)
-    (worker,) = view_workers(site.connection)
+    (worker,) = ask_one(site.connection, read_workers())[0]
     assert status.worker == worker.name
     parameters = {"frames": 2, "width": 64, "height": 64, "steps": 4}
     for request, failure in zip(requests, (None, None, "It broke."), strict=True):

@@ -9,9 +9,10 @@ from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.estimates import STORAGE, Estimate
 from svdq.producer.status.job_view import last_sentence, view, view_many
 from svdq.producer.status.ranks import Condition, GroupStatus, IntakeStatus
-from svdq.producer.status.registries import counts, view_workers
+from svdq.producer.status.registries import counts, read_workers
 from svdq.producer.status.selection import WINDOW, list_jobs
 from svdq.producer.status.snapshot import estimate
+from svdq.producer.together import ask_one
 from tests.queued import SvdJob, add, fail, finish, start
 from tests.ranks import rank
 
@@ -80,12 +81,12 @@ def test_foreign_jobs_are_shown_and_not_run(connection: redis.Redis) -> None:
 
 
 def test_workers(connection: redis.Redis) -> None:
-    assert view_workers(connection) == []
+    assert ask_one(connection, read_workers())[0] == []
     worker = rq.SimpleWorker(["svdq-default"], connection=connection, name="group", queue_class=SvdqQueue)
     other = rq.SimpleWorker(["else"], connection=connection, name="other")
     worker.register_birth()
     other.register_birth()
-    (seen,) = view_workers(connection)
+    (seen,) = ask_one(connection, read_workers())[0]
     assert (seen.name, seen.queues) == ("group", ["svdq-default"])
 
 
