@@ -66,7 +66,7 @@ def cut_tail(data: Path) -> bool:
 def _whole_commands(file: BinaryIO) -> tuple[int, int]:
     """Return where the whole commands and transactions of an append-only file end, and where it is no command.
 
-    Its format is that of requests to the server (valkey.io/topics/protocol): arrays of strings, and lines of `#`.
+    It has the format of requests to the server (valkey.io/topics/protocol): arrays of strings, and lines of `#`.
     """
     end, in_transaction = 0, False
     while True:

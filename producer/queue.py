@@ -38,7 +38,7 @@ ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
 #: Timeouts in seconds for connecting and for an answer: a person is waiting.
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 4.5
-CLOCKS_S = 60.0  # seconds by which the clock of this machine may differ from that of Redis without a warning
+CLOCKS_S = 60.0  # seconds by which this machine's clock may differ from the clock of Redis without a warning
 #: Two seconds of retries while a server refuses connections.
 _RESTART = Retry(ConstantBackoff(0.2), 10, supported_errors=(redis.ConnectionError,))
 
@@ -80,7 +80,7 @@ def render(**parameters: Any) -> None:
 
 
 def queues(connection: redis.Redis) -> list[SvdqQueue]:
-    """Return all our queues, most urgent first; of a priority, those of models and LoRAs before that of all."""
+    """Return all our queues, most urgent first; of a priority, queues of models and LoRAs before the general one."""
     return queues_of(connection, connection.smembers(SvdqQueue.redis_queues_keys))
 
 
@@ -225,7 +225,7 @@ def time_by_redis(settings: Settings) -> datetime:
     if abs(apart_s) > CLOCKS_S:
         relation = "ahead of" if apart_s > 0 else "behind"
         logger.warning(
-            "The clock of this machine is %s %s that of Redis, by which jobs are queued.",
+            "The clock of this machine is %s %s the clock of Redis, by which jobs are queued.",
             duration(abs(apart_s)),
             relation,
         )
@@ -264,7 +264,7 @@ def priority_of(name: str) -> str:
 
 
 def queue_of(connection: redis.Redis, priority: str, model: str | None = None, lora: str = "") -> SvdqQueue:
-    """Return the queue of a priority, or that of its jobs for one model, or that wait for the LoRA of a digest."""
+    """Return the queue of a priority: for all jobs, for jobs of one model, or for jobs that wait for a LoRA."""
     wanted = f"{model or ''}/{lora}" if lora else model
     return SvdqQueue(f"svdq-{priority}:{wanted}" if wanted else f"svdq-{priority}", connection=connection)
 

@@ -111,14 +111,16 @@ class Sidecar(_Open):
 
     svdq: str
     job_id: str = ""
-    job: dict[str, Any]  # that of another version may have other fields
+    job: dict[str, Any]  # of another version, it may have other fields
     model: SidecarModel = SidecarModel()
     versions: dict[str, str] = {}  # of packages that can change bits
     #: Paths or URLs of the files when they were written; they stay beside the sidecar.
     outputs: tuple[str, ...] = ()
     source: str = Field(default="", exclude_if=not_)
-    owner: str = Field(default="", exclude_if=not_)  # whose job it was; "" for none, and in those of earlier versions
-    #: `frames`, `fps`, `width` and `height` of the files, where they differ from those of the model.
+    owner: str = Field(
+        default="", exclude_if=not_
+    )  # whose job it was; "" for none, and in sidecars of earlier versions
+    #: `frames`, `fps`, `width` and `height` of the files, where they differ from what the model made.
     shown: dict[str, int] = {}
     upscaled: dict[str, Any] = {}  # by which upscaler: its `model` and `digest`, and the side of a `tile` if any
     finished_at: Time | None = None
@@ -168,7 +170,7 @@ class Sidecar(_Open):
 
     @property
     def work(self) -> timedelta | None:
-        """The time that its work took; None in those of earlier versions."""
+        """The time that its work took; None in sidecars of earlier versions."""
         return timedelta(seconds=sum(self.seconds.values())) if self.seconds else None
 
 

@@ -120,7 +120,7 @@ class StorageRetry:
     """Repeats calls to the storage until they succeed; several threads may call at the same time."""
 
     def __init__(self, effect: str, answers: Callable[[], bool] = lambda: True) -> None:
-        """Make it; `effect` is that of a refusal, such as "Videos wait to be written"; `answers` asks the storage."""
+        """Make it; `effect` says what a refusal delays, as "Videos wait to be written"; `answers` asks the storage."""
         self._effect = effect
         self._answers = answers
         self.stopped = False

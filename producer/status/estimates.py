@@ -50,7 +50,7 @@ class Estimate:
     waits_for: str = ""  # in a group that works in rounds: "transformer_2, 12 before it"
 
     def as_json(self) -> dict[str, Any]:
-        """Return a flat JSON object, to be merged with that of the job."""
+        """Return a flat JSON object, to be merged with the JSON of the job."""
         return {
             "num_ahead": self.num_ahead,
             "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
@@ -97,7 +97,7 @@ def estimate_jobs(
         elif own_s is None or taken.interval_s is None:
             found[job_id] = Estimate(num_ahead=number, reason=taken.why_none)
         else:
-            num_before = (number // taken.at_once + 1) * taken.at_once - 1  # those of a round end together
+            num_before = (number // taken.at_once + 1) * taken.at_once - 1  # the jobs of a round end together
             found[job_id] = Estimate(num_ahead=number, eta_s=taken.rest_s + num_before * taken.interval_s + own_s)
     while ready := [view for view in deferred.values() if view.after and found.keys() >= {*view.after}]:
         for view in ready:
@@ -333,7 +333,7 @@ def _mean_interval_s(sample: Iterable[_Shape], groups: Sequence[GroupStatus]) ->
 
 
 def _costs_of(shape: _Shape, group: GroupStatus) -> VideoCosts | None:
-    """Return a group's measured costs of a shape, scaled from those of a similar one; None if there is none."""
+    """Return a group's measured costs of a shape, scaled from a similar one; None if there is none."""
     measured = [costs for costs in (group.intake.costs if group.intake else ()) if costs.upscale == shape.upscale]
     if not measured:
         return None

@@ -38,7 +38,7 @@ class Condition(Record):
 
 
 class RoundPlace(Record):
-    """The place of a job among those of a rank that holds one set of a model's components at a time."""
+    """The place of a job on a rank that holds one set of a model's components at a time."""
 
     components: str  # the set that it needs next
     num_before: Whole  # jobs that need the same set before it

@@ -121,7 +121,7 @@ def list_jobs(connection: redis.Redis, limit: int = 50, statuses: Sequence[str] 
     """
     if tuple(statuses) == ("queued",):
         return view_many(connection, newest_ids(connection, limit, statuses, oldest=True)[:limit])
-    # The newest ones may be anywhere: queues have the order in which jobs are taken, registries that of their ends.
+    # The newest ones may be anywhere: queues have the order in which jobs are taken, registries have the order of ends.
     job_ids = newest_ids(connection, max(limit, WINDOW), statuses)
     places = sorted(_places(connection, job_ids), reverse=True)
     return view_many(connection, [job_id for _, job_id in places[:limit]])

@@ -58,7 +58,7 @@ class JsonFormatter(BaseJsonFormatter):
 
 
 class JobLogHandler(logging.Handler):
-    """Keeps lines about jobs until `take`: those that name one, and those of the step loop during a job."""
+    """Keeps lines about jobs until `take`: lines that name a job, and lines of the step loop during one."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(logging.INFO)
@@ -66,7 +66,7 @@ class JobLogHandler(logging.Handler):
         self._rank = rank
         self._host = socket.gethostname()
         self._waiting: deque[tuple[str, LogEntry]] = deque(maxlen=MAX_WAITING)
-        self.current_job: Callable[[], str | None] = lambda: None  # that of the step loop, in the main thread
+        self.current_job: Callable[[], str | None] = lambda: None  # of the step loop, in the main thread
         self.on_line: Callable[[], object] = lambda: None
 
     def emit(self, record: logging.LogRecord) -> None:

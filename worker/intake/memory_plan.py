@@ -17,7 +17,7 @@ from svdq.producer.text import count
 
 logger = logging.getLogger(__name__)
 
-_Parameters = TypeVar("_Parameters", bound=VideoParameters)  # those of a video, or a job, which has more
+_Parameters = TypeVar("_Parameters", bound=VideoParameters)  # of a video, or of a job, which has more
 
 
 class RankInfo(BaseModel):
@@ -30,7 +30,7 @@ class RankInfo(BaseModel):
     phase_weights: Mapping[Phase, int] = {}  # bytes that it holds in each phase, in rounds
     streamed_weights: int | None = None  # bytes for steps with `--offload blocks`, if it could
     device: str  # the kind of GPU, or cpu
-    ranks_per_gpu: int = 1  # ranks that share the GPU, those of other groups included
+    ranks_per_gpu: int = 1  # ranks that share the GPU, also of other groups
     #: Whether it has the encoders of photos, and the VAE decoder.
     encodes: bool = False
     decodes: bool = False
@@ -140,7 +140,7 @@ class MemoryPlan:
 
 
 def plan_of(info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None, *, must_fit: bool = False) -> MemoryPlan:
-    """Make the plan of a group; `limit` is the bytes that the user grants each rank, None: those of its device.
+    """Make the plan of a group; `limit` is the bytes that the user grants each rank, None: all of its device.
 
     Raises InputError if the weights alone need more than that or, with `must_fit`, than a rank has.
     """

@@ -230,8 +230,8 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, repla
     """Return the result of a job that has a finished video: the record of it in Redis was lost, or never written.
 
     Its id says what it shows; only a seed that was drawn by an earlier version may be another, and counts then. None if
-    it has no video, or that of the sidecar with the digest `replaced`, which is to be rendered again, or one of an
-    untrained model that is not `model`. Raises UnavailableError if the storage cannot be reached.
+    it has no video, or the sidecar has the digest `replaced` and is to be rendered again, or an untrained model other
+    than `model` made it. Raises UnavailableError if the storage cannot be reached.
     """
     key = job.sidecar_key(job_id)
     if not storage.exists(key):

@@ -225,7 +225,7 @@ class ResultWriter(Sink):
                 self._storage.copy_out(job.output_keys(job.predecessor)["mp4"], staging / "before.mp4")
                 num_before = Sidecar.parse(self._storage.read(job.sidecar_key(job.predecessor))).num_frames
                 num_frames = num_before + len(shown)
-            if sound is not None:  # the first frame of a link is that of the one before
+            if sound is not None:  # the first frame of a link is the last one of the link before
                 sound = sound.during(1 if job.predecessor else 0, len(shown), fps)
                 if job.predecessor:
                     sound = sound.after(self._sound_before(job.predecessor, sound), num_before, fps)
@@ -307,7 +307,7 @@ def _notice_of(model: ModelInfo, job: Job, sample: Sample) -> str:
 
 
 def notice_for(model: ModelInfo, job: Job, step_costs: Sequence[float]) -> str:
-    """Return the notice of a video: that of its model, and what its job leaves out; `step_costs` as of `Sample`.
+    """Return the notice of a video: of its model, and what its job leaves out; `step_costs` as in `Sample`.
 
     Models without weights ignore prompts, and name them.
     """

@@ -2,8 +2,8 @@
 
 Each rank records in a small file, in a slot for each thread, the jobs that its stage loop, its preparing thread and its
 writing threads work on. A rank that ends normally, is stopped by a signal or loses a neighbor marks its exit as clean.
-After a restart the slots of ranks without that mark name the suspects; those of a rank that ended itself because a step
-made no progress name only the job of its stage loop.
+After a restart the slots of ranks without that mark name the suspects. If a rank ended itself because a step made no
+progress, only the job of its stage loop is one.
 
 1. Each suspect is counted once for each crash, with its place (phase and step).
 2. A job that has been counted runs alone: its group begins it when nothing else is in flight, and begins nothing else,
@@ -133,7 +133,7 @@ class CrashMarker:
 
 
 def read_suspects(folder: Path, restart_count: int) -> tuple[CrashSuspect, ...]:
-    """Return jobs on which ranks died, each in its first phase; delete the files but those of `restart_count`."""
+    """Return jobs on which ranks died, each in its first phase; delete the files of starts but `restart_count`."""
     suspects: dict[str, CrashSuspect] = {}
     for path in sorted(folder.glob("restart*.rank*")):
         if path.name.startswith(f"restart{restart_count}."):
@@ -159,7 +159,7 @@ def _suspects_in(record: bytes, rank: int) -> Iterator[CrashSuspect]:
 
 
 def folder_without_launcher(home: Path) -> Path:
-    """Return the folder of a group that plain torchrun, its parent, has started; remove those of ended torchruns."""
+    """Return the folder of a group that plain torchrun, its parent, has started; remove folders of ended torchruns."""
     folder = home / "runs"
     for old in folder.glob("*"):
         if is_gone(old.name):

@@ -143,7 +143,7 @@ class GroupWorker(RqWorker):
             return any(pipeline.execute())
 
     def _list_due(self, queue: rq.Queue, now_s: float) -> list[bytes]:
-        """Return the due jobs; those of one second, RQ's unit, by their creation."""
+        """Return the due jobs, earliest first; jobs of the same second, RQ's unit, by their creation."""
         key = queue.scheduled_job_registry.key
         if self.connection.type(key) != b"zset":
             return []  # nothing is scheduled, or RQ did not write it

@@ -1,4 +1,4 @@
-"""Returns the jobs of dead groups: those of this host when a group starts, all others when their leases have expired.
+"""Returns the jobs of dead groups: on this host when a group starts, from other hosts when their leases have expired.
 
 Jobs go back to the front of their queues, in their old order and without spending retries, except for a job that has
 ended its rank too often. RQ's own maintenance, which spends the retries of all jobs, does not run.

@@ -32,7 +32,7 @@ LEASE_S = 15  # seconds without a renewal after which a job counts as abandoned,
 BEAT_S, MAINTENANCE_S = 4.0, 2.0  # seconds between renewals, and between searches for abandoned jobs of other groups
 ANSWER_S = 5.0  # seconds that the start waits for the answer to a subscription
 LISTEN_AGAIN_S = 2.0  # seconds until the listening thread tries Redis again
-CLOCKS_S = 60  # by which the clocks of hosts may be behind that of Redis
+CLOCKS_S = 60  # by which the clocks of hosts may be behind the clock of Redis
 STOPPED = "Stopped by the user."
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 
