@@ -68,7 +68,7 @@ def test_data_survives(home: Path, how: str) -> None:
     assert log.count("bye bye") == (0 if how == "kill" else 1), "the first has ended before the second began"
 
 
-def test_a_server_that_was_killed_while_it_rewrote_its_data_is_started_again(home: Path) -> None:
+def test_a_server_that_was_killed_in_a_rewrite_is_started_again(home: Path) -> None:
     url = ensure_server(home)
     set_and_get(url, "kept")
     with redis.Redis.from_url(url) as client:

@@ -191,7 +191,7 @@ def test_a_chain_outlives_a_kill_in_the_middle(site: Site) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_a_link_whose_video_before_was_deleted_fails_with_the_command_that_helps(site: Site, is_begun: bool) -> None:
+def test_a_link_whose_video_before_was_deleted_names_the_command(site: Site, is_begun: bool) -> None:
     done = site.run("svdq", "submit", site.photo, "--steps", 40, "--frames", "2", "--then", "", "--json")
     first, second = (json.loads(line)["id"] for line in told(done).splitlines())
     site.start(1, model="simulated:step_ms=50")

@@ -71,7 +71,7 @@ def assert_same(found: Sample | None, expected: Sample) -> None:
     assert {**vars(found), "tensors": {}} == {**vars(expected), "tensors": {}}
 
 
-def test_the_furthest_checkpoint_has_the_same_bits_and_earlier_ones_are_removed(
+def test_the_furthest_checkpoint_has_the_same_bits_and_is_the_only_one(
     store: CheckpointStore, reader: Checkpoints
 ) -> None:
     reader.open("job")
@@ -89,7 +89,7 @@ def test_the_furthest_checkpoint_has_the_same_bits_and_earlier_ones_are_removed(
     assert store.ages_s() == {}
 
 
-def test_nothing_is_left_on_disk_when_a_job_has_ended_however_late_a_rank_is(tmp_path: Path) -> None:
+def test_no_checkpoint_is_left_of_an_ended_job_however_late_a_rank_is(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     late, rank0 = Checkpoints(store, CODEC), Checkpoints(store, CODEC)
     store.open("job")

@@ -126,7 +126,7 @@ def test_a_job_that_no_group_renders_is_canceled_wherever_it_is(site, svdq: Cli,
 
 
 @pytest.mark.parametrize("what", ["canceled", "gone"])
-def test_a_job_that_is_canceled_or_deleted_while_a_group_takes_it_is_not_begun(site, what: str) -> None:
+def test_a_job_that_is_canceled_or_deleted_when_popped_is_not_begun(site, what: str) -> None:
     job_id, connection = site.submit(), site.connection
 
     def meanwhile() -> None:
@@ -195,7 +195,7 @@ def test_jobs_in_flight_stop_at_their_next_step(site, until) -> None:
 
 
 @pytest.mark.long
-def test_a_group_pauses_and_a_finished_video_stays_until_another_one_replaces_it(site, until) -> None:
+def test_a_group_pauses_and_a_video_stays_until_another_replaces_it(site, until) -> None:
     group = site.start(1, model=SIMULATED)
     job_id = site.submit(steps=120)  # rendered for longer than `svdq cancel` takes to start
     [file] = site.wait([job_id])[0].outputs

@@ -98,9 +98,7 @@ def test_a_child_waits_for_all_its_parents(connection: redis.Redis, worker: Grou
     assert rest(worker) == ["child"]
 
 
-def test_a_child_that_a_user_queued_and_that_has_ended_is_not_queued_by_its_parent(
-    connection: redis.Redis, worker: GroupWorker
-) -> None:
+def test_a_child_that_a_user_queued_is_not_queued_by_its_parent(connection: redis.Redis, worker: GroupWorker) -> None:
     put_family(connection)
     job_control.cancel(connection, "child")
     job_control.retry(connection, "child")

@@ -148,9 +148,7 @@ def test_frames_equal_those_of_diffusers_and_burst_ends(site, tiny_model: Path) 
 # What is seen while it runs, and what harms nobody else.
 
 
-def test_a_running_group_shows_itself_outlives_bad_jobs_and_finishes_what_is_in_flight_on_ctrl_c(
-    site, until, no_processes_left
-) -> None:
+def test_a_running_group_outlives_bad_jobs_and_drains_on_ctrl_c(site, until, no_processes_left) -> None:
     group = site.start(2, model=SIMULATED)
     jobs = [site.submit(steps=40) for _ in range(3)]
     in_flight = until(lambda: (found := site.states(jobs)).count("started") >= 2 and found)

@@ -150,7 +150,7 @@ def test_a_suspect_of_a_crash_runs_alone(site, open_intake: Open, until) -> None
     assert not site.connection.exists(keys.CRASHES)
 
 
-def test_a_suspect_that_still_waits_is_rendered_before_a_drained_group_ends(site, open_intake: Open, until) -> None:
+def test_a_suspect_that_waits_is_rendered_before_a_drained_group_ends(site, open_intake: Open, until) -> None:
     first, bad = site.submit(), site.submit()
     site.connection.hset(keys.CRASHES, bad, "{}")
     intake = open_intake()
@@ -343,7 +343,7 @@ def test_a_job_without_progress_goes_on_from_its_checkpoint(site, open_intake: O
     assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)
 
 
-def test_a_job_that_another_group_had_in_between_goes_on_from_its_checkpoint(site, open_intake: Open, until) -> None:
+def test_a_job_that_another_group_had_goes_on_from_its_checkpoint(site, open_intake: Open, until) -> None:
     """The state that was read before the other group took the job was still used: the video began anew."""
     first, second = site.submit(), site.submit()
 

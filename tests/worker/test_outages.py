@@ -262,7 +262,7 @@ def test_the_last_photo_is_read_and_missed_like_the_first(folder: Path, job: Job
         open_prefetcher(Storage(str(folder))).prepare("a-job", both)
 
 
-def test_a_color_profile_that_cannot_be_used_is_noted_in_the_log_of_the_job(folder: Path, job: Job, caplog) -> None:
+def test_a_color_profile_that_cannot_be_used_is_in_the_log_of_the_job(folder: Path, job: Job, caplog) -> None:
     path = folder.with_name("other.png")
     Image.new("RGB", (80, 80)).save(path, icc_profile=b"no profile")
     key = Storage(str(folder)).put_input(path.read_bytes(), "png")

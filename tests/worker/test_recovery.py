@@ -261,7 +261,7 @@ def test_crashes_are_counted_at_one_place() -> None:
     assert moved.is_too_many(2), "at any place: it does not go on for ever"
 
 
-def test_one_of_several_suspects_is_never_set_aside_before_it_has_died_alone() -> None:
+def test_one_of_several_suspects_is_set_aside_only_when_it_died_alone() -> None:
     count = None
     for _ in range(20):
         count = counted(count, suspect("a"), only_suspect=False)

@@ -76,7 +76,7 @@ def test_a_video_is_not_continued_with_other_weights_of_the_same_name(site, unti
 
 
 @pytest.mark.long
-def test_all_ranks_killed_cost_no_more_than_the_steps_since_the_last_hand_over(site, until) -> None:
+def test_all_ranks_killed_cost_the_steps_since_the_last_hand_over(site, until) -> None:
     model = "simulated:step_ms=100"
     # More than ranks, so that the plan divides videos between them.
     jobs = [site.submit(steps=30, frames=2) for _ in range(6)]

@@ -84,7 +84,7 @@ def wait_until_asleep(thread: threading.Thread) -> None:
     raise AssertionError("it never slept")
 
 
-def test_a_step_may_take_many_times_as_long_as_the_slowest_and_each_kind_has_its_own() -> None:
+def test_a_step_may_take_many_times_as_long_as_the_slowest_of_its_kind() -> None:
     watchdog = Dog(first_bound_s=1800.0, shortest_bound_s=60.0).watchdog
     watchdog.slowest_s[SHAPE, "step"] = 0.1
     assert watchdog.bound_s((SHAPE, "step")) == 60.0

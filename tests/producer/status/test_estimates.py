@@ -56,7 +56,7 @@ def test_skipped_steps_count_by_the_mean_that_workers_have_measured() -> None:
         assert eta(started("a", 3, step_cache=threshold), skipping).eta_s == pytest.approx(5 * STEP_S * mean + 2.0)
 
 
-def test_a_job_that_waits_for_another_is_done_when_it_has_been_rendered_alone_after_that() -> None:
+def test_a_job_that_waits_for_another_is_rendered_after_that() -> None:
     links = [
         JobView(id=job_id, status="deferred", parameters=PARAMETERS, after=(before,))
         for job_id, before in (("c", "b"), ("b", "a"), ("x", "elsewhere"))
@@ -106,7 +106,7 @@ def in_rounds(size: int, **places: tuple[str, int, float | None]) -> GroupStatus
     return GroupStatus(name="here-1", ranks=(rank(0, num_ranks=1, intake=intake, job_id="a"),))
 
 
-def test_jobs_of_a_round_are_done_when_their_rank_says_and_say_what_they_wait_for() -> None:
+def test_jobs_of_a_round_say_what_they_wait_for_and_when_they_are_done() -> None:
     group = in_rounds(8, a=("transformer", 0, 50.0), b=("transformer", 12, 60.0), c=("transformer_2", 0, 70.0))
     assert eta(started("a", 3), group) == Estimate(eta_s=50.0)
     assert eta(started("b", 3), group) == Estimate(eta_s=60.0, waits_for="transformer, 12 before it")
@@ -119,7 +119,7 @@ def test_jobs_of_a_round_are_done_when_their_rank_says_and_say_what_they_wait_fo
     assert eta(started("d", 3), unknown) == Estimate(reason=estimates.UNMEASURED)
 
 
-def test_a_waiting_job_comes_behind_the_present_round_and_ends_with_its_own() -> None:
+def test_a_waiting_job_comes_after_the_present_round() -> None:
     group = in_rounds(8, a=("transformer", 0, 70.0))
     video_s = 8 * 0.25 + 0.1 + 2.0
     first, ninth = (
