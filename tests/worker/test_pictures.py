@@ -1,7 +1,8 @@
 """Pictures of videos in flight: while somebody looks, small, one a second for a group, and never in a video's way."""
 
 import io
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
@@ -50,6 +51,18 @@ def test_the_noisiest_picture_is_small_and_moves(shape: tuple[int, ...]) -> None
         assert (image.format, getattr(image, "n_frames", 1)) == ("WEBP", shape[0])
 
 
+def offer(pictures: Pictures, step: int, draw: Callable[[], torch.Tensor | None]) -> "weakref.ref[Sample]":
+    """Offer a picture of a sample that nothing else holds."""
+    offered = sample("a")
+    pictures.offer(offered, step, draw)
+    return weakref.ref(offered)
+
+
+def wait_until_freed(offered: "weakref.ref[Sample]") -> None:
+    """Wait until the memory of a sample is free, after its picture was drawn or left out."""
+    wait_until(lambda: offered() is None)
+
+
 def test_pictures_are_drawn_only_while_somebody_looks(connection: redis.Redis, pictures: Pictures) -> None:
     drawn: list[int] = []
 
@@ -57,8 +70,7 @@ def test_pictures_are_drawn_only_while_somebody_looks(connection: redis.Redis, p
         drawn.append(1)
         return noise(3, 8, 8, 3)
 
-    pictures.offer(sample("unseen"), 1, draw)
-    wait_until(lambda: pictures._offer is None)
+    wait_until_freed(offer(pictures, 1, draw))
     assert drawn == []
     look(connection)
     pictures.offer(sample("seen"), 5, draw)
@@ -72,10 +84,8 @@ def test_a_broken_picture_stops_no_later_one(connection: redis.Redis, pictures: 
     def broken() -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    pictures.offer(sample("a"), 1, broken)
-    wait_until(lambda: pictures._offer is None)
-    pictures.offer(sample("a"), 2, lambda: None)  # a model without pictures
-    wait_until(lambda: pictures._offer is None)
+    wait_until_freed(offer(pictures, 1, broken))
+    wait_until_freed(offer(pictures, 2, lambda: None))  # a model without pictures
     pictures.offer(sample("a"), 3, lambda: noise(3, 8, 8, 3))
     wait_until(lambda: steps(connection) == {"a": 3})
 
@@ -83,9 +93,9 @@ def test_a_broken_picture_stops_no_later_one(connection: redis.Redis, pictures: 
 def test_the_ranks_of_a_group_take_turns(connection: redis.Redis, pictures: Pictures) -> None:
     look(connection)
     connection.set(f"{keys.PICTURE_TURN}group", 1)
-    pictures.offer(sample("a"), 1, lambda: noise(3, 8, 8, 3))
-    wait_until(lambda: not pictures._news.is_set())  # it has begun
+    first = offer(pictures, 1, lambda: noise(3, 8, 8, 3))
     pictures.offer(sample("a"), 2, lambda: noise(3, 8, 8, 3))
+    wait_until_freed(first)
     assert steps(connection) == {}
     connection.delete(f"{keys.PICTURE_TURN}group")
     wait_until(lambda: steps(connection) == {"a": 2})

@@ -54,18 +54,22 @@ class Pictures:
         while not self._closed.wait(wait_s):
             self._news.wait()
             self._news.clear()
-            offer, wait_s = self._offer, RANK_S
-            try:
-                if offer is not None and self._connection.exists(keys.LOOKING):
-                    if not self._connection.set(self._turn, 1, nx=True, px=round(GROUP_S * 1000)):
-                        self._news.set()  # with the newest by then
-                        wait_s = TRY_S
-                        continue
-                    self._publish(offer)
-            except Exception as error:  # noqa: BLE001 - a picture must not disturb a video
-                logger.debug("There is no picture of %s: %s", offer and offer.sample.job_id, error)
-            if self._offer is offer:  # it holds the memory of a sample
-                self._offer = None
+            wait_s = self._publish_newest()
+
+    def _publish_newest(self) -> float:
+        """Publish the newest picture if somebody looks; return the seconds until the next one."""
+        offer = self._offer  # it holds the memory of a sample
+        try:
+            if offer is not None and self._connection.exists(keys.LOOKING):
+                if not self._connection.set(self._turn, 1, nx=True, px=round(GROUP_S * 1000)):
+                    self._news.set()  # with the newest by then
+                    return TRY_S
+                self._publish(offer)
+        except Exception as error:  # noqa: BLE001 - a picture must not disturb a video
+            logger.debug("There is no picture of %s: %s", offer and offer.sample.job_id, error)
+        if self._offer is offer:
+            self._offer = None
+        return RANK_S
 
     def _publish(self, offer: _Offer) -> None:
         frames = offer.draw()
