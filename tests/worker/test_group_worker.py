@@ -33,6 +33,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import read_workers
 from svdq.producer.together import ask_one
+from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.queue import group_worker, recovery, scripts
 from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.group_worker import GroupWorker
@@ -584,7 +585,7 @@ def test_an_unreadable_job_is_dropped(
 
     following = worker.take(0).next
     assert following is not None
-    assert worker.fetch(following.job_id) is None
+    assert UntrustedJob.find(following.job_id, connection) is None
     active = take(worker)[0]
 
     assert active.rq_job.id == "good"

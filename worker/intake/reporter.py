@@ -14,6 +14,7 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.loop.protocols import Report
+from svdq.producer.queue import ENDED, statuses
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.health.rank_status import Pace
 from svdq.worker.queue import scripts
@@ -179,7 +180,8 @@ class Reporter:
                 logger.warning(
                     "Job %s was canceled or taken over by another group; its result here is dropped.", report.job_id
                 )
-            if not self._worker.is_wanted(report.job_id):
+            [found] = statuses(self._worker.connection, [report.job_id])
+            if found in (None, *ENDED):
                 self._stopped(report)
         self._worker.forget(active)
 

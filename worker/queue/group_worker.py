@@ -179,10 +179,6 @@ class GroupWorker(RqWorker):
                 break
         return Taken(jobs=jobs, next=popped.next, num_queued=popped.num_queued)
 
-    def fetch(self, job_id: bytes | str) -> rq.job.Job | None:
-        """Read a job; None if there is no readable job of that id."""
-        return UntrustedJob.find(job_id, self.connection)
-
     def _check(self, found: scripts.QueuedJob) -> ActiveJob | None:
         """Return a popped job that may begin, with the execution that is to be written; take others off the queue."""
         queue, rq_job = found.queue, restored(self.connection, found.job_id, found.record)

@@ -21,7 +21,7 @@ from rq.job import JobStatus
 
 from svdq.producer import keys, processes
 from svdq.producer.queue import queues
-from svdq.producer.untrusted_job import key_of
+from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import CrashSuspect, count_crash, read_count
 from svdq.worker.queue.group_worker import GroupWorker
@@ -224,7 +224,7 @@ class Recovery:
                 pipeline.smembers(key_of(b":" + job_id) + b":dependencies")  # RQ's own spelling
             answers = pipeline.execute(raise_on_error=False)
         for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
-            parent = self._worker.fetch(job_id)
+            parent = UntrustedJob.find(job_id, self._connection)
             if parent is not None and parent.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
                 self._worker.enqueue_dependents(queue, parent)
 
@@ -235,7 +235,7 @@ class Recovery:
             return False
         for queue in self._worker.queues:
             if scripts.claim(self._connection, queue, job_id, self._worker.name):
-                rq_job = self._worker.fetch(job_id)
+                rq_job = UntrustedJob.find(job_id, self._connection)
                 if rq_job is None:
                     scripts.drop_popped(self._connection, queue, job_id)
                     continue

@@ -93,22 +93,13 @@ class RqWorker(BaseWorker):
             connection=connection,
             serializer=JSONSerializer,
             job_class=UntrustedJob,
-            job_monitoring_interval=BEAT_S,
             worker_ttl=LEASE_S,
-            log_job_description=False,
         )
         self._on_stop = on_stop
         self._on_shutdown = on_shutdown
         self.pause_field = keys.BURSTS if is_burst else self.name  # of `keys.PAUSES`; bursts pause together
         self.paused = False  # whether the last `pop` found intake paused
         self._canceled_from_s = 0  # jobs that were canceled before have been looked at
-
-    def get_heartbeat_ttl(self, job: rq.job.Job) -> int:
-        """Return the lease of an execution; RQ adds a minute."""
-        return LEASE_S
-
-    def procline(self, message: str) -> None:
-        """Keep the process's title."""
 
     def handle_payload(self, message: Any) -> None:
         """Handle RQ's commands to stop a job and to shut down."""
@@ -286,11 +277,6 @@ class RqWorker(BaseWorker):
             return None
         self.enqueue_dependents(active.queue, rq_job)
         return status
-
-    def is_wanted(self, job_id: str) -> bool:
-        """Whether a job exists and has not ended."""
-        rq_job = UntrustedJob.find(job_id, self.connection)
-        return rq_job is not None and rq_job.get_status(refresh=False) not in (*_ENDED, JobStatus.CANCELED)
 
     def holds_lease(self, active: ActiveJob) -> bool:
         """Whether this worker still holds a job: a group that slept past its lease has lost it."""
