@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,12 +92,12 @@ def test_a_record_has_activity_and_conditions() -> None:
     idle = rank_reporter.gather(None, None, None)
     assert (idle.activity, idle.job_id, idle.step_range, idle.intake) == ("idle", None, None, None)
     assert idle.rss_bytes > 10**6
-    busy = rank_reporter.gather((SAMPLE, 5), SAMPLE, 0.5)
+    busy = rank_reporter.gather((SAMPLE, 5), (3, 8), 0.5)
     assert (busy.activity, busy.job_id, busy.step, busy.steps) == ("denoising", SAMPLE.job_id, 5, 8)
     assert (busy.step_range, busy.step_s) == ((3, 8), 0.5)
-    assert rank_reporter.gather((SAMPLE, 8), SAMPLE, 0.5).activity == "decoding"
+    assert rank_reporter.gather((SAMPLE, 8), (3, 8), 0.5).activity == "decoding"
     rank_reporter.waiting = [Stuck()]
-    stuck = rank_reporter.gather(None, SAMPLE, 0.5)
+    stuck = rank_reporter.gather(None, (3, 8), 0.5)
     assert (stuck.activity, stuck.conditions) == ("waiting", (Stuck.condition,))
 
 
@@ -158,6 +159,17 @@ def test_the_record_of_a_rank_follows_its_work_and_goes_with_it(connection, moni
     until(lambda: the_rank(connection).activity == "idle")
     monitor.close()
     assert read_groups(connection) == []
+
+
+def test_an_idle_rank_holds_no_sample(connection, monitor: ProgressMonitor, until) -> None:
+    sample = replace(SAMPLE)
+    freed = weakref.ref(sample)
+    monitor.step(sample, 3)
+    until(lambda: (found := the_rank(connection)) and found.job_id)
+    monitor.idle()
+    del sample
+    until(lambda: freed() is None)
+    assert the_rank(connection).step_range == (3, 8)
 
 
 @pytest.mark.usefixtures("monitor")

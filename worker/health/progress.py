@@ -68,8 +68,8 @@ class ProgressMonitor(Monitor):
         self._pictures = pictures
         self._note: tuple[Sample, int] | None = None
         self._written: tuple[Sample, int] | None = None  # the note that is in Redis
-        #: The sample that is computed or was computed last; the start of its last step; the duration of the one before.
-        self._last: Sample | None = None
+        #: This rank's steps of the present or last sample; the start of its last step; the duration of the one before.
+        self._step_range: tuple[int, int] | None = None
         self._step_at = 0.0
         self._step_s: float | None = None
         #: When this rank began with the steps of the present sample, and the first of them.
@@ -105,7 +105,7 @@ class ProgressMonitor(Monitor):
             self._step_s = now - self._step_at
         self._step_at = now
         self._note = (sample, index)
-        self._last = sample
+        self._step_range = sample.steps_of(self._rank_reporter.who.rank)
         self._news.set()
 
     def picture(self, sample: Sample, step: int, draw: Callable[[], Tensor | None]) -> None:
@@ -180,7 +180,7 @@ class ProgressMonitor(Monitor):
                     scripts.set_field(pipeline, note[0].job_id, "meta", meta.model_dump_json())
             if time.monotonic() >= self._record_at + RECORD_S:
                 self._record_at = time.monotonic()
-                record = self._rank_reporter.gather(note, self._last, self._step_s)
+                record = self._rank_reporter.gather(note, self._step_range, self._step_s)
                 # A first rank without intake is about to take jobs.
                 is_busy = record.intake.in_flight if record.intake else record.rank == 0
                 self._is_recorded_idle = record.activity == "idle" and not is_busy

@@ -105,8 +105,10 @@ class RankReporter:
         self.write_pace: Callable[[], tuple[float | None, int]] = lambda: (None, 1)
         self.group: Callable[[], IntakeStatus] | None = None
 
-    def gather(self, note: tuple[Sample, int] | None, last: Sample | None, step_s: float | None) -> RankStatus:
-        """Return the present record; `note` is the sample and step that is computed, `last` and `step_s` the last."""
+    def gather(
+        self, note: tuple[Sample, int] | None, step_range: tuple[int, int] | None, step_s: float | None
+    ) -> RankStatus:
+        """Return the present record; `note` is the sample and step that is computed, the others as in `RankStatus`."""
         conditions = tuple(condition for part in self.waiting if (condition := part.condition) is not None)
         activity: Activity = "waiting" if any(condition.job_ids for condition in conditions) else "idle"
         sample, step = note if note is not None else (None, None)
@@ -115,7 +117,6 @@ class RankReporter:
         loading, loading_s = self.loading or ("", None)
         if loading:
             activity = "loading"
-        rank = self.who.rank
         num_steps, steps_s = self.steps_done
         write_s, num_writers = self.write_pace()
         return self.who.model_copy(
@@ -127,7 +128,7 @@ class RankReporter:
                 "job_id": sample.job_id if sample is not None else None,
                 "step": step,
                 "steps": sample.parameters.steps if sample is not None else None,
-                "step_range": last.steps_of(rank) if last is not None else None,
+                "step_range": step_range,
                 "step_s": step_s,
                 "busy_share": self.meter.share(),
                 "conditions": conditions,
