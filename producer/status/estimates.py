@@ -164,15 +164,16 @@ def videos_per_s(groups: Sequence[GroupStatus]) -> float:
 
 def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str) -> tuple[list[GroupStatus], str]:
     """Return the measured groups that take jobs, and why there may be none."""
-    whole = [group for group in groups if group.is_whole]
+    able = [group for group in groups if not group.waits_for_storage]
+    whole = [group for group in able if group.is_whole]
     open_ = [group for group in whole if group.intake and not group.intake.draining]
     measured = [group for group in open_ if group.intake and group.intake.costs]
     if pauses:
         return [], PAUSED
-    if conditions_of(groups):
+    if groups and not able:
         return [], STORAGE
     if not whole:
-        return [], _missing(groups[0]) if groups else no_group
+        return [], _missing(able[0]) if able else no_group
     if not open_:  # the first record of a rank says nothing about jobs
         return [], DRAINING if any(group.intake for group in whole) else STARTING
     return measured, UNMEASURED

@@ -37,6 +37,9 @@ class Condition(Record):
         return self.model_dump(mode="json") | {"since": iso_of(self.since)}
 
 
+NO_CHECKPOINTS = "Checkpoints cannot be written, videos continue without"  # the effect that holds up no video
+
+
 class RoundPlace(Record):
     """The place of a job on a rank that holds one set of a model's components at a time."""
 
@@ -174,6 +177,11 @@ class GroupStatus:
     def conditions(self) -> list[Condition]:
         """The outages that its ranks wait out."""
         return [condition for _, condition in conditions_of([self])]
+
+    @property
+    def waits_for_storage(self) -> bool:
+        """Whether no video of it can be begun, or written."""
+        return any(condition.effect != NO_CHECKPOINTS for condition in self.conditions)
 
     @property
     def failed_gpus(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.video_model import all_finite
 from svdq.pipeline.transport.links import end_of_stream, own_stream
 from svdq.pipeline.video_parameters import VideoParameters
-from svdq.producer.status.ranks import Condition
+from svdq.producer.status.ranks import NO_CHECKPOINTS, Condition
 from svdq.worker.checkpoint.store import CheckpointStore, Codec
 
 logger = logging.getLogger(__name__)
@@ -131,8 +131,7 @@ class Checkpoints(Checkpointer):
     def _note(self, error: Exception) -> None:
         if self.condition is None:
             logger.warning("Checkpoints cannot be written (%s); videos continue without.", error)
-        effect = "Checkpoints cannot be written, videos continue without"
-        before = self.condition or Condition(effect=effect, reason="", since=time.time(), attempts=0)
+        before = self.condition or Condition(effect=NO_CHECKPOINTS, reason="", since=time.time(), attempts=0)
         self.condition = before.model_copy(update={"reason": str(error), "attempts": before.attempts + 1})
 
     def _write(self, sample: Sample, ready: torch.cuda.Event | None) -> None:

@@ -8,7 +8,15 @@ import pytest
 from svdq.producer.status import estimates
 from svdq.producer.status.estimates import Backlog, Estimate, estimate_all, estimate_jobs
 from svdq.producer.status.job_view import JobView
-from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, IntakeStatus, RankStatus, RoundPlace
+from svdq.producer.status.ranks import (
+    NO_CHECKPOINTS,
+    SILENT_S,
+    Condition,
+    GroupStatus,
+    IntakeStatus,
+    RankStatus,
+    RoundPlace,
+)
 from tests.ranks import COSTS, rank
 
 PARAMETERS = {"steps": 8, "frames": 2, "width": 64, "height": 64, "max_guidance_scale": 3.0}
@@ -227,6 +235,14 @@ def test_nothing_is_promised_of_what_waits_without_a_reason(
     single = estimate_jobs([view], waiting(6), groups, pauses)["q"]
     assert (single.num_ahead, single.eta_s) == (6, None)
     assert single.reason.startswith(reason)
+
+
+def test_a_group_that_can_go_on_takes_what_waits() -> None:
+    without_checkpoints = CONDITION.model_copy(update={"effect": NO_CHECKPOINTS, "job_ids": ()})
+    alone = estimate_all([], waiting(10), [group()], ())
+    assert alone.eta_s is not None
+    assert estimate_all([], waiting(10), [group(conditions=(without_checkpoints,))], ()) == alone
+    assert estimate_all([], waiting(10), [group(conditions=(CONDITION,)), group()], ()) == alone
 
 
 def test_nothing_is_promised_of_a_job_in_flight_whose_group_cannot_go_on() -> None:
