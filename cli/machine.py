@@ -50,6 +50,8 @@ def start(as_json: bool) -> None:
 def stop(as_json: bool) -> None:
     """Stop the server of this home; it keeps queued jobs.
 
+    A worker, `svdq watch` or `svdq serve` that runs starts it again: stop that first.
+
     \b
     Examples:
       svdq redis stop --json
