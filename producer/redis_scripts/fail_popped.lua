@@ -1,10 +1,12 @@
 -- Executes commands that end a popped job, if the worker owns it.
 -- KEYS: svdq:popped. ARGV: job id, the worker's name, and the commands: number of words, words.
+-- Returns 1 if it is ended.
 if redis.call('hget', KEYS[1], ARGV[1]) ~= ARGV[2] then
-  return
+  return 0
 end
 local i = 3
 while i <= #ARGV do
   redis.call(unpack(ARGV, i + 1, i + ARGV[i]))
   i = i + ARGV[i] + 1
 end
+return 1

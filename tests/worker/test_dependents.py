@@ -11,6 +11,7 @@ from svdq.producer import job_control
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import counts
+from svdq.worker.queue import scripts
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
 from tests.worker.jobs import JOB, lossy, pop
@@ -168,6 +169,15 @@ def test_an_end_that_redis_has_written_and_not_confirmed_queues_both(
     assert statuses(connection) == {"parent": end, "child": "deferred", "heir": "deferred"}
     assert worker.confirm_end(parent) is JobStatus(end)
     assert statuses(connection) == {"parent": end, "child": child, "heir": "queued"}
+
+
+def test_a_refusal_of_a_job_that_was_taken_back_queues_none(connection: redis.Redis, worker: GroupWorker) -> None:
+    """A group may sleep past its lease after a pop."""
+    put_family(connection)
+    [popped] = scripts.pop(connection, worker.queues, worker.name).jobs
+    scripts.return_popped_to_queue(connection, popped.queue, b"parent", worker.name.encode())
+    worker.fail_popped(fetch(connection, "parent"), popped.queue, "Refused.")
+    assert statuses(connection) == {"parent": "queued", "child": "deferred", "heir": "deferred"}
 
 
 def test_a_result_that_is_not_to_be_kept_queues_both(connection: redis.Redis, worker: GroupWorker) -> None:

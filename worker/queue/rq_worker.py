@@ -176,8 +176,8 @@ class RqWorker(BaseWorker):
         commands.persist(rq_job.key)  # a job with a time to live must not expire as soon as it has failed
         self._put_end(commands, rq_job, status, reason)
         scripts.drop_popped(commands, queue, rq_job.id)
-        scripts.fail_popped(self.connection, self.name, rq_job.id, commands)
-        self.enqueue_dependents(queue, rq_job)
+        if scripts.fail_popped(self.connection, self.name, rq_job.id, commands):
+            self.enqueue_dependents(queue, rq_job)
 
     def finish(self, ends: Sequence[tuple[ActiveJob, dict[str, Any]]]) -> list[bool | redis.ResponseError]:
         """End jobs as finished, each with its result, in one round trip, and queue the jobs that depend on them.

@@ -119,9 +119,9 @@ def finish(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, command
     lua.run(pipeline, "finish", names, execution.composite_key, *_words_of(commands))
 
 
-def fail_popped(connection: redis.Redis, worker_name: str, job_id: str, commands: Pipeline) -> None:
-    """End a popped job by commands that are executed together, if the worker still owns it."""
-    lua.run(connection, "fail_popped", [keys.POPPED], job_id, worker_name, *_words_of(commands))
+def fail_popped(connection: redis.Redis, worker_name: str, job_id: str, commands: Pipeline) -> bool:
+    """End a popped job by commands that are executed together; return False if the worker does not own it any more."""
+    return bool(lua.run(connection, "fail_popped", [keys.POPPED], job_id, worker_name, *_words_of(commands)))
 
 
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:
