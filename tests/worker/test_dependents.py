@@ -157,6 +157,21 @@ def test_a_kill_between_failure_and_dependents_is_made_good(connection: redis.Re
     assert rest(worker) == ["heir"]
 
 
+def test_a_group_that_dies_after_an_end_leaves_nothing_deferred(
+    settings: Settings, connection: redis.Redis, worker: GroupWorker
+) -> None:
+    put_family(connection)
+    dying = GroupWorker(lossy(server_url(settings), "'finished'"), on_stop=print, on_shutdown=print)
+    dying.register_birth()
+    with pytest.raises(redis.ConnectionError):
+        dying.finish([(pop(dying), {"outputs": []})])
+    worker.maintain()
+    assert statuses(connection) == {"parent": "finished", "child": "deferred", "heir": "deferred"}
+    connection.delete(dying.key)  # as it expires
+    worker.maintain()
+    assert statuses(connection) == {"parent": "finished", "child": "queued", "heir": "queued"}
+
+
 @pytest.mark.parametrize(("end", "child"), [("finished", "queued"), ("failed", "deferred")])
 def test_an_end_that_redis_has_written_and_not_confirmed_queues_both(
     settings: Settings, connection: redis.Redis, end: str, child: str

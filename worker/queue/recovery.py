@@ -12,16 +12,15 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import redis
 import rq
 from rq.executions import Execution
-from rq.job import JobStatus
 
 from svdq.producer import keys, processes
 from svdq.producer.queue import queues
-from svdq.producer.untrusted_job import UntrustedJob, key_of
+from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import CrashSuspect, count_crash, read_count
 from svdq.worker.queue.group_worker import GroupWorker
@@ -104,7 +103,7 @@ class Recovery:
             popped = self._return_popped_to_queue(queue, seen, processes.is_gone)
             taken = [item for item in self._taken(queue, self._entries(queue)) if processes.is_gone(item.worker)]
             _log_taken_back(queue, popped + self._return_to_queue(queue, taken, scripts.FOREVER))
-            self._release_deferred(queue)
+            self._worker.release_deferred(queue)
         for job_id in map(text_of, self._connection.hkeys(keys.CRASHES)):
             if self._connection.exists(rq.job.Job.key_for(job_id)):
                 self._set_aside_queued(job_id)
@@ -215,18 +214,6 @@ class Recovery:
             if is_left and scripts.return_popped_to_queue(self._connection, queue, job_id, owner):
                 returned.append(text_of(job_id))
         return returned
-
-    def _release_deferred(self, queue: rq.Queue) -> None:
-        """Queue jobs that depend on ended ones: RQ queues them in a separate step, before which it may be killed."""
-        deferred: Any = self._connection.zrange(queue.deferred_job_registry.key, 0, -1)
-        with self._connection.pipeline(transaction=False) as pipeline:
-            for job_id in deferred:
-                pipeline.smembers(key_of(b":" + job_id) + b":dependencies")  # RQ's own spelling
-            answers = pipeline.execute(raise_on_error=False)
-        for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
-            parent = UntrustedJob.find(job_id, self._connection)
-            if parent is not None and parent.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
-                self._worker.enqueue_dependents(queue, parent)
 
     def _set_aside_queued(self, job_id: str) -> bool:
         """Fail a queued job that has ended its rank too often; return whether it has."""

@@ -23,7 +23,7 @@ from svdq.producer.job import Job
 from svdq.producer.job_control import cancel_rest
 from svdq.producer.queue import SvdqQueue, queue_of, queues
 from svdq.producer.records import JobArguments
-from svdq.producer.untrusted_job import UntrustedJob
+from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.queue import scripts
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class RqWorker(BaseWorker):
         self.register_death()
 
     def maintain(self) -> None:
-        """Remove expired entries of RQ's registries, and end chains of which RQ's tools have canceled a link."""
+        """Remove expired entries of RQ's registries; finish what dead workers and RQ's tools have left half done."""
         now_s = int(scripts.server_time(self.connection))  # RQ itself uses the host's clock, and spends retries
         found = queues(self.connection)  # also of models that no worker runs now
         with self.connection.pipeline(transaction=False) as pipeline:
@@ -162,6 +162,7 @@ class RqWorker(BaseWorker):
             gone = {name for name, is_there in zip(names, pipeline.execute(), strict=True) if not is_there}
         for queue, of_queue in zip(found, workers, strict=True):
             if of_queue & gone:
+                self.release_deferred(queue)
                 clean_worker_registry(queue)
         canceled = [job_id for answer in answers[3::4] if isinstance(answer, list) for job_id in answer]
         if canceled:
@@ -265,6 +266,18 @@ class RqWorker(BaseWorker):
             raise
         except Exception:
             logger.exception("The jobs that depend on %s could not be queued.", rq_job.id)
+
+    def release_deferred(self, queue: rq.Queue) -> None:
+        """Queue the jobs of a queue that depend on ended ones, if their worker was killed before it did that."""
+        deferred: Any = self.connection.zrange(queue.deferred_job_registry.key, 0, -1)
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for job_id in deferred:
+                pipeline.smembers(key_of(b":" + job_id) + b":dependencies")  # RQ's own spelling
+            answers = pipeline.execute(raise_on_error=False)
+        for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
+            parent = UntrustedJob.find(job_id, self.connection)
+            if parent is not None and parent.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
+                self.enqueue_dependents(queue, parent)
 
     def confirm_end(self, active: ActiveJob) -> JobStatus | None:
         """Complete an end that Redis did not confirm; return the job's state, None if it goes on."""
