@@ -158,7 +158,7 @@ class KilledAfterTwo(SvdModel):
         super().__init__(*arguments)
 
 
-def test_rows_are_in_the_file_as_soon_as_they_are_measured_and_are_resumed_from(
+def test_rows_are_written_as_they_are_measured_and_resumed_from(
     tiny_model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.json"

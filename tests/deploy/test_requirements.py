@@ -27,7 +27,7 @@ def test_torch_without_cudnn_for_conv3d_is_not_installed(requirements: dict[str,
 
 
 @pytest.mark.parametrize("version", ["5.0.0", "5.1.0", "5.2.0"])
-def test_transformers_that_leaves_embeddings_of_umt5_random_is_not_installed(
+def test_transformers_with_random_embeddings_of_umt5_is_not_installed(
     requirements: dict[str, Requirement], version: str
 ) -> None:
     assert not requirements["transformers"].specifier.contains(version)
@@ -56,7 +56,7 @@ def required_by(*names: str) -> set[str]:
     return found
 
 
-def test_the_wheels_for_the_gpu_check_are_all_that_it_needs_beside_torch_and_transformers() -> None:
+def test_the_wheels_for_the_gpu_check_are_all_that_it_needs() -> None:
     lines = (ROOT / "deploy" / "gpu_checks" / "wheels.txt").read_text().splitlines()
     wheels = dict(line.split("==") for line in lines if not line.startswith("#"))
     tested = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

@@ -22,7 +22,7 @@ CheckCommand = Callable[[list[str]], None]
         (signal.SIGTERM, {}, []),  # at scancel, and at a preemption
     ],
 )
-def test_slurm_ends_a_worker_and_starts_it_again_while_jobs_remain_unless_it_was_canceled(
+def test_slurm_starts_a_worker_again_while_jobs_remain(
     check_command: CheckCommand,
     until: Callable[..., None],
     tmp_path: Path,

@@ -195,7 +195,7 @@ def test_a_changed_unit_is_not_written_over(deploy: Deploy, install: Callable[..
     assert {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_wrong_options_of_the_worker_are_refused_before_anything_is_written(
+def test_wrong_options_of_the_worker_are_refused_before_writing(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -81,7 +81,7 @@ class FullPlanner(Planner):
         return 1e6
 
 
-def test_rank_0_takes_no_video_while_later_ranks_have_no_room_and_stops_while_it_waits() -> None:
+def test_rank_0_takes_no_video_while_later_ranks_have_no_room() -> None:
     components = [HIGH, LOW]
     planner = FullPlanner(2)
     requests = [request(2, steps=9)]

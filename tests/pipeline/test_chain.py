@@ -236,7 +236,7 @@ def test_rank_0_admits_videos_for_others_while_it_works() -> None:
     assert set(chain.sink.frames) == {"job-1", "job-2"}
 
 
-def test_a_sample_that_was_admitted_earlier_interrupts_a_later_one_between_two_steps() -> None:
+def test_an_earlier_sample_interrupts_a_later_one_between_two_steps() -> None:
     first, second = GatedModel(seed=1), GatedModel(seed=2)
     chain = Chain([first, second], [request(1), request(2)], [(0, 3, 7), whole(1, 2)])
     chain.start()

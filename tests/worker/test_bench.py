@@ -187,9 +187,7 @@ def test_a_rank_that_is_killed_is_one_sentence(svdq) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
-def test_a_model_is_measured_with_the_parameters_of_its_family_and_loops_if_it_needs_a_last_photo(
-    svdq, tmp_path: Path, through: str
-) -> None:
+def test_a_model_is_measured_with_parameters_of_its_family(svdq, tmp_path: Path, through: str) -> None:
     write_tiny_wan(tmp_path / "flf2v", "flf2v-14b")
     path = tmp_path / "out.json"
     options = ["--ranks", "1", "--steps", "2", "--size", "64x48", "--frames", "5", "--samples", "7"]

@@ -42,7 +42,7 @@ def test_steady_state_leaves_the_warm_up_out_and_sees_through_turns() -> None:
     assert run.per_sample_s == run.per_sample_p95_s == pytest.approx(3.5)
 
 
-def test_busy_share_counts_the_work_within_the_period_and_encodes_between_steps_once() -> None:
+def test_busy_share_counts_the_work_within_the_period_once() -> None:
     spans = [
         ("encode", "b", 1.5, 1.6),
         ("steps 0-1", "a", 0.0, 2.0),

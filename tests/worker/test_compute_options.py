@@ -78,7 +78,7 @@ def test_ranks_are_told_no_secrets_that_they_do_not_need(tmp_path: Path, home: P
     assert "s3cret" not in (tmp_path / "config.json").read_text()
 
 
-def test_passwords_of_redis_and_storage_reach_ranks_by_their_environment_alone(
+def test_passwords_reach_ranks_by_their_environment_alone(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = load_settings(redis_url="redis://:s3cret@127.0.0.1:1/0", storage="memory://user:s3cret@host/videos")
@@ -127,7 +127,7 @@ def test_options_that_exclude_each_other_are_one_sentence(
     check_ranks(RankConfig(**options | {"offload": "off"}), resolved, 1, on_gpus=False)
 
 
-def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(tmp_path: Path, caplog) -> None:
+def test_a_half_done_video_is_continued_with_the_same_options_only(tmp_path: Path, caplog) -> None:
     before = codec(ComputeOptions(compiled="blocks", approximate=("int8",)))
     store = CheckpointStore(Storage(str(tmp_path)))
     store.open("job")

@@ -27,7 +27,7 @@ def render(site) -> None:
     assert site.start(1, "--burst", model="simulated:step_ms=0", wait=False).end() == 0, site.groups[-1].text
 
 
-def test_photos_in_folders_arrive_in_folders_with_the_names_of_the_template(site) -> None:
+def test_photos_in_folders_arrive_in_folders_with_names_of_the_template(site) -> None:
     stems = {"Berlin": 67, "Rome": 67, "São Paulo": 66}
     for shade, (folder, number) in enumerate(stems.items()):
         write(site.folder / "trip" / folder, *(f"img {each}" for each in range(number)), shade=shade)

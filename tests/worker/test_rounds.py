@@ -24,9 +24,7 @@ def loads(text: str) -> list[str]:
     return re.findall(r"Loaded the (.+?) in ", text)
 
 
-def test_a_rank_without_room_for_both_experts_loads_each_a_few_times_and_makes_the_frames_of_diffusers(
-    site, tiny_wan: Path
-) -> None:
+def test_a_rank_in_rounds_loads_few_times_and_makes_diffusers_frames(site, tiny_wan: Path) -> None:
     videos = [VIDEO | {"seed": seed, "steps": 4 + seed % 2, "prompt": f"Photo {seed % 3}."} for seed in range(6)]
     jobs = [site.submit(formats=("png",), **video) for video in videos]
     group = site.start(1, "--burst", "--memory-limit", "300MB", model=str(tiny_wan), wait=False)
@@ -66,7 +64,7 @@ def test_sigterm_waits_for_no_load(site, until) -> None:
     assert site.view(job_id).status == "queued"
 
 
-def test_a_canceled_job_waits_for_no_round_and_after_a_kill_another_continues_from_its_checkpoint(site, until) -> None:
+def test_in_rounds_a_cancel_is_prompt_and_a_killed_video_continues(site, until) -> None:
     canceled, *jobs = (site.submit(steps=20, seed=seed) for seed in range(3))
     group = site.start(1, "--experts", "rounds", model=SLOW)
     until(lambda: site.view(canceled).step >= 1, lambda: group.text)

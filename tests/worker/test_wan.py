@@ -81,9 +81,7 @@ def test_a_text_encoder_that_is_gone_ends_the_group_and_no_job(site, tiny_wan: P
     assert site.view(job_id).status == "queued"
 
 
-def test_ranks_that_never_open_the_expert_of_the_other_make_the_frames_of_diffusers(
-    site, tiny_wan: Path, reference, tmp_path: Path
-) -> None:
+def test_ranks_that_open_one_expert_each_make_diffusers_frames(site, tiny_wan: Path, reference, tmp_path: Path) -> None:
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "sitecustomize.py").write_text(AUDIT)
     opened = tmp_path / "opened"

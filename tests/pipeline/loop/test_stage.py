@@ -78,7 +78,7 @@ def test_a_decode_in_smaller_chunks_than_planned_tells_of_these_alone() -> None:
         (ValueError("an odd shape"), "ValueError"),
     ],
 )
-def test_a_sample_that_fails_anywhere_ends_with_a_sentence_and_its_neighbors_finish(where, error, words) -> None:
+def test_a_sample_that_fails_ends_with_a_sentence_and_others_finish(where, error, words) -> None:
     model = CountingModel()
     getattr(model, where)[2] = error
     group = Alone(model, [request(1), request(2), request(3)])
@@ -119,7 +119,7 @@ def test_large_but_finite_half_precision_latents_are_no_failure() -> None:
     ("where", "times", "succeeds"),
     [("encode", 1, True), ("encode", 2, False), ("step", 1, True), ("step", 2, False), ("decode", 1, True)],
 )
-def test_work_that_runs_out_of_memory_lets_go_of_what_it_had_and_is_tried_once_more(where, times, succeeds) -> None:
+def test_work_that_runs_out_of_memory_frees_it_and_is_tried_once_more(where, times, succeeds) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
 
     def out_of_memory() -> None:
@@ -180,7 +180,7 @@ def test_a_decode_without_memory_is_tried_with_smaller_chunks_and_says_so() -> N
         (MemoryError(), "Out of memory"),
     ],
 )
-def test_memory_that_runs_out_under_any_name_is_tried_with_smaller_chunks_and_explained(error, words) -> None:
+def test_any_error_of_memory_is_tried_with_smaller_chunks_and_explained(error, words) -> None:
     model = CountingModel()
     model.out_of_memory, model.decodable_frames = error, 2
     group = Alone(model, [request(1)])
@@ -195,7 +195,7 @@ def test_memory_that_runs_out_under_any_name_is_tried_with_smaller_chunks_and_ex
     assert "while one frame at a time was decoded; try fewer frames" in failure
 
 
-def test_a_chunk_size_that_ran_out_of_memory_is_not_tried_again_for_videos_of_that_size() -> None:
+def test_a_chunk_size_that_ran_out_of_memory_is_not_tried_again() -> None:
     model = CountingModel()
     model.decodable_frames = 1
     group = Alone(model, [request(1), request(2), request(3, frames=2)])
@@ -204,7 +204,7 @@ def test_a_chunk_size_that_ran_out_of_memory_is_not_tried_again_for_videos_of_th
     assert {report.body["parameters"]["decode_chunk_size"] for report in group.source.reports.values()} == {1}
 
 
-def test_a_chunk_size_that_the_job_names_is_tried_and_one_that_the_worker_chose_is_not() -> None:
+def test_a_chunk_size_of_the_job_is_tried_after_it_ran_out_of_memory() -> None:
     model = CountingModel()
     model.decodable_frames = 2
     asked = request(2)
@@ -235,7 +235,7 @@ def test_a_sample_canceled_in_mid_denoising_stops_at_the_next_step() -> None:
     assert set(group.sink.frames) == {"job-2"}
 
 
-def test_stop_leaves_after_the_step_that_is_being_done_and_keeps_its_sample() -> None:
+def test_stop_leaves_after_the_present_step_and_keeps_its_sample() -> None:
     group = Alone(CountingModel(), [request(1, steps=10), request(2)])
     group.monitor.step = lambda sample, index: group.stage.stop() if index == 4 else None  # type: ignore[method-assign]
     group.stage.run()
@@ -279,7 +279,7 @@ def test_a_sample_is_kept_before_computed_steps_only() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 4, 5])
-def test_a_kept_sample_is_resumed_without_its_photo_and_no_step_is_done_twice(step: int) -> None:
+def test_a_kept_sample_is_resumed_and_no_step_is_done_twice(step: int) -> None:
     before = Alone(CountingModel(), [request(1)], keep_every_s=0.0)
     before.stage.run()
     kept = next(sample for sample in before.checkpointer.samples if sample.step == step)

@@ -34,7 +34,7 @@ class Repeating:
         return frames.repeat_interleave(2, 1).repeat_interleave(2, 2), {"model": "repeating"}
 
 
-def test_only_videos_that_ask_for_it_are_upscaled_and_the_last_frame_stays_beside_them() -> None:
+def test_videos_that_ask_for_it_are_upscaled_and_keep_their_last_frame() -> None:
     upscaler = Repeating()
     group = Alone(CountingModel(), [request(1), upscaled(2)], upscaler=upscaler)
     group.stage.run()

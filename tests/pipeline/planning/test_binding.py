@@ -42,12 +42,12 @@ def test_a_model_with_one_component_is_not_bound() -> None:
     assert bind(two(40, 40), [False] * 3, FREE) == [None] * 3
 
 
-def test_a_rank_that_may_do_all_steps_does_none_that_later_ranks_cannot_follow() -> None:
+def test_a_rank_with_all_steps_does_none_that_later_ranks_cannot_follow() -> None:
     bounds = bounds_of(two(15, 40), [None, HIGH, LOW, None], range(4), range(4))
     assert bounds == [(0, 16), (0, 16), (16, 42), (16, 42)]
 
 
-def test_ranks_without_room_for_an_encoder_or_a_decoder_do_not_encode_or_decode() -> None:
+def test_ranks_without_an_encoder_or_a_decoder_do_not_encode_or_decode() -> None:
     bounds = bounds_of(two(15, 40), [None] * 4, encoders=[0, 1, 3], decoders=[0, 2, 3])
     assert bounds == [(0, 41), (0, 41), (1, 42), (1, 42)], "ranks before or after one that cannot do not either"
     bounds = bounds_of(two(15, 40), [frozenset(), HIGH, LOW], encoders=[0], decoders=[1, 2])

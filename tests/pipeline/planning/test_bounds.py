@@ -105,7 +105,7 @@ def test_few_videos_take_one_rank_of_each_expert() -> None:
         (bound_to(0, 7, 0, 15, 40), 1.04),
     ],
 )
-def test_bound_ranks_make_any_number_of_videos_in_little_more_than_the_bound(bounds: Bounds, most: float) -> None:
+def test_bound_ranks_make_any_videos_in_little_more_than_the_bound(bounds: Bounds, most: float) -> None:
     num_steps = bounds[-1][1] - 2
     costs = costs_of(1, 0.02, 0.05 * num_steps, [1.0] * len(bounds))
     for num_videos in [*range(1, 21), 35, 50]:
@@ -134,7 +134,7 @@ def test_ranks_of_the_first_expert_do_not_run_ahead() -> None:
         assert video.finished_s - video.taken_s <= 2.2 * 40
 
 
-def test_a_first_rank_that_only_encodes_takes_a_video_when_another_can_start_it() -> None:
+def test_a_rank_that_only_encodes_takes_a_video_when_another_can_start_it() -> None:
     """As with a rank of its own for the text encoder."""
     bounds = [(0, 1)] + [(1, 16)] * 3 + [(16, 42)] * 4
     costs = costs_of(1, 2, 0, [1.0] * 8)
@@ -144,7 +144,7 @@ def test_a_first_rank_that_only_encodes_takes_a_video_when_another_can_start_it(
     assert (finished_s[80] - finished_s[30]) / 50 <= 25 / 4 / 0.98
 
 
-def test_where_only_rank_0_can_encode_it_does_nothing_else_if_that_takes_longer_than_a_share() -> None:
+def test_the_only_rank_that_encodes_does_nothing_else_if_that_is_long() -> None:
     bounds = [(0, 6)] + [(1, 6)] * 6
     costs = costs_of(0.104, 0.126, 0.088)
     _, videos, chain = make(100, costs, 4, bounds)
@@ -183,7 +183,7 @@ def test_the_ranks_on_either_side_of_a_cut_reach_it() -> None:
 
 @given(st.data(), st.integers(1, 8), st.integers(1, 50), st.integers(1, 40), st.floats(0, 1), st.floats(0, 20))
 @settings(max_examples=60, deadline=None)
-def test_within_any_bounds_the_lower_bound_is_reached_within_six_steps_a_decode_and_a_video(
+def test_within_any_bounds_the_lower_bound_is_nearly_reached(
     data: st.DataObject, num_ranks: int, num_steps: int, num_videos: int, encode_s: float, decode_s: float
 ) -> None:
     bounds = data.draw(bounds_for(num_ranks, num_steps))
@@ -210,7 +210,7 @@ def test_within_any_bounds_the_pace_is_nearly_that_of_the_busiest_ranks(
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_within_any_bounds_every_video_is_finished_whatever_comes_and_however_long_work_takes(
+def test_within_any_bounds_every_video_is_finished(
     data: st.DataObject,
 ) -> None:
     num_ranks = data.draw(st.integers(1, 8))

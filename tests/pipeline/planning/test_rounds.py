@@ -72,7 +72,7 @@ def test_a_video_is_divided_by_the_sets_that_its_units_need() -> None:
     assert legs_of(SEGMENTS[1:], 41, has_text=False) == [Leg(DECODER, 41, 42)]
 
 
-def test_videos_of_a_round_go_on_together_in_the_order_in_which_they_were_taken() -> None:
+def test_videos_of_a_round_go_on_together_in_their_order() -> None:
     rounds = Rounds(SETS)
     for index in (0, 1, 2):
         admit(rounds, index, has_text=index != 1)
@@ -108,7 +108,7 @@ def test_after_a_crash_the_furthest_come_first_and_new_videos_behind_them() -> N
     ]  # fmt: skip
 
 
-def test_nothing_begins_without_videos_that_continue_while_more_of_them_may_come() -> None:
+def test_nothing_begins_while_more_videos_that_continue_may_come() -> None:
     rounds = Rounds(SETS)
     admit(rounds, 0, 20, num_waiting=3, now=10.0)
     assert rounds.choose(10.1) is None
@@ -116,7 +116,7 @@ def test_nothing_begins_without_videos_that_continue_while_more_of_them_may_come
     assert rounds.choose(10.2) == 1, "the furthest"
 
 
-def test_videos_are_encoded_while_more_of_the_round_come_but_no_expert_is_loaded() -> None:
+def test_while_more_of_a_round_come_videos_are_encoded_alone() -> None:
     rounds = measured(video_s=10.0)
     admit(rounds, 0, has_text=True, num_waiting=1, now=1.0)
     assert work(rounds, 1.1) == [(TEXT_ENCODER, 0)], "another prompt may come"
@@ -183,7 +183,7 @@ def test_the_memory_of_the_states_bounds_a_round() -> None:
     assert rounds.wants_more(), "one video is made in any case"
 
 
-def test_a_round_takes_no_video_behind_its_first_expert_and_the_next_does_while_it_is_decoded() -> None:
+def test_a_round_closes_at_its_expert_and_the_next_opens_at_its_decode() -> None:
     rounds = measured(video_s=10.0)
     admit(rounds, 0)
     for components in (ENCODERS, HIGH, LOW):

@@ -61,7 +61,7 @@ def test_a_close_that_is_sent_is_received(pair) -> None:
     closing.join(60)
 
 
-def test_messages_of_several_threads_arrive_whole_and_in_the_order_of_each_thread(pair) -> None:
+def test_messages_of_several_threads_arrive_whole_and_in_order(pair) -> None:
     sender = Sender(Channel(pair[0], CPU), 1, print)
 
     def send(number: int) -> None:
@@ -139,7 +139,7 @@ def test_a_rank_that_is_lost_while_a_message_passes_by_is_named(pair, second_pai
     assert "Cannot send to rank 2 any more" in lost.get(timeout=60)
 
 
-def test_a_rank_that_dies_in_the_middle_of_a_message_that_passes_by_is_named(pair, second_pair) -> None:
+def test_a_rank_that_dies_in_a_message_that_passes_by_is_named(pair, second_pair) -> None:
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
     onward = Sender(Channel(second_pair[0], CPU), 2, lost.put)
     sender = Channel(pair[0], CPU)
