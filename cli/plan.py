@@ -104,7 +104,9 @@ def plan(
     echo(*table(rows), "")
     best = next((way for way in found if way.fits), None)
     if best is None:
-        echo("Nothing fits: choose a smaller --shape, or GPUs with more memory.")
+        is_text = known.size.phases(video, "rounds")["embed"] > cards.room_bytes
+        files = "files in fp8 or GGUF, the text encoder's too (docs/gpus.md), " if is_text else ""
+        echo(f"Nothing fits: choose {files}a smaller --shape, or GPUs with more memory.")
         return
     echo(f"Start with: {best.command}")
     if step_ms is None and step is None:

@@ -152,3 +152,22 @@ def test_the_page_says_what_fp8_and_gguf_files_need(home: Path, tmp_path: Path, 
         cells.append(f"`{way.command}`{', in parts' * way.in_parts}: {size_text(way.need_bytes)}")
     row = f"| {title} | {' | '.join(cells)} |"
     assert row in (ROOT / "docs/gpus.md").read_text(encoding="utf-8"), row
+
+
+def test_the_page_says_what_small_gpus_can_do(home: Path, tmp_path: Path) -> None:
+    fp8 = stored_file(tmp_path, "fp8_scaled.safetensors", "umt5_fp8.safetensors")
+    for title, model, shape in (
+        ("SVD-XT, 576x320, 14 frames", SVD, "576x320x14"),
+        ("SVD-XT, 1024x576, 14 frames", SVD, "1024x576x14"),
+        ("Wan 2.2 A14B in fp8, 640x352, 81 frames", fp8, "640x352x81"),
+        ("Wan 2.2 A14B in fp8, 832x480, 81 frames", fp8, "832x480x81"),
+    ):
+        cells = [row(gpus, title, model, shape).split(" | ")[1].rstrip("| ") for gpus in ("1x8", "1x12")]
+        expected = f"| {title} | {' | '.join(cells)} |"
+        assert expected in (ROOT / "docs/gpus.md").read_text(encoding="utf-8"), expected
+
+
+def test_what_does_not_fit_is_told_of_smaller_files(home: Path) -> None:
+    for model, words in ((A14B, "fp8 or GGUF, the text encoder's too"), (SVD, "choose a smaller --shape, or GPUs")):
+        said = CliRunner().invoke(cli, ["plan", "--model", model, "--gpus", "1x8"], catch_exceptions=False).stdout
+        assert words in said.splitlines()[-1]
