@@ -46,7 +46,7 @@ Loop = Annotated[bool, Field(exclude_if=not_, description="End the video on its 
 #: Names the photo that is the last frame; what it names is up to the caller. None: there is none.
 LastImage = Annotated[str | None, Field(exclude_if=not_, description="Photo that is the last frame")]
 
-#: The experts that a LoRA may be for, of models with two: that of the noisy steps and that of the others.
+#: The experts that a LoRA may be for, of models with two: for the noisy steps, and for the others.
 Expert = Literal["high", "low"]
 _HALVES = re.compile(r",(?=\s*(?:high|low)=)")
 _FACTOR, _SIZE = re.compile(r"\d(\.\d{1,3})?"), re.compile(r"(\d{2,4})[xX](\d{2,4})")
@@ -182,7 +182,7 @@ class VideoParameters(BaseModel):
 
     @property
     def shown_size(self) -> tuple[int, int]:
-        """Width and height of the frames in the files: upscaled, in even numbers of pixels, or those of the model."""
+        """Width and height of the frames in the files: upscaled, in even numbers of pixels, or the model's."""
         if size := _SIZE.fullmatch(self.upscale):
             return int(size[1]), int(size[2])
         factor = float(self.upscale or 1) / 2

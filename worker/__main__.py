@@ -68,7 +68,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
     logging.getLogger("botocore").setLevel(logging.WARNING)  # else a line for each place of credentials
     if sys.stderr is not None:  # the shell's `2>&-` closes it
         # So that a crash in native code says where it was. The stacks of running threads may crash faulthandler itself,
-        # before it comes to that of the crash.
+        # before it comes to the one that crashed.
         faulthandler.enable(all_threads=False)
     exit_code = 0
     try:

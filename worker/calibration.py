@@ -105,7 +105,7 @@ def _plot(path: Path, table: dict[str, list[float]], computed: dict[float, int],
     for name, curve in table.items():
         ratios.plot(range(start, start + len(curve)), curve, marker=".", label=name)
         start += len(curve)
-    ratios.set(xlabel="step", ylabel="magnitude of the residual over that of the step before")
+    ratios.set(xlabel="step", ylabel="magnitude of the residual, over the step before")
     ratios.legend()
     thresholds.plot(list(computed), list(computed.values()), marker="o")
     thresholds.set(xlabel="step_cache", ylabel=f"computed of {num_steps} steps", ylim=(0, None))

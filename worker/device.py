@@ -109,7 +109,7 @@ def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int
 
 
 def share_of_gpu(free: int, total: int, held: int, ranks_per_gpu: int) -> int:
-    """Divide a GPU's bytes equally among its ranks, in whatever order they load; `held` are those of this rank."""
+    """Divide a GPU's bytes equally among its ranks, in whatever order they load; this rank holds `held`."""
     # While the others load, free memory is too high; after that it excludes what other programs hold.
     return min(total // ranks_per_gpu, held + free // ranks_per_gpu)
 

@@ -127,7 +127,7 @@ class KnownModel:
         return f"{' and '.join(filter(None, [size_text(self.download_bytes), named]))} to fetch{copy}"
 
     def video(self, shape: str | None = None) -> VideoParameters:
-        """Return the default video, or that of a shape such as 1280x720x81, decoded a frame at a time or in tiles."""
+        """Return the default video, or one of a shape such as 1280x720x81, decoded a frame at a time or in tiles."""
         family = self.size.family
         of_shape = family.parameters.of_shape(shape) if shape else family.parameters.model_validate({"seed": 0})
         return family.complete(of_shape.model_copy(update={"decode_chunk_size": 1}), self.size.facts)
@@ -135,7 +135,7 @@ class KnownModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to run a model on some GPUs; names of fields are those of the JSON."""
+    """A way to run a model on some GPUs; fields have the names of the JSON."""
 
     command: str
     need_bytes: int  # of the rank that needs most

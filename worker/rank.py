@@ -191,7 +191,7 @@ class Rank:
             memory=plan,
             max_attempts=run.settings.max_attempts,
             # One computed, one received and one sent by each rank, and those that are being written.
-            # In rounds, those of one that is decoded and of the next.
+            # In rounds, one that is decoded and the next.
             max_in_flight=(2 * MOST_VIDEOS if self._in_rounds else 3 * num_ranks + 2) + num_writers(),
             suspects=read_suspects(marker.folder, marker.restart_count),
             mark_prepare=partial(marker.during, "prepare"),

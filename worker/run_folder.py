@@ -83,7 +83,7 @@ class RankConfig(BaseModel):
     weights: Literal["auto", "stored", "made"] = "auto"  # `Settings.weights`
     group: str | None = None  # number of the group in its launcher, for log lines
     num_groups: int = Field(default=1, ge=1)  # of its launcher, which share the queue
-    #: Largest number of ranks that share a GPU, those of all groups included; None: count those of this torchrun.
+    #: Largest number of ranks that share a GPU, in all groups; None: count the ranks of this torchrun.
     ranks_per_gpu: int | None = Field(default=None, ge=1)
     failed_gpus: Mapping[str, str] = {}  # left out since the start, each with a clause why
     record_trace: bool = False  # into the run folder, at the end
@@ -196,7 +196,7 @@ def check_home(home: Path) -> None:
 
 @contextlib.contextmanager
 def parent_folder(home: Path) -> Iterator[Path]:
-    """Make a private folder for the groups of a launcher during a block; remove those of killed launchers."""
+    """Make a private folder for the groups of a launcher during a block; remove what killed launchers left."""
     parent = home / RUN
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent.iterdir(), abandoned_s=math.inf)

@@ -143,7 +143,7 @@ class Check:
             photos: with different names.
             video: options of `svdq submit`.
             *worker: options of `svdq worker`.
-            model: instead of that of the check.
+            model: in place of the check's model.
             beside: called in a thread with the folder of the videos while the worker runs.
 
         Returns:

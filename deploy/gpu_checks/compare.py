@@ -89,7 +89,7 @@ def render(
 
     The photo has the size of all videos, and these have the model's defaults filled in. `components` are the denoising
     components of each rank; none: all ranks have all. `in_rounds`: the only rank holds one at a time. `last_photo` is
-    that of the videos which have a last image.
+    the last frame of videos with a last image.
 
     Returns:
         The frames (F, H, W, 3) of each.
@@ -138,7 +138,7 @@ def _rank_main(
 def run_stage(
     topology: Topology, links: Links, model: VideoModel, requests: Sequence[Request], sink: Sink, **options: Any
 ) -> None:
-    """Run one rank until all requests have ended; `options` are those of `Stage`."""
+    """Run one rank until all requests have ended; `options` are for `Stage`."""
     surroundings = Surroundings(
         on_lost=exit_when_lost,
         source=_ListSource(requests) if topology.first else None,
@@ -257,7 +257,7 @@ def _videos(options: argparse.Namespace, model: str, family: Family) -> list[Vid
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gpu_checks.compare", description=__doc__)
     names = [family.name for family in FAMILIES]
-    parser.add_argument("--family", choices=names, help="family of the tiny model [default: svd, or that of --model]")
+    parser.add_argument("--family", choices=names, help="family of the tiny model [default: svd, or --model's]")
     parser.add_argument("--model", type=Path, help="folder of a diffusers pipeline [default: the family's tiny one]")
     parser.add_argument("--image", type=Path, help="a photo [default: a fractal]")
     parser.add_argument("--ranks", type=int, default=7)

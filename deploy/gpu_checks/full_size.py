@@ -94,7 +94,7 @@ def with_random_weights(make: Callable[[], Any], dtype: torch.dtype) -> Any:
     """Create a model with random weights that preserve the spread of activations, as in a trained model.
 
     It is created without weights. They are then drawn one by one in float32 and rounded, so that models of different
-    dtypes have the same weights, and peak memory hardly exceeds that of the model.
+    dtypes have the same weights, and peak memory hardly exceeds the model's size.
     """
     import accelerate  # type: ignore[import-untyped]
 

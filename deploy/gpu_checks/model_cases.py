@@ -14,7 +14,7 @@ PARTS = ("step", "encode", "decode")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What one row measures; names of fields are those of the JSON."""
+    """What one row measures; fields have the names of the JSON."""
 
     #: One of PARTS.
     part: str

@@ -106,7 +106,7 @@ def best(check: Check) -> None:
 
 
 def video_seconds(seconds: Mapping[str, float], steps: int) -> float:
-    """Return the seconds of a whole video from those of its parts."""
+    """Return the seconds of a whole video from the seconds of its parts."""
     return seconds["encode"] + steps * seconds["step"] + seconds["decode"]
 
 
@@ -129,7 +129,7 @@ def wide_wan(check: Check, layers: int) -> Path:
 
 
 def judge_whole_steps(check: Check, step_s: Mapping[tuple[int, bool], float], size: str) -> dict[bool, float]:
-    """Report and return the seconds of a step of the whole model with and without guidance, by those of few layers.
+    """Report and return the seconds of a step of the whole model with and without guidance, from few layers.
 
     `step_s` has the seconds by the number of layers and by whether guidance is on.
     """
@@ -175,7 +175,7 @@ def wan(check: Check) -> None:
         what = "Seconds of a step with a LoRA, which is fused, over one without"
         check.report.judge(what, f"{fused['seconds'] / step_s[few, True]:.3f}", "1", None)
     what = (
-        "A step that adds a LoRA of rank 64 at use, as those of jobs are, over one with it fused: seconds, difference"
+        "A step that adds a LoRA of rank 64 at use, like the LoRAs of jobs, over one with it fused: seconds, difference"
     )
     found = f"{at_use['seconds'] / fused['seconds']:.3f}, {at_use['difference']}"
     check.report.judge(what, found, "difference 0", at_use["difference"] == 0)
@@ -195,7 +195,7 @@ def wan(check: Check) -> None:
 
 
 def by_weights(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the row of weights that are made at load, and that of those that stay as stored."""
+    """Return the row of weights made at load, and the row of weights that stay as stored."""
     return [next(row for row in rows if row["weights"] == weights) for weights in ("made", "stored")]
 
 

@@ -33,7 +33,7 @@ class _Admitted:
 
 
 class Admission:
-    """Admits videos in the order in which the source supplies them, in a thread of its own."""
+    """Admits videos in the order in which the source supplies them, in its own thread."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class Admission:
         begin: Callable[[Sample], None],
         inbox: RoundsInbox | None = None,
     ) -> None:
-        """Begin with the first index; `components` are those of each rank, and `begin` gets each admitted sample.
+        """Begin with the first index; `components` are what each rank has, and `begin` gets each admitted sample.
 
-        With an `inbox`, which is that of the only rank, its rounds decide when a sample is admitted.
+        With the `inbox` of the only rank, its rounds decide when a sample is admitted.
         """
         self._source = source
         self._planner = planner

@@ -50,7 +50,7 @@ class Inbox:
             )
 
     def take(self) -> Sample | None:
-        """Wait for work and take that of the lowest index; None when no more comes, or after `release`."""
+        """Wait for work and take the sample of the lowest index; None when no more comes, or after `release`."""
         with self._changed:
             self._changed.wait_for(lambda: self._heap or self._closed or self._released)
             if self._released or not self._heap:

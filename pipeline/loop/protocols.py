@@ -25,7 +25,7 @@ class Request:
     job_id: str  # id of its job
     parameters: VideoParameters  # its parameters, with `frames` filled in
     photo: Image | None  # the photo, exactly width x height; None if the model needs none or the video is resumed
-    last_photo: Image | None = None  # photo of the last frame, of the same size, if it has one of its own
+    last_photo: Image | None = None  # photo of the last frame, of the same size, unless it is the first
     job: Mapping[str, Any] = field(default_factory=dict)  # the job, as JSON that its sample carries to the sink
     chunk_chosen: bool = False  # whether the worker chose `decode_chunk_size`, because the job leaves it open
     resume: Sample | None = None  # unfinished sample of an earlier attempt, on the device of rank 0
@@ -74,7 +74,7 @@ class Source(Protocol):
 class Sink(Protocol):
     """Receives frames on the last rank; writes them in the background and blocks when it cannot keep up.
 
-    The stage loop delivers frames that this rank has decoded, the receiving thread those of other ranks.
+    The stage loop delivers frames that this rank has decoded, the receiving thread frames of other ranks.
     """
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:

@@ -109,7 +109,7 @@ class RoundsInbox(Inbox):
 
     @property
     def pace_s(self) -> float | None:
-        """Seconds from one video to the next, in the long run: those of a round end together."""
+        """Seconds from one video to the next, in the long run: the videos of a round end together."""
         return self._rounds.pace_s
 
     def has_before(self, index: int) -> bool:

@@ -127,7 +127,7 @@ def _load_plugins(data: bytes) -> None:
 
 @contextlib.contextmanager
 def pillow_without_limits() -> Iterator[None]:
-    """Disable Pillow's own limit on pixels and its warnings, and raise that of PNGs; callers check `max_pixels`."""
+    """Disable Pillow's limit on pixels and its warnings, and raise its limit for PNGs; callers check `max_pixels`."""
     global _open_blocks, _pillow_limits
     with _lock:
         if not _open_blocks:

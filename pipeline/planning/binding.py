@@ -1,6 +1,6 @@
 """Decides which rank holds which denoising components of a model, and so which steps of a video it may do. Pure code.
 
-Samples go down the chain, so the ranks with the component of the first steps come before those of the next.
+Samples go down the chain, so the ranks with the component of the first steps come before the others.
 """
 
 import itertools

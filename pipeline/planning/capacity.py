@@ -1,6 +1,6 @@
 """The capacity law: how long a number of GPUs takes for a number of videos. Pure code.
 
-Symbols are those of docs/internals/capacity.md: T steps of t seconds, E to encode, D to decode, W = T·t + E + D, and K
+Symbols are as in docs/internals/capacity.md: T steps of t seconds, E to encode, D to decode, W = T·t + E + D, and K
 ranks. Where ranks hold one of two experts each, K1 of them do T1 steps and K2 the other T2.
 """
 

@@ -149,9 +149,9 @@ class Planner:
     ) -> tuple[int, ...]:
         """Assign the next video, with the estimated costs of its units in `row`; `num_waiting` jobs wait after it.
 
-        Returns K+1 boundaries in its row of units: rank r does those from boundaries[r] up to, not including, the next.
-        Ranks work on the lowest `index` first, `shape` is that of all videos of the same costs, and `first_unit` that
-        from which it resumes. Without `bounds`, nondecreasing down the chain, every rank may do every unit.
+        Returns K+1 boundaries in its row of units: rank r does units boundaries[r] up to, not including, the next.
+        Ranks work on the lowest `index` first, videos of one `shape` cost the same, and a resumed one goes on at
+        `first_unit`. Without `bounds`, nondecreasing down the chain, every rank may do every unit.
         """
         num_ranks, num_units = self._num_ranks, row.num_units
         self._forecast.rows[shape] = row

@@ -1,7 +1,7 @@
 """In which order a rank that holds one set of components at a time does the units of many videos. Pure code.
 
-A round is some videos: they are encoded, then all steps of the first expert are done for all of them, then those of the
-second, and then they are decoded. So each set is loaded once a round, and not once a video. A round has so many videos
+A round is some videos: they are encoded, then the steps of the first expert are done for all of them, then the steps of
+the second, and then they are decoded. So each set is loaded once a round, not once a video. A round has so many videos
 that loading takes a small share of its time.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from svdq.pipeline.planning.binding import Segment
 
-#: The sets of components besides those of denoising steps, which have the name of their component.
+#: The sets of components besides the denoising ones, which have the name of their component.
 TEXT_ENCODER, ENCODERS, DECODER = "text encoder", "encoders", "decoder"
 REST = "rest of the model"  # outside of rounds, what is there between embeds and encodes
 LOAD_SHARE = 0.05  # the largest share of a round's work that loading may take
@@ -68,7 +68,7 @@ class Rounds:
     def __init__(self, sets: Sequence[str], most_bytes: float = math.inf, num_groups: int = 1) -> None:
         """Begin with nothing loaded.
 
-        `sets` are in the order of units, `most_bytes` those of all waiting states. So many groups share the queue.
+        `sets` are in the order of units, `most_bytes` limits all waiting states, `num_groups` share the queue.
         """
         self._num_groups = num_groups
         self._order = {components: place for place, components in enumerate(sets)}

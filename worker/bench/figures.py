@@ -28,7 +28,7 @@ class RankMeasurements:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The figures of a run; field names are those of the JSON. Lists have an item for each rank."""
+    """The figures of a run; fields have the names of the JSON. Lists have an item for each rank."""
 
     #: K, T, and the milliseconds of a step, an encode and a decode: configured (simulated), or medians.
     ranks: int
@@ -221,7 +221,7 @@ def _percentile_95(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Burst:
-    """The figures of N videos that an idle group gets at once; field names are those of the JSON."""
+    """The figures of N videos that an idle group gets at once; fields have the names of the JSON."""
 
     videos: int
     is_first: bool  # whether it is the first burst of a fresh group, which has measured no costs yet

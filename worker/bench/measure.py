@@ -52,7 +52,7 @@ class BenchOptions:
     experts: str = "bound"  # whether ranks hold one expert each, or one rank works in rounds: bound or rounds
     load_ms: float = 0.0  # of the encoders and of each expert in rounds
     skipped: int = 0  # simulated steps that cost nothing
-    costs: tuple[float, ...] = ()  # of simulated steps, in that of the first one; none: all cost as much
+    costs: tuple[float, ...] = ()  # of simulated steps, relative to the first one; none: all cost as much
 
     @property
     def is_simulated(self) -> bool:

@@ -108,7 +108,7 @@ def is_visible(number: str) -> bool:
 
 
 def probe(device: str, timeout_s: float = PROBE_S) -> str:
-    """Compute a little on a GPU in a process of its own; return why that failed, a clause, or ""."""
+    """Compute a little on a GPU in a new process; return why that failed, a clause, or ""."""
     answer = ask(sys.executable, "-P", "-m", "svdq.worker.doctor", device, str(os.getpid()), timeout_s=timeout_s)
     if answer is None or not answer.failure:
         return ""
@@ -124,7 +124,7 @@ def share_out(gpus: Sequence[str], num_groups: int, num_ranks: int) -> list[list
 
 
 def ranks_per_gpu(num_gpus: int, num_ranks: int) -> int:
-    """Return the largest number of ranks that share a GPU; 1 without GPUs. `num_ranks` counts those of all groups."""
+    """Return the largest number of ranks that share a GPU; 1 without GPUs. `num_ranks` counts all groups."""
     return math.ceil(num_ranks / num_gpus) if num_gpus else 1
 
 

@@ -179,7 +179,7 @@ class GroupProcess:
         return run_folder.is_ready(self.run_dir)
 
     def running_pids(self) -> dict[int, int]:
-        """Return the process ids of the ranks that handle signals, by rank; also those of a restart."""
+        """Return the process ids of the ranks that handle signals, by rank, also after a restart."""
         return run_folder.running_pids(self.run_dir)
 
     def send_signal(self, number: signal.Signals) -> None:
