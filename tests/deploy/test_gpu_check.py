@@ -222,6 +222,7 @@ def test_the_script_runs_on_a_processor(gpu_check: ModuleType, tmp_path: Path, m
     write_tiny_model(tmp_path / "tiny")
     report = tmp_path / "gpu-check.md"
     small = ["--size=64x64", "--frames=2", "--steps=2", "--repeats=1", "--parity-size=64x64", "--ranks=2"]
+    small += ["--section-s=1800"]  # of the test: other tests may run beside it
     common = ["--device", "cpu", "--model", str(tmp_path / "tiny"), "--scratch", str(tmp_path / "scratch")]
     assert gpu_check.main([*common, *small, "--report", str(report)]) == 0, report.read_text()
     assert not users.exists(), "only homes in the scratch folder are used"
