@@ -12,7 +12,6 @@ import pytest
 from svdq.cli.main import cli
 from svdq.producer.job import VIDEO_FIELDS
 from svdq.producer.settings import ENV_PREFIX, Settings
-from svdq.producer.status.ranks import RankStatus
 from svdq.producer.submitting.photo_requests import COLUMNS
 
 ROOT = Path(__file__).parent.parent
@@ -147,10 +146,6 @@ def first_column(page: str, heading: str) -> set[str]:
     """The names in backticks in the first column of the table whose heading line begins so."""
     table = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"\n| {heading}")[2].partition("\n\n")[0]
     return set(re.findall(r"`([\w-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[2:])))
-
-
-def test_the_record_of_a_rank_has_the_fields_of_the_page() -> None:
-    assert first_column("internals/architecture.md", "field |") == RankStatus.model_fields.keys()
 
 
 def test_the_threads_of_a_rank_have_the_names_of_the_page() -> None:
