@@ -137,7 +137,7 @@ def step_work(model: Any, video: VideoParameters) -> Work:
 
     def work(changed: Any) -> Tensor:
         predicted = []
-        with_it = {"unet": changed} if component == "unet" else {"transformers": {component: changed}}
+        with_it = {"unet": lambda: changed} if component == "unet" else {"transformer_of": lambda _: changed}
         denoiser = replace(model.denoiser(state, video), **with_it)
         with changed.register_forward_hook(lambda _module, _inputs, output: predicted.append(output[0])):
             denoiser.step(state, index)

@@ -6,8 +6,11 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+from svdq.pipeline.models import compute_options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -80,17 +83,45 @@ print("and it was there")
     assert "said: ['first row', 'and it was there']" in path.read_text()
 
 
+@pytest.fixture
+def measure_candidates(gpu_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Measure the candidates of a section with a tiny model; return the rows."""
+    from gpu_checks import speedups
+
+    monkeypatch.setattr(compute_options, "BACKEND", "eager")  # a compiler takes minutes, and other tests cover it
+    path = tmp_path / "rows.json"
+
+    def run(model: Path, section: str, size: str) -> list[dict[str, Any]]:
+        common = ["--model", str(model), "--size", size, "--frames", "5", "--device", "cpu", "--repeats", "1"]
+        monkeypatch.setattr(sys, "argv", ["speedups.py", *common, "--section", section, "--json", str(path)])
+        speedups.main()
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        return rows
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+@pytest.mark.parametrize(("model", "size"), [("tiny_model", "64x64"), ("tiny_wan", "64x48")])
+def test_candidates_compute_what_diffusers_does(
+    measure_candidates: Any, request: pytest.FixtureRequest, model: str, size: str
+) -> None:
+    rows = measure_candidates(request.getfixturevalue(model), "compile", size)
+    assert rows
+    assert [row["failure"] for row in rows] == [""] * len(rows)
+    assert all(row["speedup"] > 0 and row["difference"] < 1e-4 for row in rows)
+
+
 def test_candidates_that_an_earlier_run_measured_are_not_measured_again(
-    tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measure_candidates: Any, tiny_wan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gpu_checks import speedups
 
     names = list(speedups.CANDIDATES["decode"]["wan"]["decode"])
     rows = [{"part": "decode", "candidate": name, "failure": ""} for name in names]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    common = ["--model", str(tiny_wan), "--section", "decode", "--device", "cpu", "--repeats", "1"]
-    monkeypatch.setattr(sys, "argv", ["speedups.py", *common, "--json", str(tmp_path / "rows.json")])
-    speedups.main()
+    assert measure_candidates(tiny_wan, "decode", "64x48") == rows
     assert "| decode |" not in capsys.readouterr().out
 
 
