@@ -37,7 +37,7 @@ from tests.waiting import wait_until
 from tests.worker.conftest import Site
 from tests.worker.jobs import JOB
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "deploy/prometheus"
 DASHBOARD = ROOT / "deploy/grafana/svdq.json"
 #: A metric of ours in an expression or in prose; not the name of a file or a label.
