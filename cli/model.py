@@ -33,7 +33,7 @@ def model() -> None:
 @model.command("list")
 @json_option("model")
 def list_models(as_json: bool) -> None:
-    """List the models that svdq knows by name.
+    """List the published models that svdq supports.
 
     Presets are model files that come with svdq; the others are on the hub.
 

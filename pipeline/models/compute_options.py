@@ -108,7 +108,7 @@ def _use_attention(transformer: Any, name: str) -> None:
     if name not in known:
         raise InputError(f"--attention {name} is not known; the backends of this diffusers are {', '.join(known)}.")
     try:
-        with attention_backend("native"):  # it also becomes that of all other models in the process, which this undoes
+        with attention_backend("native"):  # which undoes that it is set for the whole process
             transformer.set_attention_backend(name)
     except Exception as error:
         reason = reason_of(error).partition(". ")[0]

@@ -173,7 +173,7 @@ class DiffusersModel(VideoModel):
         with self._holding, in_a_sentence(f"The {components} of the model {self.info.name}", self._device):
             self._held = ""
             self._put_back_all()
-            # Streamed blocks are pinned in host memory, which holds those of one component.
+            # Streamed blocks are pinned in host memory, which has room for one component.
             wanted = self._of_set[components]
             changed = self._residency.hold(
                 wanted,

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: Texts of out-of-memory errors without a class of their own: from the CPU allocator, CUDA, cuBLAS and cuDNN.
+#: What the CPU allocator, CUDA, cuBLAS and cuDNN say in a plain RuntimeError when memory runs out.
 _HOST_RAN_OUT = "DefaultCPUAllocator"
 _RAN_OUT = (
     _HOST_RAN_OUT,

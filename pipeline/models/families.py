@@ -44,7 +44,7 @@ def family_of(folder: Path, name: str) -> tuple[Family, FolderLayout]:
 
 
 def parameters_of(model: ResolvedModel) -> type[VideoParameters]:
-    """Return the parameters of a model's videos; SVD's for a model that makes those of all families."""
+    """Return the parameters of a model's videos; SVD's for a model that renders all families."""
     return PARAMETERS[model.family or DEFAULT_FAMILY]
 
 

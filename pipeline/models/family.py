@@ -158,7 +158,9 @@ class Family:
             except InputError as error:
                 raise InputError(f"The model file {path!r} cannot be used: {error}") from error
         if "seed" in defaults:
-            raise InputError(f"The model file {path!r} has a default for seed, which every job has of its own.")
+            raise InputError(
+                f"The model file {path!r} has a default for seed, and each job has another seed; leave it out."
+            )
         try:
             self.parameters.model_validate({"seed": 0} | defaults)
         except ValidationError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from svdq.pipeline.models.model_file import LORA_SUFFIXES
 
-#: Bytes of LoRAs that stay on a GPU while other videos use others, besides those of the present one.
+#: Bytes of LoRAs that stay on a GPU for later videos, besides the LoRAs of the present one.
 KEPT_BYTES = 2**31
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096  # samples of a file for its digest, and the bytes of each
 

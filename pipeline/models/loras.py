@@ -70,7 +70,7 @@ class Lora:
         if "diff" in added:
             weight = weight + (self.file.strength * self.scales[name]) * added["diff"].reshape(weight.shape)
         if "down" in added:
-            # Kernels of convolutions are flattened: that of B is 1.
+            # Kernels of convolutions are flattened: B has a kernel of 1.
             product = (added["up"].flatten(1) @ added["down"].flatten(1)).reshape(weight.shape)
             weight = weight + (self.file.strength * self.factors[name]) * product
         return weight

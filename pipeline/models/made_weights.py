@@ -34,7 +34,7 @@ class Recipe:
         return sum(each.nbytes for each in self.stored.read().values()) < self.stored.num_elements * self.dtype.itemsize
 
     def tensors(self) -> dict[str, Tensor]:
-        """Read the tensors that it is made of, by names of their own."""
+        """Read the tensors that it is made of, by the names that `make` knows them by."""
         stored = self.stored.read()
         if self.loras and not self.is_smaller:
             stored = {part: each.to(self.dtype) if each.is_floating_point() else each for part, each in stored.items()}
@@ -134,7 +134,8 @@ def layers_of_blocks(model: nn.Module) -> dict[str, nn.Module]:
 def keep_stored(model: nn.Module, recipes: Mapping[str, Recipe], dtype: torch.dtype, device: torch.device) -> set[str]:
     """Let layers of a component's blocks keep what the file stores; return the names of their weights.
 
-    That is where it is smaller, and where LoRAs of a model file change a weight, which those of jobs may change, too.
+    Those are weights that the file stores in fewer bytes, and weights that LoRAs of a model file change, since LoRAs of
+    jobs may change them, too.
     `model` has no memory for its weights; those that stay in float32 are made once.
     """
     stored = set()

@@ -134,7 +134,7 @@ def _cached(name: str) -> Path | None:
 def split_id(name: str) -> tuple[str, str | None]:
     """Split a hub id into `organisation/model` and the revision after an @.
 
-    Raises InputError if it is none, or that of a model's files before they were converted to diffusers.
+    Raises InputError if it is none, or if the repository has the authors' files in place of diffusers'.
     """
     if name.count("@") > 1:
         raise InputError(f"{name!r} names two revisions; give one after an @.")
@@ -152,8 +152,8 @@ def split_id(name: str) -> tuple[str, str | None]:
 def resolve(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> ResolvedModel:
     """Find a model on this machine, and check it as far as is possible without torch.
 
-    For ranks on GPUs half precision weights do; if `on_gpus` is None and `dtype`, which is that of `ComputeOptions`, is
-    auto, all weights in the folder are checked, and there is no fingerprint. Raises InputError if the model does not
+    For ranks on GPUs half precision weights do; if `on_gpus` is None and the `dtype` of `ComputeOptions` is auto, all
+    weights in the folder are checked, and there is no fingerprint. Raises InputError if the model does not
     exist here, is not complete, or is none that svdq runs.
     """
     if name == "preview":
@@ -182,7 +182,7 @@ def resolve(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> R
 
 
 def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedModel:
-    """Return the model of a model file, from that of its base."""
+    """Return the model of a model file, from the model of its base."""
     assert model.folder is not None
     assert model.family is not None
     assert model.layout is not None

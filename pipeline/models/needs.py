@@ -128,7 +128,7 @@ class ModelSize:
     def leaves(
         self, room: int, video: VideoParameters, residency: Residency, *, alone: bool, workspace: int = WORKSPACE_BYTES
     ) -> Leaves:
-        """Return what must leave the rank that encodes, of so many bytes, as little as possible.
+        """Return the smallest set of components to offload so that the rank that encodes fits into `room` bytes.
 
         An expert leaves only if it is the only one there, of a group of several ranks: else bound ranks or rounds are
         better. Streamed ones are small.

@@ -32,7 +32,7 @@ class PromptedModel(DiffusersModel):
 
     @torch.inference_mode()
     def embed(self, parameters: VideoParameters) -> dict[str, Tensor] | None:
-        """Encode the prompts, those of the last texts from memory; see `VideoModel`.
+        """Encode the prompts, or take what was made of the same texts before; see `VideoModel`.
 
         None for other texts while the text encoder is not there; they are encoded with the next ones that it comes for.
         """

@@ -1,4 +1,4 @@
-"""Which components of a model are on its device: those of one set at a time, while the others wait in host memory.
+"""Moves the components of a model between host memory and its device, which holds one set of them at a time.
 
 A component for which host memory has no room is dropped, and read again from its files when it is needed.
 """

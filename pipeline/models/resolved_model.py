@@ -55,7 +55,7 @@ class ResolvedModel(BaseModel):
 
     name: str  # the name it was asked for by, as in sidecars and messages
     folder: Path | None = None  # or snapshot in the hub's cache; None: made in code, as are the next four
-    family: str | None = None  # name of the family whose videos it makes; a model made in code makes those of all
+    family: str | None = None  # name of the family whose videos it makes; None: any family
     layout: str | None = None  # the pipeline class in its model_index.json, by which its family has its layout
     facts: dict[str, Any] = {}  # what its family has read from its configs
     fingerprint: str | None = None  # hash of weights and configs; None: for no known devices

@@ -31,7 +31,7 @@ def load_tokenizer(file: Path) -> Any:
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
     if not has_tokenizer(file):
-        raise InputError(f"The text encoder {file} has no tokenizer inside; fetch that of the base.")
+        raise InputError(f"The text encoder {file} has no tokenizer inside; fetch the base's with `svdq model pull`.")
     pieces = _of_gguf(file) if file.suffix == ".gguf" else _of_safetensors(file)
     made = Tokenizer(models.Unigram(pieces.scores, unk_id=pieces.unknown, byte_fallback=pieces.byte_fallback))
     spaces = normalizers.Replace(Regex(" {2,}"), " ")
@@ -54,7 +54,7 @@ def _of_safetensors(file: Path) -> Pieces:
 
 
 def read_sentencepiece(model: bytes) -> Pieces:
-    """Read SentencePiece's ModelProto; field numbers are those of its sentencepiece_model.proto."""
+    """Read SentencePiece's ModelProto; field numbers are from its sentencepiece_model.proto."""
     scores: list[tuple[str, float]] = []
     unknown, charsmap, byte_fallback = 0, b"", False
     for number, value in _fields(model):

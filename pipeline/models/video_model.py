@@ -57,7 +57,7 @@ class ModelInfo:
 
     name: str  # the name or folder it was opened by, as in sidecars
     notice: str  # notice to show with its videos, or "" for a trained model; e.g. "preview (no diffusion model)".
-    family: Family | None = None  # the family whose videos it makes; None: those of any
+    family: Family | None = None  # the family whose videos it makes; None: any
     facts: Facts = field(default_factory=dict)  # what its folder says; empty for a model without one
     compute: dict[str, Any] = field(default_factory=dict)  # dtype and other compute options, as in sidecars
     made_of: dict[str, Any] = field(default_factory=dict)  # what a model file put into the folder, as in sidecars

@@ -215,7 +215,7 @@ def shapes_of(model: Any) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
 
 
-#: From names of T5 encoders to transformers': llama.cpp's in GGUF, and those of Wan's original code.
+#: From names of T5 encoders in GGUF (llama.cpp) and in Wan's original code to transformers'.
 _T5 = {
     "token_embd": "shared",
     "enc.output_norm": "encoder.final_layer_norm",
@@ -269,7 +269,7 @@ def _name_in_residual_vae(name: str) -> str | None:
 
 
 def renaming(kind: Any, renames: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """Return the conversion of names in files to those of a class of diffusers or transformers; most have none.
+    """Return the conversion of names in files to the names in a class of diffusers or transformers; most have none.
 
     `renames` are patterns and what replaces them, after the conversion.
     """
@@ -297,7 +297,7 @@ def _conversion(kind: Any) -> Callable[[str], str]:
     def rename(name: str) -> str:
         if (found := _name_in_residual_vae(name)) is not None:
             return found
-        # It renames the keys of a dict and leaves the values alone; it drops those of other components.
+        # It renames the keys of a dict, leaves the values alone, and drops the keys of other components.
         return str(next(iter(convert({name: name})), name))
 
     return rename

@@ -30,7 +30,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 
 
 def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
-    """Return that the transformer does all steps, of which those of a second stage cost more."""
+    """Return one segment: the transformer does all steps, of which a second stage's cost more."""
     completed = complete(parameters, facts)
     assert completed.steps is not None
     first, *others = stages_of(completed, facts)
@@ -45,7 +45,7 @@ class Schedule:
     """The schedule of all stages with the same noise levels and, where these depend on it, the same size."""
 
     def __init__(self, stage: Stage, tokens: int, facts: Facts, device: torch.device) -> None:
-        """Set the timesteps; `tokens` are those of the video and of its last photo."""
+        """Set the timesteps; `tokens` counts the video's and its last photo's."""
         from diffusers import FlowMatchEulerDiscreteScheduler
         from diffusers.pipelines.ltx2.pipeline_ltx2_condition import calculate_shift, retrieve_timesteps
 

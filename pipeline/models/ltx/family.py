@@ -77,7 +77,7 @@ class LtxParameters(PromptedParameters):
     stages: int | None = Field(
         default=None, ge=1, le=2, description="Stages of denoising: in two, the first is at half the size"
     )
-    #: Guidance is off if this and that of the sound are 1 or less.
+    #: Guidance is off if this and `audio_guidance_scale` are 1 or less.
     guidance_scale: _Scale = Field(default=None, description="Guidance by the prompt")
     audio_guidance_scale: _Scale = Field(default=None, description="Guidance of the sound by the prompt")
     stg_scale: _Scale = Field(default=None, description="Spatio-temporal guidance")
@@ -88,7 +88,7 @@ class LtxParameters(PromptedParameters):
     sound: bool = Field(
         default=True, exclude_if=bool, description="Write the sound that the model makes with the video"
     )
-    #: A number below that of the frames decodes in tiles, which changes pixels.
+    #: A number below `frames` decodes in tiles, which changes pixels.
     decode_chunk_size: ChunkSize = None
     seed: Seed
     loop: Loop = False
@@ -105,9 +105,9 @@ class Stage:
     """One of the stages of a video, in latents."""
 
     number: int  # 0 or 1
-    first_step: int  # index of its first step among those of the video
+    first_step: int  # index of its first step in the video
     num_steps: int
-    sigmas: tuple[float, ...] | None  # its noise levels; None: those of the scheduler, which shifts them by the size
+    sigmas: tuple[float, ...] | None  # its noise levels; None: the scheduler shifts its own by the size
     frames: int
     height: int
     width: int
@@ -119,7 +119,7 @@ class Stage:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of the video, without those of a last photo."""
+        """The number of tokens of the video, without a last photo's."""
         return self.frames * self.frame_tokens
 
 
@@ -216,7 +216,7 @@ PUBLISHED: Facts = {
     "sigmas": list(DISTILLED_SIGMA_VALUES),
 }
 
-#: Counted on modules without contents; those of the text encoder and of the VAE are from the sizes of their files.
+#: Counted on modules without contents; for the text encoder and the VAE, from the sizes of their files.
 _NUM_WEIGHTS = {
     TRANSFORMER: 18_988_838_144,
     UPSAMPLER: 497_867_904,
@@ -264,9 +264,9 @@ def memory(activity: Activity, shape: MemoryShape, dtype: str, facts: Facts, *, 
 
 
 def stage_work(stage: Stage, facts: Facts) -> float:
-    """Return the work of a prediction, in that of the other layers for a token of the video.
+    """Return the work of a prediction; the unit is the work of a token in all layers but attention to other tokens.
 
-    Attention to all tokens comes on top, and the layers of the sound, which are as 192 tokens.
+    The layers of the sound count as 192 tokens.
     """
     return stage.tokens * (1 + 0.119 * stage.tokens / _hidden(facts)) + 192
 

@@ -166,7 +166,7 @@ def read_facts(folder: Path, name: str) -> Facts:
         "vae": vae,
         "audio_vae": AUDIO_VAE_DEFAULTS | read_json(folder, "audio_vae/config.json", name),
         "sound_rate": read_json(folder, "vocoder/config.json", name).get("output_sampling_rate", 48000),
-        # A scheduler that shifts noise levels by the size of a video is that of a model that is not distilled.
+        # Only models that are not distilled shift noise levels by the size of a video.
         **({} if scheduler.get("use_dynamic_shifting") else {"sigmas": list(DISTILLED_SIGMA_VALUES)}),
     }
 

@@ -69,7 +69,7 @@ LAYOUT = FolderLayout(
         "unet": ("UNetSpatioTemporalConditionModel",),
         "vae": ("AutoencoderKLTemporalDecoder",),
         "image_encoder": ("CLIPVisionModelWithProjection",),
-        # The other names are those of old models, and of transformers without torchvision.
+        # Old models have the other names, and transformers without torchvision.
         "feature_extractor": (
             "CLIPImageProcessor",
             "CLIPFeatureExtractor",

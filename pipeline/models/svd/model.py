@@ -138,7 +138,7 @@ class SvdModel(DiffusersModel):
 
     @torch.inference_mode()
     def denoiser(self, state: State, parameters: VideoParameters, step_costs: Sequence[float] = ()) -> SvdDenoiser:
-        """Prepare the denoising of one sample, with a scheduler of its own, from any step on."""
+        """Prepare the denoising of one sample from any step on; no other sample shares its scheduler."""
         assert isinstance(parameters, SvdParameters)
         measured = self._measure_step(parameters)
         # (3), (4) With guidance the batch is [unconditional: zeros, conditional].

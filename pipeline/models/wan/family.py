@@ -74,14 +74,14 @@ class WanParameters(PromptedParameters):
     negative_prompt: Prompt | None = Field(default=None, description="What to avoid")  # None: the model's own
     #: Guidance is off if it is 1 or less.
     guidance_scale: float | None = Field(
-        default=None, ge=0.0, le=100.0, description="Guidance by the prompt; of two experts, that of the noisy steps"
+        default=None, ge=0.0, le=100.0, description="Guidance by the prompt; with two experts, in the noisy steps"
     )
     guidance_scale_2: float | None = Field(
-        default=None, ge=0.0, le=100.0, description="Guidance of the expert of the other steps"
+        default=None, ge=0.0, le=100.0, description="Guidance in the steps of the second expert"
     )
     #: Moves steps to higher noise.
     flow_shift: float | None = Field(default=None, ge=0.01, le=100.0, description="Shift of the noise levels")
-    #: The VAE decodes frame by frame. A number below that of the frames decodes in tiles, which changes pixels.
+    #: The VAE decodes frame by frame. A number below `frames` decodes in tiles, which changes pixels.
     decode_chunk_size: ChunkSize = None
     seed: Seed
     # Left out of the JSON unless they are given, because the ids of earlier jobs were made without them.
@@ -122,7 +122,7 @@ PIXELS_480P = 832 * 480  # videos of at most this many pixels a frame count as 4
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """The defaults of one published model; names of fields are those of the parameters."""
+    """The defaults of one published model; its fields are named like the parameters."""
 
     title: str  # its name in messages
     frames: int = 81
@@ -325,8 +325,8 @@ def curve_of(completed: WanParameters, facts: Facts) -> Curve:
     ours = _defaults(facts)
     if "sigmas" in facts:
         raise InputError(
-            f"step_cache does not apply to the {completed.steps} steps of a model file with sigmas, such as those of a "
-            "distilled model, all of which are needed; leave it out."
+            f"step_cache does not apply to the {completed.steps} steps of a model file with sigmas, all of "
+            "which are needed; leave it out."
         )
     assert completed.width is not None
     assert completed.height is not None
@@ -342,7 +342,7 @@ def curve_of(completed: WanParameters, facts: Facts) -> Curve:
 def experts_of(completed: WanParameters, facts: Facts) -> list[str]:
     """Return the expert of each step by the shifted noise levels, which `Schedule` has from diffusers.
 
-    They are those of the scheduler: a model file with sigmas has no step cache.
+    A model file with sigmas has no step cache, so the levels are always the scheduler's.
     """
     assert completed.steps is not None
     assert completed.flow_shift is not None
@@ -404,7 +404,7 @@ def memory(activity: Activity, shape: MemoryShape, dtype: str, facts: Facts, *, 
     """Estimate the peak bytes of an activity, besides the weights; guidance does one pass after the other."""
     vae, is_expanded = facts["vae"], facts["expand_timesteps"]
     pixels = shape[0] * shape[1]
-    # The published VAE has 96 channels at full resolution; that of TI2V-5B has 256 for each patch of 2x2 pixels.
+    # The published VAE has 96 channels at full resolution; TI2V-5B's has 256 for each patch of 2x2 pixels.
     width = (vae.get("decoder_base_dim") or vae["base_dim"]) / (256 if is_expanded else 96)
     if activity == "encode":
         return int(pixels * ENCODE_ELEMENTS[is_expanded] * width * _VAE_ITEM_BYTES)
@@ -419,7 +419,7 @@ def memory(activity: Activity, shape: MemoryShape, dtype: str, facts: Facts, *, 
 
 
 def step_work(parameters: VideoParameters, facts: Facts) -> float:
-    """Return the work of a prediction, in that of the other layers for a token: attention to all tokens comes on top.
+    """Return the work of a prediction; the unit is the work of a token in all layers but attention to other tokens.
 
     At 832x480 with 81 frames, attention is 49% of the work of the 14B models, and at 1280x720 69%.
     """

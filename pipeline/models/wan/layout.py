@@ -10,10 +10,10 @@ from svdq.pipeline.models.family import Facts, FolderLayout
 from svdq.pipeline.models.model_file import CONFIGS, SchedulerEntry
 from svdq.pipeline.models.model_folder import class_in, read_json
 
-#: The schedulers whose state svdq knows, and the name of the shift in the config of each.
+#: The schedulers whose state is passed on, and the name of the shift in the config of each.
 SHIFT_SETTINGS = {"UniPCMultistepScheduler": "flow_shift", "FlowMatchEulerDiscreteScheduler": "shift"}
 HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"  # the experts: of the noisy steps and of the others
-#: Defaults of the configs: diffusers' defaults. Those of a transformer are the published 14B models'.
+#: Defaults of the configs: diffusers', which for a transformer are the published 14B models'.
 TRANSFORMER_DEFAULTS: dict[str, Any] = {
     "patch_size": [1, 2, 2],
     "num_attention_heads": 40,

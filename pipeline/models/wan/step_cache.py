@@ -92,7 +92,7 @@ def _published() -> dict[str, dict[str, list[float]]]:
 
 
 def find_curve(name: str, facts: Facts) -> Curve | None:
-    """Return the curve of a model: that of its model file, or else the published one of a name; None without one."""
+    """Return the curve of a model file, else the published one of a `name`; None if there is neither."""
     given = facts.get("step_cache", {})
     ratios = {key: given[key] for key in ("ratios", "high", "low") if key in given} or _published().get(name)
     if ratios is None:

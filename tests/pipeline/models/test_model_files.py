@@ -159,7 +159,7 @@ def test_the_fingerprint_is_that_of_the_content(tiny_wan: Path, tmp_path: Path) 
         ("base =", "base", r"is not valid TOML"),
         ('base = "', 'base = "/none', r"There is no folder '/none.*', the base of the model file"),
         ("base = ", 'base = "../none" #', r"base: '../none' is neither a folder, relative to the file, nor a hub id"),
-        ("guidance_scale = 1.0", "seed = 1", r"has a default for seed, which every job has of its own"),
+        ("guidance_scale = 1.0", "seed = 1", r"has a default for seed, and each job has another"),
         ('"transformer.safetensors"', '"a--b/c:d.safetensors"', r"a--b/c:d.safetensors is not on this machine"),
         ("guidance_scale = 1.0", "frames = 8", r"The default frames of .* should be 1 more than a multiple of 4"),
     ],

@@ -97,7 +97,7 @@ def test_files_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"broken")
     for name in ("none.safetensors", "broken.gguf", "missing.safetensors"):
         assert not has_tokenizer(tmp_path / name)
-    with pytest.raises(InputError, match="has no tokenizer inside; fetch that of the base"):
+    with pytest.raises(InputError, match="has no tokenizer inside; fetch the base's with"):
         load_tokenizer(tmp_path / "none.safetensors")
 
 
