@@ -45,7 +45,7 @@ def test_a_copy_loads_like_the_original_in_its_dtype(
             assert all(torch.equal(found[name], expected[name]) for name in expected), component
 
 
-def test_a_copy_of_ltx_keeps_its_vocoder_in_float32_and_all_of_its_components(tiny_ltx: Path, tmp_path: Path) -> None:
+def test_a_copy_of_ltx_has_all_components_and_its_vocoder_in_float32(tiny_ltx: Path, tmp_path: Path) -> None:
     convert(resolve(str(tiny_ltx)), tmp_path / "half", torch.bfloat16)
     opened = open_model(resolve(str(tmp_path / "half")), Role.of_rank(0), CPU, torch.bfloat16)
     pipeline = getattr(opened, "pipeline")  # noqa: B009

@@ -86,7 +86,7 @@ def test_a_hub_id_that_is_not_here_is_not_fetched(hub_cache):
         open_model(resolve("someone/some-model"), Role(), CPU, torch.float16)
 
 
-def test_a_hub_id_in_the_cache_is_opened_with_half_precision_weights_for_float16(tiny_model, hub_cache):
+def test_a_cached_hub_id_is_opened_with_half_precision_weights_for_float16(tiny_model, hub_cache):
     place = hub_cache / "models--someone--some-model"
     folder = shutil.copytree(tiny_model, place / "snapshots" / ("5" * 40))
     (place / "refs").mkdir()

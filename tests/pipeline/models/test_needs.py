@@ -56,7 +56,7 @@ def test_streamed_blocks_leave_the_other_phases_as_they_are(name: str) -> None:
     assert after == before
 
 
-def test_the_a14b_in_int8_at_480p_fits_24_gb_on_a_rank_alone_in_rounds_only() -> None:
+def test_the_a14b_in_int8_at_480p_fits_one_rank_of_24_gb_only_in_rounds() -> None:
     size = size_of(A14B, int8=True)
     assert need(size, "rounds") <= room(24) < need(size, "bound") < need(size, "resident")
     assert need(size, "rounds") > room(16)

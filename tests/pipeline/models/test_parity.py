@@ -1,7 +1,7 @@
 """Everything that goes into the UNet, for all that diffusers' `__call__` can be asked of SVD: equal bit by bit.
 
 The UNet itself is stood in for by a cheap function that depends on all its inputs, so that many options can be tried;
-the real arithmetic is compared in `test_svd.py`, and here for whole videos by the long tests.
+the real arithmetic is compared in `svd/test_model.py`, and here for whole videos by the long tests.
 """
 
 import numpy as np

@@ -89,7 +89,7 @@ def test_components_are_read_again_only_if_host_memory_has_no_room(host_bytes, e
     assert "".join(loaded) == expected
 
 
-def test_what_must_not_stay_is_dropped_and_what_stays_in_use_is_not_read_again() -> None:
+def test_what_must_not_stay_is_dropped_and_what_is_used_is_not_read_again() -> None:
     loaded = []
     residency = Residency(CPU, 10**9, lambda name: loaded.append(name) or nn.Linear(2, 2))
     assert list(residency.hold(["a", "b"], is_kept=lambda _: False)) == ["a", "b"]

@@ -21,7 +21,7 @@ from svdq.pipeline.models.wan.family import FAMILY
 from tests.pipeline.models.comfyui.test_ltx import ltx
 from tests.pipeline.models.comfyui.test_recipe import TEMPLATES
 from tests.pipeline.models.ltx.test_files import stored, without_weights
-from tests.pipeline.models.test_model_files import VIDEO, with_diffusers
+from tests.pipeline.models.test_model_file import VIDEO, with_diffusers
 from tests.pipeline.models.wan_files import original_name, save_lora
 
 

@@ -20,7 +20,7 @@ def completed(facts: Facts = PUBLISHED, **given: object) -> LtxParameters:
     return FAMILY.complete(LtxParameters.model_validate({"seed": 1} | given), facts)
 
 
-def test_a_distilled_model_takes_two_stages_of_8_and_3_steps_without_guidance():
+def test_a_distilled_model_has_stages_of_8_and_3_steps_without_guidance():
     values = completed()
     assert (values.width, values.height, values.frames, values.fps) == (768, 512, 121, 24)
     assert (values.stages, values.steps, values.guided, values.stg_scale, values.modality_scale) == (2, 11, False, 0, 1)
@@ -80,7 +80,7 @@ def test_a_model_file_gives_the_noise_levels_of_a_distilled_lora():
 
 
 @pytest.mark.slow
-def test_the_noise_levels_and_the_compression_of_photos_are_those_of_diffusers():
+def test_noise_levels_and_the_compression_of_photos_equal_diffusers():
     from diffusers.pipelines.ltx2 import utils
 
     assert list(layout.DISTILLED_SIGMA_VALUES) == utils.DISTILLED_SIGMA_VALUES

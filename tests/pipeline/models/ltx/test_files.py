@@ -185,7 +185,7 @@ def test_gemma_in_gguf_makes_the_video_of_the_folder(tiny_ltx, image, tmp_path):
     assert_same(write_model_file(tmp_path, base, text_encoder="gemma.gguf"), tiny_ltx, image)
 
 
-def test_gemma_in_fp8_is_the_same_where_weights_are_made_and_where_they_stay(tiny_ltx, image, tmp_path):
+def test_gemma_in_fp8_is_the_same_with_made_and_with_stored_weights(tiny_ltx, image, tmp_path):
     rounded = {}
     for name, weight in stored(tiny_ltx, "text_encoder").items():
         rounded[name] = weight
@@ -203,7 +203,7 @@ def test_gemma_in_fp8_is_the_same_where_weights_are_made_and_where_they_stay(tin
     assert not torch.equal(made["video_text"], plain["video_text"])
 
 
-def test_what_a_lora_has_for_the_text_projection_is_left_out_in_one_sentence(tiny_ltx, tmp_path):
+def test_keys_of_a_lora_for_the_text_projection_are_left_out_and_named(tiny_ltx, tmp_path):
     modules = {"diffusion_model.transformer_blocks.0.attn1.to_q": 32}
     modules["text_embedding_projection.video_aggregate_embed"] = 48
     lora = {}

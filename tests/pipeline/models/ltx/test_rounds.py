@@ -56,7 +56,7 @@ def test_frames_and_sound_are_those_of_diffusers(tiny_ltx, image, videos, role):
 
 
 @pytest.mark.slow
-def test_the_layers_of_the_text_encoder_come_one_by_one_and_the_upsampler_with_the_steps(tiny_ltx):
+def test_layers_of_the_text_encoder_come_singly_and_the_upsampler_with_steps(tiny_ltx):
     model = open_model(resolve(str(tiny_ltx)), replace(Role.of_rank(0), in_rounds=True), CPU, torch.float32)
     pipeline = model.pipeline
     model.hold(TEXT_ENCODER)

@@ -17,7 +17,7 @@ from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER
 from tests.pipeline.fakes import Alone
-from tests.pipeline.models.test_wan_ranks import VIDEOS
+from tests.pipeline.models.wan.test_ranks import VIDEOS
 from tests.pipeline.rendering import diffusers_frames
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,7 @@ def test_frames_are_those_of_diffusers_and_experts_are_loaded_once_a_round(
             np.testing.assert_array_equal(again.sink.frames[f"job-{number}"], expected)
 
 
-def test_frames_are_those_of_diffusers_if_weights_move_between_host_and_device(tiny_wan, image, videos, reference):
+def test_frames_equal_diffusers_if_weights_move_between_host_and_device(tiny_wan, image, videos, reference):
     model = open_in_rounds(tiny_wan, 10**9)
     model._residency._copy = torch.clone  # as on a GPU, whose weights are copies of those in host memory
     alone = Alone(model, requests(image, videos[:6]))
@@ -110,7 +110,7 @@ def test_a_model_with_one_transformer_takes_turns_with_its_text_encoder(folder_o
 
 
 @pytest.mark.parametrize(("leaves", "host_bytes"), [("text", 0), ("experts", 10**9)])
-def test_a_text_encoder_that_comes_for_new_prompts_gives_the_bits_of_diffusers(
+def test_a_text_encoder_that_comes_for_new_prompts_equals_diffusers(
     tiny_wan, image, videos, reference, leaves, host_bytes, caplog
 ):
     caplog.set_level(logging.INFO, "svdq")

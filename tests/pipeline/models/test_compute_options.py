@@ -168,7 +168,7 @@ def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(
 @pytest.mark.long
 @pytest.mark.timeout(900)  # a minute alone on two cores, more than five of half a core
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
-def test_compiled_blocks_give_the_same_up_to_rounding_and_start_from_what_was_kept(
+def test_compiled_blocks_change_only_rounding_and_start_from_the_cache(
     tiny_model, tensors, eager, monkeypatch, tmp_path
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

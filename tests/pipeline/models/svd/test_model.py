@@ -71,7 +71,7 @@ def test_same_bits_as_diffusers_wherever_the_steps_are_split(ranks, reference, p
     assert ours.std() > 20
 
 
-def test_a_step_that_runs_out_of_memory_can_be_done_again_with_the_same_bits(ranks, reference, photo):
+def test_a_step_that_ran_out_of_memory_can_be_repeated_with_the_same_bits(ranks, reference, photo):
     values, model = parameters(), ranks[0]
     tensors = model.encode(photo, values)
     denoiser = model.denoiser(tensors, values)
