@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family import Facts, FolderLayout
+from svdq.pipeline.models.family import Facts, FileNames, FolderLayout
 from svdq.pipeline.models.model_file import CONFIGS, SchedulerEntry
 from svdq.pipeline.models.model_folder import class_in, read_json
 
@@ -60,6 +60,10 @@ _LAYOUT = FolderLayout(
     kept_float32=("time_embedder", "time_embedding"),  # diffusers' name and the original one; norms are small
     settings=("boundary_ratio", "expand_timesteps"),
     weighted=(HIGH_NOISE, LOW_NOISE, "vae", "text_encoder", "image_encoder"),
+    # Of FLF2V-14B; diffusers' loader of single files lacks it, its scripts/convert_wan_to_diffusers.py has it.
+    file_names={
+        HIGH_NOISE: FileNames(renames={r"^img_emb\.emb_pos$": "condition_embedder.image_embedder.pos_embed"})
+    },
 )
 #: The folder of TI2V-5B names the class that makes videos from text.
 _TEXT_AND_IMAGE_LAYOUT = replace(

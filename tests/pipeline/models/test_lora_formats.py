@@ -21,21 +21,11 @@ from tests.pipeline.models.wan_files import original_name
 
 pytestmark = pytest.mark.slow
 
-#: The original names of what only Wan 2.1 has.
-IMAGE = {
-    "attn2.add_k_proj": "cross_attn.k_img",
-    "attn2.add_v_proj": "cross_attn.v_img",
-    "condition_embedder.image_embedder.ff.net.0.proj": "img_emb.proj.1",
-    "condition_embedder.image_embedder.ff.net.2": "img_emb.proj.3",
-}
-
 
 def original_module(module: str) -> str:
     if module.startswith(("time_embed", "av_cross", "prompt_adaln", "proj_in", "audio_", "transformer_blocks.")):
         return original_ltx_name(f"{module}.").removesuffix(".")
-    for ours, theirs in IMAGE.items():
-        module = module.replace(ours, theirs)
-    return "head.head" if module == "proj_out" else original_name(f"{module}.").removesuffix(".")
+    return original_name(f"{module}.").removesuffix(".")
 
 
 def of_diffusers(module: str) -> str:

@@ -13,7 +13,7 @@ from svdq.pipeline.models.components import check_model_file
 from svdq.pipeline.models.made_weights import load_weights
 from svdq.pipeline.models.model_folder import weights_in
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.tiny import write_tiny_wan
+from svdq.pipeline.models.tiny import VARIANTS, Variant, write_tiny_wan
 from svdq.pipeline.models.wan.family import FAMILY
 from svdq.pipeline.models.weights import empty_component, open_file, renaming
 from tests.pipeline.models.wan_files import (
@@ -94,6 +94,18 @@ def test_weights_of_another_model_are_refused_by_their_sizes(tiny_wan: Path, tmp
     )
     with pytest.raises(InputError, match=said):
         list(check_model_file(model, FAMILY.layouts["WanImageToVideoPipeline"]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_transformer_with_original_names_has_all_weights(tmp_path: Path, variant: Variant) -> None:
+    write_tiny_wan(tmp_path / "wan", variant)
+    file = next((tmp_path / "wan" / "transformer").glob("*.safetensors"))
+    save_bf16(tmp_path / "mine.safetensors", load_file(file))
+    file.unlink()
+    (tmp_path / "mine.toml").write_text('base = "wan"\nweights.transformer = "mine.safetensors"\n')
+    model = resolve(str(tmp_path / "mine.toml"))
+    (sentence,) = check_model_file(model, FAMILY.layouts[model.layout or ""])
+    assert sentence == f"transformer: all weights are in {tmp_path / 'mine.safetensors'}."
 
 
 def test_weights_of_wan_2_1_are_refused_for_wan_2_2(tiny_wan: Path, tmp_path: Path) -> None:

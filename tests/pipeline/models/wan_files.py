@@ -19,6 +19,14 @@ FACTORS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6
 
 #: From diffusers' names to those of the original code, which ComfyUI, LightX2V and musubi-tuner use.
 ORIGINAL = {
+    "condition_embedder.image_embedder.ff.net.0.proj": "img_emb.proj.1",
+    "condition_embedder.image_embedder.ff.net.2": "img_emb.proj.3",
+    "condition_embedder.image_embedder.norm1": "img_emb.proj.0",
+    "condition_embedder.image_embedder.norm2": "img_emb.proj.4",
+    "condition_embedder.image_embedder.pos_embed": "img_emb.emb_pos",
+    "attn2.add_k_proj": "cross_attn.k_img",
+    "attn2.add_v_proj": "cross_attn.v_img",
+    "attn2.norm_added_k": "cross_attn.norm_k_img",
     "condition_embedder.time_embedder.linear_1": "time_embedding.0",
     "condition_embedder.time_embedder.linear_2": "time_embedding.2",
     "condition_embedder.text_embedder.linear_1": "text_embedding.0",
