@@ -118,9 +118,7 @@ def check_command(name: str, as_json: bool) -> None:
     from svdq.pipeline.models.components import check_model_file
 
     model = resolve(name)
-    assert model.family is not None
-    assert model.layout is not None
-    sentences = check_model_file(model, family_named(model.family).layouts[model.layout])
+    sentences = check_model_file(model)
     if as_json:
         echo_json({"model": given, "family": model.family, "found": list(sentences)})
         return

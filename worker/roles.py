@@ -10,7 +10,7 @@ import torch
 
 from svdq.pipeline.models.components import name_of
 from svdq.pipeline.models.compute_options import ComputeOptions
-from svdq.pipeline.models.families import family_named
+from svdq.pipeline.models.families import family_named, layout_of
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
 from svdq.pipeline.models.model_folder import WEIGHTS, is_rounded, loaded_files
 from svdq.pipeline.models.needs import ModelSize, Residency
@@ -181,7 +181,7 @@ def choose_weights(
         logger.info("Weights that LoRAs change stay as their files store them: jobs may add others.")
         return "stored"
     # No rank opens files that it does not load.
-    denoisers, precisions = family_named(model.family).layouts[model.layout or ""].denoisers, WEIGHTS[name_of(dtype)]
+    denoisers, precisions = layout_of(model).denoisers, WEIGHTS[name_of(dtype)]
     mine = [loaded_files(model.folder, component, precisions) for component in denoisers if role.has(component)]
     if not model.weights and not any(map(is_rounded, mine)):
         return "made"

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.models.components import be_quiet, class_of
-from svdq.pipeline.models.families import family_named
+from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_folder import loaded_files, read_json, weight_files, writing
 from svdq.pipeline.models.resolved_model import ResolvedModel
@@ -56,13 +56,13 @@ def convert(
     weights, the target exists, or its disk has no room.
     """
     name, source = model.name, model.folder
-    if source is None or model.family is None or model.layout is None:
+    if source is None:
         raise InputError(f"The model {name} has no weights to convert; name the folder or hub id of a model.")
     if model.base is not None:  # its LoRAs and other weights would not be in the copy
         raise InputError(f"{name!r} is a model file; convert its base {model.base}, and name the copy in it.")
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists; name a folder that does not exist yet.")
-    layout = family_named(model.family).layouts[model.layout]
+    layout = layout_of(model)
     classes = read_json(source, "model_index.json", name)
     be_quiet()
     kinds = {

@@ -88,10 +88,8 @@ class DiffusersModel(VideoModel):
         loras: LoraFolder = NO_LORAS,
     ) -> None:
         """Load the components that a role needs; raises InputError if one cannot be loaded."""
-        assert model.layout is not None
         started = time.perf_counter()
-        name, layout = model.name, self.family.layouts[model.layout]
-        found = ComponentLoader(model=model, layout=layout, role=role, dtype=dtype)
+        name, found = model.name, ComponentLoader(model=model, role=role, dtype=dtype)
         self._facts = model.facts
         self._role = role
         self._device = device

@@ -43,6 +43,13 @@ def family_of(folder: Path, name: str) -> tuple[Family, FolderLayout]:
     raise InputError(f"The model {name} is a {pipeline}; svdq needs a {needed}.")
 
 
+def layout_of(model: ResolvedModel) -> FolderLayout:
+    """Return the layout of a model that has a folder."""
+    assert model.family is not None
+    assert model.layout is not None
+    return family_named(model.family).layouts[model.layout]
+
+
 def parameters_of(model: ResolvedModel) -> type[VideoParameters]:
     """Return the parameters of a model's videos; SVD's for a model that renders all families."""
     return PARAMETERS[model.family or DEFAULT_FAMILY]

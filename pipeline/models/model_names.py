@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.families import FAMILIES, family_named, family_of
+from svdq.pipeline.models.families import FAMILIES, family_named, family_of, layout_of
 from svdq.pipeline.models.family import Facts, FolderLayout
 from svdq.pipeline.models.lora_folder import add_samples
 from svdq.pipeline.models.model_file import (
@@ -185,11 +185,9 @@ def _changed(model: ResolvedModel, given: ModelFile, path: Path) -> ResolvedMode
     """Return the model of a model file, from the model of its base."""
     assert model.folder is not None
     assert model.family is not None
-    assert model.layout is not None
     if not has_weights(path.stem):
         raise InputError(f"The model file {str(path)!r} has the name of a model without weights; rename it.")
-    family = family_named(model.family)
-    layout = family.layouts[model.layout]
+    family, layout = family_named(model.family), layout_of(model)
     index = read_index(model.folder, model.name, layout)
     denoisers = [each for each in layout.denoisers if class_in(index, each) is not None]
     weighted = [each for each in layout.weighted if class_in(index, each) is not None]
@@ -266,13 +264,6 @@ def _fingerprint(files: Mapping[str, Path], given: ModelFile | None) -> str:
             digest.update(f"{name} ".encode())
             add_samples(digest, file)
     return digest.hexdigest()[:16]
-
-
-def takes_last_photo(name: str) -> bool:
-    """Return whether a model takes a photo of the last frame, by its name; True if that is not known here."""
-    family = next((each for each in FAMILIES if each.name == family_of_model(name)), None)
-    facts = facts_of(name)
-    return family is None or facts is None or family.takes_last_photo(facts)
 
 
 def facts_of(name: str) -> Facts | None:

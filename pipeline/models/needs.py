@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from svdq.pipeline.models.compute_options import DEFAULTS, STREAMED_BLOCKS, ComputeOptions
-from svdq.pipeline.models.families import FAMILIES, family_named
+from svdq.pipeline.models.families import FAMILIES, family_named, layout_of
 from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel
 from svdq.pipeline.models.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Leaves, Phase, shape_for
 from svdq.pipeline.models.model_folder import DTYPES, EMBEDDINGS, WEIGHTS, is_rounded, loaded_files, weights_in
@@ -46,9 +46,7 @@ class ModelSize:
         """
         assert model.folder is not None
         assert model.family is not None
-        assert model.layout is not None
-        family = family_named(model.family)
-        layout, found, stored = family.layouts[model.layout], dict[str, float](), dict[str, float]()
+        layout, found, stored = layout_of(model), dict[str, float](), dict[str, float]()
         first, first_bytes = "", 1  # the first expert, and the bytes of its files
         for component in layout.weighted:
             files = [each for each in loaded_files(model.folder, component, WEIGHTS[dtype]) if each.is_file()]
@@ -70,7 +68,7 @@ class ModelSize:
             if lora.component in stored:
                 stored[lora.component] += lora.file.stat().st_size
         return cls(
-            family=family,
+            family=family_named(model.family),
             layout=layout,
             facts=model.facts,
             num_weights={name: number for name, number in found.items() if number},

@@ -8,10 +8,9 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models import model_names
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS, family_named
 from svdq.pipeline.models.model_file import is_model_file, read_model_file
-from svdq.pipeline.models.model_names import family_of_model, has_weights
+from svdq.pipeline.models.model_names import check_name, facts_of, family_of_model, has_weights
 from svdq.producer import job_control
 from svdq.producer.chains import link_before
 from svdq.producer.embedded_redis import running_url
@@ -33,12 +32,13 @@ def configured_model(settings: Settings) -> ExpectedModel | None:
 
     Raises InputError if there is no model of its name.
     """
-    model_names.check_name(settings.model)
+    check_name(settings.model)
     family = family_of_model(settings.model)
     if not family:
         return None
     defaults = read_model_file(Path(settings.model)).defaults if is_model_file(settings.model) else {}
-    takes_last_photo = model_names.takes_last_photo(settings.model)
+    facts = facts_of(settings.model)
+    takes_last_photo = facts is None or family_named(family).takes_last_photo(facts)
     return ExpectedModel(name=settings.model, family=family, defaults=defaults, takes_last_photo=takes_last_photo)
 
 

@@ -61,9 +61,7 @@ _LAYOUT = FolderLayout(
     settings=("boundary_ratio", "expand_timesteps"),
     weighted=(HIGH_NOISE, LOW_NOISE, "vae", "text_encoder", "image_encoder"),
     # Of FLF2V-14B; diffusers' loader of single files lacks it, its scripts/convert_wan_to_diffusers.py has it.
-    file_names={
-        HIGH_NOISE: FileNames(renames={r"^img_emb\.emb_pos$": "condition_embedder.image_embedder.pos_embed"})
-    },
+    file_names={HIGH_NOISE: FileNames(renames={r"^img_emb\.emb_pos$": "condition_embedder.image_embedder.pos_embed"})},
 )
 #: The folder of TI2V-5B names the class that makes videos from text.
 _TEXT_AND_IMAGE_LAYOUT = replace(

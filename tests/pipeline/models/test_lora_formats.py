@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from svdq.pipeline.models.components import ComponentLoader
-from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import LoraFile
 from svdq.pipeline.models.video_model import Role
@@ -132,7 +131,6 @@ def test_fused_weights_are_those_of_diffusers(
     ]
     loader = ComponentLoader(
         model=resolve(str(folder)).model_copy(update={"loras": loras}),
-        layout=family_of(folder, kind)[1],
         role=Role(),
         dtype=torch.float32,
     )

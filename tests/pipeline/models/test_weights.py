@@ -14,7 +14,6 @@ from svdq.pipeline.models.made_weights import load_weights
 from svdq.pipeline.models.model_folder import weights_in
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.tiny import VARIANTS, Variant, write_tiny_wan
-from svdq.pipeline.models.wan.family import FAMILY
 from svdq.pipeline.models.weights import empty_component, open_file, renaming
 from tests.pipeline.models.wan_files import (
     finish,
@@ -93,7 +92,7 @@ def test_weights_of_another_model_are_refused_by_their_sizes(tiny_wan: Path, tmp
         "transformer of the model t2v does not fit its config in .*: patch_embedding.weight has 1,536 numbers in place"
     )
     with pytest.raises(InputError, match=said):
-        list(check_model_file(model, FAMILY.layouts["WanImageToVideoPipeline"]))
+        list(check_model_file(model))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -104,7 +103,7 @@ def test_a_transformer_with_original_names_has_all_weights(tmp_path: Path, varia
     file.unlink()
     (tmp_path / "mine.toml").write_text('base = "wan"\nweights.transformer = "mine.safetensors"\n')
     model = resolve(str(tmp_path / "mine.toml"))
-    (sentence,) = check_model_file(model, FAMILY.layouts[model.layout or ""])
+    (sentence,) = check_model_file(model)
     assert sentence == f"transformer: all weights are in {tmp_path / 'mine.safetensors'}."
 
 
@@ -116,7 +115,7 @@ def test_weights_of_wan_2_1_are_refused_for_wan_2_2(tiny_wan: Path, tmp_path: Pa
     model = resolve(str(tmp_path / "mine.toml"))
     said = "is of another model: the transformer of .* has no blocks.0.attn2.add_k_proj.bias; give another file"
     with pytest.raises(InputError, match=said):
-        list(check_model_file(model, FAMILY.layouts["WanImageToVideoPipeline"]))
+        list(check_model_file(model))
 
 
 def test_a_gguf_type_that_diffusers_cannot_read_is_refused(tmp_path: Path) -> None:

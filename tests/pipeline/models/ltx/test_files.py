@@ -13,7 +13,7 @@ from svdq.pipeline.models.components import check_model_file
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
-from svdq.pipeline.models.ltx.layout import FILE_NAMES, LAYOUT
+from svdq.pipeline.models.ltx.layout import FILE_NAMES
 from svdq.pipeline.models.model_folder import weights_in
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.needs import ModelSize
@@ -144,7 +144,7 @@ def test_one_file_of_all_components_makes_the_video_of_the_folder(folder_of, ima
         assert len(weights_in(tmp_path / "all.safetensors", FILE_NAMES[part])) == len(weights[part]), part
     base = without_weights(folder_of(kind), tmp_path / "base", parts)
     mine = write_model_file(tmp_path, base, **dict.fromkeys(parts, "all.safetensors"))
-    sentences = list(check_model_file(resolve(mine), LAYOUT))
+    sentences = list(check_model_file(resolve(mine)))
     assert sorted(each.partition(":")[0] for each in sentences) == sorted(parts)
     assert_same(mine, folder_of(kind), image)
 
@@ -213,6 +213,6 @@ def test_keys_of_a_lora_for_the_text_projection_are_left_out_and_named(tiny_ltx,
     (tmp_path / "mine.toml").write_text(
         f'base = "{tiny_ltx}"\n[[lora]]\nfile = "style.safetensors"\ncomponent = "transformer"\n'
     )
-    sentence, warning = check_model_file(resolve(str(tmp_path / "mine.toml")), LAYOUT)
+    sentence, warning = check_model_file(resolve(str(tmp_path / "mine.toml")))
     assert "changes 1 weights" in sentence
     assert "2 of 4 keys match the transformer; 2 do not, such as text_embedding_projection." in warning
