@@ -37,8 +37,8 @@ NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", SENTENCEPIECE, NOTE, *
 
 def _fetch_again(folder: Path, name: str, otherwise: str) -> str:
     """Return how to complete a model in the hub's cache, as a clause; for any other folder `otherwise`."""
-    is_folder = folder.absolute() == Path(name).expanduser().absolute()
-    return otherwise if is_folder else f"fetch it again with `svdq model pull {name}`"
+    is_cached = folder.parent.name == "snapshots" and folder != Path(name)
+    return f"fetch it again with `svdq model pull {name}`" if is_cached else otherwise
 
 
 def read_json(folder: Path, file: str, name: str) -> dict[str, Any]:

@@ -101,6 +101,7 @@ def find_base(given: ModelFile, path: Path) -> Path:
             ) from error
         if (shipped := configs_of(given, path)) is not None:
             return shipped
+        split_id(given.base)
         name = path.stem if PRESETS.get(path.stem) == str(path) else str(path)
         raise InputError(
             f"The model {given.base} is not on this machine, and the model file {name!r} needs some of it; fetch that "

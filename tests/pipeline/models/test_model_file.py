@@ -157,6 +157,8 @@ def test_the_fingerprint_is_that_of_the_content(tiny_wan: Path, tmp_path: Path) 
         (f"sigmas = {SIGMAS}", "sigmas = []", r"sigmas must name one noise level"),
         ("shift = 5.0", "boundary = 0.9\nswitch_at = 2", r"boundary and switch_at exclude each other"),
         ("base =", "base", r"is not valid TOML"),
+        ("base = ", 'base = "." #', r"has no readable model_index.json; give a folder that diffusers"),
+        ("base = ", 'base = "Wan-AI/Wan2.2-I2V-A14B" #', r"authors' own files; give Wan-AI/Wan2.2-I2V-A14B-Diffusers"),
         ('base = "', 'base = "/none', r"There is no folder '/none.*', the base of the model file"),
         ("base = ", 'base = "../none" #', r"base: '../none' is neither a folder, relative to the file, nor a hub id"),
         ("guidance_scale = 1.0", "seed = 1", r"has a default for seed, and each job has another"),
