@@ -13,9 +13,33 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "BF16", "F16", "F32")
+TYPES = (
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "BF16",
+    "F16",
+    "F32",
+)
 #: Where blocks of types that the package gguf only reads have their factors, as float16.
-FACTORS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+FACTORS = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
 
 #: From diffusers' names to those of the original code, which ComfyUI, LightX2V and musubi-tuner use.
 ORIGINAL = {
@@ -178,7 +202,7 @@ SAVE: dict[str, Callable[..., object]] = {
     "fp8.safetensors": save_fp8,
     "scaled.safetensors": save_fp8_scaled,
     "blocks.safetensors": save_fp8_in_blocks,
-    **{f"{kind}.gguf": partial(save_gguf_as, kind) for kind in TYPES if kind not in ("BF16", "F32", "F16")},
+    **{f"{kind}.gguf": partial(save_gguf_as, kind) for kind in TYPES if kind[0] == "Q"},
 }
 
 
