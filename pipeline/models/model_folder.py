@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +152,9 @@ def gguf_tensors(file: Path) -> Sequence[Any]:
 
 def unreadable(what: str, file: Path, error: Exception) -> InputError:
     """Return the error about a file that cannot be read; `what` it is."""
-    if _is_pointer(file):
-        return InputError(f"The {what} {file} is a Git LFS pointer, not the weights; run `git lfs pull` there.")
+    with suppress(OSError):
+        if _is_pointer(file):
+            return InputError(f"The {what} {file} is a Git LFS pointer, not the weights; run `git lfs pull` there.")
     return InputError(f"The {what} {file} cannot be read ({reason_of(error)}); fetch it again.")
 
 

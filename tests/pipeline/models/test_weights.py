@@ -160,9 +160,10 @@ def test_weights_that_would_be_read_wrongly_are_refused(
         assert stored.dequantize(stored.read()).unique().tolist() == [1.0]
 
 
-@pytest.mark.parametrize("name", ["pickle.pt", "broken.gguf", "broken.safetensors"])
+@pytest.mark.parametrize("name", ["pickle.pt", "broken.gguf", "broken.safetensors", "gone.safetensors", "gone.gguf"])
 def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"no weights" * 10)
+    if not name.startswith("gone"):
+        (tmp_path / name).write_bytes(b"no weights" * 10)
     with pytest.raises(InputError, match=r"^The weights file .* (cannot be read|is no safetensors file)"):
         open_file(tmp_path / name, [], str)
 
