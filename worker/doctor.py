@@ -136,7 +136,12 @@ def check_model(name: str) -> Iterator[Finding]:
 def _check_folder(name: str) -> Iterator[Finding]:
     if is_model_file(name):
         model = resolve(name)
-        yield Finding("model", "ok", f"{model.name}, from {model.base}; `svdq model check {name}` reads its files")
+        if can_read := importlib.util.find_spec("torch") is not None:
+            from svdq.pipeline.models.components import check_model_file
+
+            list(check_model_file(model))
+        files = "its files belong together" if can_read else "its files are not checked, which needs torch"
+        yield Finding("model", "ok", f"{model.name}, from {model.base}; {files}")
         yield from _check_fit(name)
         return
     folder = find_folder(name)

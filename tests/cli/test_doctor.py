@@ -229,6 +229,18 @@ def test_a_damaged_model_fails_with_the_sentence_of_the_worker(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
+def test_the_files_of_a_model_file_are_checked_as_by_model_check(model: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(f'base = "{model}"\n[weights]\nunet = "unet.safetensors"\n')
+    shutil.copy(model / UNET, tmp_path / "unet.safetensors")
+    finding = next(check_model(str(mine)))
+    assert (finding.level, finding.text) == ("ok", f"mine, from {model}; its files belong together")
+    shutil.copy(model / "vae" / Path(UNET).name, tmp_path / "unet.safetensors")
+    finding = next(check_model(str(mine)))
+    assert (finding.level, "give a file that has a whole unet of this model" in finding.text) == ("fail", True)
+
+
 @pytest.mark.parametrize(
     ("lose", "words"),
     [
