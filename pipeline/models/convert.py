@@ -23,7 +23,7 @@ from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.models.components import be_quiet, class_of
 from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.memory import size_text
-from svdq.pipeline.models.model_folder import loaded_files, read_json, weight_files, writing
+from svdq.pipeline.models.model_folder import is_rounded, loaded_files, read_json, weight_files, writing
 from svdq.pipeline.models.resolved_model import ResolvedModel
 
 SHARD_BYTES = 2 * 1024**3  # bytes of weights in a file of the copy, and so about the memory that writing it takes
@@ -70,6 +70,9 @@ def convert(
         for component in layout.weighted
         if component not in {*_UNCHANGED, *layout.float32} and component in classes and classes[component][0]
     }
+    for component in kinds:
+        if is_rounded(loaded_files(source, component, (False, True))):
+            raise InputError(f"The {component} of {name} is stored in fp8, half of what a copy takes; use it as it is.")
     weights = {component: list(_weights(source, component, kind, dtype)) for component, kind in kinds.items()}
     others = [file for file in source.iterdir() if file.is_file()]
     for component in layout.components:

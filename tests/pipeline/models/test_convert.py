@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from svdq.cli.main import run
 from svdq.pipeline.errors import InputError
@@ -91,6 +91,15 @@ def test_a_damaged_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1000])
     with pytest.raises(InputError, match="cut off"):
         convert(resolve(str(folder)), tmp_path / "half", torch.float16)
+
+
+def test_weights_in_fp8_are_refused_since_their_scales_would_be_lost(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "fp8")
+    file = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights = {name: weight.to(torch.float8_e4m3fn) for name, weight in load_file(file).items()}
+    save_file(weights | {"conv_in.scale_weight": torch.ones(1)}, file)
+    with pytest.raises(InputError, match=r"^The unet of .* is stored in fp8, half of what a copy takes; use it as"):
+        convert(resolve(str(folder)), tmp_path / "copy", torch.float16)
 
 
 def test_a_model_file_is_refused_since_a_copy_would_lack_its_loras(tiny_model: Path, tmp_path: Path) -> None:
