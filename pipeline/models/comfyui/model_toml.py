@@ -128,12 +128,6 @@ def about_bytes(name: str, num_weights: int) -> int:
     return int(num_weights * bits / 8)
 
 
-#: Components in the files of LTX-2, by kind; how much of the connectors is in a file differs.
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "checkpoint": ("transformer", "connectors", "vae", "audio_vae", "vocoder"),
-    "audio_vae": ("audio_vae", "vocoder"),
-    "connectors": (),
-}
 _MAX_SEED = 2**63 - 1
 
 
@@ -168,8 +162,11 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
     def place(kind: str, name: str) -> str:
         if (found := folders.find(kind, name)) is not None:
             return str(found)
-        number = sum(sizes.get(each, 0) for each in _PARTS.get(kind, (kind,))) or None
-        about = "" if number is None else size_text(about_bytes(name, number))
+        # Of a checkpoint, and of connectors alone, it is not known what else is in the file.
+        used_as = [component for component, file in recipe.weights.items() if file == name]
+        is_known = "transformer" in used_as if kind == "checkpoint" else used_as != ["connectors"]
+        number = sum(sizes.get(each, 0) for each in used_as) if is_known else 0
+        about = size_text(about_bytes(name, number)) if number else ""
         url = recipe.urls.get(name.replace("\\", "/").rpartition("/")[2], "")
         path = folders.place_for(kind, name)
         if path not in [each.path for each in missing]:

@@ -58,7 +58,7 @@ class Recipe:
     seed: int | None
     notes: tuple[str, ...]
     urls: Mapping[str, str]  # where files can be had, by name
-    checkpoints: frozenset[str] = frozenset()  # files with a VAE and more beside the transformer
+    checkpoints: frozenset[str] = frozenset()  # files in ComfyUI's folder of checkpoints
 
 
 def read_recipe(workflow: Mapping[str, Any]) -> Recipe:
@@ -195,7 +195,12 @@ def _of_ltx(graph: Graph, notes: Notes) -> Recipe:
     return Recipe(
         base=video.base,
         weights={HIGH: video.model.file, **video.files},
-        checkpoints=frozenset({video.model.file} if "ckpt_name" in video.model.loader.inputs else ()),
+        checkpoints=frozenset(
+            str(quietly(graph, node.inputs[name]))
+            for node in graph.nodes.values()
+            for name in ("ckpt_name", "ltxv_path")
+            if name in node.inputs
+        ),
         loras=tuple((HIGH, lora) for lora in video.model.loras),
         defaults={**video.defaults, **({} if fps is None else {"fps": fps})},
         scheduler=video.scheduler,

@@ -1,6 +1,7 @@
 """What is read of workflows of LTX-2."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +114,53 @@ def test_parts_in_files_of_other_loaders_are_taken_where_svdq_reads_them() -> No
     assert found.notes == (
         "DualCLIPLoader (clip) loads gemma_fp4.safetensors; svdq takes the text_encoder of the base.",
     )
+
+
+def test_a_missing_checkpoint_belongs_to_the_checkpoints_whatever_it_is_for() -> None:
+    """A GGUF transformer, with all else from a whole checkpoint and Lightricks' loader of Gemma."""
+    workflow = ltx()
+    workflow["model"] = node("UnetLoaderGGUF", unet_name="ltx-2.3-22b-distilled-Q4_K_M.gguf")
+    workflow["clip"] = node("LTXVGemmaCLIPModelLoader", gemma_path="gemma/model.safetensors", ltxv_path=CHECKPOINT)
+    workflow["vae"] = node("CheckpointLoaderSimple", ckpt_name=CHECKPOINT)
+    for name in ("i2v_0", "frames"):
+        workflow[name]["inputs"]["vae"] = ["vae", 2]
+    found = read(workflow)
+    assert found.notes == ()
+    assert found.weights == {
+        "transformer": "ltx-2.3-22b-distilled-Q4_K_M.gguf",
+        "text_encoder": "gemma/model.safetensors",
+        **dict.fromkeys(("connectors", "vae", "audio_vae", "vocoder"), CHECKPOINT),
+    }
+    made = to_model_file(found, Folders(models=None), Path("w.json"))
+    assert {(str(each.path.relative_to("ComfyUI/models")), bool(each.about)) for each in made.missing} == {
+        ("diffusion_models/ltx-2.3-22b-distilled-Q4_K_M.gguf", True),
+        ("text_encoders/gemma/model.safetensors", True),
+        (f"checkpoints/{CHECKPOINT}", False),
+    }
+
+
+def test_a_text_encoder_with_its_projection_is_both_components() -> None:
+    file = "gemma_3_12B_it_fp8_with_projection.safetensors"
+    workflow = ltx()
+    workflow["clip"] = node("LTXAVTextEncoderLoader", text_encoder=file)
+    found = read(workflow)
+    assert (found.weights["text_encoder"], found.weights["connectors"]) == (file, file)
+
+
+@pytest.mark.parametrize(
+    ("name", "loader", "component"),
+    [
+        ("clip", node("LTXAVTextEncoderLoader", text_encoder="t5xxl.safetensors"), "text_encoder"),
+        ("clip", node("CLIPLoader", clip_name="gemma-00001-of-00005.safetensors"), "text_encoder"),
+        ("sound", node("LTXVAudioVAELoader", ckpt_name="audio_int8.safetensors"), "audio_vae"),
+        ("upscaler", node("LatentUpscaleModelLoader", model_name="ltx-2.3-spatial-x1.5.safetensors"), "upsampler"),
+    ],
+)
+def test_files_that_svdq_does_not_read_are_noted(name: str, loader: dict[str, Any], component: str) -> None:
+    found = read(ltx(stages=2) | {name: loader})
+    file = next(iter(loader["inputs"].values()))
+    assert file not in found.weights.values()
+    assert any(f"({name}) loads " in note and f"{component}" in note for note in found.notes), found.notes
 
 
 def test_the_template_of_ltx_2_3_is_read_whole() -> None:
