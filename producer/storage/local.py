@@ -133,6 +133,8 @@ def publish(source: Path, target: Path) -> None:
             source.replace(target)
             break
         except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise OSError(errno.EXDEV, "its folders are on several disks", str(target.parent)) from error
             # Another process may replace the same folder at the same time.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise

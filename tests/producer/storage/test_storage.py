@@ -4,6 +4,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -208,6 +209,18 @@ def test_a_folder_of_the_storage_may_be_a_link(tmp_path: Path) -> None:
     assert storage.exists("outputs")
     assert storage.read("outputs/a.mp4") == b"video"
     assert [entry.key for entry in storage.entries("outputs")] == ["outputs/a.mp4"]
+
+
+def test_folders_on_several_disks_are_a_sentence(tmp_path: Path) -> None:
+    shared_memory = Path("/dev/shm")
+    if not shared_memory.is_dir() or shared_memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one file system")
+    (tmp_path / "s").mkdir()
+    with tempfile.TemporaryDirectory(dir=shared_memory) as elsewhere:
+        (tmp_path / "s/outputs").symlink_to(elsewhere)
+        with pytest.raises(UnavailableError, match=r"\(its folders are on several disks at '.*/s/outputs'\)"):
+            Storage(str(tmp_path / "s")).write_bytes("outputs/a.mp4", b"video")
+        assert os.listdir(elsewhere) == os.listdir(tmp_path / "s/tmp") == []
 
 
 def test_location_of_a_url_has_no_secrets() -> None:
