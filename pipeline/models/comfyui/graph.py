@@ -40,6 +40,16 @@ class Graph:
         """Return the node that an input comes from; None for a value, or for nothing."""
         return self.nodes.get(value.node) if isinstance(value, Link) else None
 
+    def chain(self, value: object, *names: str) -> Iterator[Node]:
+        """Yield the node that an input comes from, then from node to node the first of some inputs that is a link."""
+        seen: set[str] = set()
+        node = self.origin(value)
+        while node is not None and node.id not in seen:
+            seen.add(node.id)
+            yield node
+            links = (each for name in names if isinstance(each := node.inputs.get(name), Link))
+            node = self.origin(next(links, None))
+
     def before(self, node: Node) -> set[str]:
         """Return the ids of a node and of all that it depends on."""
         found: set[str] = set()

@@ -2,15 +2,16 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
+from svdq.pipeline.models.comfyui.graph import Graph, Node, Notes
 from svdq.pipeline.models.comfyui.ltx_photos import PHOTO_NODES, frames_of, photos_in, size_of
 from svdq.pipeline.models.comfyui.model_chain import UNREAD, ModelChain, model_chain, uses_of
-from svdq.pipeline.models.comfyui.source import FILES_OF_LOADERS, Source, photo_of, prompt_of, quietly
+from svdq.pipeline.models.comfyui.source import Source, files_named, photo_of, prompt_of, quietly
 from svdq.pipeline.models.comfyui.stages import LATENTS, SAMPLERS, Stage, last_samplers, stages_of
 from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, NO_GUIDANCE
 from svdq.pipeline.models.ltx.layout import DISTILLED_SIGMA_VALUES, IMAGE_CRF, STAGE_2_DISTILLED_SIGMA_VALUES
@@ -26,9 +27,8 @@ def levels_of(
     """Return the noise level before each step of a stage; a size or frames that are not known count as usual."""
     if stage.sigmas is not None:
         return stage.sigmas[stage.start : stage.end]
-    scheduler = graph.origin(stage.node.inputs.get("sigmas"))
-    while scheduler is not None and scheduler.type != "LTXVScheduler":
-        scheduler = graph.origin(scheduler.inputs.get("sigmas"))  # of a part of it
+    parts = graph.chain(stage.node.inputs.get("sigmas"), "sigmas")
+    scheduler = next((node for node in parts if node.type == "LTXVScheduler"), None)
     if scheduler is None:
         what = f"has the schedule {stage.scheduler}, which svdq lacks for LTX-2"
         notes.add(stage.node, f"{what}; svdq uses LTXVScheduler's noise levels")
@@ -83,10 +83,7 @@ def guidance_of(graph: Graph, stage: Stage, notes: Notes) -> dict[str, float]:
 def _of_parameters(graph: Graph, guider: Node, notes: Notes) -> dict[str, float]:
     """Return the guidance of a MultimodalGuider, whose parameters of video and sound are a chain of nodes."""
     found: dict[str, float] = {}
-    node = graph.origin(guider.inputs.get("parameters"))
-    seen: set[str] = set()
-    while node is not None and node.id not in seen:
-        seen.add(node.id)
+    for node in graph.chain(guider.inputs.get("parameters"), "parameters"):
         notes.read(node)
         own = {name: quietly(graph, node.inputs.get(name)) for name in ("cfg", "stg", "rescale", "modality_scale")}
         if str(node.inputs.get("modality")).upper() == "AUDIO":
@@ -97,7 +94,6 @@ def _of_parameters(graph: Graph, guider: Node, notes: Notes) -> dict[str, float]
             found |= {name: float(value or 0) for name, value in zip(names, own.values(), strict=True)}
         if quietly(graph, node.inputs.get("skip_step")):
             notes.add(node, "skips steps of the guidance; svdq guides all")
-        node = graph.origin(node.inputs.get("parameters"))
     return found
 
 
@@ -112,31 +108,17 @@ def files_of(graph: Graph, model: ModelChain, starts: Mapping[str, Any], base: s
     if "ckpt_name" in model.loader.inputs:
         _take(found, model.loader, _WHOLE, model.file, base, notes)
     for kind, value in starts.items():
-        loader = _loader(graph, value)
+        loader = next((node for node in graph.chain(value, "vae", "clip") if files_named(graph, node)), None)
         if loader is None or loader is model.loader:
             continue
         notes.read(loader)
-        for name in (*FILES_OF_LOADERS, "clip_name2", "ltxv_path"):
-            file = quietly(graph, loader.inputs.get(name))
-            if not isinstance(file, str):
-                continue
+        for name, file in files_named(graph, loader).items():
             components: tuple[str, ...] = ("audio_vae", "vocoder") if kind == "audio_vae" else (kind,)
             if kind == "text_encoder":
                 is_part = name in ("ckpt_name", "ltxv_path") or re.search(r"proj|connector", file.lower())
                 components = ("text_encoder",) * ("gemma" in file.lower()) + ("connectors",) * bool(is_part)
             _take(found, loader, components or (kind,), file if components else "", base, notes)
     return found
-
-
-def _loader(graph: Graph, value: Any) -> Node | None:
-    node, seen = graph.origin(value), set[str]()
-    while node is not None and node.id not in seen:
-        seen.add(node.id)
-        if any(isinstance(quietly(graph, node.inputs.get(name)), str) for name in FILES_OF_LOADERS):
-            return node
-        links = (node.inputs.get(name) for name in ("vae", "clip"))
-        node = graph.origin(next((each for each in links if isinstance(each, Link)), None))
-    return None
 
 
 def _take(found: dict[str, str], loader: Node, components: tuple[str, ...], file: str, base: str, notes: Notes) -> None:
@@ -237,7 +219,7 @@ def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
             raise InputError(f"{node} {what}, which svdq cannot; it makes videos of one photo, or of two.")
     if lora := next((each for each in models[0].loras if re.search(r"ic[-_]?lora", each.file.lower())), None):
         raise InputError(f"{lora.node} adds {lora.file}, an in-context LoRA, which svdq cannot; leave it out.")
-    paths = [list(_path(graph, stage)) for stage in stages]
+    paths = [_path(graph, stage) for stage in stages]
     empty = paths[0][-1] if paths[0] else end
     if empty.type not in _STARTS:
         raise InputError(f"{empty} has no latents that svdq can start from; it reads {' and '.join(_STARTS)}.")
@@ -312,13 +294,9 @@ def _base(graph: Graph, model: ModelChain, notes: Notes) -> tuple[str, int]:
     return _VERSIONS[0][1], IMAGE_CRF[_VERSIONS[0][2]]
 
 
-def _path(graph: Graph, stage: Stage) -> Iterator[Node]:
-    """Yield the nodes that the latents of a stage come from, the last first, after the sampler before."""
-    node, seen = graph.origin(stage.latents), set()
-    while node is not None and node.type not in SAMPLERS and node.id not in seen:
-        seen.add(node.id)
-        yield node
-        node = graph.origin(next((node.inputs[name] for name in LATENTS if name in node.inputs), None))
+def _path(graph: Graph, stage: Stage) -> list[Node]:
+    """Return the nodes that the latents of a stage come from, the last first, after the sampler before."""
+    return [*takewhile(lambda node: node.type not in SAMPLERS, graph.chain(stage.latents, *LATENTS))]
 
 
 def _has_second(

@@ -24,7 +24,10 @@ ENCODERS: Mapping[str, tuple[str, str, str, str, str]] = {
 #: Families by how their nodes begin, whose workflows are not imported.
 OTHER_FAMILIES = {"Hunyuan": "HunyuanVideo"}
 #: Inputs of loaders of text encoders, VAEs and upsamplers that name files.
-FILES_OF_LOADERS = ("vae_name", "clip_name", "model_name", "clip_name1", "text_encoder", "gemma_path", "ckpt_name")
+_FILES = (
+    *("vae_name", "clip_name", "model_name", "clip_name1", "text_encoder", "gemma_path", "ckpt_name"),
+    *("clip_name2", "ltxv_path"),
+)
 #: What nodes that are not read would have made, by a part of their names.
 OTHER_KINDS = {
     "vace": "makes a video with VACE",
@@ -152,30 +155,21 @@ def quietly(graph: Graph, value: Any) -> Any:
 
 def photo_of(graph: Graph, value: Any, notes: Notes) -> str | None:
     """Return the file of the photo that an input comes from, through what scales it."""
-    node, seen = graph.origin(value), set()
-    while node is not None and node.id not in seen:
-        seen.add(node.id)
-        if isinstance(name := quietly(graph, node.inputs.get("image")), str) and not isinstance(
-            node.inputs.get("image"), Link
-        ):
+    names = ("image", "images", "input", "pixels")
+    for node in graph.chain(value, *names):
+        if (name := node.text("image")) is not None:
             notes.read(node)
             return name
-        links = {name: each for name, each in node.inputs.items() if isinstance(each, Link)}
-        following = next((links[name] for name in ("image", "images", "input", "pixels") if name in links), None)
-        if following is None:
-            return None
-        if not node.type.lower().startswith(("get", "preview")) and node.id not in notes.read_ids:
+        is_passed = node.type.lower().startswith(("get", "preview")) or node.id in notes.read_ids
+        if not is_passed and any(isinstance(node.inputs.get(each), Link) for each in names):
             notes.add(node, "changes the photo; svdq scales and crops each photo to the size of the video itself")
-        node = graph.origin(following)
     return None
 
 
 def prompt_of(graph: Graph, value: Any, side: str, notes: Notes) -> tuple[str | None, Any]:
     """Return a prompt, and the input of its node that is the text encoder."""
-    node, seen = graph.origin(value), set()
     zeroed = False
-    while node is not None and node.id not in seen:
-        seen.add(node.id)
+    for node in graph.chain(value, side, "conditioning", "conditioning_1", "conditioning_to"):
         notes.read(node)
         zeroed = zeroed or node.type == "ConditioningZeroOut"
         names = (f"{side}_prompt",) if f"{side}_prompt" in node.inputs else _TEXTS
@@ -189,26 +183,24 @@ def prompt_of(graph: Graph, value: Any, side: str, notes: Notes) -> tuple[str | 
                 notes.add(error.args[0], f"computes the {side} prompt, which svdq cannot; give it with the photo")
                 return None, clip
             return ("" if zeroed else str(text or "")), clip
-        following = (node.inputs.get(each) for each in (side, "conditioning", "conditioning_1", "conditioning_to"))
-        found = next((each for each in following if isinstance(each, Link)), None)
         if node.type not in (*ENCODERS, "ConditioningZeroOut", "Reroute") and not node.type.startswith("LTXV"):
             notes.add(node, f"changes the {side} prompt; svdq takes the text alone")
-        node = graph.origin(found)
     return None, None
 
 
 def _loaded(graph: Graph, value: Any, notes: Notes) -> str | None:
     """Return the file that a loader of a text encoder, VAE or image encoder names, through nodes that pass it on."""
-    node, seen = graph.origin(value), set()
-    while node is not None and node.id not in seen:
-        seen.add(node.id)
+    for node in graph.chain(value, "vae", "clip", "t5"):
         notes.read(node)
-        for name in FILES_OF_LOADERS:
-            if isinstance(found := quietly(graph, node.inputs.get(name)), str):
-                return None if name == "ckpt_name" else found
-        links = {name: each for name, each in node.inputs.items() if isinstance(each, Link)}
-        node = graph.origin(next((links[name] for name in ("vae", "clip", "t5") if name in links), None))
+        for name, file in files_named(graph, node).items():
+            return None if name == "ckpt_name" else file
     return None
+
+
+def files_named(graph: Graph, node: Node) -> dict[str, str]:
+    """Return the files that a loader of text encoders, VAEs or upsamplers names, by its inputs."""
+    found = {name: quietly(graph, node.inputs.get(name)) for name in _FILES}
+    return {name: file for name, file in found.items() if isinstance(file, str)}
 
 
 def _image_encoder(graph: Graph, encoder: Node, notes: Notes) -> str | None:

@@ -81,18 +81,14 @@ def last_samplers(graph: Graph) -> list[Node]:
 
 
 def _sampler_before(graph: Graph, latents: Any, notes: Notes) -> Node | None:
-    node = graph.origin(latents)
     passed: list[Node] = []
-    while node is not None and node.type not in SAMPLERS and len(passed) < 20:
+    for node in graph.chain(latents, *LATENTS):
+        if node.type in SAMPLERS:
+            for each in passed:
+                if not each.type.startswith("LTX"):  # which `ltx.py` reads
+                    notes.add(each, "changes the latents between two samplers; svdq passes them on unchanged")
+            return node
         passed.append(node)
-        following = (node.inputs.get(name) for name in LATENTS)
-        node = graph.origin(next((each for each in following if isinstance(each, Link)), None))
-    if node is not None and node.type in SAMPLERS:
-        for each in passed:
-            if each.type.startswith("LTX"):
-                continue  # read by `ltx.py`
-            notes.add(each, "changes the latents between two samplers; svdq passes them on unchanged")
-        return node
     return None
 
 

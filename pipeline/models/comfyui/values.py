@@ -90,12 +90,12 @@ def moe_schedule(graph: Graph, node: Node) -> tuple[float, int, int, int]:
     if not (is_known and boundary and interval):
         raise UnknownValueError(node)
     for number in range(1, int(100 / interval) + 1):
-        if levels_of(scheduler, high + low, number * interval)[high] >= boundary:
+        if schedule_levels(scheduler, high + low, number * interval)[high] >= boundary:
             return round(number * interval, 2), high + low, high, low
     raise UnknownValueError(node)
 
 
-def levels_of(scheduler: str, steps: int, shift: float) -> list[float]:
+def schedule_levels(scheduler: str, steps: int, shift: float) -> list[float]:
     """Return the noise level before each step of one of ComfyUI's schedules; raises InputError without numpy."""
     try:
         from svdq.pipeline.models.sigmas import sigmas_of
