@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -11,10 +10,15 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Node, Notes
 from svdq.pipeline.models.comfyui.ltx_photos import PHOTO_NODES, frames_of, photos_in, size_of
 from svdq.pipeline.models.comfyui.model_chain import UNREAD, ModelChain, model_chain, uses_of
-from svdq.pipeline.models.comfyui.source import Source, files_named, photo_of, prompt_of, quietly
-from svdq.pipeline.models.comfyui.stages import LATENTS, SAMPLERS, Stage, last_samplers, stages_of
+from svdq.pipeline.models.comfyui.source import Recipe, Source, files_named, photo_of, prompt_of, quietly
+from svdq.pipeline.models.comfyui.stages import LATENTS, SAMPLERS, Stage, stages_of
 from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, NO_GUIDANCE
-from svdq.pipeline.models.ltx.layout import DISTILLED_SIGMA_VALUES, IMAGE_CRF, STAGE_2_DISTILLED_SIGMA_VALUES
+from svdq.pipeline.models.ltx.layout import (
+    DISTILLED_SIGMA_VALUES,
+    IMAGE_CRF,
+    STAGE_2_DISTILLED_SIGMA_VALUES,
+    TRANSFORMER,
+)
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
 
 #: Settings of LTXVScheduler, with ComfyUI's defaults.
@@ -165,50 +169,13 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class LtxVideo:
-    """What is read of a workflow of LTX-2."""
-
-    base: str
-    model: ModelChain
-    files: Mapping[str, str]  # by component, besides the transformer
-    defaults: Mapping[str, Any]
-    scheduler: Mapping[str, Any]
-    source: Source
-    seed: int | None
-    end: Node
-
-
 def is_ltx(graph: Graph) -> bool:
     """Return whether a workflow has nodes of LTX."""
     return any(node.type.startswith(("LTX", "EmptyLTX")) for node in graph.nodes.values())
 
 
-def read_ltx(graph: Graph, notes: Notes) -> LtxVideo:
-    """Read the first video of a workflow; raises InputError, with the node, where svdq cannot make it."""
-    ends = sorted(last_samplers(graph), key=lambda node: len(graph.before(node)))
-    found: list[tuple[LtxVideo, Notes]] = []
-    refused: list[InputError] = []
-    for end in ends:
-        own = Notes()
-        try:
-            found.append((_read(graph, end, own), own))
-            break
-        except InputError as error:
-            refused.append(error)
-    if not found:
-        raise refused[0]
-    video, own = found[0]
-    notes.read_ids |= own.read_ids
-    notes.sentences += own.sentences
-    for other in ends:
-        if other is not video.end:
-            notes.add(other, "makes another video, or the next part; svdq imports one")
-            notes.read(*(graph.nodes[each] for each in graph.before(other)))
-    return video
-
-
-def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
+def read_ltx(graph: Graph, end: Node, notes: Notes) -> Recipe:
+    """Read the video that a sampler makes; raises InputError, with the node, where svdq cannot make it."""
     stages = stages_of(graph, end, notes)
     models = [model_chain(graph, stage.model, stage.node, notes) for stage in stages]
     needed = graph.before(end)
@@ -251,10 +218,10 @@ def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
             (node.inputs.get("upscale_model") for node in nodes if node.type in _UPSAMPLERS), None
         ),
     }
-    return LtxVideo(
+    return Recipe(
         base=base,
-        model=models[0],
-        files=files_of(graph, models[0], starts, base, notes),
+        weights={TRANSFORMER: models[0].file, **files_of(graph, models[0], starts, base, notes)},
+        loras=tuple((TRANSFORMER, lora) for lora in models[0].loras),
         defaults=defaults | {name: value for name, value in others.items() if value is not None},
         scheduler={} if levels == DISTILLED_SIGMA_VALUES else {"sigmas": list(levels)},
         source=Source(
@@ -266,12 +233,8 @@ def _read(graph: Graph, end: Node, notes: Notes) -> LtxVideo:
             negative_prompt=negative_prompt,
             size=size,
             frames=frames,
-            vae=None,
-            text_encoder=None,
-            image_encoder=None,
         ),
         seed=stages[0].seed,
-        end=end,
     )
 
 

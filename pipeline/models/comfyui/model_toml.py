@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError, how_to_install
-from svdq.pipeline.models.comfyui.recipe import Recipe
+from svdq.pipeline.models.comfyui.source import Recipe
 from svdq.pipeline.models.families import FAMILIES
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, ModelFile

@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
 from svdq.pipeline.models.comfyui.ltx import is_ltx, read_ltx
-from svdq.pipeline.models.comfyui.model_chain import LoraUse, ModelChain, model_chain, uses_of
+from svdq.pipeline.models.comfyui.model_chain import ModelChain, model_chain, uses_of
 from svdq.pipeline.models.comfyui.schedule import schedule_of
 from svdq.pipeline.models.comfyui.source import (
     CONDITIONING,
+    Recipe,
     Source,
     find_encoder,
     quietly,
@@ -45,22 +46,6 @@ _AFTERWARDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """A workflow in the terms of svdq; files are as ComfyUI names them."""
-
-    base: str
-    weights: Mapping[str, str]  # by component
-    loras: tuple[tuple[str, LoraUse], ...]  # with their components
-    defaults: Mapping[str, Any]
-    scheduler: Mapping[str, Any]
-    source: Source
-    seed: int | None
-    notes: tuple[str, ...]
-    urls: Mapping[str, str]  # where files can be had, by name
-    checkpoints: frozenset[str] = frozenset()  # files in ComfyUI's folder of checkpoints
-
-
 def read_recipe(workflow: Mapping[str, Any]) -> Recipe:
     """Read a workflow; raises InputError, with the node, where svdq cannot make such a video."""
     try:
@@ -81,12 +66,53 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
     ends = last_samplers(graph)
     if not ends:
         _refuse_without_sampler(graph)
-    if is_ltx(graph):
-        return _of_ltx(graph, notes)
-    if not any(node.type.startswith("Wan") for node in graph.nodes.values()):
+    if not any(node.type.startswith(("Wan", "LTX", "EmptyLTX")) for node in graph.nodes.values()):
         refuse([*graph.nodes.values()])
-    end, stages, encoder = _first_video(graph, ends, notes)
-    _note_other_videos(graph, [other for other in ends if other is not end], end, notes)
+    end, recipe = _first_video(graph, ends, notes)
+    rate = _rate(graph, end, notes)
+    fps = recipe.defaults.get("fps", rate)
+    if rate not in (None, fps):
+        what = f"makes a video of {fps} frames a second, to be played at {rate}"
+        notes.add(recipe.source.encoder, f"{what}; svdq plays it as it is made")
+    _note_the_rest(graph, end, notes)
+    nodes = graph.nodes.values()
+    models = [each for node in nodes for each in node.models]
+    given = [node.inputs.get(name) for node in nodes for name in ("ckpt_name", "ltxv_path")]
+    return replace(
+        recipe,
+        defaults=recipe.defaults | ({} if fps is None else {"fps": fps}),
+        notes=tuple(notes.sentences),
+        urls={str(each["name"]): str(each["url"]) for each in models if each.get("name") and each.get("url")},
+        checkpoints=frozenset(str(quietly(graph, each)) for each in given),
+    )
+
+
+def _first_video(graph: Graph, ends: list[Node], notes: Notes) -> tuple[Node, Recipe]:
+    """Return the last sampler of the first video of a photo, and what was read of it.
+
+    Other samplers may make the photo before, or the next part after. Raises InputError if none makes such a video.
+    """
+    read = read_ltx if is_ltx(graph) else _read_video
+    refused: list[InputError] = []
+    for end in sorted(ends, key=lambda each: len(graph.before(each))):
+        own = Notes()
+        try:
+            recipe = read(graph, end, own)
+        except InputError as error:
+            refused.append(error)
+        else:
+            _note_other_videos(graph, [other for other in ends if other is not end], end, notes)
+            notes.sentences += own.sentences
+            notes.read_ids |= own.read_ids
+            return end, recipe
+    raise refused[0]
+
+
+def _read_video(graph: Graph, end: Node, notes: Notes) -> Recipe:
+    """Read the video of Wan or Stable Video Diffusion that a sampler makes."""
+    stages = stages_of(graph, end, notes)
+    starts = [stages[0].positive, stages[0].latents, stages[0].node.inputs.get("image_embeds")]
+    encoder = find_encoder(graph, starts, end)
     stages, models = _experts(stages, [model_chain(graph, each.model, each.node, notes) for each in stages])
     for stage in stages[1:]:
         if (stage.positive, stage.negative) != (stages[0].positive, stages[0].negative):
@@ -104,23 +130,18 @@ def _read(workflow: Mapping[str, Any]) -> Recipe:
         notes.add(
             stages[1].node, f"guides by {guidance[1]:g}; svdq guides no step where the first expert has 1, as diffusers"
         )
-    fps = _rate(graph, end, notes)
-    _note_the_rest(graph, end, notes)
+    files = {"text_encoder": source.text_encoder, "vae": source.vae}
+    if "2.1" in base:
+        files["image_encoder"] = source.image_encoder
     weights = dict(zip(components, (each.file for each in models), strict=True))
-    for component, file in (("text_encoder", source.text_encoder), ("vae", source.vae)):
-        weights |= {component: file} if file else {}
-    if source.image_encoder and "2.1" in base:
-        weights["image_encoder"] = source.image_encoder
     return Recipe(
         base=base,
-        weights=weights,
+        weights=weights | {component: file for component, file in files.items() if file},
         loras=tuple((name, lora) for name, each in zip(components, models, strict=True) for lora in each.loras),
-        defaults=_defaults(steps, guidance, source, fps),
+        defaults=_defaults(steps, guidance, source),
         scheduler=scheduler,
         source=source,
         seed=stages[0].seed,
-        notes=tuple(notes.sentences),
-        urls=_urls(graph),
     )
 
 
@@ -133,86 +154,21 @@ def _note_other_videos(graph: Graph, others: Sequence[Node], end: Node, notes: N
         notes.read(*(graph.nodes[each] for each in graph.before(other)))
 
 
-def _urls(graph: Graph) -> dict[str, str]:
-    models = (each for node in graph.nodes.values() for each in node.models)
-    return {str(each["name"]): str(each["url"]) for each in models if each.get("name") and each.get("url")}
-
-
-def _defaults(steps: int, guidance: tuple[float, ...], source: Source, fps: int | None) -> dict[str, Any]:
+def _defaults(steps: int, guidance: tuple[float, ...], source: Source) -> dict[str, Any]:
     found: dict[str, Any] = {"steps": steps}
     for name, scale in zip(("guidance_scale", "guidance_scale_2"), guidance, strict=False):
         found[name] = round(float(scale), 6)
     if source.size is not None:
         found["width"], found["height"] = source.size
-    others = {"frames": source.frames, "fps": fps, "negative_prompt": source.negative_prompt}
+    others = {"frames": source.frames, "negative_prompt": source.negative_prompt}
     return found | {name: value for name, value in others.items() if value is not None}
-
-
-def _first_video(graph: Graph, ends: list[Node], notes: Notes) -> tuple[Node, list[Stage], Node]:
-    """Return the last sampler of the first video of a photo, its stages, and the node that encodes the photo.
-
-    Other samplers may make the photo before, or the next part after. Raises InputError if none makes such a video.
-    """
-    error: InputError | None = None
-    for end in sorted(ends, key=lambda each: len(graph.before(each))):
-        try:
-            stages = stages_of(graph, end, Notes())
-            encoder = find_encoder(graph, [stages[0].positive, stages[0].latents, _image_embeds(stages[0])], end)
-        except InputError as this:
-            error = error or this
-        else:
-            return end, stages_of(graph, end, notes), encoder
-    assert error is not None
-    raise error
 
 
 def _of_svd(graph: Graph, stage: Stage, model: ModelChain, source: Source, notes: Notes) -> Recipe:
     base, defaults = svd_base(model, notes), svd_defaults(graph, source.encoder, stage, notes)
     for lora in model.loras:
         notes.add(lora.node, "adds a LoRA, which svdq has for Wan only")
-    rate = _rate(graph, stage.node, notes)
-    if rate not in (None, defaults.get("fps")):
-        what = f"makes a video of {defaults.get('fps')} frames a second, to be played at {rate}"
-        notes.add(source.encoder, f"{what}; svdq plays it as it is made")
-    _note_the_rest(graph, stage.node, notes)
-    return Recipe(
-        base=base,
-        weights={},
-        loras=(),
-        defaults=defaults,
-        scheduler={},
-        source=source,
-        seed=stage.seed,
-        notes=tuple(notes.sentences),
-        urls={},
-    )
-
-
-def _of_ltx(graph: Graph, notes: Notes) -> Recipe:
-    video = read_ltx(graph, notes)
-    fps = _rate(graph, video.end, notes)
-    _note_the_rest(graph, video.end, notes)
-    return Recipe(
-        base=video.base,
-        weights={HIGH: video.model.file, **video.files},
-        checkpoints=frozenset(
-            str(quietly(graph, node.inputs[name]))
-            for node in graph.nodes.values()
-            for name in ("ckpt_name", "ltxv_path")
-            if name in node.inputs
-        ),
-        loras=tuple((HIGH, lora) for lora in video.model.loras),
-        defaults={**video.defaults, **({} if fps is None else {"fps": fps})},
-        scheduler=video.scheduler,
-        source=video.source,
-        seed=video.seed,
-        notes=tuple(notes.sentences),
-        urls=_urls(graph),
-    )
-
-
-def _image_embeds(stage: Stage) -> Any:
-    return stage.node.inputs.get("image_embeds")
+    return Recipe(base=base, defaults=defaults, source=source, seed=stage.seed)
 
 
 def _refuse_without_sampler(graph: Graph) -> None:

@@ -1,12 +1,12 @@
 """What a workflow makes a video of: photos, prompts, size and frames, by the node that encodes the photo."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
-from svdq.pipeline.models.comfyui.model_chain import GUIDANCE, ModelChain
+from svdq.pipeline.models.comfyui.model_chain import GUIDANCE, LoraUse, ModelChain
 from svdq.pipeline.models.comfyui.stages import Stage
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
 
@@ -60,9 +60,25 @@ class Source:
     negative_prompt: str | None
     size: tuple[int, int] | None  # None: as the photo
     frames: int | None
-    vae: str | None
-    text_encoder: str | None
-    image_encoder: str | None
+    vae: str | None = None
+    text_encoder: str | None = None
+    image_encoder: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A workflow in the terms of svdq; files are as ComfyUI names them."""
+
+    base: str
+    weights: Mapping[str, str] = field(default_factory=dict)  # by component
+    loras: tuple[tuple[str, LoraUse], ...] = ()  # with their components
+    defaults: dict[str, Any]
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    source: Source
+    seed: int | None
+    notes: tuple[str, ...] = ()
+    urls: Mapping[str, str] = field(default_factory=dict)  # where files can be had, by name
+    checkpoints: frozenset[str] = frozenset()  # files in ComfyUI's folder of checkpoints
 
 
 def find_encoder(graph: Graph, starts: list[Any], sampler: Node) -> Node:

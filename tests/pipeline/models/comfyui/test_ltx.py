@@ -8,7 +8,8 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.model_toml import Folders, to_model_file
-from svdq.pipeline.models.comfyui.recipe import Recipe, read_recipe
+from svdq.pipeline.models.comfyui.recipe import read_recipe
+from svdq.pipeline.models.comfyui.source import Recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow
 from svdq.pipeline.models.ltx.layout import STAGE_2_DISTILLED_SIGMA_VALUES
 from tests.pipeline.models.comfyui.test_recipe import TEMPLATES

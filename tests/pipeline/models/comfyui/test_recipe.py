@@ -9,7 +9,8 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.model_toml import Folders, to_model_file
-from svdq.pipeline.models.comfyui.recipe import Recipe, read_recipe
+from svdq.pipeline.models.comfyui.recipe import read_recipe
+from svdq.pipeline.models.comfyui.source import Recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow
 from tests.pipeline.models.comfyui.workflows import node, two_experts, wrapper
 
