@@ -29,7 +29,7 @@ HIGH, LOW = "transformer", "transformer_2"
 _SAVERS = {"CreateVideo": "fps", "VHS_VideoCombine": "frame_rate", "SaveAnimatedWEBP": "fps", "SaveWEBM": "fps"}
 #: Nodes that need no word: svdq does what they do, or nobody sees what they do.
 _QUIET = re.compile(
-    r"VAEDecode|CLIPVision|VAELoader|CLIPLoader|Save|VHS_VideoCombine|CreateVideo|Preview|Primitive|.*Constant|Show|Clean|.*clean.*|LoadImage|.*Math.*"
+    r"VAEDecode|CLIPVision|VAELoader|CLIPLoader|Save|VHS_VideoCombine|CreateVideo|Preview|Primitive|.*Constant|Show|Clean|Unload|.*clean.*|LoadImage|.*Math.*"
     r"|WanVideoDecode|WanVideoBlockSwap|WanVideoTorchCompile|WanVideoVRAM|.*Note.*|ComfySwitchNode|GetImageSize|Display.*|PlaySound.*",
     re.IGNORECASE,
 )

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Notes
-from svdq.pipeline.models.comfyui.stages import Stage
+from svdq.pipeline.models.comfyui.stages import OWN_LEVELS, Stage
 from svdq.pipeline.models.comfyui.values import schedule_levels
 from svdq.pipeline.models.model_file import ScheduleName
 
@@ -36,7 +36,7 @@ def schedule_of(stages: Sequence[Stage], shifts: Sequence[float | None], notes: 
     switch = {} if len(stages) == 1 else {"boundary": boundary} if boundary else None
     if switch is None:
         switch = {"switch_at": first.end if first.end is not None else first.steps}
-    if first.sampler in _WRAPPED and first.sigmas is None:
+    if first.sampler in _WRAPPED and first.scheduler == OWN_LEVELS:
         return first.steps, {"class": kind, "shift": _plain(both[0]), **switch}
     same = all((stage.sigmas, stage.steps) == (first.sigmas, first.steps) for stage in stages)
     if same and {*names} == {names[0]} and len({round(shift, 6) for shift in both}) == 1 and first.sigmas is None:
@@ -80,12 +80,13 @@ def _class_of(stages: Sequence[Stage], notes: Notes) -> str:
 
 def _name_of(stage: Stage, notes: Notes) -> str:
     name = stage.scheduler
-    if stage.sigmas is None and name not in get_args(ScheduleName):
+    if stage.sigmas is not None or name in get_args(ScheduleName):
+        return name
+    if name != OWN_LEVELS:
         notes.add(stage.node, f"has the schedule {name}, which svdq lacks; svdq uses {_STAND_IN}")
-        return _STAND_IN
-    if stage.sampler.startswith("wrapper:") and stage.sampler not in _WRAPPED:
+    elif stage.sampler not in _WRAPPED:
         notes.add(stage.node, f"has its own noise levels; svdq uses the schedule {_STAND_IN}")
-    return name
+    return _STAND_IN
 
 
 def _check_handover(before: Stage, after: Stage, notes: Notes) -> None:

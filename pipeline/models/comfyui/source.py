@@ -171,12 +171,12 @@ def quietly(graph: Graph, value: Any) -> Any:
 
 def photo_of(graph: Graph, value: Any, notes: Notes) -> str | None:
     """Return the file of the photo that an input comes from, through what scales it."""
-    names = ("image", "images", "input", "pixels")
+    names = ("image", "images", "input", "pixels", "value")
     for node in graph.chain(value, *names):
         if (name := node.text("image")) is not None:
             notes.read(node)
             return name
-        is_passed = node.type.lower().startswith(("get", "preview")) or node.id in notes.read_ids
+        is_passed = node.type.lower().startswith(("get", "preview", "unload")) or node.id in notes.read_ids
         if not is_passed and any(isinstance(node.inputs.get(each), Link) for each in names):
             notes.add(node, "changes the photo; svdq scales and crops each photo to the size of the video itself")
     return None

@@ -18,6 +18,7 @@ SAMPLERS = (
     "WanMoeKSamplerAdvanced",
 )
 _MAX_STEPS = 1000
+OWN_LEVELS = ""  # in place of a schedule: diffusers' noise levels, by WanVideoSampler
 #: Inputs that bring the latents of another sampler.
 LATENTS = ("latent_image", "samples", "latent", "latents", "video_latent", "av_latent")
 #: Guiders that are read; those of LTX-2 in `ltx.py`.
@@ -229,7 +230,7 @@ def _sigmas(graph: Graph, value: Any, notes: Notes) -> dict[str, Any]:
         shift, steps, high, _ = moe_schedule(graph, node)
         assert isinstance(value, Link)
         part = {5: {"end": high}, 6: {"start": high}}.get(value.slot, {})
-        return {"scheduler": node.inputs["scheduler"], "steps": steps, "shift": shift, **part}
+        return {"scheduler": str(value_of(graph, node.inputs["scheduler"])), "steps": steps, "shift": shift, **part}
     raise InputError(
         f"{node} makes noise levels that svdq does not know; svdq reads BasicScheduler, BetaSamplingScheduler, "
         "ManualSigmas, LTXVScheduler, WanMoEScheduler and SplitSigmas: connect one of these in its place."
@@ -252,20 +253,20 @@ def _of_wrapper(graph: Graph, node: Node, common: dict[str, Any], number: Any, n
     boundary = next((each for each in (start, end) if 0 < each < 1), None)  # of WanVideoSigmaToStep
     start, end = (0, -1) if boundary else (int(start), int(end))
     scheduler, sigmas = inputs.get("scheduler"), graph.origin(inputs.get("sigmas"))
-    common |= {"sampler": f"wrapper:{value_of(graph, scheduler)}", "scheduler": "simple"}
+    common |= {"sampler": f"wrapper:{value_of(graph, scheduler)}", "scheduler": OWN_LEVELS}
     common |= {"positive": inputs.get("text_embeds"), "negative": inputs.get("text_embeds")}
     notes.read(graph.origin(scheduler))
     if number("riflex_freq_index"):
         notes.add(node, "changes the positions of frames (RIFLEx), which svdq does not")
+    common |= {
+        "shift": number("shift", 5.0),
+        "boundary": boundary,
+        "start": max(0, start),
+        "end": None if end < 0 else _end(end, steps),
+        "adds_noise": graph.origin(inputs.get("samples")) is None,
+        "keeps_noise": True,
+        "denoise": number("denoise_strength", 1.0),
+    }
     if sigmas is not None and not sigmas.type.startswith("WanVideoScheduler"):
         common |= _sigmas(graph, inputs["sigmas"], notes)
-    return Stage(
-        **common,
-        shift=number("shift", 5.0),
-        boundary=boundary,
-        start=max(0, start),
-        end=None if end < 0 else _end(end, steps),
-        adds_noise=graph.origin(inputs.get("samples")) is None,
-        keeps_noise=True,
-        denoise=number("denoise_strength", 1.0),
-    )
+    return Stage(**common)

@@ -67,8 +67,7 @@ def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
         if (name := _OF_SCHEDULER[value.slot : value.slot + 1]) and name[0] in inputs:
             return of(name[0])
         raise UnknownValueError(origin)
-    if origin.type == "WanMoEScheduler":
-        assert isinstance(value, Link)
+    if origin.type == "WanMoEScheduler" and isinstance(value, Link) and value.slot < 4:  # the others are noise levels
         return moe_schedule(graph, origin)[value.slot]
     if "isfloatX" in inputs:  # mxSlider
         return of("Xf" if inputs["isfloatX"] else "Xi")

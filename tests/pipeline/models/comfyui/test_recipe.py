@@ -15,6 +15,7 @@ from svdq.pipeline.models.comfyui.workflow import read_workflow
 from tests.pipeline.models.comfyui.workflows import node, two_experts, wrapper
 
 TEMPLATES = Path(str(importlib.resources.files("comfyui_workflow_templates_json"))) / "templates"
+EULER = "FlowMatchEulerDiscreteScheduler"
 A14B, TI2V = "Wan-AI/Wan2.2-I2V-A14B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
 LTX_2_3, LTX_2_5 = "diffusers/LTX-2.3-Distilled-Diffusers", "Lightricks/LTX-2.5-Diffusers"
 #: The bases of ComfyUI's templates that make videos of photos with Wan or LTX-2.
@@ -77,7 +78,7 @@ def test_the_template_of_wan_2_2_is_read_whole() -> None:
     }
     # Its switch for the LoRAs of 4 steps is off.
     assert (found.defaults["steps"], guidance(found), found.loras, found.notes) == (20, (3.5, 3.5), (), ())
-    euler = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 5.0, "sigmas": "simple", "switch_at": 10}
+    euler = {"class": EULER, "shift": 5.0, "sigmas": "simple", "switch_at": 10}
     assert found.scheduler == euler
     assert (found.source.size, found.source.frames, found.defaults["fps"], found.seed) == (
         (640, 640),
@@ -110,7 +111,7 @@ def test_both_experts_of_the_api_format() -> None:
     ]
     assert (found.source.prompt, found.source.negative_prompt) == ("The cat jumps.", "blurry")
     assert found.scheduler == {
-        "class": "FlowMatchEulerDiscreteScheduler", "shift": 5.0, "sigmas": "simple", "switch_at": 2
+        "class": EULER, "shift": 5.0, "sigmas": "simple", "switch_at": 2
     }  # fmt: skip
 
 
@@ -145,7 +146,7 @@ def test_kijais_wrapper_with_a_chain_of_loras() -> None:
     found = read(wrapper())
     assert (found.base, found.defaults["steps"], found.notes) == (A14B, 8, ())
     # Euler of diffusers with its own noise levels.
-    assert found.scheduler == {"class": "FlowMatchEulerDiscreteScheduler", "shift": 8.0, "switch_at": 4}
+    assert found.scheduler == {"class": EULER, "shift": 8.0, "switch_at": 4}
     assert [(lora.file, lora.strength) for component, lora in found.loras if component == "transformer_2"] == [
         ("first.safetensors", 0.5),
         ("second.safetensors", 1.0),
@@ -190,7 +191,7 @@ def test_one_sampler_for_both_experts_has_a_boundary() -> None:
     workflow["decode"]["inputs"]["samples"] = ["both", 0]
     found = read(workflow)
     assert (guidance(found), found.notes) == ((4.0, 3.0), ())
-    expected = {"class": "FlowMatchEulerDiscreteScheduler", "shift": 6.0, "sigmas": "beta", "boundary": 0.875}
+    expected = {"class": EULER, "shift": 6.0, "sigmas": "beta", "boundary": 0.875}
     assert found.scheduler == expected
 
 
@@ -312,13 +313,20 @@ def test_a_scheduler_for_two_experts_finds_its_shift() -> None:
     for name, place in (("high", "end_at_step"), ("low", "start_at_step")):
         by_shift[f"shift_{name}"]["inputs"]["shift"] = ["scheduler", 0]
         by_shift[name]["inputs"] |= {"steps": ["scheduler", 1], place: ["scheduler", 2]}
+    shift = read(by_sigmas).scheduler["shift"]
+    assert shift == read(by_shift).scheduler["shift"]
+    # The level before the third of six steps is that of t = 0.667: s t / (1 + (s - 1) t).
+    levels = [each * 0.667 / (1 + (each - 1) * 0.667) for each in (shift - 0.01, shift)]
+    assert levels[0] < 0.9 <= levels[1]
     for workflow in (by_sigmas, by_shift):
         found = read(workflow)
-        # The level before the third of six steps is that of t = 0.667: s t / (1 + (s - 1) t).
-        shift = found.scheduler["shift"]
         assert (found.scheduler["sigmas"], found.scheduler["switch_at"], found.notes) == ("simple", 2, ())
-        levels = [each * 0.667 / (1 + (each - 1) * 0.667) for each in (shift - 0.01, shift)]
-        assert levels[0] < 0.9 <= levels[1]
+    workflow = wrapper() | {"scheduler": scheduler}
+    for slot, name in ((5, "high"), (6, "low")):
+        workflow[name]["inputs"] |= {"sigmas": ["scheduler", slot], "start_step": 0, "end_step": -1, "steps": 1}
+    found = read(workflow)
+    assert found.scheduler == {"class": EULER, "shift": shift, "sigmas": "simple", "switch_at": 2}
+    assert (found.defaults["steps"], found.notes) == (6, ())
     scheduler["inputs"]["scheduler"] = "ddim_uniform"
     with pytest.raises(InputError, match=r"WanMoEScheduler \(split\) computes"):
         read(by_sigmas)
