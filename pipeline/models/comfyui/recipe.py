@@ -33,13 +33,11 @@ _QUIET = re.compile(
     r"|WanVideoDecode|WanVideoBlockSwap|WanVideoTorchCompile|WanVideoVRAM|.*Note.*|ComfySwitchNode|GetImageSize|Display.*|PlaySound.*",
     re.IGNORECASE,
 )
-#: What svdq does in place of nodes after the decode, by a part of their names.
-_AFTERWARDS = {
-    "rife": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
-    "film": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
-    "gimm": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
-    "interpolat": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
-    "vfi": "interpolates frames; `svdq submit --interpolate` does so by motion estimation",
+#: Nodes that interpolate frames, and what svdq does in place of nodes after the decode, by a part of their names.
+_INTERPOLATIONS = ("rife", "film", "gimm", "vfi", "interpolat")
+_AFTERWARDS = dict.fromkeys(
+    _INTERPOLATIONS, "interpolates frames; `svdq submit --interpolate` does so by motion estimation"
+) | {
     "upscale": "enlarges the frames; `svdq submit --upscale` does",
     "audio": "concerns sound; svdq writes that of LTX-2 as it is, and none for Wan",
     "colormatch": "corrects colors; svdq does not",
@@ -220,7 +218,7 @@ def _base(models: list[ModelChain], source: Source, notes: Notes) -> tuple[str, 
     if source.encoder.type == "Wan22ImageToVideoLatent" or "ti2v" in file:
         return "Wan-AI/Wan2.2-TI2V-5B-Diffusers", (HIGH,)
     if re.search(r"2[._]2|high.?noise|low.?noise", file) and "5b" not in file:
-        raise InputError(f"{loader} loads one expert of Wan 2.2 ({models[0].file}), and svdq needs both.")
+        raise InputError(f"{loader} loads {models[0].file} alone; svdq needs the files of both experts of Wan 2.2.")
     if "flf2v" in file or "fl2v" in file:
         return "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers", (HIGH,)
     size = next((each for each in ("480", "720") if each in file), None)
@@ -252,7 +250,7 @@ def _rate(graph: Graph, end: Node, notes: Notes) -> int | None:
 
 
 def _is_interpolation(node: Node) -> bool:
-    return any(part in node.type.lower() for part in ("rife", "film", "gimm", "vfi", "interpolat"))
+    return any(part in node.type.lower() for part in _INTERPOLATIONS)
 
 
 def _note_the_rest(graph: Graph, end: Node, notes: Notes) -> None:

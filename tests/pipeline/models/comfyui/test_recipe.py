@@ -401,6 +401,13 @@ def with_third_sampler() -> dict[str, Any]:
     return workflow
 
 
+def with_one_expert() -> dict[str, Any]:
+    workflow = changed("high", end_at_step=10_000)
+    workflow["decode"]["inputs"]["samples"] = ["high", 0]
+    del workflow["low"]
+    return workflow
+
+
 def from_text() -> dict[str, Any]:
     workflow = two_experts()
     workflow["i2v"] = node("EmptyHunyuanLatentVideo", width=832, height=480, length=81)
@@ -411,6 +418,7 @@ def from_text() -> dict[str, Any]:
     ("workflow", "sentence"),
     [
         (with_third_sampler(), r"KSamplerAdvanced \(high\) goes on with the model of KSamplerAdvanced \(plain\)"),
+        (with_one_expert(), r"UNETLoader \(unet_high\) loads wan2.2_.* alone; svdq needs the files of both experts"),
         (from_text(), r"EmptyHunyuanLatentVideo \(i2v\) makes a video from text alone, which svdq cannot"),
         (
             changed("unet_high", unet_name="wan2.2_t2v_high.safetensors"),
