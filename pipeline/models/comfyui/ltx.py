@@ -3,15 +3,16 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Node, Notes
-from svdq.pipeline.models.comfyui.ltx_photos import PHOTO_NODES, frames_of, photos_in, size_of
+from svdq.pipeline.models.comfyui.ltx_photos import PHOTO_NODES, photos_in, upsampled_size
 from svdq.pipeline.models.comfyui.model_chain import UNREAD, ModelChain, model_chain, uses_of
-from svdq.pipeline.models.comfyui.source import Recipe, Source, files_named, photo_of, prompt_of, quietly
-from svdq.pipeline.models.comfyui.stages import LATENTS, SAMPLERS, Stage, stages_of
+from svdq.pipeline.models.comfyui.source import Recipe, Source, files_named, frames_of, photo_of, prompt_of, quietly
+from svdq.pipeline.models.comfyui.stages import LATENTS, SAMPLERS, Stage, note_euler, note_start, stages_of
 from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, NO_GUIDANCE
 from svdq.pipeline.models.ltx.layout import (
     DISTILLED_SIGMA_VALUES,
@@ -62,13 +63,8 @@ def note_sampler(graph: Graph, stage: Stage, notes: Notes) -> None:
     chosen = graph.origin(stage.node.inputs.get("sampler"))
     is_plain = chosen is not None and "eta" in chosen.inputs and quietly(graph, chosen.inputs["eta"]) == 0
     if stage.sampler != "euler" and not (is_plain and stage.sampler == "SamplerEulerAncestral"):
-        notes.add(
-            stage.node,
-            f"has the sampler {stage.sampler}, which svdq lacks; svdq uses Euler's method (euler) with the same noise "
-            "levels",
-        )
-    if stage.denoise < 1:
-        notes.add(stage.node, "starts part of the way (denoise); svdq starts from noise, with all steps")
+        note_euler(stage, notes)
+    note_start(replace(stage, start=0), notes)
 
 
 def guidance_of(graph: Graph, stage: Stage, notes: Notes) -> dict[str, float]:
@@ -198,8 +194,8 @@ def read_ltx(graph: Graph, end: Node, notes: Notes) -> Recipe:
             notes.add(node, "changes the latents; svdq passes them on unchanged")
     has_two = _has_second(graph, stages, models, paths, notes)
     photo, last = photos_in(graph, paths, crf, notes)
-    size = size_of(graph, empty, _factor(graph, paths) if len(stages) > 1 else 1, notes)
-    frames = frames_of(graph, empty, notes)
+    size = upsampled_size(graph, empty, _factor(graph, paths) if len(stages) > 1 else 1, notes)
+    frames = frames_of(graph, empty, "length", FRAME_STEP, notes)
     levels = levels_of(graph, stages[0], size, frames, 1 + has_two, notes)
     for stage in stages[: 1 + has_two]:
         note_sampler(graph, stage, notes)

@@ -1,4 +1,4 @@
-"""The photos of a workflow of LTX-2, and the size and frames of its video."""
+"""The photos of a workflow of LTX-2, and the size of its video."""
 
 import re
 from collections.abc import Iterator
@@ -7,9 +7,8 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Node, Notes
-from svdq.pipeline.models.comfyui.source import photo_of, quietly
-from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of
-from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, SIZE_MULTIPLE
+from svdq.pipeline.models.comfyui.source import photo_of, quietly, size_of
+from svdq.pipeline.models.ltx.family import LATENT_SIDE, SIZE_MULTIPLE
 
 #: Nodes that put photos into latents.
 PHOTO_NODES = (
@@ -82,27 +81,13 @@ def _photos_of(graph: Graph, node: Node) -> Iterator[Photo]:
         )
 
 
-def size_of(graph: Graph, empty: Node, factor: float, notes: Notes) -> tuple[int, int] | None:
+def upsampled_size(graph: Graph, empty: Node, factor: float, notes: Notes) -> tuple[int, int] | None:
     """Return width and height of the video, `factor` times those of its first latents; None: as the photo's."""
-    try:
-        sides = [number_of(graph, empty, name) for name in ("width", "height")]
-    except UnknownValueError as error:
-        notes.add(error.args[0], "computes the size from the photo; `--size auto` does so here")
+    latents = size_of(graph, empty, ("width", "height"), LATENT_SIDE, notes)
+    if latents is None:
         return None
-    if None in sides:
-        return None
-    theirs = [int(int(side or 0) // LATENT_SIDE * LATENT_SIDE * factor) for side in sides]
+    theirs = [int(side * factor) for side in latents]
     width, height = (max(SIZE_MULTIPLE, side // SIZE_MULTIPLE * SIZE_MULTIPLE) for side in theirs)
     if [width, height] != theirs:
         notes.add(empty, f"leads to {theirs[0]}x{theirs[1]}; sizes here are multiples of {SIZE_MULTIPLE}")
     return width, height
-
-
-def frames_of(graph: Graph, empty: Node, notes: Notes) -> int | None:
-    """Return the number of frames, as the latents have them; None if that is left open."""
-    try:
-        length = number_of(graph, empty, "length")
-    except UnknownValueError as error:
-        notes.add(error.args[0], "computes the number of frames, which svdq cannot; give --frames")
-        return None
-    return None if length is None else (int(length) - 1) // FRAME_STEP * FRAME_STEP + 1

@@ -1,12 +1,13 @@
 """From the samplers of a workflow to the `[scheduler]` of a model file."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, get_args
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Notes
-from svdq.pipeline.models.comfyui.stages import OWN_LEVELS, Stage
+from svdq.pipeline.models.comfyui.stages import OWN_LEVELS, Stage, note_euler, note_start
 from svdq.pipeline.models.comfyui.values import schedule_levels
 from svdq.pipeline.models.model_file import ScheduleName
 
@@ -28,10 +29,7 @@ def schedule_of(stages: Sequence[Stage], shifts: Sequence[float | None], notes: 
     first = stages[0]
     if not first.adds_noise:
         notes.add(first.node, "adds no noise to the photo's latents; svdq starts from noise")
-    if first.start or min(stage.denoise for stage in stages) < 1:
-        notes.add(
-            first.node, "starts part of the way (start_at_step or denoise); svdq starts from noise, with all steps"
-        )
+    note_start(replace(first, denoise=min(stage.denoise for stage in stages)), notes)
     boundary = next((stage.boundary for stage in stages if stage.boundary), None)
     switch = {} if len(stages) == 1 else {"boundary": boundary} if boundary else None
     if switch is None:
@@ -70,11 +68,7 @@ def _class_of(stages: Sequence[Stage], notes: Notes) -> str:
                 "that name: near, not equal",
             )
         else:
-            notes.add(
-                stage.node,
-                f"has the sampler {name.removeprefix('wrapper:')}, which svdq lacks; svdq uses Euler's method (euler) "
-                "with the same noise levels",
-            )
+            note_euler(stage, notes)
     return kind
 
 

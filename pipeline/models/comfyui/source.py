@@ -7,7 +7,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
 from svdq.pipeline.models.comfyui.model_chain import GUIDANCE, LoraUse, ModelChain
-from svdq.pipeline.models.comfyui.stages import Stage
+from svdq.pipeline.models.comfyui.stages import Stage, note_start
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
 
 CONDITIONING = "SVD_img2vid_Conditioning"
@@ -122,18 +122,8 @@ def source_of(graph: Graph, encoder: Node, positive: Any, negative: Any, notes: 
         origin = graph.origin(value)
         if origin is not None and name not in known and "clip" not in name:
             notes.add(origin, f"is the {name} of {encoder}, which svdq has not; svdq renders without")
-    try:
-        found = [number_of(graph, encoder, name) for name in (width_name, height_name)]
-        size = (int(found[0]) // 16 * 16, int(found[1]) // 16 * 16) if all(found) else None  # type: ignore[arg-type]
-    except UnknownValueError as error:
-        notes.add(error.args[0], "computes the size from the photo; `--size auto` does so here")
-        size = None
-    frames = None
-    try:
-        length = number_of(graph, encoder, frames_name)
-        frames = None if length is None else (int(length) - 1) // 4 * 4 + 1  # as ComfyUI's latents have
-    except UnknownValueError as error:
-        notes.add(error.args[0], "computes the number of frames, which svdq cannot; give --frames")
+    size = size_of(graph, encoder, (width_name, height_name), 16, notes)
+    frames = frames_of(graph, encoder, frames_name, 4, notes)
     for name, neutral in _NEUTRAL.items():
         if (strength := quietly(graph, encoder.inputs.get(name))) not in (None, neutral):
             notes.add(encoder, f"has the {name} {strength:g}, which svdq has not; svdq takes the photo as it is")
@@ -159,6 +149,26 @@ def source_of(graph: Graph, encoder: Node, positive: Any, negative: Any, notes: 
         text_encoder=_loaded(graph, clip, notes),
         image_encoder=_image_encoder(graph, encoder, notes),
     )
+
+
+def size_of(graph: Graph, node: Node, names: tuple[str, str], multiple: int, notes: Notes) -> tuple[int, int] | None:
+    """Return width and height, as latents with sides of `multiple` pixels have them; None: as the photo's."""
+    try:
+        width, height = (number_of(graph, node, name) for name in names)
+    except UnknownValueError as error:
+        notes.add(error.args[0], "computes the size from the photo; `--size auto` does so here")
+        return None
+    return (int(width) // multiple * multiple, int(height) // multiple * multiple) if width and height else None
+
+
+def frames_of(graph: Graph, node: Node, name: str, step: int, notes: Notes) -> int | None:
+    """Return the number of frames, as latents of `step` frames have them; None if that is left open."""
+    try:
+        length = number_of(graph, node, name)
+    except UnknownValueError as error:
+        notes.add(error.args[0], "computes the number of frames, which svdq cannot; give --frames")
+        return None
+    return None if length is None else (int(length) - 1) // step * step + 1
 
 
 def quietly(graph: Graph, value: Any) -> Any:
@@ -269,6 +279,5 @@ def svd_defaults(graph: Graph, conditioning: Node, stage: Stage, notes: Notes) -
             stage.node,
             f"has {stage.sampler} and {stage.scheduler}; svdq renders with euler and karras, the model's own",
         )
-    if stage.start or stage.denoise < 1:
-        notes.add(stage.node, "starts part of the way; svdq starts from noise, with all steps")
+    note_start(stage, notes)
     return defaults

@@ -70,6 +70,20 @@ def stages_of(graph: Graph, last: Node, notes: Notes) -> list[Stage]:
     return found
 
 
+def note_start(stage: Stage, notes: Notes) -> None:
+    """Note a sampler that does not begin with noise alone."""
+    if stage.start or stage.denoise < 1:
+        notes.add(
+            stage.node, "starts part of the way (start_at_step or denoise); svdq starts from noise, with all steps"
+        )
+
+
+def note_euler(stage: Stage, notes: Notes) -> None:
+    """Note a sampler that svdq lacks."""
+    what = f"has the sampler {stage.sampler.removeprefix('wrapper:')}, which svdq lacks"
+    notes.add(stage.node, f"{what}; svdq uses Euler's method (euler) with the same noise levels")
+
+
 def last_samplers(graph: Graph) -> list[Node]:
     """Return the samplers whose latents no other sampler continues."""
     samplers = list(graph.of_types(*SAMPLERS))
