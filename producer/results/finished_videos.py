@@ -149,7 +149,7 @@ def read_provenance(path: Path) -> Sidecar:
     except InputError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.strerror is not None:  # those of Pillow have no such text
+        if isinstance(error, OSError) and error.strerror is not None:  # Pillow's errors have no such text
             raise InputError(f"The file {str(path)!r} cannot be read ({error.strerror}); check its rights.") from error
         # Parsers of foreign files raise more types than they document; any error means that the file is not ours.
         raise InputError(

@@ -118,7 +118,7 @@ def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Rem
 
 
 def _continued(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]:
-    """Return those of the jobs of which another one continues the video, and has none yet."""
+    """Return the jobs whose video another job continues that has none yet."""
     later = later_links(connection, job_ids)
     found = zip(later.values(), statuses(connection, list(later)), strict=True)
     return {origin for origin, status in found if status not in (None, JobStatus.FINISHED.value)}

@@ -115,7 +115,7 @@ class RunReport:
 def summarize(
     records: Iterable[RunRecord], left: Mapping[str, int], *, since: datetime, until: datetime, ending: str = ""
 ) -> RunReport:
-    """Summarize what ended in a period, by newest records; the pace is that of the period with an `ending`."""
+    """Summarize what ended in a period, by newest records; with an `ending` the pace counts the whole period."""
     jobs = _newest_of_each_job(record for record in records if since <= record.ended_at <= until)
     finished = [job for job in jobs if job.status == "finished"]
     span = until - since

@@ -146,7 +146,7 @@ class RemoteFiles:
                 f"A storage at {self._protocol}:// needs a package that is not installed; {advice}."
             ) from error
         if self._protocol in S3:
-            fs.retries = 1  # around those of botocore
+            fs.retries = 1  # botocore tries again itself
         self.connected, self._root = fs, str(root).rstrip("/")
         return fs
 

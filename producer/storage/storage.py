@@ -303,7 +303,7 @@ class Storage:
         except InputError:
             raise
         except Exception as error:
-            # fsspec's backends raise types of their own without a common base.
+            # fsspec's backends raise types without a common base.
             if isinstance(self._files, LocalFiles):
                 if not isinstance(error, OSError):
                     raise

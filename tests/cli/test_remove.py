@@ -49,7 +49,7 @@ def test_a_finished_video_is_removed_with_its_record_and_checkpoints(
     assert svdq("status", removed)[0] == 2
 
 
-def test_a_video_that_redis_forgot_is_found_by_the_beginning_of_its_id(
+def test_a_video_that_redis_has_forgotten_is_found_by_a_short_id(
     svdq: Svdq, connection: redis.Redis, storage: Storage
 ) -> None:
     job_id = "abcdef0123456789abcd"

@@ -34,7 +34,7 @@ class Photo:
 
 
 def photos_in(graph: Graph, paths: list[list[Node]], crf: int, notes: Notes) -> tuple[Photo, Photo | None]:
-    """Return the photo of the first frame and that of the last one; raises InputError if there is none of the first."""
+    """Return the photos of the first and last frame; raises InputError if there is none of the first."""
     found = [photo for path in paths for node in path for photo in _photos_of(graph, node)]
     for node in graph.of_types("LTXVPreprocess"):
         if any(node.id in graph.before(photo.node) for photo in found):
@@ -46,7 +46,7 @@ def photos_in(graph: Graph, paths: list[list[Node]], crf: int, notes: Notes) -> 
         if photo.strength != 1 and not photo.is_off:
             notes.add(photo.node, f"holds to the photo with the strength {photo.strength:g}; svdq does with 1")
         if photo.index > 0 or photo.index < -1:
-            notes.add(photo.node, f"has a photo for frame {photo.index}; svdq takes those of the first and last frame")
+            notes.add(photo.node, f"has a photo for frame {photo.index}; svdq takes photos of the first and last frame")
     first = [photo for photo in found if photo.index == 0]
     given = [photo for photo in first if not photo.is_off]
     if not given and (first := [photo for photo in first if photo_of(graph, photo.image, Notes()) is not None]):
@@ -82,7 +82,7 @@ def _photos_of(graph: Graph, node: Node) -> Iterator[Photo]:
 
 
 def upsampled_size(graph: Graph, empty: Node, factor: float, notes: Notes) -> tuple[int, int] | None:
-    """Return width and height of the video, `factor` times those of its first latents; None: as the photo's."""
+    """Return width and height of the video, `factor` times its first latents; None: as the photo's."""
     latents = size_of(graph, empty, ("width", "height"), LATENT_SIDE, notes)
     if latents is None:
         return None

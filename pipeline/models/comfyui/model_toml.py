@@ -178,7 +178,8 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
         if name.lower().endswith(WEIGHTS_SUFFIXES):
             weights[component] = place("checkpoint" if name in recipe.checkpoints else component, name)
         else:
-            notes.append(f"The {component} {name} is no safetensors or GGUF file; svdq takes that of the base.")
+            what = f"is no safetensors or GGUF file; svdq takes the {component} of the base"
+            notes.append(f"The {component} {name} {what}.")
     loras = [
         {"file": place("lora", lora.file), "component": component, "strength": round(lora.strength, 6)}
         for component, lora in recipe.loras

@@ -29,8 +29,9 @@ HIGH, LOW = "transformer", "transformer_2"
 _SAVERS = {"CreateVideo": "fps", "VHS_VideoCombine": "frame_rate", "SaveAnimatedWEBP": "fps", "SaveWEBM": "fps"}
 #: Nodes that need no word: svdq does what they do, or nobody sees what they do.
 _QUIET = re.compile(
-    r"VAEDecode|CLIPVision|VAELoader|CLIPLoader|Save|VHS_VideoCombine|CreateVideo|Preview|Primitive|.*Constant|Show|Clean|Unload|.*clean.*|LoadImage|.*Math.*"
-    r"|WanVideoDecode|WanVideoBlockSwap|WanVideoTorchCompile|WanVideoVRAM|.*Note.*|ComfySwitchNode|GetImageSize|Display.*|PlaySound.*",
+    r"VAEDecode|CLIPVision|VAELoader|CLIPLoader|Save|VHS_VideoCombine|CreateVideo|Preview|Primitive|.*Constant|Show"
+    r"|.*Clean|Unload|LoadImage|.*Math|WanVideoDecode|WanVideoBlockSwap|WanVideoTorchCompile|WanVideoVRAM|.*Note"
+    r"|ComfySwitchNode|GetImageSize|Display|PlaySound",
     re.IGNORECASE,
 )
 #: Nodes that interpolate frames, and what svdq does in place of nodes after the decode, by a part of their names.
@@ -39,7 +40,7 @@ _AFTERWARDS = dict.fromkeys(
     _INTERPOLATIONS, "interpolates frames; `svdq submit --interpolate` does so by motion estimation"
 ) | {
     "upscale": "enlarges the frames; `svdq submit --upscale` does",
-    "audio": "concerns sound; svdq writes that of LTX-2 as it is, and none for Wan",
+    "audio": "concerns sound; svdq writes the sound that LTX-2 makes, and none for Wan",
     "colormatch": "corrects colors; svdq does not",
 }
 

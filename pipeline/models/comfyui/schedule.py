@@ -20,7 +20,7 @@ _STAND_IN = "simple"  # in place of a schedule that svdq lacks
 
 
 def schedule_of(stages: Sequence[Stage], shifts: Sequence[float | None], notes: Notes) -> tuple[int, dict[str, Any]]:
-    """Return the number of steps and the scheduler of a model file; `shifts` are those of the models of the stages."""
+    """Return the number of steps and the scheduler of a model file; `shifts` has one for the model of each stage."""
     both = [stage.shift or shift or DEFAULT_SHIFT for stage, shift in zip(stages, shifts, strict=True)]
     kind = _class_of(stages, notes)
     names = [_name_of(stage, notes) for stage in stages]

@@ -21,7 +21,7 @@ _MAX_STEPS = 1000
 OWN_LEVELS = ""  # in place of a schedule: diffusers' noise levels, by WanVideoSampler
 #: Inputs that bring the latents of another sampler.
 LATENTS = ("latent_image", "samples", "latent", "latents", "video_latent", "av_latent")
-#: Guiders that are read; those of LTX-2 in `ltx.py`.
+#: Guiders that are read; what only LTX-2 has, in `ltx.py`.
 _GUIDERS = ("CFGGuider", "BasicGuider", "LTXVDualCFGGuider", "MultimodalGuider", "STGGuider")
 
 
@@ -182,7 +182,7 @@ def _seed(graph: Graph, node: Node, *names: str) -> int | None:
 
 
 def _of_custom(graph: Graph, node: Node, common: dict[str, Any], notes: Notes) -> Stage:
-    """Read SamplerCustom and SamplerCustomAdvanced, whose parts are nodes of their own."""
+    """Read SamplerCustom and SamplerCustomAdvanced, whose parts are other nodes."""
     inputs = node.inputs
     guider, noise, chosen = (graph.origin(inputs.get(name)) for name in ("guider", "noise", "sampler"))
     notes.read(guider, noise, chosen)
