@@ -179,7 +179,8 @@ def _fetch(storage: Storage, result: Result, folder: Path, stem: Path) -> Fetche
 def _set_time(path: Path, entry: FileInfo) -> None:
     """Give a copy the time of its render, by which programs sort files without a date inside."""
     time_s = entry.modified_at.timestamp()
-    os.utime(path, (time_s, time_s))
+    with contextlib.suppress(PermissionError):  # only its owner may, which on a share may be somebody else
+        os.utime(path, (time_s, time_s))
 
 
 def _is_there(result: Result, stem: Path) -> bool:

@@ -1,5 +1,6 @@
 """`svdq fetch` and `prune`, with real files and a real Redis."""
 
+import errno
 import hashlib
 import json
 import os
@@ -161,6 +162,18 @@ def test_a_video_that_is_removed_meanwhile_leaves_no_part(storage: Storage, tmp_
     with pytest.raises(UnavailableError, match="cannot be used"):
         next(fetched)
     assert not [name for name in os.listdir(tmp_path / "videos") if ids[1] in name or name.startswith(".")]
+
+
+def test_a_share_that_keeps_no_times_is_fetched_to(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, times: tuple[float, float]) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    add_video(storage, 1)
+    monkeypatch.setattr(os, "utime", refuse)
+    [fetched] = fetch_all(storage, list(find_results(storage)), str(tmp_path / "videos"))
+    assert all(path.exists() for path in fetched.paths)
 
 
 def test_fetch_tells_why_there_is_no_video(
