@@ -116,9 +116,10 @@ def check_command(name: str, as_json: bool) -> None:
         raise InputError(f"{name!r} is no model file (.toml); `svdq doctor --model {name}` checks any other model.")
     require_torch("the check of a model file")
     from svdq.pipeline.models.components import check_model_file
+    from svdq.pipeline.models.families import layout_of
 
     model = resolve(name)
-    sentences = check_model_file(model)
+    sentences = check_model_file(model, layout_of(model))
     if as_json:
         echo_json({"model": given, "family": model.family, "found": list(sentences)})
         return

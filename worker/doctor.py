@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, get_args
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
-from svdq.pipeline.models.families import family_of
+from svdq.pipeline.models.families import family_of, layout_of
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import is_model_file
 from svdq.pipeline.models.model_folder import find_problems, is_untrained, variants
@@ -139,7 +139,7 @@ def _check_folder(name: str) -> Iterator[Finding]:
         if can_read := importlib.util.find_spec("torch") is not None:
             from svdq.pipeline.models.components import check_model_file
 
-            list(check_model_file(model))
+            list(check_model_file(model, layout_of(model)))
         files = "its files belong together" if can_read else "its files are not checked, which needs torch"
         yield Finding("model", "ok", f"{model.name}, from {model.base}; {files}")
         yield from _check_fit(name)

@@ -14,7 +14,6 @@ import torch
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute_options import ComputeOptions, apply, quantization, stream_layers
 from svdq.pipeline.models.failures import in_a_sentence
-from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.family import FileNames, FolderLayout
 from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
 from svdq.pipeline.models.made_weights import load_weights
@@ -50,14 +49,10 @@ class ComponentLoader:
     """The components of a resolved model's folder that a role needs."""
 
     model: ResolvedModel
+    layout: FolderLayout
     role: Role
     dtype: torch.dtype  # of the weights, where a component or a layer is not kept in float32
     _shapes: dict[str, dict[str, torch.Size]] = field(default_factory=dict, init=False)  # by component, for LoRAs
-
-    @cached_property
-    def layout(self) -> FolderLayout:
-        """The layout of the folder."""
-        return layout_of(self.model)
 
     @property
     def path(self) -> Path:
@@ -274,10 +269,10 @@ class ComponentLoader:
             )
 
 
-def check_model_file(model: ResolvedModel) -> Iterator[str]:
+def check_model_file(model: ResolvedModel, layout: FolderLayout) -> Iterator[str]:
     """Yield a sentence about each file that a model file names, and warnings; reads headers only."""
     be_quiet()
-    loader = ComponentLoader(model=model, role=Role(), dtype=torch.float16)
+    loader = ComponentLoader(model=model, layout=layout, role=Role(), dtype=torch.float16)
     for component in sorted({*model.weights, *(lora.component for lora in model.loras)}):
         _, _, loras = loader.open_changed(loader.class_of(component), component)
         if component in model.weights:

@@ -89,7 +89,9 @@ class DiffusersModel(VideoModel):
     ) -> None:
         """Load the components that a role needs; raises InputError if one cannot be loaded."""
         started = time.perf_counter()
-        name, found = model.name, ComponentLoader(model=model, role=role, dtype=dtype)
+        assert model.layout is not None
+        name, layout = model.name, self.family.layouts[model.layout]
+        found = ComponentLoader(model=model, layout=layout, role=role, dtype=dtype)
         self._facts = model.facts
         self._role = role
         self._device = device

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from svdq.pipeline.models.components import ComponentLoader
+from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import LoraFile
 from svdq.pipeline.models.video_model import Role
@@ -129,8 +130,10 @@ def test_fused_weights_are_those_of_diffusers(
         LoraFile(file=tmp_path / "ours.safetensors", component="transformer", strength=strength)
         for strength in STRENGTHS
     ]
+    model = resolve(str(folder)).model_copy(update={"loras": loras})
     loader = ComponentLoader(
-        model=resolve(str(folder)).model_copy(update={"loras": loras}),
+        model=model,
+        layout=layout_of(model),
         role=Role(),
         dtype=torch.float32,
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.components import check_model_file
+from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.made_weights import load_weights
 from svdq.pipeline.models.model_folder import weights_in
 from svdq.pipeline.models.model_names import resolve
@@ -92,7 +93,7 @@ def test_weights_of_another_model_are_refused_by_their_sizes(tiny_wan: Path, tmp
         "transformer of the model t2v does not fit its config in .*: patch_embedding.weight has 1,536 numbers in place"
     )
     with pytest.raises(InputError, match=said):
-        list(check_model_file(model))
+        list(check_model_file(model, layout_of(model)))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -103,7 +104,7 @@ def test_a_transformer_with_original_names_has_all_weights(tmp_path: Path, varia
     file.unlink()
     (tmp_path / "mine.toml").write_text('base = "wan"\nweights.transformer = "mine.safetensors"\n')
     model = resolve(str(tmp_path / "mine.toml"))
-    (sentence,) = check_model_file(model)
+    (sentence,) = check_model_file(model, layout_of(model))
     assert sentence == f"transformer: all weights are in {tmp_path / 'mine.safetensors'}."
 
 
@@ -115,7 +116,7 @@ def test_weights_of_wan_2_1_are_refused_for_wan_2_2(tiny_wan: Path, tmp_path: Pa
     model = resolve(str(tmp_path / "mine.toml"))
     said = "is of another model: the transformer of .* has no blocks.0.attn2.add_k_proj.bias; give another file"
     with pytest.raises(InputError, match=said):
-        list(check_model_file(model))
+        list(check_model_file(model, layout_of(model)))
 
 
 def test_a_gguf_type_that_diffusers_cannot_read_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from svdq.pipeline.models.components import check_model_file
 from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
 from svdq.pipeline.models.ltx.layout import FILE_NAMES
@@ -144,7 +145,7 @@ def test_one_file_of_all_components_makes_the_video_of_the_folder(folder_of, ima
         assert len(weights_in(tmp_path / "all.safetensors", FILE_NAMES[part])) == len(weights[part]), part
     base = without_weights(folder_of(kind), tmp_path / "base", parts)
     mine = write_model_file(tmp_path, base, **dict.fromkeys(parts, "all.safetensors"))
-    sentences = list(check_model_file(resolve(mine)))
+    sentences = list(check_model_file(model := resolve(mine), layout_of(model)))
     assert sorted(each.partition(":")[0] for each in sentences) == sorted(parts)
     assert_same(mine, folder_of(kind), image)
 
@@ -213,6 +214,6 @@ def test_keys_of_a_lora_for_the_text_projection_are_left_out_and_named(tiny_ltx,
     (tmp_path / "mine.toml").write_text(
         f'base = "{tiny_ltx}"\n[[lora]]\nfile = "style.safetensors"\ncomponent = "transformer"\n'
     )
-    sentence, warning = check_model_file(resolve(str(tmp_path / "mine.toml")))
+    sentence, warning = check_model_file(model := resolve(str(tmp_path / "mine.toml")), layout_of(model))
     assert "changes 1 weights" in sentence
     assert "2 of 4 keys match the transformer; 2 do not, such as text_embedding_projection." in warning
