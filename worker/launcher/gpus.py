@@ -91,8 +91,8 @@ def visible_gpus() -> list[str]:
 
 
 def lasting_names(devices: Sequence[str]) -> list[str]:
-    """Replace numbers of GPUs, which change when one is lost, by UUIDs, unless they are from CUDA_VISIBLE_DEVICES."""
-    uuids = {} if "CUDA_VISIBLE_DEVICES" in os.environ else all_gpus().uuids
+    """Replace numbers of GPUs, which change when one is lost, by UUIDs, unless the user has CUDA number them."""
+    uuids = {} if "CUDA_DEVICE_ORDER" in os.environ else all_gpus().uuids
     return [uuids.get(device, device) for device in devices]
 
 

@@ -46,7 +46,8 @@ def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
 
     def put(script: str) -> Path:
         program = folder / "nvidia-smi"
@@ -96,6 +97,8 @@ def test_a_gpu_keeps_its_name_when_another_one_is_lost(
     assert lasting_names(visible_gpus()) == ["GPU-a", "GPU-b"]
     assert [title(device) for device in ("GPU-b", "MIG-1111", "5")] == ["GPU 1 (GPU-b)", "GPU MIG-1111", "GPU 5"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert lasting_names(visible_gpus()) == ["GPU-b", "GPU-a"]
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     assert lasting_names(visible_gpus()) == ["1", "0"]
 
 
