@@ -54,8 +54,8 @@ def decode(check: Check) -> None:
 
 
 def attention(check: Check) -> None:
-    """Measure kernels and shortcuts of attention, each against diffusers' own way."""
-    candidates(check, "attention")
+    """Measure backends of Wan's attention, each against diffusers' own way."""
+    candidates(check, "attention", ["wan"])
 
 
 def compiled(check: Check) -> None:
@@ -63,12 +63,13 @@ def compiled(check: Check) -> None:
     candidates(check, "compile")
 
 
-def candidates(check: Check, section: str) -> None:
-    """Measure the candidates of a section for SVD and for Wan; a failure of one model is a row."""
+def candidates(check: Check, section: str, families: Sequence[str] = ("svd", "wan")) -> None:
+    """Measure the candidates of a section for some families; a failure of one model is a row."""
     wan_shape = [] if check.on_gpu else wan_shape_on_cpu(check)
     shapes = {"svd": ["--size", check.options.size, "--frames", check.options.frames], "wan": wan_shape}
     script = Path(__file__).with_name("speedups.py")
-    for family, shape in shapes.items():
+    for family in families:
+        shape = shapes[family]
         path = check.folder / f"{section}-{family}.json"
         try:
             model = check.model if family == "svd" else wide_wan(check, LAYERS[0])
@@ -88,19 +89,19 @@ def candidates(check: Check, section: str) -> None:
 def best(check: Check) -> None:
     """Report the speed of a whole video with the best of each part, of what all sections have measured."""
     options = check.options
-    paths = [check.folder / f"{section}-svd.json" for section in ("attention", "compile", "decode")]
+    paths = [check.folder / f"{section}-svd.json" for section in ("compile", "decode")]
     found = [row for path in paths if path.exists() for row in json.loads(path.read_text(encoding="utf-8"))]
     plain_s, best_s = {}, {}
     for part in ("encode", "step", "decode"):
         measured = [row for row in found if row["part"] == part and not row["failure"]]
         if not measured:
             why = f"nothing: no candidate for the {part} was measured"
-            check.report.judge("Speed of a whole video over diffusers' own", why, "", None)
+            check.report.judge("Speed of a whole video over eager", why, "", None)
             return
         plain_s[part] = statistics.median(row["plain_s"] for row in measured)
         best_s[part] = min(plain_s[part], *(row["seconds"] for row in measured))
     speedup = video_seconds(plain_s, options.steps) / video_seconds(best_s, options.steps)
-    what = f"Speed of a video of {options.steps} steps over diffusers' own, with the best of each part"
+    what = f"Speed of a video of {options.steps} steps over eager, with the best of each part"
     good = speedup >= WANTED_SPEEDUP if check.on_gpu else None
     check.report.judge(what, f"{speedup:.2f}", f"1.6, at least {WANTED_SPEEDUP}", good)
 

@@ -1,4 +1,4 @@
-"""Measures candidates for exact speed-ups of a model, each against diffusers' own way on this device.
+"""Measures candidates for exact speed-ups of a model, each against svdq's eager way on this device.
 
 The two alternate, so that a card that grows hot slows both. A candidate that gains at least 5% and changes results only
 by rounding should become part of svdq; the others should be removed. Rows are written as soon as they are measured, and
@@ -56,28 +56,6 @@ def compiled_decoder(vae: Any) -> None:
     vae.decoder.compile(dynamic=False)
 
 
-def one_token(unet: nn.Module) -> None:
-    """Compute cross-attention to the single token of the photo as `to_out(to_v(embedding))`.
-
-    The softmax over one key is exactly 1, so queries, keys and the attention change nothing. All frames and pixels of a
-    video have the same token, so it is computed once for each element of the batch of guidance.
-    """
-    for layer in unet.modules():
-        if type(layer).__name__ in ("BasicTransformerBlock", "TemporalBasicTransformerBlock"):
-            layer.attn2.set_processor(_OneToken())
-
-
-class _OneToken:
-    """A diffusers attention processor for a single key."""
-
-    def __call__(self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, **_: object) -> Tensor:
-        """Compute (B, 1, C) for hidden_states (B, tokens, C): it is added to all tokens."""
-        repeats = len(hidden_states) // 2  # with guidance
-        token = encoder_hidden_states[::repeats]
-        value: Tensor = attn.to_out[0](attn.to_v(token)) / attn.rescale_output_factor
-        return value.repeat_interleave(repeats, dim=0)
-
-
 def encoder_in_float32(vae: Any) -> None:
     """Keep the encoder of the VAE in float32, so that the decoder is not converted for each encode and back."""
     vae.encoder.to(torch.float32)
@@ -103,11 +81,6 @@ _DECODES: Mapping[str, Sequence[Change]] = {"compiled decoder": [compiled_decode
 #: The candidates of each section, by family, part and name.
 CANDIDATES: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Sequence[Change]]]]] = {
     "attention": {
-        "svd": {
-            "step": {
-                "one token": [one_token],
-            }
-        },
         "wan": {
             "step": {
                 f"attention by {name}": [attention_backend(name)]
@@ -119,7 +92,6 @@ CANDIDATES: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Sequence[Change]
         "svd": {
             "step": {
                 "compiled blocks": [compiled_blocks],
-                "compiled blocks, one token": [one_token, compiled_blocks],
                 "channels last": [channels_last],
             },
             "encode": {"encoder in float32": [encoder_in_float32]},
@@ -167,7 +139,7 @@ def vae_work(model: Any, part: str, video: VideoParameters) -> Work:
 
 
 def measure(work: Work, plain: Any, changes: Sequence[Change], repeats: int, synchronize: Callable[[], None]) -> Any:
-    """Measure a candidate and diffusers' own way alternately; return the fields of a row."""
+    """Measure a candidate and the eager way alternately; return the fields of a row."""
     changed = copy.deepcopy(plain)
     for change in changes:
         change(changed)

@@ -161,14 +161,17 @@ def stream_layers(encoder: Any, device: "torch.device") -> Any:
 
 
 def split_attention(unet: Any, max_batch: int = MAX_ATTENTION_BATCH) -> None:
-    """Limit the batch of attention calls to `max_batch` elements."""
+    """Limit the batch of attention calls to `max_batch` elements, and attend to one token without attention."""
     from diffusers.models.attention_processor import AttnProcessor2_0
 
     unet.set_attn_processor(_SplitAttention(AttnProcessor2_0(), max_batch))
 
 
 class _SplitAttention:
-    """Splits the batch, whose elements do not attend to each other, into equal parts of at most `max_batch`."""
+    """Splits the batch, whose elements do not attend to each other, into equal parts of at most `max_batch`.
+
+    Cross-attention of SVD is to one token, the photo's, and needs neither queries nor keys.
+    """
 
     def __init__(self, processor: Any, max_batch: int) -> None:
         self._processor = processor
@@ -185,6 +188,10 @@ class _SplitAttention:
         """Compute attention: hidden_states (B, tokens, C); cross attention also has encoder_hidden_states."""
         import torch
 
+        if encoder_hidden_states is not None and encoder_hidden_states.shape[1] == 1:
+            # The softmax over one key is exactly 1, so each query gets the value of that key.
+            value: torch.Tensor = attn.to_out[0](attn.to_v(encoder_hidden_states)) / attn.rescale_output_factor
+            return value.expand(-1, hidden_states.shape[1], -1)
         num_parts = -(-len(hidden_states) // self._max_batch)
         if num_parts <= 1:
             whole: torch.Tensor = self._processor(attn, hidden_states, encoder_hidden_states, attention_mask, temb)

@@ -272,9 +272,9 @@ def test_the_script_runs_on_a_processor(gpu_check: ModuleType, tmp_path: Path, m
         assert rows[same] == "0", same
     assert rows["Ranks killed with kill -9"] == "1"
     for measured in (
-        "Speed of the step of svd with one token",
+        "Speed of the step of svd with compiled blocks",
         "Speed of the decode of wan with compiled decoder",
-        "Speed of a video of 2 steps over diffusers' own, with the best of each part",
+        "Speed of a video of 2 steps over eager, with the best of each part",
         "Videos an hour of 2 ranks which share a card over those of one",
         "Text encoder of Wan: seconds of a prompt",
     ):
