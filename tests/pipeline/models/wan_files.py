@@ -79,7 +79,7 @@ def original_name(name: str) -> str:
 
 
 def save_lora(path: Path, weights: Mapping[str, Tensor], kind: str, *, rank: int = 4, alpha: float = 2.0) -> None:
-    """Write a LoRA of all linear layers of the blocks, in the format of `peft`, `comfyui` or `musubi`."""
+    """Write a LoRA of all linear layers of the blocks, in the format of `peft` or `comfyui`."""
     generator = torch.Generator().manual_seed(rank)
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
@@ -91,15 +91,13 @@ def save_lora(path: Path, weights: Mapping[str, Tensor], kind: str, *, rank: int
         if kind == "peft":
             tensors |= {f"transformer.{module}.lora_A.weight": down, f"transformer.{module}.lora_B.weight": up}
             continue
-        module = original_name(module)
-        place = f"diffusion_model.{module}" if kind == "comfyui" else f"lora_unet_{module.replace('.', '_')}"
+        place = f"diffusion_model.{original_name(module)}"
         tensors |= {
             f"{place}.lora_down.weight": down,
             f"{place}.lora_up.weight": up,
             f"{place}.alpha": torch.tensor(alpha),
+            f"{place}.diff_b": torch.randn(weight.shape[0], generator=generator) * 0.1,
         }
-        if kind == "comfyui":
-            tensors[f"{place}.diff_b"] = torch.randn(weight.shape[0], generator=generator) * 0.1
     if kind == "comfyui":
         tensors["diffusion_model.blocks.0.norm3.diff"] = torch.ones(24)
     save_file(tensors, path)
