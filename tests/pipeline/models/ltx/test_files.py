@@ -83,6 +83,7 @@ GGUF = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "layer_scalar": "layer_output_scale.weight",
 }
 
 
@@ -174,16 +175,20 @@ def test_parts_of_comfyui_make_the_video_of_the_folder(folder_of, image, tmp_pat
         assert size.num_weights[component] == sum(weight.numel() for weight in weights.values()), component
 
 
-def test_gemma_in_gguf_makes_the_video_of_the_folder(tiny_ltx, image, tmp_path):
+@pytest.mark.parametrize(("kind", "architecture"), [("2.3", "gemma3"), ("2.5", "gemma4")])
+def test_gemma_in_gguf_makes_the_video_of_the_folder(folder_of, image, tmp_path, kind, architecture):
     gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(tmp_path / "gemma.gguf", "gemma3")
-    for name, weight in stored(tiny_ltx, "text_encoder").items():
+    writer = gguf.GGUFWriter(tmp_path / "gemma.gguf", architecture)
+    for name, weight in stored(folder_of(kind), "text_encoder").items():
         for ours, theirs in GGUF.items():
             name = name.replace(ours, theirs)
-        writer.add_tensor(name, (weight + name.endswith("norm.weight")).numpy())
+        # llama.cpp's Gemma3Model.norm_shift is 1 for norms, which Gemma 4 multiplies by the weight alone.
+        has_one_added = architecture == "gemma3" and name.endswith("norm.weight")
+        writer.add_tensor(name, (weight + has_one_added).numpy())
+    writer.add_tensor("rope_freqs.weight", torch.ones(8).numpy())
     finish(writer)
-    base = without_weights(tiny_ltx, tmp_path / "base", ["text_encoder"])
-    assert_same(write_model_file(tmp_path, base, text_encoder="gemma.gguf"), tiny_ltx, image)
+    base = without_weights(folder_of(kind), tmp_path / "base", ["text_encoder"])
+    assert_same(write_model_file(tmp_path, base, text_encoder="gemma.gguf"), folder_of(kind), image)
 
 
 def test_gemma_in_fp8_is_the_same_with_made_and_with_stored_weights(tiny_ltx, image, tmp_path):
