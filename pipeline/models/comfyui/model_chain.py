@@ -28,6 +28,7 @@ _SPEED = (
     "offload",
     "multigpu",
 )
+_SPEED_ONLY = "concerns speed or memory only; see `svdq worker --attention`, `--compile` and `--offload`"
 UNREAD = re.compile(r"nvfp4|mxfp4|mxfp8|fp4|int4|int8|svdq")  # formats of weights, in names of files
 #: Nodes that leave work out, by a part of their names.
 _CACHES = ("teacache", "easycache", "magcache", "lazycache", "firstblockcache")
@@ -91,7 +92,7 @@ def _note_loading(graph: Graph, node: Node, file: str, notes: Notes) -> None:
         if part is None or name == "lora" or name in _FILES:
             continue
         if any(each in f"{name}{part.type}".lower().replace(" ", "") for each in _SPEED):
-            notes.add(part, "concerns speed or memory only; see `svdq worker --attention`, `--compile` and `--offload`")
+            notes.add(part, _SPEED_ONLY)
         else:
             notes.add(part, f"is the {name} of {node}, which svdq has not; svdq renders without")
     if unread := UNREAD.search(file.lower()):
@@ -139,7 +140,7 @@ def _note_change(node: Node, notes: Notes) -> None:
     if any(part in kind for part in _CACHES):
         notes.add(node, "leaves steps out to be faster; svdq computes all of them")
     elif any(part in kind for part in _SPEED):
-        notes.add(node, "concerns speed or memory only; see `svdq worker --attention`, `--compile` and `--offload`")
+        notes.add(node, _SPEED_ONLY)
     else:
         notes.add(node, "changes the model; svdq runs it unchanged")
 

@@ -16,10 +16,9 @@ from svdq.pipeline.models.comfyui.source import (
     Source,
     find_encoder,
     quietly,
+    read_svd,
     refuse,
     source_of,
-    svd_base,
-    svd_defaults,
 )
 from svdq.pipeline.models.comfyui.stages import SAMPLERS, Stage, last_samplers, stages_of
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, without_switches
@@ -118,7 +117,7 @@ def _read_video(graph: Graph, end: Node, notes: Notes) -> Recipe:
             notes.add(stage.node, "has other prompts or photos than the first sampler; svdq takes the first's for both")
     source = source_of(graph, encoder, stages[0].positive, stages[0].negative, notes)
     if encoder.type == CONDITIONING:
-        return _of_svd(graph, stages[0], models[0], source, notes)
+        return read_svd(graph, stages[0], models[0], source, notes)
     base, components = _base(models, source, notes)
     if source.has_last_photo and base.startswith("Wan-AI/Wan2.1-I2V"):
         notes.add(encoder, "has a last photo, which Wan 2.1 I2V does not take in svdq; svdq renders without")
@@ -161,13 +160,6 @@ def _defaults(steps: int, guidance: tuple[float, ...], source: Source) -> dict[s
         found["width"], found["height"] = source.size
     others = {"frames": source.frames, "negative_prompt": source.negative_prompt}
     return found | {name: value for name, value in others.items() if value is not None}
-
-
-def _of_svd(graph: Graph, stage: Stage, model: ModelChain, source: Source, notes: Notes) -> Recipe:
-    base, defaults = svd_base(model, notes), svd_defaults(graph, source.encoder, stage, notes)
-    for lora in model.loras:
-        notes.add(lora.node, "adds a LoRA, which svdq has for Wan only")
-    return Recipe(base=base, defaults=defaults, source=source, seed=stage.seed)
 
 
 def _refuse_without_sampler(graph: Graph) -> None:

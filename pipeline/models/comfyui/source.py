@@ -21,8 +21,6 @@ ENCODERS: Mapping[str, tuple[str, str, str, str, str]] = {
     CONDITIONING: ("width", "height", "video_frames", "init_image", ""),
     "WanVideoImageClipEncode": ("generation_width", "generation_height", "num_frames", "image", ""),
 }
-#: Families by how their nodes begin, whose workflows are not imported.
-OTHER_FAMILIES = {"Hunyuan": "HunyuanVideo"}
 #: Inputs of loaders of text encoders, VAEs and upsamplers that name files.
 _FILES = (
     *("vae_name", "clip_name", "model_name", "clip_name1", "text_encoder", "gemma_path", "ckpt_name"),
@@ -101,12 +99,10 @@ def find_encoder(graph: Graph, starts: list[Any], sampler: Node) -> Node:
 
 def refuse(nodes: list[Node]) -> None:
     """Raise InputError for the first node of a family or kind that svdq does not have."""
-    for node in nodes:
-        for start, family in OTHER_FAMILIES.items():
-            if node.type.startswith(start) and "emptyhunyuan" not in node.type.lower():
-                raise InputError(
-                    f"{node} belongs to {family}, and svdq imports workflows of Wan, LTX-2 and Stable Video Diffusion."
-                )
+    if other := next((node for node in nodes if node.type.startswith("Hunyuan")), None):
+        raise InputError(
+            f"{other} belongs to HunyuanVideo, and svdq imports workflows of Wan, LTX-2 and Stable Video Diffusion."
+        )
     for node in nodes:
         for part, what in OTHER_KINDS.items():
             if node.type.startswith(("Wan", "Empty", "ARVideo")) and part in node.type.lower():
@@ -252,18 +248,15 @@ _INPUTS = {
 }
 
 
-def svd_base(model: ModelChain, notes: Notes) -> str:
-    """Return the hub id of the model that a checkpoint is, by its name."""
+def read_svd(graph: Graph, stage: Stage, model: ModelChain, source: Source, notes: Notes) -> Recipe:
+    """Read a workflow of Stable Video Diffusion: the base by its checkpoint's name, and the defaults."""
     name = model.file.lower()
     suffix = "-xt-1-1" if "1_1" in name or "1-1" in name else "-xt" if "xt" in name else ""
     base = f"stabilityai/stable-video-diffusion-img2vid{suffix}"
     notes.add(model.loader, f"loads {model.file}, a checkpoint in one file; svdq takes the weights of {base}")
-    return base
-
-
-def svd_defaults(graph: Graph, conditioning: Node, stage: Stage, notes: Notes) -> dict[str, Any]:
-    """Return the defaults of a model file: the parameters of the video, and the guidance of first and last frame."""
-    found = {ours: number_of(graph, conditioning, theirs) for theirs, ours in _INPUTS.items()}
+    for lora in model.loras:
+        notes.add(lora.node, "adds a LoRA, which svdq has for Wan and LTX-2")
+    found = {ours: number_of(graph, source.encoder, theirs) for theirs, ours in _INPUTS.items()}
     defaults: dict[str, Any] = {
         "steps": stage.steps,
         **{name: value for name, value in found.items() if value is not None},
@@ -280,4 +273,4 @@ def svd_defaults(graph: Graph, conditioning: Node, stage: Stage, notes: Notes) -
             f"has {stage.sampler} and {stage.scheduler}; svdq renders with euler and karras, the model's own",
         )
     note_start(stage, notes)
-    return defaults
+    return Recipe(base=base, defaults=defaults, source=source, seed=stage.seed)
