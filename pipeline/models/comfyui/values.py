@@ -85,8 +85,8 @@ def moe_schedule(graph: Graph, node: Node) -> tuple[float, int, int, int]:
     boundary, interval, denoise = (number_of(graph, node, name) for name in ("boundary", "interval", "denoise"))
     high, low = (int(number_of(graph, node, name) or 0) for name in ("steps_high", "steps_low"))
     scheduler = value_of(graph, node.inputs.get("scheduler"))
-    is_known = scheduler in get_args(ScheduleName) and min(high, low) > 0 and denoise in (None, 1)
-    if not (is_known and boundary and interval):
+    is_known = scheduler in get_args(ScheduleName) and 0 < min(high, low) <= max(high, low) < 100
+    if not (is_known and denoise in (None, 1) and boundary and interval and interval >= 0.01):
         raise UnknownValueError(node)
     for number in range(1, int(100 / interval) + 1):
         if schedule_levels(scheduler, high + low, number * interval)[high] >= boundary:

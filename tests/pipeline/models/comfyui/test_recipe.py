@@ -327,9 +327,10 @@ def test_a_scheduler_for_two_experts_finds_its_shift() -> None:
     found = read(workflow)
     assert found.scheduler == {"class": EULER, "shift": shift, "sigmas": "simple", "switch_at": 2}
     assert (found.defaults["steps"], found.notes) == (6, ())
-    scheduler["inputs"]["scheduler"] = "ddim_uniform"
-    with pytest.raises(InputError, match=r"WanMoEScheduler \(split\) computes"):
-        read(by_sigmas)
+    for name, value in (("scheduler", "ddim_uniform"), ("interval", 1e-9), ("steps_low", 10**9), ("denoise", 0.5)):
+        changed_split = node("WanMoEScheduler", **scheduler["inputs"] | {name: value})
+        with pytest.raises(InputError, match=r"WanMoEScheduler \(split\) computes"):
+            read(by_sigmas | {"split": changed_split})
 
 
 @pytest.mark.parametrize(
