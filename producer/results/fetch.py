@@ -125,8 +125,9 @@ def _free(stem: Path, result: Result) -> Path:
     for number in itertools.count(1):
         found = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
         sidecar = _moved(result, result.sidecar.key, found)
-        # Without a sidecar, the files of a fetch that was interrupted say themselves whose they are.
-        paths = [sidecar] if sidecar.exists() else [_moved(result, key, found) for key in result.outputs]
+        # Without a sidecar, the files of a fetch that was interrupted say themselves whose they are, but for the sound.
+        keys = [key for key in result.outputs if not key.endswith(".wav")]
+        paths = [sidecar] if sidecar.exists() else [_moved(result, key, found) for key in keys]
         if all(_is_of(path, result.job_id) for path in paths if path.exists()):
             return found
     raise AssertionError("unreachable")

@@ -164,6 +164,21 @@ def test_a_video_that_is_removed_meanwhile_leaves_no_part(storage: Storage, tmp_
     assert not [name for name in os.listdir(tmp_path / "videos") if ids[1] in name or name.startswith(".")]
 
 
+def test_a_fetch_with_sound_that_was_killed_before_the_json_goes_on(storage: Storage, tmp_path: Path) -> None:
+    stem = f"outputs/photo-{add_video(storage, 1)}"
+    comment = json.dumps({"svdq": "1", "job_id": f"{1:020x}", "job": {}})
+    with storage.staging() as folder:
+        write_video(np.zeros((2, 64, 64, 3), np.uint8), folder / "a.mp4", "mp4", 7, comment)
+        storage.publish(folder / "a.mp4", f"{stem}.mp4")
+    sidecar = json.loads(storage.read(f"{stem}.json"))
+    storage.write_text(f"{stem}.json", json.dumps(sidecar | {"outputs": [f"{stem}.mp4", f"{stem}.wav"]}))
+    storage.write_bytes(f"{stem}.wav", b"RIFF")
+    for _ in range(2):
+        [fetched] = fetch_all(storage, list(find_results(storage)), f"{tmp_path}/videos/{{photo}}")
+        assert [path.name for path in fetched.paths] == ["photo.mp4", "photo.wav"]
+        (tmp_path / "videos/photo.json").unlink()
+
+
 def test_a_share_that_keeps_no_times_is_fetched_to(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
