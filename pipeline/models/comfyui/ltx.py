@@ -11,7 +11,16 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Node, Notes
 from svdq.pipeline.models.comfyui.ltx_photos import PHOTO_NODES, photos_in, upsampled_size
 from svdq.pipeline.models.comfyui.model_chain import UNREAD, ModelChain, model_chain, uses_of
-from svdq.pipeline.models.comfyui.source import Recipe, Source, files_named, frames_of, photo_of, prompt_of, quietly
+from svdq.pipeline.models.comfyui.source import (
+    Recipe,
+    Source,
+    files_named,
+    frames_of,
+    photo_of,
+    prompt_of,
+    quietly,
+    refuse_kinds,
+)
 from svdq.pipeline.models.comfyui.stages import LATENTS, SAMPLERS, Stage, note_euler, note_start, stages_of
 from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, NO_GUIDANCE
 from svdq.pipeline.models.ltx.layout import (
@@ -177,9 +186,7 @@ def read_ltx(graph: Graph, end: Node, notes: Notes) -> Recipe:
     needed = graph.before(end)
     before = [node for node in graph.nodes.values() if node.id in needed]
     base, crf = _base(graph, models[0], notes)
-    for node in before:
-        if what := next((what for part, what in _REFUSED.items() if part in node.type.lower()), None):
-            raise InputError(f"{node} {what}, which svdq cannot; it makes videos of one photo, or of two.")
+    refuse_kinds(before, _REFUSED)
     if lora := next((each for each in models[0].loras if re.search(r"ic[-_]?lora", each.file.lower())), None):
         raise InputError(f"{lora.node} adds {lora.file}, an in-context LoRA, which svdq cannot; leave it out.")
     paths = [_path(graph, stage) for stage in stages]

@@ -79,7 +79,7 @@ def model_chain(graph: Graph, model: Any, sampler: Node, notes: Notes) -> ModelC
             shift = number_of(graph, node, "shift") if shift is None else shift
         elif not found and node.type != GUIDANCE:
             _note_change(node, notes)
-        node = graph.origin(_model_before(graph, node))
+        node = graph.origin(_model_before(node))
     raise InputError(
         f"The sampler {sampler} has no model that a loader loads: the way there ends at {last}; connect a loader."
     )
@@ -128,7 +128,7 @@ def value_of_file(graph: Graph, value: Any) -> str | None:
     )
 
 
-def _model_before(graph: Graph, node: Node) -> Any:
+def _model_before(node: Node) -> Any:
     links = {name: each for name, each in node.inputs.items() if isinstance(each, Link)}
     return next((links[name] for name in _MODELS if name in links), next(iter(links.values()), None))
 

@@ -1,6 +1,6 @@
 """What a workflow makes a video of: photos, prompts, size and frames, by the node that encodes the photo."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ _FILES = (
     *("clip_name2", "ltxv_path"),
 )
 #: What nodes that are not read would have made, by a part of their names.
-OTHER_KINDS = {
+_OTHER_KINDS = {
     "vace": "makes a video with VACE",
     "fun": "makes a video with Wan Fun (control or inpainting)",
     "camera": "makes a video along a camera's path",
@@ -103,10 +103,14 @@ def refuse(nodes: list[Node]) -> None:
         raise InputError(
             f"{other} belongs to HunyuanVideo, and svdq imports workflows of Wan, LTX-2 and Stable Video Diffusion."
         )
+    refuse_kinds([node for node in nodes if node.type.startswith(("Wan", "Empty", "ARVideo"))], _OTHER_KINDS)
+
+
+def refuse_kinds(nodes: Iterable[Node], kinds: Mapping[str, str]) -> None:
+    """Raise InputError for the first node of a kind of video that svdq cannot make, by a part of its name."""
     for node in nodes:
-        for part, what in OTHER_KINDS.items():
-            if node.type.startswith(("Wan", "Empty", "ARVideo")) and part in node.type.lower():
-                raise InputError(f"{node} {what}, which svdq cannot; it makes videos of one photo, or of two.")
+        if what := next((what for part, what in kinds.items() if part in node.type.lower()), None):
+            raise InputError(f"{node} {what}, which svdq cannot; it makes videos of one photo, or of two.")
 
 
 def source_of(graph: Graph, encoder: Node, positive: Any, negative: Any, notes: Notes) -> Source:

@@ -14,12 +14,8 @@ from svdq.pipeline.models.comfyui.widgets import CONTROL
 from svdq.pipeline.models.model_file import ScheduleName
 
 _MAX_DEPTH = 50
-
-
 #: The outputs of WanVideoScheduler, which passes its settings on.
 _OF_SCHEDULER = ("sigmas", "steps", "shift", "scheduler", "start_step", "end_step")
-
-
 #: Nodes that pass a value on.
 _PASSING = (
     "PreviewAny",
@@ -30,8 +26,6 @@ _PASSING = (
     "CM_FloatTo",
     "LTXFloatTo",
 )
-
-
 _FIXED = "scale dimensions"  # a way of ResizeImageMaskNode to resize
 
 
