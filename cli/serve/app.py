@@ -69,7 +69,8 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
 
 
 HEADERS_S = 15.0  # seconds in which the headers of a request must arrive, and the rest of a body after the answer
-#: Connections at a time; if all have a request with a token, those on more of them are answered with 503.
+#: Connections at a time, above which the slowest without a token makes room. Its request ends a moment later, so
+#: uvicorn answers with 503 from a tenth more on.
 MAX_CONNECTIONS = 1000
 _M_MMAP_THRESHOLD = -3  # an option of glibc's mallopt, from malloc.h
 GRACE_S = 2  # seconds that running requests have after a signal
@@ -170,7 +171,7 @@ def run(app: Starlette, listener: socket.socket) -> int:
         access_log=False,  # addresses contain tokens
         server_header=False,
         h11_max_incomplete_event_size=32 * 1024,
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS + MAX_CONNECTIONS // 10,
         timeout_graceful_shutdown=GRACE_S,
     )
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

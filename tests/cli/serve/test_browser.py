@@ -327,7 +327,7 @@ def check_rules(axe: Any, page: Any) -> None:
     assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
 
 
-def test_a_video_in_flight_shows_how_it_looks_so_far_and_one_variation_is_kept(desk: Watched, site: Site) -> None:
+def test_a_video_in_flight_shows_a_preview_and_one_variation_is_kept(desk: Watched, site: Site) -> None:
     page = desk.page
     found: dict[str, bytes] = {}
     page.on("response", lambda answer: "/preview/" in answer.url and found.setdefault(answer.url, answer.body()))

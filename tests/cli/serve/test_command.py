@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_each_start_prints_a_link_with_the_token_to_a_terminal_and_its_code_for_a_phone(home: Path, host: str) -> None:
+def test_each_start_prints_a_link_to_a_terminal_and_a_code_for_a_phone(home: Path, host: str) -> None:
     for _ in range(2):
         code = host != "127.0.0.1" and find_spec("segno") and address_of_machine()
         with terminal("serve", "--port", 0, "--host", host, size=(24, 200)) as screen:
