@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from svdq.cli.serve.api_errors import ApiError, request_id
 from svdq.cli.serve.tokens import Tokens
 
-#: Paths that need no token, as those of static files: probes, and the login.
+#: Paths that need no token, besides static files: probes, and the login.
 OPEN_PATHS = ("/health", "/health/live", "/login")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # methods that change nothing
 #: A Host header: a name, or an IPv6 address in brackets; and a port.
@@ -48,7 +48,7 @@ class ServeOptions:
     port: int = 8765
     token: str  # the secret of clients without a named token
     tokens_file: Path | None = None  # of the named tokens; None: there are none
-    #: More names by which clients may address the server, such as that of a reverse proxy; lower case.
+    #: More names by which clients may address the server, such as the name of a reverse proxy; lower case.
     allowed_hosts: tuple[str, ...] = ()
 
     @property

@@ -302,7 +302,7 @@ async def _answer(request: Request, submission: Submission, view: JobView, asked
     if submission.warning:
         notices.append(f"{submission.warning[0].upper()}{submission.warning[1:]}.")
     if not submission.is_new:
-        # The first request has recorded its texts; this answer is about those of this one.
+        # The record has the prompts of the first request, and the answer has the prompts of this one.
         texts = {name: text for name, text in asked.spec.notes if name in PROMPTS}
         if any(view.notes.get(name) != text for name, text in texts.items()):
             notices.append("The video existed already, so this prompt was not recorded.")

@@ -98,7 +98,7 @@ def answer_error(request: Request, error: Exception) -> Response:
             405: (f"{request.method} is not allowed at {place}.", "method_not_allowed"),
         }.get(error.status_code, (str(error.detail), "bad_request"))
         headers = dict(error.headers or {})
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # Starlette names those of the first route
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # Starlette names the methods of the first route
             headers["Allow"] = ", ".join(sorted(_methods(request)))
         error = ApiError(error.status_code, message, code=code, headers=headers)
     elif isinstance(error, InputError):

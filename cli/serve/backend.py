@@ -47,7 +47,7 @@ STORAGE_THREADS = 8
 READ_TIMEOUT_S = 10.0  # seconds that a read may take, the start of the embedded server included
 #: Seconds for which Redis counts as away after it has failed, so that hundreds of requests do not wait for it in turn.
 AWAY_S = 1.0
-#: Seconds for which a `Shared` value is given to everybody who asks: those of one that costs little, and the most.
+#: Seconds for which a `Shared` value is given to everybody who asks: of a cheap one, and at most.
 FRESH_S, MAX_FRESH_S = 1.0, 5.0
 MAX_SHARE = 0.02  # of a core for reading one
 #: Seconds that a request waits for a job in flight to stop, between two looks, and until nobody waits any more.
@@ -107,7 +107,7 @@ class Backend:
         """Store a photo and enqueue its jobs; when this returns, both survive a crash of everything.
 
         `file_name`, `source`, the path from the folder that was dropped, and `below`, the photo's folder in it, are the
-        client's and no paths here. `last_photo` is that of the last frame. Without a folder or a name, videos go
+        client's and no paths here. `last_photo` is the photo of the last frame. Without a folder or a name, videos go
         where the settings say. Returns the submissions, and the jobs of those that were not removed at
         once. Raises ApiError if a photo or a parameter is not allowed and nothing was stored, or if Redis is away, and
         UnavailableError if the storage cannot be written.

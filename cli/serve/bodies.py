@@ -28,7 +28,7 @@ MAX_TEXT_BYTES = 8 << 20
 MAX_TEXTS_BYTES = 64 << 20
 BYTES_PER_PIXEL = 4  # bytes per pixel of the largest photo that may be uploaded: 8-bit RGBA without compression
 SPOOLED_BYTES = 64 << 10  # bytes of a photo that are kept in memory; the rest goes to disk
-#: Seconds in which a body must arrive: a small one, and one with a photo.
+#: Seconds in which a body must arrive, without a photo and with one.
 SMALL_S = 30.0
 PHOTO_S = 600.0
 MAX_FIELDS = 64

@@ -41,7 +41,7 @@ Examples:
     "allowed_hosts",
     multiple=True,
     metavar="NAME",
-    help="A name that clients may use for this server, such as that of a reverse proxy; repeatable.",
+    help="A name that clients may use for this server, such as the name of a proxy; repeatable.",
 )
 @click.option("--with-worker", is_flag=True, help="Start a worker beside the server, and stop it with the server.")
 @storage_options

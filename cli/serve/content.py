@@ -163,7 +163,7 @@ class Content:
 
 
 def _local_file(storage: Storage, key: str) -> tuple[Path, IO[bytes] | None]:
-    """Return the path of a file; of one that is not on this machine the copy, which goes when it is closed."""
+    """Return the path of a file, or of a temporary copy, deleted on close, if the storage is remote."""
     if storage.folder is not None:
         return storage.folder / key, None
     copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 - who uses it closes it

@@ -30,7 +30,7 @@ from svdq.producer.text import parse_future
 RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}  # the API's other names for parameters
 SOUND = ("generate_audio", "generate_sound")  # vLLM-Omni's name, and SGLang's, for the sound of families that have it
 PROMPTS = ("prompt", "negative_prompt")  # texts for families that take them; of others, they are recorded
-#: Names of the photo: those of OpenAI, of vLLM-Omni, and of SGLang and FastVideo.
+#: Names of the photo: OpenAI's, vLLM-Omni's, and the one of SGLang and FastVideo.
 PHOTOS = ("input_reference", "image_reference", "reference_url")
 PHOTO = PHOTOS[0]
 LAST_PHOTO = "last_reference"  # name of the photo of the last frame
@@ -146,7 +146,7 @@ def _read(
 def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], str, str]:
     """Take parameters out of the objects of `EXTRAS`, which may be JSON or names with brackets.
 
-    Returns the other parameters, and the data URLs of the photo and of that of the last frame, or ""; raises ApiError.
+    Returns the other parameters, and the data URLs of the photo and of the last frame, or ""; raises ApiError.
     """
     found: list[tuple[str, Any]] = []
     urls: dict[str, set[str]] = {PHOTO: {""}, LAST_PHOTO: {""}}
@@ -289,7 +289,7 @@ def _bad(param: str, message: str) -> ApiError:
 
 def two_photos(name: str = PHOTO) -> ApiError:
     """Create the error for a request with two photos for a frame."""
-    message = f"There are two photos; send one as {PHOTO}, and that of the last frame as {LAST_PHOTO}."
+    message = f"There are two photos; send one as {PHOTO}, and the last frame as {LAST_PHOTO}."
     return ApiError(400, message, param=name, code="duplicate")
 
 

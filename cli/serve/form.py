@@ -151,7 +151,7 @@ def _field(name: str, rules: Mapping[str, Any], job: type[Job]) -> FormField:
 def read_spec(
     given: Mapping[str, str], now: datetime, model: ExpectedModel | None = None, *, has_last_photo: bool = False
 ) -> JobSpec:
-    """Read a form, whose missing and empty fields have their defaults or those of a model; raises InputError.
+    """Read a form, whose missing and empty fields have their defaults or the model's; raises InputError.
 
     Times are after `now`, by the clock of Redis.
     """

@@ -126,7 +126,7 @@ def routes() -> list[BaseRoute]:
 
 
 class _Lasting(StaticFiles):
-    """Files that never change at their address."""
+    """Static files under an address with their hash."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         """Return a response that browsers keep for a year."""
@@ -219,7 +219,7 @@ async def estimate(request: Request) -> Response:
 
 
 async def _read_spec(request: Request, given: dict[str, str], now: datetime, **others: bool) -> JobSpec:
-    """Read a form; settings that are as in it are not sent."""
+    """Parse the form of the page, which omits defaults; times are after `now`."""
     read, family = request.app.state.backend.read, given.get("family")
     stem = model_stem(given.get("model", ""))
     model = await read(partial(running_model, family=family, stem=stem)) if family else None
@@ -234,7 +234,7 @@ async def add(request: Request) -> Response:
             raise ApiError(400, "The photo is missing.", param=PHOTO, code="missing_parameter")
         given = {name: str(value) for name, value in form.fields}
         source, below = given.pop("source", "")[:1000], given.pop("below", "")
-        name = given.pop("file_name", form.file_name)  # browsers replace quotation marks in that of the file
+        name = given.pop("file_name", form.file_name)  # in the file's, browsers replace quotation marks
         last_photo = form.files.get(LAST_PHOTO)
         now = await request.app.state.backend.read(clock_of)
         wanted = await _read_spec(request, given, now, has_last_photo=last_photo is not None)

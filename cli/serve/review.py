@@ -226,7 +226,7 @@ def read_page(
 
 
 def read_progress(connection: redis.Redis, older: StoredVideos, owners: Collection[str] = ()) -> dict[str, int]:
-    """Return the numbers of finished videos, all or those of `owners`, and of those with a verdict.
+    """Return how many videos are finished, of everybody or of `owners`, and how many of them have a verdict.
 
     Raises as `StoredVideos.before`.
     """

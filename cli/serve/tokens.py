@@ -127,7 +127,7 @@ def address_of_machine() -> str | None:
 
 
 class Tokens:
-    """The tokens that a server takes: one without a name, and those of a file, read again when it has changed."""
+    """The tokens that a server takes: one without a name, and named ones of a file, read again when it has changed."""
 
     def __init__(self, token: str, path: Path | None = None) -> None:
         self._path = path

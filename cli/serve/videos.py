@@ -88,7 +88,7 @@ class Video(TypedDict):
 
 
 def video_object(view: JobView, estimate: Estimate, model: str) -> Video:
-    """Describe a job; `model` is that of jobs that have not begun."""
+    """Describe a job; `model` is the one that makes jobs that have not begun."""
     status: Status = STATUS.get(view.status, "failed") if view.is_readable else "failed"
     parameters = view.parameters
     completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None

@@ -7,7 +7,7 @@ import * as tabs from "./tabs.js";
 import { cropOf, draw, watch } from "./thumbnails.js";
 
 const AT_ONCE = 3;
-//: Answers after which all uploads pause, and go on by themselves: no answer at all, and those of a server or proxy in trouble.
+//: Answers after which all uploads pause, and go on by themselves: no answer at all, and errors of a server or proxy in trouble.
 const PASSING = [0, 408, 425, 429, 502, 503, 504];
 //: Seconds of the first pause and of the longest; each failure in a row doubles it.
 const FIRST_PAUSE_S = 1;

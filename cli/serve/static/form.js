@@ -7,7 +7,7 @@ const WAIT_MS = 300;
 
 const form = byId("add-form");
 const family = () => form.querySelector(".family:not([hidden])");
-/** The fields that count: those of all families, and those of the chosen one. */
+/** The fields that count: of all families, and of the chosen one. */
 const own = (selector) => [...form.querySelectorAll(selector)].filter((field) => !field.closest(".family[hidden]"));
 let timer = 0;
 let asked = new AbortController();
@@ -37,7 +37,7 @@ export function settings() {
 /** The photo of the last frame, for the photos that have none of their own. */
 export const lastPhoto = () => own(".last-photo")[0]?.files[0];
 
-/** The chosen shape and size: `auto`, `auto:` and a size, a size such as 1024x576, or `other` for that of the fields. */
+/** The chosen shape and size: `auto`, `auto:` and a size, a size such as 1024x576, or `other` for the fields. */
 const shape = () => own(".shape")[0].value;
 
 /** Whether the chosen model takes prompts. */

@@ -21,7 +21,7 @@ let next = null;
 let isLoading = false;
 let first = Promise.resolve(); // the load of the first page
 let generation = 0;
-//: What the server has said last: the token of the newest results, and that of the verdicts.
+//: What the server has said last: the tokens of the newest results and of the verdicts.
 let latest = null;
 let verdicts = null;
 //: The videos that another page has deleted; their cards stay until the reader is done.
