@@ -6,8 +6,6 @@ import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -46,8 +44,7 @@ class ServeOptions:
     #: Address to listen on: an IP address or `localhost`.
     host: str = "127.0.0.1"
     port: int = 8765
-    token: str  # the secret of clients without a named token
-    tokens_file: Path | None = None  # of the named tokens; None: there are none
+    tokens: Tokens
     #: More names by which clients may address the server, such as the name of a reverse proxy; lower case.
     allowed_hosts: tuple[str, ...] = ()
 
@@ -63,11 +60,6 @@ class ServeOptions:
     def cookie_name(self) -> str:
         """The name of the cookie: cookies do not depend on the port, so two servers need two names."""
         return f"svdq_{self.port}"
-
-    @cached_property
-    def tokens(self) -> Tokens:
-        """The tokens that the server takes."""
-        return Tokens(self.token, self.tokens_file)
 
     def owner_of(self, request: HTTPConnection) -> str | None:
         """Return the name of the token of a request, "" for the one without a name; None if there is none."""

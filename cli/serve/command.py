@@ -70,7 +70,7 @@ def serve(
         from svdq.cli.serve.access import ServeOptions, is_host
         from svdq.cli.serve.api_errors import add_request_id
         from svdq.cli.serve.app import listen, make_app, run
-        from svdq.cli.serve.tokens import address_of_machine, find_token, token_file, tokens_file
+        from svdq.cli.serve.tokens import Tokens, address_of_machine, find_token, token_file, tokens_file
     except ModuleNotFoundError as error:
         message = f"`svdq serve` needs {error.name}, which is not installed; {how_to_install('serve')}."
         raise InputError(message) from error
@@ -89,8 +89,7 @@ def serve(
     options = ServeOptions(
         host=host,
         port=listener.getsockname()[1],
-        token=token,
-        tokens_file=tokens_file(settings),
+        tokens=Tokens(token, tokens_file(settings)),
         allowed_hosts=tuple(name.lower() for name in allowed_hosts),
     )
 

@@ -397,8 +397,9 @@ def _act(connection: redis.Redis, asked: _Action, mine: Sequence[str]) -> dict[s
             job_control.pause(connection)
         case "resume":
             job_control.resume(connection)
-        case "cancel":
-            outcomes = job_control.cancel_many(connection, asked.ids)
+        case "cancel" | "retry":
+            act_on_many = job_control.cancel_many if asked.action == "cancel" else job_control.retry_many
+            outcomes = act_on_many(connection, asked.ids)
             problems = {job_id: outcome for job_id, outcome in outcomes if isinstance(outcome, InputError)}
         case "cancel-waiting":  # errors are of jobs that have just begun or ended
             waiting = _ids_of(connection, job_control.WAITING, () if asked.everybody else mine)
@@ -412,9 +413,6 @@ def _act(connection: redis.Redis, asked: _Action, mine: Sequence[str]) -> dict[s
                 job_control.place(connection, asked.ids[0], asked.before)
             except InputError as error:
                 problems[asked.ids[0]] = error
-        case "retry":
-            outcomes = job_control.retry_many(connection, asked.ids)
-            problems = {job_id: outcome for job_id, outcome in outcomes if isinstance(outcome, InputError)}
         case "front":
             for job_id in asked.ids:
                 try:  # to the front of the most urgent queue that has any

@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Any
@@ -69,7 +70,7 @@ class StoredVideos:
         #: Bytes of all files.
         self._bytes = 0
 
-    def before(self, cursor: Cursor | None, limit: int) -> list[Cursor]:
+    def before(self, limit: int, cursor: Cursor | None = None) -> list[Cursor]:
         """Return the videos that ended before one, as `registries.ended_before`.
 
         Raises:
@@ -172,13 +173,13 @@ def read_page(
         return job.status in shown and (not owners or job.owner in owners) and all(word in text for word in words)
 
     def collect(
-        next_cursors: Callable[[Cursor | None, int], list[Cursor]],
+        next_cursors: Callable[[int, Cursor | None], list[Cursor]],
         read: Callable[[Sequence[str]], list[JobView]],
         cursor: Cursor | None,
     ) -> Cursor | None:
         """Add videos up to a whole page; return the cursor of its last one, None at the end of all."""
         for _ in range(MAX_SCANNED // CHUNK):
-            cursors = next_cursors(cursor, CHUNK)
+            cursors = next_cursors(CHUNK, cursor)
             marks = dict(zip(cursors, job_control.read(connection, [job_id for _, job_id in cursors]), strict=True))
             fitting = [each for each in cursors if marks[each] in fitting_marks]
             # A search, or owners, may leave out any number of them, so all are read.
@@ -209,19 +210,12 @@ def read_page(
         forgotten = [job_id for job_id, status in known if status is None]
         return [JobView(id=job_id, status="finished") for job_id in forgotten] if is_bare else older.views(forgotten)
 
-    if not before.startswith(_OLDER):
-        kind, end = (
-            "",
-            collect(
-                lambda cursor, limit: ended_before(connection, registered, limit, cursor),
-                read_known,
-                begin,
-            ),
-        )
+    if before.startswith(_OLDER):
+        kind, end = _OLDER, collect(older.before, read_forgotten, begin)
+    else:
+        kind, end = "", collect(partial(ended_before, connection, registered), read_known, begin)
         if end is None and "finished" in shown:  # the storage is listed only for a reader who scrolls to the end
             kind, end = _OLDER, _BEGIN
-    else:
-        kind, end = _OLDER, collect(older.before, read_forgotten, begin)
     return {"results": found, "next": None if end is None else f"{kind}{end[0]}:{end[1]}"}
 
 
@@ -231,7 +225,7 @@ def read_progress(connection: redis.Redis, older: StoredVideos, owners: Collecti
     Raises as `StoredVideos.before`.
     """
     finished = newest_ids(connection, statuses=("finished",))
-    known = list(dict.fromkeys([*finished, *(job_id for _, job_id in older.before(None, MAX_VIDEOS))]))
+    known = list(dict.fromkeys([*finished, *(job_id for _, job_id in older.before(MAX_VIDEOS))]))
     if owners:
         of_each = zip(known, owners_of(connection, known), strict=True)
         known = [job_id for job_id, owner in of_each if (owner or "") in owners]

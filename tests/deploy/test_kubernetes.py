@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from svdq.cli.serve.access import OPEN_PATHS, ServeOptions
 from svdq.cli.serve.api import routes
+from svdq.cli.serve.tokens import Tokens
 from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.worker.launcher.launcher import STOP_S
 from svdq.worker.launcher.torchrun import KILL_S
@@ -107,7 +108,9 @@ def test_the_page_answers_the_probes_of_kubernetes(check_command: Callable[[list
     check_command(container["args"])
     paths = {container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert paths <= set(OPEN_PATHS)
-    assert ServeOptions(host="0.0.0.0", token="x").accepts_host("10.1.2.3")  # kubelet asks the address of the pod
+    assert ServeOptions(host="0.0.0.0", tokens=Tokens("x")).accepts_host(
+        "10.1.2.3"
+    )  # kubelet asks the address of the pod
 
 
 def test_secrets_are_named_and_not_given() -> None:

@@ -20,13 +20,14 @@ pytestmark = pytest.mark.slow
 RUN = f"""
 from svdq.cli.serve import app, bodies
 from svdq.cli.serve.access import ServeOptions
+from svdq.cli.serve.tokens import Tokens
 from svdq.producer.settings_loader import load_settings
 
 app.HEADERS_S, bodies.PHOTO_S = 1, 3
 app.MAX_CONNECTIONS = 20
 listener = app.listen("127.0.0.1", 0)
 port = listener.getsockname()[1]
-options = ServeOptions(port=port, token={TOKEN!r})
+options = ServeOptions(port=port, tokens=Tokens({TOKEN!r}))
 app.run(app.make_app(load_settings(), options, lambda: print(port, flush=True)), listener)
 """
 
