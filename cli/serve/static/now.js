@@ -2,7 +2,7 @@
 import { act, byId, copy, ranges, request, run, setText } from "./dom.js";
 import { bytes, clock, count, duration, inSeconds } from "./format.js";
 import { pictureOf, soFarOf } from "./media.js";
-import { startOrder } from "./order.js";
+import { isDragging, startOrder } from "./order.js";
 import { finish, toast } from "./toast.js";
 import { isMine, isShown, ownerOf } from "./whose.js";
 
@@ -97,7 +97,7 @@ export function show(state) {
   showWarnings(state.warnings);
   showGroups(state.groups);
   const own = state.rows.filter(isShown);
-  showRows(own.filter((job) => !going.has(job.id)));
+  if (!isDragging()) showRows(own.filter((job) => !going.has(job.id))); // else others would move below the pointer
   setText(byId("rows-more"), state.num_more ? `And ${count(state.num_more, "more video")} that wait${isMine() ? ", of everybody" : ""}.` :
     own.length ? "" : isMine() ? "None of your videos is waiting." : "Nothing is waiting.");
   byId("row-bulk").hidden = !own.length;

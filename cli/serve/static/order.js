@@ -1,9 +1,12 @@
 // The order of the queue: rows are dragged, or moved by the arrow keys on their handle.
 import { request, run } from "./dom.js";
 
+let dragged = null;
+/** Whether a row is dragged now. */
+export const isDragging = () => Boolean(dragged?.isConnected);
+
 /** Have the rows of a list be moved; only those that are draggable wait in the queue. */
 export function startOrder(list, problem) {
-  let dragged = null;
   const rowOf = (event) => event.target.closest?.("[draggable=true]");
   /** Place a row before another one, or at the end of those in the list. */
   const place = (row, before) => run(null, problem, async () => {

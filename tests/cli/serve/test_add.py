@@ -13,11 +13,11 @@ from PIL import Image
 from rq.job import JobStatus
 
 from svdq.cli.serve.review import plain
-from svdq.producer import keys
+from svdq.producer import job_control, keys
 from svdq.producer.queue import fetch, read_job
 from tests.cli.serve.browser import Watched, watched_page
 from tests.cli.serve.servers import Server
-from tests.queued import fail, finish, start
+from tests.queued import JOB, enqueue, fail, finish, start
 from tests.waiting import wait_until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
@@ -325,6 +325,32 @@ def test_the_queue_is_ordered_by_dragging_keys_and_buttons_and_canceled(desk: Wa
     page.get_by_role("button", name="Undo").click()
     expect(names).to_have_text(["B", "A"])
     assert connection.llen("rq:queue:svdq-default") == 2
+
+
+def test_rows_stay_in_place_while_one_is_dragged(desk: Watched, connection: redis.Redis) -> None:
+    page, names = desk.page, desk.page.locator("#rows strong")
+
+    def in_queue() -> list[str]:
+        return [fetch(connection, each).kwargs["job"]["name"] for each in queued_ids(connection)]
+
+    for name in "ABCD":  # one after the other, in this order
+        choose(page, f"{name}.png")
+        page.click("#make")
+        expect(names.last).to_have_text(name)
+    rows = page.locator("#rows .row")
+    rows.nth(3).hover(position={"x": 9, "y": 3})
+    page.mouse.down()
+    for y in (9, 3):  # a drag begins with the second move
+        rows.nth(1).hover(position={"x": 9, "y": y})
+    expect(page.locator(".is-target")).to_have_count(1)
+    job_control.move(connection, queued_ids(connection)[2], front=True, priority=None)
+    enqueue(connection, JOB, "e" * 20)
+    expect(page.locator("#num-left")).to_have_text("5")
+    expect(names).to_have_text(list("ABCD"))
+    page.mouse.up()
+    wait_until(lambda: in_queue()[:4] == list("CADB"))
+    expect(names).to_have_text([*"CADB", JOB.name])
+    desk.forgive("404")  # the photo of the job
 
 
 def test_an_error_names_no_folder_of_the_server_and_no_flag() -> None:
