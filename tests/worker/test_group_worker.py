@@ -203,6 +203,19 @@ def test_an_end_of_a_job_that_was_taken_away_is_not_written(
     assert worker.confirm_end(active) is None
 
 
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_is_written_when_the_lease_was_not_renewed_in_time(
+    connection: redis.Redis, worker: GroupWorker, end: str
+) -> None:
+    """A full Redis refuses renewals; the records of executions expire, and nobody takes the jobs."""
+    put(connection, "a")
+    active = take(worker)[0]
+    connection.delete(active.execution.key)
+    assert ENDS[end](worker, active) in (True, [True])
+    assert status_of(connection, "a") in ("finished", "failed", "stopped")
+    assert not worker.holds_lease(active)
+
+
 def test_failure_is_final_with_our_sentence(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
     first, second = take(worker, 2)

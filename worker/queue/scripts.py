@@ -115,7 +115,7 @@ def finish(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, command
     The answer is 1 if it is ended, HAS_DEPENDENTS if others depend on it as well, 0 if the worker does not hold it.
     """
     dependents = rq.job.Job.dependents_key_for(execution.job_id)
-    names = (queue.started_job_registry.key, execution.key, dependents)
+    names = (queue.started_job_registry.key, dependents)
     lua.run(pipeline, "finish", names, execution.composite_key, *_words_of(commands))
 
 
