@@ -58,6 +58,7 @@ CAMPAIGNS = {
     "redis-kill": Campaign(run=redis_away.redis_kill),
     "redis-embedded": Campaign(run=redis_away.redis_embedded),
     "redis-pause": Campaign(run=redis_away.redis_pause),
+    "redis-full": Campaign(run=redis_away.redis_full),
     "redis-gone": Campaign(run=redis_away.redis_gone),
     "mixed": Campaign(run=mixed.mixed),
     "storage-full": Campaign(run=storage.storage_full, own_disk=True),

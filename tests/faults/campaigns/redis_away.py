@@ -1,4 +1,4 @@
-"""A Redis that dies, is away or does not answer while jobs are in flight."""
+"""A Redis that dies, is away, is full or does not answer while jobs are in flight."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ NUM_KILLS = 10  # times that Redis is killed
 #: Seconds between faults, and for which a killed server is away.
 LEAST_GAP_S, MOST_GAP_S = 0.5, 2.0
 LEAST_AWAY_S, MOST_AWAY_S = 0.2, 2.0
-PAUSE_S = 60.0  # seconds for which it does not answer
+PAUSE_S = 60.0  # seconds for which it does not answer, or is full
 GONE_S = 600.0  # seconds for which it is gone
 
 
@@ -43,6 +43,18 @@ def redis_pause(arena: Arena) -> None:
 
     def strike() -> float:
         arena.redis.pause(arena.size.hold_s or PAUSE_S)
+        return time.monotonic()
+
+    _strike(arena, strike)
+
+
+def redis_full(arena: Arena) -> None:
+    """Redis has no room for longer than leases last: it refuses to renew them, and to take ends and submissions."""
+
+    def strike() -> float:
+        arena.connection.config_set("maxmemory", 1)
+        time.sleep(arena.size.hold_s or PAUSE_S)
+        arena.connection.config_set("maxmemory", 0)
         return time.monotonic()
 
     _strike(arena, strike)
