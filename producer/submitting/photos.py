@@ -133,7 +133,8 @@ def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | N
     except InputError:
         raise
     except UnidentifiedImageError as error:
-        raise InputError(f"The file {str(path)!r} is not a photo that can be read; give {ACCEPTED}.") from error
+        wanted = "submit a list with `svdq batch`" if path.suffix.lower() in (".csv", ".jsonl") else f"give {ACCEPTED}"
+        raise InputError(f"The file {str(path)!r} is not a photo that can be read; {wanted}.") from error
     except Exception as error:  # OSError, SyntaxError, ValueError, struct.error, EOFError and more of Pillow's decoders
         raise InputError(
             f"The photo {str(path)!r} is damaged or cut short and cannot be decoded ({reason_of(error)}); "

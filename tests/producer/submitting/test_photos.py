@@ -113,6 +113,13 @@ def test_bad_content(tmp_path: Path, content: bytes, says: str) -> None:
     assert time.thread_time() - begin < 2
 
 
+def test_a_list_that_is_given_as_a_photo_is_for_batch(tmp_path: Path) -> None:
+    path = tmp_path / "tonight.csv"
+    path.write_text("photo\ncup.jpg\n")
+    with pytest.raises(InputError, match="is not a photo that can be read; submit a list with `svdq batch`"):
+        check_photo(path, MAX_PIXELS)
+
+
 def test_a_heic_that_is_larger_than_its_header_says_is_refused(tmp_path: Path) -> None:
     data = encoded("HEIF", (1024, 512))
     claim = b"ispe" + bytes(4)
