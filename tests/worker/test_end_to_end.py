@@ -93,7 +93,7 @@ def test_a_group_renders_what_is_submitted_while_it_runs(site, ranks: int) -> No
         for path in outputs:
             assert read_frames(path).shape == (frames, height, width, 3)
 
-        # The same account of how it was made is in every file and, with timings, beside them.
+        # The same account of how it was made is in every file and, with timings and owner, beside them.
         sidecar = json.loads((outputs[0].parent / f"{stem}.json").read_text())
         job = sidecar["job"]
         assert {key: job[key] for key in ("frames", "steps", "seed", "decode_chunk_size")} == {
@@ -105,7 +105,7 @@ def test_a_group_renders_what_is_submitted_while_it_runs(site, ranks: int) -> No
         assert sum(stage["steps"] for stage in sidecar["stages"]) == steps
         assert [stage["rank"] for stage in sidecar["stages"]] == sorted({stage["rank"] for stage in sidecar["stages"]})
         assert sidecar["source"].endswith(f"/{name}.jpg")
-        account = {key: value for key, value in sidecar.items() if key not in {*TIMINGS, "source"}}
+        account = {key: value for key, value in sidecar.items() if key not in {*TIMINGS, "source", "owner"}}
         for path in outputs:
             assert read_provenance(path).as_json() == account
 
