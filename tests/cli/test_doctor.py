@@ -345,6 +345,7 @@ def test_a_server_that_loads_its_data_is_waited_for(svdq: Cli, tmp_path: Path, c
     assert caplog.messages == ["Redis loads its data; waiting for it."]
 
 
+@pytest.mark.slow
 def test_a_server_that_accepts_and_does_not_answer_fails(svdq: Cli, settings: Settings) -> None:
     with Proxy(server_url(settings)) as proxy:
         proxy.silent.set()

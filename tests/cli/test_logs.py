@@ -40,6 +40,7 @@ def test_logs(svdq: Cli, connection: redis.Redis) -> None:
     assert entries[1]["text"] == "It broke:\nTraceback\n  File"
 
 
+@pytest.mark.slow
 def test_logs_are_followed_until_the_job_has_ended(home, connection: redis.Redis) -> None:
     job = add(connection, 1)
     log(connection, job.id, "one")
@@ -53,6 +54,7 @@ def test_logs_are_followed_until_the_job_has_ended(home, connection: redis.Redis
         assert process.wait() == 0
 
 
+@pytest.mark.slow
 def test_logs_are_followed_across_a_restart_of_redis(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -229,6 +229,7 @@ def test_home_that_cannot_be_created(tmp_path: Path) -> None:
         ensure_server(tmp_path / "file" / "home")
 
 
+@pytest.mark.slow
 def test_the_pid_file_alone_does_not_identify_a_server(home: Path) -> None:
     """On a shared home the server may live on another machine, and its number here is somebody else's."""
     ensure_server(home)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FORM = """
 import json
 from datetime import UTC, datetime
@@ -16,6 +18,7 @@ print(json.dumps([field.label, field.kind, field.low, field.high, spec.options[0
 """
 
 
+@pytest.mark.slow
 def test_a_family_passes_submit_worker_page_and_sidecar(home: Path, photo: Path, tmp_path: Path) -> None:
     toy = Path(__file__).parent / "toy"
     environment = os.environ | {"PYTHONPATH": str(toy)}

@@ -195,6 +195,7 @@ def test_within_any_bounds_the_lower_bound_is_nearly_reached(
     assert wall_s <= bound_s(num_videos, costs, num_steps, bounds) + slack_s + 1e-6
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 8), st.integers(4, 50), st.floats(0, 0.5), st.floats(0, 10))
 @settings(max_examples=25, deadline=None)
 def test_within_any_bounds_the_pace_is_nearly_that_of_the_busiest_ranks(

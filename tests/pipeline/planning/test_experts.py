@@ -16,6 +16,7 @@ LAW = VideoCosts(
 )
 
 
+@pytest.mark.slow
 def test_the_table_in_the_docs_is_what_the_script_prints() -> None:
     text = DOCS.read_text(encoding="utf-8")
     assert "\n".join(experts.rows()) in text

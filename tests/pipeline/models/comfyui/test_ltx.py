@@ -203,6 +203,7 @@ def test_the_size_of_a_selector_and_weights_in_int8() -> None:
     assert "svdq does not read weights in int8" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_a_schedule_by_the_number_of_tokens_and_guidance() -> None:
     workflow = ltx()
     workflow["sigmas_0"] = node("LTXVScheduler", steps=4, latent=["both_0", 0])

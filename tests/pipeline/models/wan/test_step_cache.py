@@ -36,6 +36,7 @@ def marks_of(values: WanParameters, facts: Any = PUBLISHED) -> str:
     return "|".join("".join(".X"[cost > 0] for cost in step_costs([each])) for each in segments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("threshold", "retention", "expected"),
     [
