@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-_TURNS = "take_turns"  # a function that several scripts call
+_SHARED = ("execute", "take_turns")  # functions that several scripts call
 
 
 @cache
@@ -15,7 +15,8 @@ def source(name: str) -> str:
     """Return a script without the comments at its head."""
     lines = Path(__file__).with_name("redis_scripts").joinpath(f"{name}.lua").read_text(encoding="utf-8").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("--"))
-    return f"{source(_TURNS)}\n{text}" if name != _TURNS and f"{_TURNS}(" in text else text
+    called = [source(each) for each in _SHARED if name not in _SHARED and f"{each}(" in text]
+    return "\n".join([*called, text])
 
 
 def run(connection: redis.Redis, name: str, names: Sequence[bytes | str], *values: Any) -> Any:

@@ -11,9 +11,5 @@ end
 if redis.call('hget', KEYS[2], 'status') ~= 'queued' then
   return -1
 end
-local i = 3
-while i <= #ARGV do
-  redis.call(unpack(ARGV, i + 1, i + ARGV[i]))
-  i = i + ARGV[i] + 1
-end
+execute(3)
 return 1

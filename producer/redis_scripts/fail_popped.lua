@@ -4,9 +4,5 @@
 if redis.call('hget', KEYS[1], ARGV[1]) ~= ARGV[2] then
   return 0
 end
-local i = 3
-while i <= #ARGV do
-  redis.call(unpack(ARGV, i + 1, i + ARGV[i]))
-  i = i + ARGV[i] + 1
-end
+execute(3)
 return 1

@@ -5,9 +5,5 @@ if not redis.call('zscore', KEYS[1], ARGV[1]) then
   return 0
 end
 local has_dependents = redis.call('scard', KEYS[2]) > 0
-local i = 2
-while i <= #ARGV do
-  redis.call(unpack(ARGV, i + 1, i + ARGV[i]))
-  i = i + ARGV[i] + 1
-end
+execute(2)
 return has_dependents and 2 or 1
