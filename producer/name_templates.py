@@ -43,7 +43,7 @@ def template_values(job: Job, stem: str, source: str, model: str, day: date) -> 
 
 
 def literal(text: str) -> str:
-    """Escape a text so that it stands for itself in a template."""
+    """Escape the braces of a text for use in a template."""
     return text.replace("{", "{{").replace("}", "}}")
 
 

@@ -39,7 +39,7 @@ from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size
 
 _AUTO_MULTIPLE = 32  # of sides that are chosen: Wan 2.2 TI2V-5B needs 32
 _ANY_DAY = date(2000, 1, 1)  # in ids, which do not depend on the day
-#: Stands for the storage key of a photo that is not checked yet.
+#: Placeholder for the storage key of a photo that is not checked yet.
 ANY_PHOTO = f"inputs/{'0' * 64}.jpg"
 
 
