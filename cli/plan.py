@@ -91,8 +91,8 @@ def plan(
     if as_json:
         echo_json({"download_bytes": known.download_bytes, "ways": [asdict(way) for way in found]})
         return
-    num_steps, costs = count(video.steps, "step"), known.size.family.step_costs(video, known.size.facts)
-    num_steps = f"{sum(map(bool, costs))} of {num_steps} computed" if costs else num_steps
+    num_steps, costs = count(video.steps, "step"), known.size.family.unit_costs(video, known.size.facts).steps
+    num_steps = f"{sum(map(bool, costs))} of {num_steps} computed" if 0.0 in costs else num_steps
     echo(f"{model}: {video.width}x{video.height}, {count(video.num_frames, 'frame')}, {num_steps}.")
     echo(f"{known.to_fetch() or 'Its files are here'}.", f"{cards}: {size_text(cards.room_bytes)} for each rank.", "")
     rows = [["command", "a rank needs", "host memory", "fits", count(videos, "video")]]

@@ -19,7 +19,6 @@ from svdq.pipeline.models.model_folder import DTYPES, check_folder
 from svdq.pipeline.models.model_names import find_folder
 from svdq.pipeline.models.needs import ModelSize, Residency, num_weights, published, stored_bytes
 from svdq.pipeline.models.resolved_model import ResolvedModel
-from svdq.pipeline.planning.binding import split_steps
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.planning.rounds import LOAD_SHARE
@@ -209,17 +208,18 @@ def _stored_by_name(file: str, num_weights: float) -> float:
 
 
 def costs_of(known: KnownModel, video: VideoParameters, step_s: float) -> VideoCosts:
-    """Return the costs of a video by the time of a step of the model's default shape, with guidance."""
+    """Return the costs of a video by the time of a step of the published model's default video."""
     family, facts = known.size.family, known.size.facts
     usual = family.complete(family.parameters.model_validate({"seed": 0}), {**facts, "defaults": {}})
     pixels = [each.width * each.height * each.num_frames for each in (video, usual)]
-    factor = family.step_work(video, facts) / family.step_work(usual, facts) / (1 if video.guided else 2)
+    units = family.unit_costs(video, facts)
+    factor = units.step_work / family.unit_costs(usual, facts).step_work
     prior = family.prior(facts)
     costs = Costs(step_s=(step_s,), encode_s=prior.encode_steps * step_s, decode_s=prior.decode_steps * step_s)
     linear = pixels[0] / pixels[1]
     return VideoCosts(
         steps=video.steps,
-        step_costs=tuple(family.step_costs(video, facts)),
+        step_costs=units.steps,
         costs=costs.scaled(step=factor, encode=linear, decode=linear),
     )
 
@@ -227,7 +227,6 @@ def costs_of(known: KnownModel, video: VideoParameters, step_s: float) -> VideoC
 def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: int, step_s: float | None) -> list[Way]:
     """Return the ways to run a model on GPUs, those first that change least: the first that fits is the best."""
     size, number = known.size, cards.number
-    costs = None if step_s is None else costs_of(known, video, step_s)
     found = []
     for options, candidate in _options(size):
         for residency in _residencies(known, number, streamed=candidate.streamed):
@@ -246,7 +245,7 @@ def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: in
                     host_bytes=round(size.denoisers(residency) * number * PINNED) if candidate.streamed else 0,
                     fits=need <= cards.room_bytes,
                     in_parts=need <= cards.room_bytes < whole,
-                    time_s=None if costs is None else _time_s(costs, known, residency, number, num_videos),
+                    time_s=None if step_s is None else _time_s(known, video, step_s, residency, number, num_videos),
                 )
             )
     return found
@@ -272,7 +271,7 @@ def faster_in_rounds(name: str, options: ComputeOptions, cards: Cards) -> float:
         return 0.0
     if _need(size, video, "bound", cards.number) > cards.room_bytes:
         return math.inf
-    return _bound_costs(known, costs_of(known, video, 1.0)).faster_in_rounds(cards.number)
+    return _bound_costs(known, video).faster_in_rounds(cards.number)
 
 
 def _residencies(known: KnownModel, number: int, *, streamed: bool) -> list[Residency]:
@@ -281,7 +280,7 @@ def _residencies(known: KnownModel, number: int, *, streamed: bool) -> list[Resi
     if known.has_experts or "text_encoder" in known.size.num_weights:
         found.append("rounds")
     if known.has_experts and number > 1:
-        faster = _bound_costs(known, costs_of(known, known.video(), 1.0)).faster_in_rounds(number)
+        faster = _bound_costs(known, known.video()).faster_in_rounds(number)
         found.insert(2 if faster > (LOAD_SHARE if number > 2 else 0) else 1, "bound")
     # Streamed experts take host memory, both twice as much.
     return [*found[1:], "resident"] if streamed and known.has_experts else found
@@ -304,12 +303,17 @@ def _need(size: ModelSize, video: VideoParameters, residency: Residency, number:
     return max(*first.values(), *last.values())
 
 
-def _time_s(costs: VideoCosts, known: KnownModel, residency: Residency, number: int, num_videos: int) -> float:
-    if residency == "rounds":
-        return costs.rounds_time_s(number, num_videos)
-    return (_bound_costs(known, costs) if residency == "bound" else costs).time_s(number, num_videos)
+def _time_s(
+    known: KnownModel, video: VideoParameters, step_s: float, residency: Residency, number: int, num_videos: int
+) -> float:
+    if residency == "bound":
+        return _bound_costs(known, video, step_s).time_s(number, num_videos)
+    costs = costs_of(known, video, step_s)
+    return (costs.rounds_time_s if residency == "rounds" else costs.time_s)(number, num_videos)
 
 
-def _bound_costs(known: KnownModel, costs: VideoCosts) -> VideoCosts:
-    segments = next((each.segments for each in known.size.family.models.values() if each.segments is not None), None)
-    return costs if segments is None else replace(costs, segments=split_steps(costs.steps, segments))
+def _bound_costs(known: KnownModel, video: VideoParameters, step_s: float = 1.0) -> VideoCosts:
+    """Return the costs of a video where each rank holds one expert."""
+    costs = costs_of(known, video, step_s)
+    first, *others = known.size.family.unit_costs(video, known.size.facts).segments
+    return replace(costs, segments=(first.stop, video.steps - first.stop)) if others else costs

@@ -54,7 +54,7 @@ class Experts:
         self._family = family_named(model.family)
         parameters = self._family.parameters.model_validate({"seed": 0})
         self._typical = self._family.complete(parameters, model.facts)
-        self.segments = self._family.segments(self._typical, model.facts)
+        self.segments = self._family.unit_costs(self._typical, model.facts).segments
         self._prior = self._family.prior(model.facts)
 
     @classmethod

@@ -189,13 +189,13 @@ def _compare(options: argparse.Namespace) -> int:
         image = prepare_photo(photo, *size, max_pixels=10**9)
         components: list[Components] = []
         if options.bound:
-            segments = family.segments(videos[0], facts)
+            segments = family.unit_costs(videos[0], facts).segments
             if len(segments) < 2 or options.ranks < 2:
                 raise InputError(
                     "--bound needs a model with two experts that both have steps, and two ranks; leave it out."
                 )
             components = bind(segments, [False] * options.ranks, family.prior(facts))
-        if options.rounds and (len(family.segments(videos[0], facts)) < 2 or options.ranks > 1):
+        if options.rounds and (len(family.unit_costs(videos[0], facts).segments) < 2 or options.ranks > 1):
             raise InputError(
                 "--rounds needs a model with two experts that both have steps, and --ranks 1; leave it out."
             )

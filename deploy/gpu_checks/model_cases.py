@@ -135,5 +135,5 @@ def cases_of(
 
 def denoising_components(videos: Sequence[VideoParameters], facts: Facts) -> list[str | None]:
     """Return the components of a model that do steps of videos; a model that has only one gives None."""
-    found = [segment.component for video in videos for segment in family_for(video).segments(video, facts)]
+    found = [segment.component for video in videos for segment in family_for(video).unit_costs(video, facts).segments]
     return list(dict.fromkeys(found)) if len(set(found)) > 1 else [None]

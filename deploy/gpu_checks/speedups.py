@@ -177,7 +177,7 @@ def rows(
     shape = dict(zip(("width", "height"), map(int, options.size.split("x")), strict=True)) if options.size else {}
     shape |= {"frames": options.frames} if options.frames else {}
     video = family.complete(family.parameters.model_validate(shape | {"seed": 1}), resolved.facts)
-    first = family.segments(video, resolved.facts)[0].component
+    first = family.unit_costs(video, resolved.facts).segments[0].component
     for part, candidates in CANDIDATES[options.section][family.name].items():
         missing = {name: changes for name, changes in candidates.items() if (part, name) not in done}
         if not missing:

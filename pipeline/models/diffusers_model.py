@@ -232,7 +232,7 @@ class DiffusersModel(VideoModel):
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return which component does which steps of a video."""
-        return self.family.segments(parameters, self._facts)
+        return self.family.unit_costs(parameters, self._facts).segments
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
         """Return the memory that was measured for a shape; see `VideoModel`."""

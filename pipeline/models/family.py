@@ -6,7 +6,7 @@ model class of a family, which imports torch, implements `video_model.VideoModel
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.memory import Phase
 from svdq.pipeline.models.model_file import ModelFile, SchedulerEntry, StepCacheEntry
-from svdq.pipeline.planning.binding import Segment
+from svdq.pipeline.planning.binding import UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -99,7 +99,6 @@ class PublishedModel:
     facts: Facts
     num_weights: Mapping[str, int]  # number of weights of each component
     stored: Mapping[str, int]  # bytes of a weight in the files that svdq fetches for GPUs, by component
-    segments: tuple[int, int] | None = None  # steps of the first of two experts and of the second, of a default video
     steps: tuple[PublishedStep, ...] = ()
 
 
@@ -112,7 +111,6 @@ class Family:
     layouts: Mapping[str, FolderLayout]  # its kinds of folders, by the pipeline class in model_index.json
     model: str  # target: its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`
     tiny: str  # target: the function that writes its untrained model into a folder
-    find_segments: str  # target: the function that returns the segments of parameters, from these and facts
     encoded: tuple[str, ...]  # tensors that encoders compute, to compare dtypes by
     #: The component of each of two experts, where a model may have two.
     experts: Mapping[str, str] = field(default_factory=dict)
@@ -122,9 +120,8 @@ class Family:
     models: Mapping[str, PublishedModel]  # the published models whose sizes are known, by hub id
     #: Returns the number of equal blocks of a denoising component; None: its blocks cannot be streamed.
     num_blocks: Callable[[Facts], int | None]
-    step_work: Callable[[VideoParameters, Facts], float]  # of a prediction, in any unit
-    #: Returns the relative costs of the steps of a video, as its segments have them; none: 1 each.
-    step_costs: Callable[[VideoParameters, Facts], Sequence[float]] = lambda *_: ()
+    #: Returns which component does which steps of a video whose parameters are complete, and what they cost.
+    unit_costs: Callable[[VideoParameters, Facts], UnitCosts]
     #: Reads the facts of a folder; the name is for messages. Raises InputError if svdq cannot run such a model.
     read_facts: Callable[[Path, str], Facts]
     #: Returns whether a model takes a photo of the last frame.
@@ -175,11 +172,6 @@ class Family:
             what = first["msg"].replace("Value error, ", "Input should be ")
             raise InputError(f"The default {name} of the model file {path!r} cannot be used: {what}.") from error
         return facts | {"defaults": defaults} if defaults else facts
-
-    def segments(self, parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
-        """Return which component does which steps of a video: contiguous, from step 0 to the last. Imports torch."""
-        found: tuple[Segment, ...] = imported(self.find_segments)(parameters, facts)
-        return found
 
     def fill_in(self, parameters: VideoParameters, model: str, facts: Facts) -> VideoParameters:
         """Fill in what a job leaves open; raises InputError, with the name `model`, if it cannot make the video."""

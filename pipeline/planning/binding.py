@@ -26,6 +26,19 @@ class Segment:
     costs: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnitCosts:
+    """What the steps of a video cost, as its family states it."""
+
+    segments: tuple[Segment, ...]  # contiguous, from step 0 to the last
+    step_work: float  # the work of a step of cost 1, in a unit that all videos of the model share
+
+    @property
+    def steps(self) -> list[float]:
+        """The relative cost of each step."""
+        return step_costs(self.segments)
+
+
 def step_costs(segments: Sequence[Segment]) -> list[float]:
     """Return the relative cost of each step of a video."""
     return [

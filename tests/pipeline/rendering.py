@@ -56,7 +56,7 @@ def mag_cache(folder: Path, parameters: VideoParameters) -> Iterator[None]:
     facts = FAMILY.read_facts(folder, "reference")
     curve = curve_of(parameters, facts)
     transformers = []
-    for segment in FAMILY.segments(parameters, facts):
+    for segment in FAMILY.unit_costs(parameters, facts).segments:
         transformers.append(getattr(pipeline_of(folder), segment.component))
         config = MagCacheConfig(
             threshold=parameters.step_cache,

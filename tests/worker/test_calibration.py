@@ -32,7 +32,7 @@ def diffusers_curves(folder: Path, photo: Path, capsys: pytest.CaptureFixture[st
     pipeline, facts = pipeline_of(folder), FAMILY.read_facts(folder, "tiny")
     video = WanParameters(seed=0, prompt="A dog runs.", steps=9, frames=5, width=64, height=64)
     values = FAMILY.complete(video, facts)
-    for segment in FAMILY.segments(values, facts):
+    for segment in FAMILY.unit_costs(values, facts).segments:
         number = segment.stop - segment.start
         getattr(pipeline, segment.component).enable_cache(MagCacheConfig(calibrate=True, num_inference_steps=number))
     pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config, flow_shift=values.flow_shift)

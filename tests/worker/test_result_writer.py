@@ -23,7 +23,6 @@ from svdq.pipeline.loop.sample import Resumption, Sample
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.models.wan.family import FAMILY as WAN
-from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.trace import Tracer
 from svdq.producer.job import Job
 from svdq.producer.records import SOURCE_NOTE
@@ -147,7 +146,7 @@ def test_the_notice_of_a_preview_has_the_prompt_that_it_ignored() -> None:
 def test_a_video_with_skipped_steps_says_how_many_were_computed() -> None:
     model = ModelInfo(name="/models/wan", notice="", family=WAN, facts=WAN.published)
     job = WanJob(image=IMAGE, name="photo", seed=1, step_cache=0.06)
-    costs = step_costs(WAN.segments(job.parameters, WAN.published))
+    costs = WAN.unit_costs(WAN.complete(job.parameters, WAN.published), WAN.published).steps
     assert notice_for(model, job, costs) == "approximate (23 of 40 steps computed)"
 
 

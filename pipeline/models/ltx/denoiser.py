@@ -19,26 +19,9 @@ from svdq.pipeline.models.ltx.family import (
     LtxParameters,
     Stage,
     audio_frames,
-    complete,
-    stage_work,
-    stages_of,
 )
-from svdq.pipeline.models.ltx.layout import GIVEN_SIGMAS, TRANSFORMER
+from svdq.pipeline.models.ltx.layout import GIVEN_SIGMAS
 from svdq.pipeline.models.video_model import State
-from svdq.pipeline.planning.binding import Segment
-from svdq.pipeline.video_parameters import VideoParameters
-
-
-def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
-    """Return one segment: the transformer does all steps, of which a second stage's cost more."""
-    completed = complete(parameters, facts)
-    assert completed.steps is not None
-    first, *others = stages_of(completed, facts)
-    work = stage_work(first, facts)
-    costs = [1.0] * first.num_steps
-    for stage in others:
-        costs += [round(stage_work(stage, facts) / work, 2)] * stage.num_steps
-    return (Segment(component=TRANSFORMER, start=0, stop=completed.steps, costs=tuple(costs) if others else ()),)
 
 
 class Schedule:

@@ -25,6 +25,7 @@ from svdq.pipeline.models.ltx.layout import (
     use_scheduler,
 )
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
+from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import (
     ChunkSize,
@@ -271,9 +272,19 @@ def stage_work(stage: Stage, facts: Facts) -> float:
     return stage.tokens * (1 + 0.119 * stage.tokens / _hidden(facts)) + 192
 
 
-def step_work(parameters: VideoParameters, facts: Facts) -> float:
-    """Return the work of a prediction in the first stage."""
-    return stage_work(stages_of(complete(parameters, facts), facts)[0], facts)
+def unit_costs(parameters: VideoParameters, facts: Facts) -> UnitCosts:
+    """Return one segment: the transformer does all steps, and those of a second stage cost more."""
+    assert isinstance(parameters, LtxParameters)
+    assert parameters.steps is not None
+    first, *others = stages_of(parameters, facts)
+    work = stage_work(first, facts)
+    costs = [1.0] * first.num_steps
+    for stage in others:
+        costs += [round(stage_work(stage, facts) / work, 2)] * stage.num_steps
+    # A prediction with the prompt, and one for each kind of guidance: see `LtxDenoiser`.
+    passes = 1 + parameters.guided + ((parameters.stg_scale or 0) > 0) + ((parameters.modality_scale or 0) > 1)
+    segment = Segment(component=TRANSFORMER, start=0, stop=parameters.steps, costs=tuple(costs) if others else ())
+    return UnitCosts(segments=(segment,), step_work=work * passes)
 
 
 def _hidden(facts: Facts) -> int:
@@ -286,13 +297,12 @@ FAMILY = Family(
     layouts={LAYOUT.pipeline: LAYOUT},
     model="svdq.pipeline.models.ltx.model:LtxModel",
     tiny="svdq.pipeline.models.ltx.tiny:write_tiny_ltx",
-    find_segments="svdq.pipeline.models.ltx.denoiser:segments",
     encoded=("video_text", "audio_text", "photo_latents_0"),
     half="bf16",
     published_as="ltx-2",
     published=PUBLISHED,
     models=MODELS,
-    step_work=step_work,
+    unit_costs=unit_costs,
     num_blocks=lambda facts: int(facts["transformer"]["num_layers"]),
     read_facts=read_facts,
     use_scheduler=use_scheduler,

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel, PublishedStep
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.model_folder import read_json
-from svdq.pipeline.planning.binding import Segment
+from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
 
@@ -122,9 +122,12 @@ def complete(parameters: VideoParameters, facts: Facts) -> VideoParameters:
     return parameters.model_copy(update={"frames": facts["num_frames"]})
 
 
-def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
-    """Return one segment: the UNet does all steps."""
-    return (Segment(component="unet", start=0, stop=parameters.steps),)
+def unit_costs(parameters: VideoParameters, facts: Facts) -> UnitCosts:
+    """Return one segment, since the UNet does all steps; with guidance, a step has a batch of two."""
+    return UnitCosts(
+        segments=(Segment(component="unet", start=0, stop=parameters.steps),),
+        step_work=parameters.width * parameters.height * parameters.num_frames * (1 + parameters.guided),
+    )
 
 
 def prior(facts: Facts) -> CostPrior:
@@ -154,14 +157,13 @@ FAMILY = Family(
     layouts={LAYOUT.pipeline: LAYOUT},
     model="svdq.pipeline.models.svd.model:SvdModel",
     tiny="svdq.pipeline.models.tiny:write_tiny_model",
-    find_segments="svdq.pipeline.models.svd.family:segments",
     encoded=("image_latents",),
     half="fp16",
     published_as="stable-video-diffusion",
     published=PUBLISHED,
     models=MODELS,
     num_blocks=lambda _: None,
-    step_work=lambda video, _: video.width * video.height * video.num_frames,
+    unit_costs=unit_costs,
     read_facts=read_facts,
     complete=complete,
     prior=prior,

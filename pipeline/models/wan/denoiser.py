@@ -7,21 +7,18 @@ counters follow from the index of the step, so that a step can be done anywhere,
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.family import Facts
 from svdq.pipeline.models.sigmas import sigmas_of
 from svdq.pipeline.models.video_model import State
-from svdq.pipeline.models.wan.family import WanParameters, complete, skipped
-from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
-from svdq.pipeline.planning.binding import Segment
-from svdq.pipeline.video_parameters import VideoParameters
+from svdq.pipeline.models.wan.experts import experts_of
+from svdq.pipeline.models.wan.layout import SHIFT_SETTINGS
 
 #: Prefix of the tensors in a state that are a scheduler's `model_outputs`; their positions in that list follow.
 OUTPUT = "model_output_"
@@ -33,7 +30,8 @@ class Schedule:
     def __init__(self, steps: int, shift: float, facts: Facts, device: torch.device | str = "cpu") -> None:
         import diffusers
 
-        config, ratio = facts["scheduler"], facts["boundary_ratio"]
+        self.components = experts_of(steps, shift, facts)  # the expert of each step
+        config = facts["scheduler"]
         kind = config["_class_name"]
         sigmas = facts.get("sigmas")
         if isinstance(sigmas, str):
@@ -45,23 +43,6 @@ class Schedule:
         else:
             self._scheduler.set_timesteps(steps, device=device)
         self.timesteps: Tensor = self._scheduler.timesteps  # the timestep of each step, (T,), on the device
-        num_train = self._scheduler.config.num_train_timesteps
-        #: The expert of each step, by diffusers' comparison; on the host once, since a GPU would be waited for.
-        self.components = [
-            HIGH_NOISE if ratio is None or t >= ratio * num_train else LOW_NOISE for t in self.timesteps.cpu()
-        ]
-        if (first := facts.get("switch_at")) is not None:
-            self.components = [HIGH_NOISE if index < first else LOW_NOISE for index in range(len(self.timesteps))]
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The steps of each expert that has some; they are contiguous because timesteps fall."""
-        stops = {component: index for index, component in enumerate(self.components, start=1)}
-        starts = [0, *stops.values()]
-        return tuple(
-            Segment(component=component, start=start, stop=stop)
-            for start, (component, stop) in zip(starts, stops.items(), strict=False)
-        )
 
     def step(self, noise_pred: Tensor, index: int, state: State) -> dict[str, Tensor]:
         """Do step `index` on `state["latents"]`; return all tensors of the scheduler's state that changed."""
@@ -103,28 +84,6 @@ def history_names(facts: Facts) -> list[str]:
     if not hasattr(scheduler, "model_outputs"):
         return []
     return ["last_sample", *(f"{OUTPUT}{place}" for place in range(scheduler.config.solver_order))]
-
-
-def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
-    """Return which expert does which steps of a video; an expert without steps has no segment."""
-    completed = complete(parameters, facts)
-    assert completed.steps is not None
-    assert completed.flow_shift is not None
-    be_quiet()  # ranks are bound before they load anything else of diffusers
-    return segments_of(completed, facts, Schedule(completed.steps, completed.flow_shift, facts))
-
-
-def segments_of(completed: WanParameters, facts: Facts, schedule: Schedule) -> tuple[Segment, ...]:
-    """Return which expert does which steps of a video, with the costs of steps that compute less than others."""
-    is_halved = completed.guided and completed.guidance_scale_2 == 1  # the other expert makes one prediction
-    if not is_halved and not completed.step_cache:
-        return schedule.segments
-    are_skipped = skipped(completed, facts) if completed.step_cache else [False] * len(schedule.components)
-    costs = [
-        0.0 if is_skipped else 0.5 if is_halved and component == LOW_NOISE else 1.0
-        for is_skipped, component in zip(are_skipped, schedule.components, strict=True)
-    ]
-    return tuple(replace(each, costs=tuple(costs[each.start : each.stop])) for each in schedule.segments)
 
 
 @dataclass(kw_only=True)

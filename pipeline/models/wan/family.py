@@ -4,7 +4,6 @@
 and the last frame, and 2.2 TI2V-5B one transformer that gets the photo as its first latent frame.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import not_
@@ -15,6 +14,7 @@ from pydantic import AfterValidator, Field
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family, PublishedModel, PublishedStep
 from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
+from svdq.pipeline.models.wan.experts import experts_of
 from svdq.pipeline.models.wan.layout import (
     HIGH_NOISE,
     LAYOUTS,
@@ -26,6 +26,7 @@ from svdq.pipeline.models.wan.layout import (
     use_scheduler,
 )
 from svdq.pipeline.models.wan.step_cache import Curve, find_curve, use_step_cache
+from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import (
     ChunkSize,
@@ -209,7 +210,6 @@ MODELS = {
         facts=PUBLISHED,
         num_weights={"transformer": 14_288_901_184, "transformer_2": 14_288_901_184, **_TEXT_ENCODER, **_VAE},
         stored=_STORED,
-        segments=(15, 25),
         steps=_STEPS_14B,
     ),
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": PublishedModel(
@@ -306,18 +306,12 @@ def check_step_cache(completed: WanParameters, facts: Facts) -> None:
 def threshold_for(parameters: WanParameters, facts: Facts, speedup: float) -> float:
     """Return the smallest `step_cache` that leaves at most 1/`speedup` of the steps; raises InputError if none does."""
     completed = complete(parameters, facts)
-    return curve_of(completed, facts).threshold_for(experts_of(completed, facts), speedup)
+    return curve_of(completed, facts).threshold_for(_experts_of(completed, facts), speedup)
 
 
 def skipped(completed: WanParameters, facts: Facts) -> list[bool]:
     """Return whether each step of a video with a step cache is skipped; raises InputError if the model has no curve."""
-    return curve_of(completed, facts).skipped(experts_of(completed, facts), completed.step_cache)
-
-
-def step_costs(completed: VideoParameters, facts: Facts) -> list[float]:
-    """Return the relative costs of the steps of a video: 0 for skipped ones; none: 1 each."""
-    assert isinstance(completed, WanParameters)
-    return [0.0 if each else 1.0 for each in skipped(completed, facts)] if completed.step_cache else []
+    return curve_of(completed, facts).skipped(_experts_of(completed, facts), completed.step_cache)
 
 
 def curve_of(completed: WanParameters, facts: Facts) -> Curve:
@@ -337,31 +331,6 @@ def curve_of(completed: WanParameters, facts: Facts) -> Curve:
             "`svdq model calibrate`."
         )
     return found
-
-
-def experts_of(completed: WanParameters, facts: Facts) -> list[str]:
-    """Return the expert of each step by the shifted noise levels, which `Schedule` has from diffusers.
-
-    A model file with sigmas has no step cache, so the levels are always the scheduler's.
-    """
-    assert completed.steps is not None
-    assert completed.flow_shift is not None
-    steps, shift, ratio = completed.steps, completed.flow_shift, facts["boundary_ratio"]
-    if ratio is None:
-        return [HIGH_NOISE] * steps
-    if (first := facts.get("switch_at")) is not None:
-        return [HIGH_NOISE if index < first else LOW_NOISE for index in range(steps)]
-    is_unipc, num_train = facts["scheduler"]["_class_name"] == "UniPCMultistepScheduler", 1000
-    last = 1 / num_train if is_unipc else _shifted(1 / num_train, shift)
-    even = [1 - (1 - last) * step / max(1, steps - (not is_unipc)) for step in range(steps)]
-    levels = [_shifted(sigma, shift) * num_train for sigma in even]
-    if is_unipc:  # its timesteps are whole
-        levels = [math.trunc(min(level, num_train - 1e-3)) for level in levels]
-    return [HIGH_NOISE if level >= ratio * num_train else LOW_NOISE for level in levels]
-
-
-def _shifted(sigma: float, shift: float) -> float:
-    return shift * sigma / (1 + (shift - 1) * sigma)
 
 
 def takes_last_photo(facts: Facts) -> bool:
@@ -418,13 +387,38 @@ def memory(activity: Activity, shape: MemoryShape, dtype: str, facts: Facts, *, 
     return int(_tokens(pixels, frames, facts) * _hidden(facts) * elements * ITEM_BYTES[dtype])
 
 
-def step_work(parameters: VideoParameters, facts: Facts) -> float:
-    """Return the work of a prediction; the unit is the work of a token in all layers but attention to other tokens.
+def unit_costs(parameters: VideoParameters, facts: Facts) -> UnitCosts:
+    """Return a segment for each expert that has steps; an expert without guidance makes one prediction of two.
 
-    At 832x480 with 81 frames, attention is 49% of the work of the 14B models, and at 1280x720 69%.
+    The unit of work is the work of a token in all layers but attention to other tokens: at 832x480 with 81 frames,
+    attention is 49% of the work of the 14B models, and at 1280x720 69%.
     """
+    assert isinstance(parameters, WanParameters)
+    assert parameters.width is not None
+    assert parameters.height is not None
+    experts = _experts_of(parameters, facts)
+    is_halved = parameters.guided and parameters.guidance_scale_2 == 1  # of the second expert
+    are_skipped = skipped(parameters, facts) if parameters.step_cache else [False] * len(experts)
+    costs = [
+        0.0 if is_skipped else 0.5 if is_halved and expert == LOW_NOISE else 1.0
+        for expert, is_skipped in zip(experts, are_skipped, strict=True)
+    ]
+    are_usual = not is_halved and not parameters.step_cache
+    stops = {expert: index for index, expert in enumerate(experts, start=1)}  # contiguous, as noise levels fall
+    segments = tuple(
+        Segment(component=expert, start=start, stop=stop, costs=() if are_usual else tuple(costs[start:stop]))
+        for start, (expert, stop) in zip([0, *stops.values()], stops.items(), strict=False)
+    )
     tokens = _tokens(parameters.width * parameters.height, parameters.num_frames, facts)
-    return tokens * (1 + 0.15 * tokens / _hidden(facts))
+    return UnitCosts(
+        segments=segments, step_work=tokens * (1 + 0.15 * tokens / _hidden(facts)) * (1 + parameters.guided)
+    )
+
+
+def _experts_of(completed: WanParameters, facts: Facts) -> list[str]:
+    assert completed.steps is not None
+    assert completed.flow_shift is not None
+    return experts_of(completed.steps, completed.flow_shift, facts)
 
 
 def _tokens(pixels: int, frames: int, facts: Facts) -> int:
@@ -444,15 +438,13 @@ FAMILY = Family(
     layouts=LAYOUTS,
     model="svdq.pipeline.models.wan.model:WanModel",
     tiny="svdq.pipeline.models.tiny:write_tiny_wan",
-    find_segments="svdq.pipeline.models.wan.denoiser:segments",
     encoded=("prompt_embeds", "condition"),
     experts={"high": HIGH_NOISE, "low": LOW_NOISE},
     half="bf16",
     published_as="wan2",
     published=PUBLISHED,
     models=MODELS,
-    step_work=step_work,
-    step_costs=step_costs,
+    unit_costs=unit_costs,
     num_blocks=lambda facts: int(facts["transformer"]["num_layers"]),
     read_facts=read_facts,
     use_scheduler=use_scheduler,

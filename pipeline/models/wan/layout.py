@@ -34,7 +34,17 @@ VAE_DEFAULTS: dict[str, Any] = {
     "scale_factor_spatial": 8,
 }
 #: Settings of a scheduler with which a step draws random numbers, or keeps more than svdq passes on.
-_UNSUPPORTED = ("stochastic_sampling", "solver_p", "use_dynamic_shifting")
+_UNSUPPORTED = (
+    "stochastic_sampling",
+    "solver_p",
+    "use_dynamic_shifting",
+    # Noise levels that `experts.py` does not compute.
+    "use_karras_sigmas",
+    "use_exponential_sigmas",
+    "use_beta_sigmas",
+    "invert_sigmas",
+    "shift_terminal",
+)
 
 _LAYOUT = FolderLayout(
     pipeline="WanImageToVideoPipeline",

@@ -29,11 +29,9 @@ from svdq.pipeline.models.wan.denoiser import (
     first_frame_mask,
     history_names,
     instead_of_blocks,
-    segments_of,
 )
 from svdq.pipeline.models.wan.family import FAMILY, FLF2V_14B, WanParameters, needs_last_photo
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
-from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.rounds import ENCODERS, TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -56,13 +54,6 @@ class WanModel(PromptedModel):
             self.decoded = ("latents", "condition")
         # Setting timesteps waits for the device, and a long prompt takes seconds.
         self._schedule = lru_cache(CACHED_SCHEDULES)(partial(Schedule, facts=self._facts, device=self._device))
-
-    def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
-        """Return which expert does which steps of a video, by the schedule that its steps use."""
-        assert isinstance(parameters, WanParameters)
-        assert parameters.steps is not None
-        assert parameters.flow_shift is not None
-        return segments_of(parameters, self._facts, self._schedule(parameters.steps, parameters.flow_shift))
 
     def zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
         """Return a state of zeros, with all that the scheduler may keep; see `_encode` for the others."""

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from svdq.pipeline.models import families
 from svdq.pipeline.models.family import Family
+from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
 
@@ -44,14 +45,15 @@ TOY = Family(
     layouts={},
     model="toys:ToyModel",
     tiny="toys:write",
-    find_segments="toys:segments",
     encoded=(),
     half="fp16",
     published_as="toy-",
     published={},
     models={},
     num_blocks=lambda _: None,
-    step_work=lambda _video, _facts: 1.0,
+    unit_costs=lambda video, _facts: UnitCosts(
+        segments=(Segment(component="toy", start=0, stop=video.steps),), step_work=1.0
+    ),
     read_facts=lambda _folder, _name: {},
     complete=complete,
     prior=lambda _: CostPrior(encode_steps=1.0, decode_steps=1.0),

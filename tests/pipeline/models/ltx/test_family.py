@@ -37,10 +37,10 @@ def test_a_distilled_model_has_stages_of_8_and_3_steps_without_guidance():
 @pytest.mark.parametrize(("size", "cost"), [((768, 512), 4.1), ((1280, 704), 4.9), ((1536, 1024), 5.7)])
 def test_steps_of_the_second_stage_cost_more(size, cost):
     values = completed(width=size[0], height=size[1])
-    (segment,) = FAMILY.segments(values, PUBLISHED)
+    (segment,) = FAMILY.unit_costs(values, PUBLISHED).segments
     assert (segment.component, segment.start, segment.stop) == ("transformer", 0, 11)
     assert segment.costs == pytest.approx((1.0,) * 8 + (cost,) * 3, abs=0.1)
-    (segment,) = FAMILY.segments(completed(stages=1), PUBLISHED)
+    (segment,) = FAMILY.unit_costs(completed(stages=1), PUBLISHED).segments
     assert segment.costs == ()
 
 

@@ -18,10 +18,9 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_file import StepCacheEntry, read_model_file
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import FAMILY as SVD
-from svdq.pipeline.models.tiny import WAN_SCHEDULERS
 from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.models.wan.denoiser import Schedule
-from svdq.pipeline.models.wan.family import FAMILY, MODELS, PUBLISHED, WanParameters, curve_of, experts_of
+from svdq.pipeline.models.wan.experts import experts_of
+from svdq.pipeline.models.wan.family import FAMILY, MODELS, PUBLISHED, WanParameters, curve_of
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.step_cache import Curve
 from svdq.pipeline.planning.binding import step_costs
@@ -32,7 +31,7 @@ CPU = torch.device("cpu")
 
 def marks_of(values: WanParameters, facts: Any = PUBLISHED) -> str:
     """Return the steps of a video: X for a computed one, a dot for a skipped one, | where the expert changes."""
-    segments = FAMILY.segments(values, facts)
+    segments = FAMILY.unit_costs(FAMILY.complete(values, facts), facts).segments
     return "|".join("".join(".X"[cost > 0] for cost in step_costs([each])) for each in segments)
 
 
@@ -51,7 +50,7 @@ def test_the_published_curve_skips_the_steps_that_it_should(threshold: float, re
 
 
 def test_without_a_threshold_nothing_is_skipped_and_the_job_is_as_before() -> None:
-    assert FAMILY.segments(WanParameters(seed=1), PUBLISHED)[0].costs == ()
+    assert FAMILY.unit_costs(FAMILY.complete(WanParameters(seed=1), PUBLISHED), PUBLISHED).segments[0].costs == ()
     assert "step_cache" not in WanParameters(seed=1).model_dump_json()
 
 
@@ -92,23 +91,9 @@ def diffusers_skips(
     return [step not in computed for step in range(num_steps)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", WAN_SCHEDULERS)
-def test_the_experts_of_steps_are_known_without_torch(kind: str) -> None:
-    facts = PUBLISHED | {"scheduler": WAN_SCHEDULERS[kind] | {"_class_name": kind}}
-    for steps in (1, 2, 4, 7, 20, 40, 50):
-        for shift in (1.0, 3.0, 5.0, 8.0, 12.0):
-            values = WanParameters(seed=1, steps=steps, flow_shift=shift)
-            for more in ({}, {"boundary_ratio": 0.8}, {"switch_at": 3}):
-                assert experts_of(values, facts | more) == Schedule(steps, shift, facts | more).components, (
-                    steps,
-                    more,
-                )
-
-
 def test_a_speedup_is_the_smallest_threshold_that_reaches_it() -> None:
     values = FAMILY.complete(WanParameters(seed=1), PUBLISHED)
-    curve, experts = curve_of(values, PUBLISHED), experts_of(values, PUBLISHED)
+    curve, experts = curve_of(values, PUBLISHED), experts_of(values.steps, values.flow_shift, PUBLISHED)
     for speedup in (1.2, 1.5, 1.75):
         threshold = curve.threshold_for(experts, speedup)
         assert curve.skipped(experts, threshold).count(False) <= 40 / speedup
