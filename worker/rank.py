@@ -242,6 +242,7 @@ class Rank:
         places = {job_id: RoundPlace(**vars(outlook)) for job_id, outlook in stage.outlook().items()}
         of_stage: dict[str, object] = {
             "costs": tuple(stage.costs.measured()),
+            "upscales": tuple(stage.costs.upscales()),
             "failed_gpus": self._process.run.rank.failed_gpus,
             "places": places,
         }

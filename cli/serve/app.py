@@ -27,9 +27,9 @@ from svdq.cli.serve.now import read_state
 from svdq.cli.serve.review import StoredVideos
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.settings import Settings
-from svdq.producer.status.estimates import Parameters
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.snapshot import Recent, take
+from svdq.producer.status.video_costs import Parameters
 
 
 def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], None]) -> Starlette:

@@ -131,7 +131,9 @@ def estimate_views(connection: redis.Redis, views: Sequence[JobView], snapshot: 
     """Estimate when jobs will be done, by id; only those that wait in a queue or are started are in the result."""
     places = {view.id: view.queue for view in views if view.status == "queued"}
     waiting = replace(
-        snapshot.waiting, num_ahead=ask_one(connection, read_num_ahead(connection, places)) if places else {}
+        snapshot.waiting,
+        num_ahead=ask_one(connection, read_num_ahead(connection, places)) if places else {},
+        started=[job for job in snapshot.jobs if job.is_readable],
     )
     return estimate_jobs(views, waiting, snapshot.groups, snapshot.pauses, snapshot.no_group)
 

@@ -116,7 +116,6 @@ class Admission:
         steps = step_costs(segments)
         shape = Shape.of(parameters)
         with self._lock:
-            self._costs.admit(parameters, steps)
             boundaries = self._planner.admit(
                 index,
                 Row.of(self._costs.estimate(shape), steps),
@@ -165,9 +164,16 @@ class Admission:
             for each in work:
                 if (admitted := self._in_flight.get(each.sample)) is None:
                     continue
-                kind = "encode" if each.stop == 1 else "decode" if each.start > len(admitted.steps) else "steps"
-                number, cost = (each.stop - each.start, admitted.steps[each.start - 1]) if kind == "steps" else (0, 1.0)
-                self._costs.record(admitted.shape, each.rank, kind, number, each.seconds, cost=cost)
+                if each.stop == 1:
+                    self._costs.record(admitted.shape, each.rank, "encode", each.seconds)
+                elif each.start > len(admitted.steps):
+                    if each.upscale_s:
+                        self._costs.record(admitted.shape, each.rank, "upscale", each.upscale_s)
+                    if each.seconds > each.upscale_s:  # else its frames were there
+                        self._costs.record(admitted.shape, each.rank, "decode", each.seconds - each.upscale_s)
+                else:
+                    step_s, cost = each.seconds / (each.stop - each.start), admitted.steps[each.start - 1]
+                    self._costs.record_step(admitted.shape, each.rank, step_s, cost)
                 self._planner.finished(each.sample, each.rank, each.stop, time.monotonic())
                 if self._inbox is not None and self._costs.is_measured(admitted.shape):
                     self._inbox.learn(self._row(admitted).upto_s[-1])

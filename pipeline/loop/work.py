@@ -230,8 +230,9 @@ class UnitLoop:
             with self._tracer.span("upscale", sample.job_id):
                 sample, frames = self._upscale(sample, frames)
         if frames is not None:
-            seconds = sample.seconds.get("decode", 0.0) + sample.seconds.get("upscale", 0.0)
-            self._done(Work(self.rank, sample.index, steps + 1, steps + 2, seconds))
+            upscale_s = sample.seconds.get("upscale", 0.0)
+            seconds = sample.seconds.get("decode", 0.0) + upscale_s
+            self._done(Work(self.rank, sample.index, steps + 1, steps + 2, seconds, upscale_s))
         return sample, frames
 
     def _upscale(self, sample: Sample, frames: Tensor) -> tuple[Sample, Tensor | None]:

@@ -40,7 +40,7 @@ class SimulatedModel(VideoModel):
         prior = CostPrior(
             encode_steps=timings.encode_ms / step_ms, decode_steps=timings.decode_ms / step_ms, step_s=step_ms / 1000
         )
-        self.info = ModelInfo(name=name, notice=NOTICE, prior=prior)
+        self.info = ModelInfo(name=name, notice=NOTICE, prior=prior, facts={"num_frames": DEFAULT_FRAMES})
         if role.in_rounds:
             experts = ("simulated",) if timings.segments is None else ("simulated", "simulated_2")
             self.sets = (ENCODERS, *experts, DECODER)
@@ -67,7 +67,7 @@ class SimulatedModel(VideoModel):
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         family = family_for(parameters)
-        return family.complete(parameters, {**family.published, "num_frames": DEFAULT_FRAMES})
+        return family.complete(parameters, {**family.published, **self.info.facts})
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return the segment of each simulated expert, which does the steps of any family; an empty one is left out."""

@@ -9,8 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import not_
-from statistics import mean, median
-from typing import Annotated, NamedTuple, Self
+from statistics import median
+from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +21,7 @@ MAX_SHAPES = 32  # most shapes whose costs are published; a group rarely renders
 EQUAL_WITHIN = 0.05  # ranks whose step time is within this share of the typical one count as equally fast
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
+OtherKind = Literal["encode", "decode", "upscale"]  # the parts of a video beside its steps
 
 
 class Costs(BaseModel):
@@ -59,7 +60,7 @@ class Shape(NamedTuple):
     width: int  # pixels
     height: int
     guided: bool  # whether classifier-free guidance is on
-    upscale: str = ""  # `VideoParameters.upscale`, which costs time after the decode and counts with it
+    upscale: str = ""  # `VideoParameters.upscale`
 
     @classmethod
     def of(cls, parameters: VideoParameters) -> "Shape":
@@ -73,16 +74,28 @@ class Shape(NamedTuple):
         )
 
 
-class ShapeCosts(Costs):
-    """The costs of the videos of one `Shape`, as measured by a group."""
+Whole = Annotated[int, Field(ge=1, lt=2**63)]
 
-    frames: Annotated[int, Field(ge=1, lt=2**63)]
-    width: Annotated[int, Field(ge=1, lt=2**63)]
-    height: Annotated[int, Field(ge=1, lt=2**63)]
+
+class ShapeCosts(Costs):
+    """The costs of the videos of one `Shape`, without upscaling, as measured by a group."""
+
+    frames: Whole
+    width: Whole
+    height: Whole
     guided: bool
-    upscale: str = Field(default="", exclude_if=not_)
-    #: The mean relative cost of a step, by the `step_cache` of videos, where it is not 1.
-    mean_steps: dict[str, Seconds] = Field(default={}, exclude_if=not_)
+
+
+class UpscaleCosts(BaseModel):
+    """The cost of upscaling the frames of a video, as measured by a group; one upscaler makes all sizes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    #: Of the frames before.
+    frames: Whole
+    width: Whole
+    height: Whole
+    seconds: Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +115,8 @@ class _Measured:
         self.step_s: dict[float, dict[int, deque[float]]] = defaultdict(
             lambda: defaultdict(lambda: deque(maxlen=WINDOW))
         )
-        self.ends_s = {kind: deque[tuple[int, float]](maxlen=WINDOW) for kind in ("encode", "decode")}
+        #: By rank, of the rest.
+        self.others_s = {kind: deque[tuple[int, float]](maxlen=WINDOW) for kind in get_args(OtherKind)}
 
 
 class CostModel:
@@ -111,53 +125,66 @@ class CostModel:
     def __init__(self, num_ranks: int, prior: CostPrior) -> None:
         self._num_ranks = num_ranks
         self._prior = prior
+        #: By shape without upscaling.
         self._measured: dict[Shape, _Measured] = defaultdict(_Measured)
-        self._steps_of: dict[Shape, dict[str, Sequence[float]]] = defaultdict(dict)
 
-    def admit(self, parameters: VideoParameters, steps: Sequence[float]) -> None:
-        """Note the relative costs of the steps of a video."""
-        if set(steps) != {1.0}:
-            self._steps_of[Shape.of(parameters)][f"{getattr(parameters, 'step_cache', 0.0):g}"] = steps
+    def record_step(self, shape: Shape, rank: int, seconds: float, cost: float = 1.0) -> None:
+        """Add the duration of a step of some relative cost on a rank."""
+        self._measured[shape._replace(upscale="")].step_s[cost][rank].append(seconds)
 
-    def record(self, shape: Shape, rank: int, kind: str, num_steps: int, seconds: float, *, cost: float = 1.0) -> None:
-        """Add the duration of an `encode`, a `decode` or, together, of `num_steps` `steps` of one `cost` on a rank."""
-        measured = self._measured[shape]
-        if kind in measured.ends_s:
-            measured.ends_s[kind].append((rank, seconds))
-        elif num_steps:
-            measured.step_s[cost][rank].append(seconds / num_steps)
+    def record(self, shape: Shape, rank: int, kind: OtherKind, seconds: float) -> None:
+        """Add the duration of another part of a video on a rank."""
+        self._measured[shape._replace(upscale="")].others_s[kind].append((rank, seconds))
 
     def is_measured(self, shape: Shape) -> bool:
         """Return whether all costs of a shape are measured."""
-        measured = self._measured.get(shape)
-        return measured is not None and bool(measured.step_s) and all(measured.ends_s.values())
+        measured = self._measured.get(shape._replace(upscale=""))
+        if measured is None or not measured.step_s:
+            return False
+        return all(measured.others_s[kind] for kind in get_args(OtherKind) if kind != "upscale" or shape.upscale)
 
     def measured(self) -> list[ShapeCosts]:
-        """Return the costs of the last shapes of which all was measured, in the order of their first measurement."""
+        """Return the costs of the last shapes whose costs are all measured, in the order of their first measurement."""
         whole = [shape for shape in list(self._measured) if self.is_measured(shape)]
+        return [
+            ShapeCosts(
+                **self.estimate(shape).model_dump(),
+                frames=shape.frames,
+                width=shape.width,
+                height=shape.height,
+                guided=shape.guided,
+            )
+            for shape in whole[-MAX_SHAPES:]
+        ]
+
+    def upscales(self) -> list[UpscaleCosts]:
+        """Return what was measured of upscaling the last shapes."""
         found = []
-        for shape in whole[-MAX_SHAPES:]:
-            costs, steps_of = self.estimate(shape), self._steps_of.get(shape, {})
-            means = {key: mean(costs.refined(steps)) for key, steps in list(steps_of.items())}
-            found.append(ShapeCosts(**costs.model_dump(), **shape._asdict(), mean_steps=means))
-        return found
+        for shape, measured in list(self._measured.items()):
+            if times := [seconds for _, seconds in tuple(measured.others_s["upscale"])]:
+                size = {"frames": shape.frames, "width": shape.width, "height": shape.height}
+                found.append(UpscaleCosts(**size, seconds=_lower_quartile(times)))
+        return found[-MAX_SHAPES:]
 
     def estimate(self, shape: Shape) -> Costs:
-        """Estimate the costs of a video; unmeasured ones follow from the other ranks, or else from the prior."""
-        measured = self._measured[shape] if shape in self._measured else _Measured()
+        """Estimate the costs of a video; unmeasured ones follow from the other ranks, or else from the prior.
+
+        Upscaling counts with the decode, and as nothing before it is measured.
+        """
+        measured = self._measured.get(shape._replace(upscale="")) or _Measured()
         prior = self._prior
         step_s, relative = self._steps(measured.step_s)
         typical_s = median(step_s)
 
-        def end_s(kind: str, guess: float) -> float:
-            times = [seconds * typical_s / step_s[rank] for rank, seconds in tuple(measured.ends_s[kind])]
+        def other_s(kind: OtherKind, guess: float) -> float:
+            times = [seconds * typical_s / step_s[rank] for rank, seconds in tuple(measured.others_s[kind])]
             return _lower_quartile(times) if times else guess * typical_s
 
         return Costs(
             step_s=step_s,
             relative=relative,
-            encode_s=end_s("encode", prior.encode_steps),
-            decode_s=end_s("decode", prior.decode_steps),
+            encode_s=other_s("encode", prior.encode_steps),
+            decode_s=other_s("decode", prior.decode_steps) + (other_s("upscale", 0.0) if shape.upscale else 0.0),
         )
 
     def _steps(

@@ -36,6 +36,7 @@ class Work(NamedTuple):
     start: int
     stop: int
     seconds: float  # how long they took
+    upscale_s: float = 0.0  # how much of that was upscaling, which is part of the decode
 
 
 class SharedTensors:

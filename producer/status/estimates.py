@@ -1,25 +1,18 @@
 """Estimates when jobs will be done, by the capacity law from measured costs; uses neither Redis nor a clock."""
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import fmean
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from rq.job import JobStatus
 
-from svdq.pipeline.models.families import PARAMETERS, class_for
-from svdq.pipeline.planning.capacity import VideoCosts
-from svdq.pipeline.planning.costs import ShapeCosts
 from svdq.producer.job import model_stem
 from svdq.producer.status.job_view import JobView
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupStatus, conditions_of
-
-Parameters = Mapping[str, Any]
-
-MAX_SCALE = 2.0  # largest factor by which costs are scaled to a shape of another size, as they do not grow evenly
+from svdq.producer.status.video_costs import GroupCosts, Parameters, kind_of
 
 NO_WORKER = "No worker is running."
 STARTING = "A worker is starting."
@@ -36,6 +29,7 @@ class Backlog:
     num_jobs: int = 0
     sample: Sequence[Parameters] = ()  # the parameters of an evenly spaced sample of them; of all if there are few
     num_ahead: Mapping[str, int] = field(default_factory=dict)  # by id of requested jobs
+    started: Sequence[JobView] = ()  # the jobs in flight before them, besides requested ones
     end_s: float = 0.0  # seconds until the last of those that wait for others is done, at the earliest
 
 
@@ -72,43 +66,43 @@ def estimate_jobs(
     A job that waits for others among them is included: it takes as long as alone when the last one is done. `pauses`
     says why jobs are not taken, and `no_group` why there may be no group: NO_WORKER or STARTING.
     """
-    num_ahead = waiting.num_ahead
-    found = _of_started([view for view in views if view.status == JobStatus.STARTED.value], groups, no_group)
-    queued = {view.id: _shape_of(view.parameters) for view in views if view.id in num_ahead and view.id not in found}
+    num_ahead, costs = waiting.num_ahead, _costs_by_group(groups)
+    started = {view.id: view for view in (*views, *waiting.started) if view.status == JobStatus.STARTED.value}
+    begun = _of_started([*started.values()], groups, costs, no_group)
+    found = {view.id: begun[view.id] for view in views if view.id in begun}
+    queued = {view.id: view for view in views if view.id in num_ahead and view.id not in found}
     deferred = {view.id: view for view in views if view.status == JobStatus.DEFERRED.value}
     if not queued and not deferred:
         return found
-    sample = [_shape_of(each) for each in waiting.sample] or [*queued.values()]
+    sample = waiting.sample or [view.parameters for view in queued.values()]
+    finder = GroupFinder(groups)
+    rests = [
+        (group.name, begun[job_id].eta_s or 0.0)
+        for job_id, view in started.items()
+        if (group := finder.find(job_id, view.worker)) is not None
+    ]
 
     @cache
-    def by(model: str) -> _Taken:
-        return _Taken.by(_running(model, groups), pauses, no_group, sample)
+    def by(model: str) -> _Takers:
+        return _Takers(_running(model, groups), costs, pauses, no_group, sample, rests)
 
-    @cache
-    def alone(model: str, shape: _Shape) -> float | None:
-        return _alone_s(shape, by(model).groups)
-
-    wanted = {view.id: view.parameters for view in views}
-    for job_id, shape in queued.items():
-        number, model = num_ahead[job_id], _model_of(wanted[job_id])
-        taken, own_s = by(model), alone(model, shape)
-        if reason := _what_lacks(wanted[job_id], groups):
+    for job_id, view in queued.items():
+        taken = by(_model_of(view.parameters))
+        if reason := _what_lacks(view.parameters, groups):
             found[job_id] = Estimate(reason=reason)
-        elif own_s is None or taken.interval_s is None:
-            found[job_id] = Estimate(num_ahead=number, reason=taken.why_none)
         else:
-            num_before = (number // taken.at_once + 1) * taken.at_once - 1  # the jobs of a round end together
-            found[job_id] = Estimate(num_ahead=number, eta_s=taken.rest_s + num_before * taken.interval_s + own_s)
+            eta_s = taken.end_s(num_ahead[job_id], view.parameters)
+            found[job_id] = Estimate(
+                num_ahead=num_ahead[job_id], eta_s=eta_s, reason=taken.why_none if eta_s is None else ""
+            )
     while ready := [view for view in deferred.values() if view.after and found.keys() >= {*view.after}]:
         for view in ready:
             del deferred[view.id]
-            model = _model_of(view.parameters)
-            before, own_s = [found[job_id] for job_id in view.after], alone(model, _shape_of(view.parameters))
+            taken = by(_model_of(view.parameters))
+            before, own_s = [found[job_id] for job_id in view.after], taken.alone_s(view.parameters)
             ends = [each.eta_s for each in before if each.eta_s is not None]
             if own_s is None or len(ends) < len(before):
-                found[view.id] = Estimate(
-                    reason=next((each.reason for each in before if each.reason), by(model).why_none)
-                )
+                found[view.id] = Estimate(reason=next((each.reason for each in before if each.reason), taken.why_none))
             else:
                 found[view.id] = Estimate(eta_s=max(ends) + own_s)
     return found
@@ -124,7 +118,8 @@ def estimate_all(
     """Estimate when all that waits or is in flight will be done; arguments as of `estimate_jobs`."""
     if not waiting.num_jobs and not in_flight:
         return Estimate()
-    found = _of_started(in_flight, groups, no_group)
+    costs = _costs_by_group(groups)
+    found = _of_started(in_flight, groups, costs, no_group)
     ends = list(found.values())
     reason = next((end.reason for end in ends if end.reason), "")
     reason = reason or next(filter(None, (_what_lacks(each, groups) for each in waiting.sample)), "")
@@ -132,8 +127,9 @@ def estimate_all(
         eta_s = max([_written_s(len(in_flight), groups), *(end.eta_s or 0.0 for end in ends)])
         return Estimate(eta_s=None if reason else eta_s, reason=reason)
     takers, why_none = _takers(groups, pauses, no_group)
-    interval_s = _mean_interval_s(map(_shape_of, waiting.sample), takers)
-    alone_s = _alone_s(_shape_of(waiting.sample[-1]), takers) if waiting.sample else None
+    able = [costs[group.name] for group in takers]
+    interval_s = _mean_interval_s(waiting.sample, able)
+    alone_s = _alone_s(waiting.sample[-1], able) if waiting.sample else None
     if interval_s is None:
         return Estimate(reason=why_none)
     # All ranks work until the end, but the last video takes as long as it does alone (docs/internals/capacity.md).
@@ -179,29 +175,47 @@ def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str)
     return measured, UNMEASURED
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Taken:
-    """How soon groups take and make jobs that wait."""
+class _Takers:
+    """The groups that may take a job, and how soon they make what waits before it."""
 
-    groups: Sequence[GroupStatus]  # those that take jobs, and have measured costs
-    why_none: str
-    interval_s: float | None  # mean seconds between two finished videos; None if it is not known
-    at_once: int  # videos of a round
-    rest_s: float  # seconds until the first group that works in rounds takes more
-
-    @classmethod
-    def by(
-        cls, groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str, sample: Sequence["_Shape"]
-    ) -> Self:
-        takers, why_none = _takers(groups, pauses, no_group)
+    def __init__(
+        self,
+        groups: Sequence[GroupStatus],
+        costs: Mapping[str, GroupCosts],
+        pauses: Sequence[str],
+        no_group: str,
+        sample: Sequence[Parameters],
+        rests: Sequence[tuple[str, float]],
+    ) -> None:
+        """Look at groups that run the model of the job; `rests` are the seconds that jobs in flight need, by group."""
+        takers, self.why_none = _takers(groups, pauses, no_group)
+        self._costs = [costs[group.name] for group in takers]
+        self._interval_s = _mean_interval_s(sample, self._costs)
         rounds = [group.intake for group in takers if group.intake and group.intake.round_size]
-        return cls(
-            groups=takers,
-            why_none=why_none,
-            interval_s=_mean_interval_s(sample, takers),
-            at_once=max((intake.round_size for intake in rounds), default=1),
-            rest_s=min((_rest_s(group) for group in takers), default=0.0),
-        )
+        self._at_once = max((intake.round_size for intake in rounds), default=0)
+        self._round_s = min((_rest_s(group) for group in takers), default=0.0)
+        names = {group.name for group in takers}
+        num_ranks = sum(len(group.ranks) for group in takers)
+        self._begun_s = sum(rest_s for name, rest_s in rests if name in names) / max(1, num_ranks)
+
+    def alone_s(self, parameters: Parameters) -> float | None:
+        """Return the seconds that a video takes alone; None if they are not known."""
+        return _alone_s(parameters, self._costs)
+
+    def end_s(self, num_before: int, parameters: Parameters) -> float | None:
+        """Return the seconds until a video is done before which others wait; None if they are not known."""
+        own_s = self.alone_s(parameters)
+        if own_s is None or self._interval_s is None:
+            return None
+        if self._at_once:  # the jobs of a round end together
+            num_rounds = num_before // self._at_once + 1
+            return self._round_s + (num_rounds * self._at_once - 1) * self._interval_s + own_s
+        # max(W, N W/K), with the jobs in flight.
+        return max(own_s, self._begun_s + (num_before + 1) * self._interval_s)
+
+
+def _costs_by_group(groups: Sequence[GroupStatus]) -> dict[str, GroupCosts]:
+    return {group.name: GroupCosts(group) for group in groups}
 
 
 def _model_of(parameters: Parameters) -> str:
@@ -247,7 +261,9 @@ def _missing(group: GroupStatus) -> str:
     return f"Not all ranks of the group on {group.ranks[0].host} have reported in the last {SILENT_S:.0f} s."
 
 
-def _of_started(views: Sequence[JobView], groups: Sequence[GroupStatus], no_group: str) -> dict[str, Estimate]:
+def _of_started(
+    views: Sequence[JobView], groups: Sequence[GroupStatus], costs: Mapping[str, GroupCosts], no_group: str
+) -> dict[str, Estimate]:
     conditions = {job_id: condition for _, condition in conditions_of(groups) for job_id in condition.job_ids}
     finder = GroupFinder(groups)
     found = {}
@@ -258,11 +274,11 @@ def _of_started(views: Sequence[JobView], groups: Sequence[GroupStatus], no_grou
         elif group is None or not group.is_whole:
             found[view.id] = Estimate(reason=no_group if group is None else _missing(group))
         else:
-            found[view.id] = _of_started_in(group, view)
+            found[view.id] = _of_started_in(group, costs[group.name], view)
     return found
 
 
-def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
+def _of_started_in(group: GroupStatus, costs: GroupCosts, view: JobView) -> Estimate:
     if group.intake and group.intake.round_size:
         place = group.intake.places.get(view.id)
         if place is None:  # it is being written, or it was taken just now
@@ -270,108 +286,39 @@ def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
         is_here = any(rank.job_id == view.id for rank in group.ranks)
         reason = UNMEASURED if place.eta_s is None else ""
         return Estimate(eta_s=place.eta_s, waits_for="" if is_here else str(place), reason=reason)
-    shape = _shape_of(view.parameters)
-    steps_left = max(0, shape.steps - view.step)
-    video = _costs_of(shape, group)
+    video = costs.of(view.parameters)
     if video is None:  # its first step may have taken far longer than the others, and its decode is not known
         return Estimate(reason=UNMEASURED)
+    steps_left = video.work() - video.work(view.step)
     return Estimate(eta_s=steps_left * video.step_s(len(group.ranks)) + video.costs.decode_s + group.write_s)
 
 
-class _Shape(NamedTuple):
-    """The properties that decide the costs of a video; None where the job leaves a size open."""
-
-    frames: float | None
-    width: float | None
-    height: float | None
-    guided: bool
-    steps: int
-    step_cache: float
-    upscale: str
-
-
-def _shape_of(parameters: Parameters) -> _Shape:
-    names = ("frames", "width", "height", "steps", "step_cache")
-    frames, width, height, steps, step_cache = (_positive(parameters.get(name)) for name in names)
-    if parameters.get("finishes"):
-        steps = 0.0  # its video is denoised already
-    elif parameters.get("steps") is None:
-        steps = _default_steps(str(parameters.get("family")))
-    return _Shape(
-        frames=frames,
-        width=width,
-        height=height,
-        guided=_is_guided(parameters),
-        steps=int(1 if steps is None else steps),
-        step_cache=step_cache or 0.0,
-        upscale=str(parameters.get("upscale") or ""),
-    )
-
-
-def _alone_s(shape: _Shape, groups: Sequence[GroupStatus]) -> float | None:
+def _alone_s(parameters: Parameters, groups: Sequence[GroupCosts]) -> float | None:
     return min(
-        (video.video_s(len(group.ranks)) + group.write_s for group in groups if (video := _costs_of(shape, group))),
+        (
+            video.video_s(len(each.group.ranks)) + each.group.write_s
+            for each in groups
+            if (video := each.of(parameters)) is not None
+        ),
         default=None,
     )
 
 
-def _mean_interval_s(sample: Iterable[_Shape], groups: Sequence[GroupStatus]) -> float | None:
+def _mean_interval_s(sample: Sequence[Parameters], groups: Sequence[GroupCosts]) -> float | None:
     """Estimate the mean seconds between two finished videos while all groups run; None if too few costs are known."""
-    shapes = Counter(sample)  # thousands of jobs have a few shapes
+    numbers = Counter(map(kind_of, sample))  # thousands of jobs are of a few kinds
+    of_kind = {kind_of(each): each for each in sample}
     rate = 0.0
-    for group in groups:
-        known = {shape: video for shape in shapes if (video := _costs_of(shape, group))}
-        num_known = sum(shapes[shape] for shape in known)
+    for each in groups:
+        group = each.group
+        known = {kind: video for kind in numbers if (video := each.of(of_kind[kind])) is not None}
         in_rounds = group.intake is not None and group.intake.round_size > 0
         paces = {
-            shape: video.rounds_pace_s(1) if in_rounds else video.pace_s(len(group.ranks))
-            for shape, video in known.items()
+            kind: video.rounds_pace_s(1) if in_rounds else video.pace_s(len(group.ranks))
+            for kind, video in known.items()
         }
-        total_s = sum(shapes[shape] * max(pace_s, group.writes_pace_s) for shape, pace_s in paces.items())
-        if total_s > 0 and num_known >= 0.9 * shapes.total():
+        total_s = sum(numbers[kind] * max(pace_s, group.writes_pace_s) for kind, pace_s in paces.items())
+        num_known = sum(numbers[kind] for kind in known)
+        if total_s > 0 and num_known >= 0.9 * numbers.total():
             rate += num_known / total_s
     return 1 / rate if rate else None
-
-
-def _costs_of(shape: _Shape, group: GroupStatus) -> VideoCosts | None:
-    """Return a group's measured costs of a shape, scaled from a similar one; None if there is none."""
-    measured = [costs for costs in (group.intake.costs if group.intake else ()) if costs.upscale == shape.upscale]
-    if not measured:
-        return None
-
-    def scale(costs: ShapeCosts) -> float:
-        pixels = (shape.width or costs.width) * (shape.height or costs.height) * (shape.frames or costs.frames)
-        return pixels / (costs.width * costs.height * costs.frames)
-
-    nearest = min(reversed(measured), key=lambda costs: (costs.guided != shape.guided, abs(math.log(scale(costs)))))
-    factor = scale(nearest)
-    if not 1 / MAX_SCALE <= factor <= MAX_SCALE:
-        return None
-    # Guidance doubles the batch of a step.
-    step_factor = factor * {(True, False): 2.0, (False, True): 0.5}.get((shape.guided, nearest.guided), 1.0)
-    # Steps count by their mean: which of them are skipped is known to workers.
-    step_factor *= nearest.mean_steps.get(f"{shape.step_cache:g}", 1.0)
-    costs = nearest.scaled(step=step_factor, encode=factor, decode=factor)
-    return VideoCosts(steps=shape.steps, costs=costs)
-
-
-def _is_guided(parameters: Parameters) -> bool:
-    try:
-        cls = class_for(parameters, PARAMETERS)
-        return cls.model_validate(
-            {"seed": 0} | {name: parameters[name] for name in cls.model_fields if name in parameters}
-        ).guided
-    except ValueError:  # anyone can write to Redis
-        return False
-
-
-@cache
-def _default_steps(family: str) -> int:
-    from svdq.pipeline.models.families import FAMILIES
-
-    found = next((each for each in FAMILIES if each.name == family), FAMILIES[0])
-    return found.complete(found.parameters.model_validate({"seed": 0}), found.published).steps
-
-
-def _positive(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and 0 < value < 1e9 else None

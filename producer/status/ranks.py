@@ -8,7 +8,7 @@ import redis
 from pydantic import Field, ValidationError
 from redis.client import Pipeline
 
-from svdq.pipeline.planning.costs import Seconds, ShapeCosts
+from svdq.pipeline.planning.costs import Seconds, ShapeCosts, UpscaleCosts
 from svdq.producer import keys, lua
 from svdq.producer.records import Record
 from svdq.producer.text import MAX_SECONDS, iso_of
@@ -60,6 +60,7 @@ class IntakeStatus(Record):
     failed: Whole = 0
     pace_s: Seconds | None = None  # seconds between two finished videos while the group is busy; None until known
     costs: tuple[ShapeCosts, ...] = ()  # the latest last
+    upscales: tuple[UpscaleCosts, ...] = ()
     draining: bool = False
     places: Mapping[str, RoundPlace] = {}  # in rounds, of each job in flight
     round_size: Whole = 0
@@ -82,6 +83,8 @@ class RankStatus(Record):
     family: str = ""
     loras: tuple[str, ...] = ()  # of a model file: its LoRAs with their strengths, and the parameters that it fills in
     defaults: dict[str, Any] = Field({})
+    #: The model's facts (`Family.read_facts`), of rank 0; {} of other ranks and of earlier versions.
+    facts: dict[str, Any] = Field({})
     takes_last_photo: bool = True  # whether the model takes a photo of the last frame
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
@@ -113,7 +116,7 @@ class RankStatus(Record):
 
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object."""
-        return self.model_dump(mode="json") | {
+        return self.model_dump(mode="json", exclude={"facts"}) | {
             "started_at": iso_of(self.started_at),
             "at": iso_of(self.at),
             "conditions": [condition.as_json() for condition in self.conditions],

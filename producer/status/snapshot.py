@@ -17,7 +17,6 @@ from svdq.producer.status.estimates import (
     STARTING,
     Backlog,
     Estimate,
-    Parameters,
     estimate_all,
     estimate_jobs,
     videos_per_s,
@@ -32,8 +31,9 @@ from svdq.producer.status.ranks import (
     reading_groups,
 )
 from svdq.producer.status.registries import WorkerState, WorkerView
+from svdq.producer.status.video_costs import Parameters
 from svdq.producer.text import iso_of
-from svdq.producer.together import Read, ask, ask_one
+from svdq.producer.together import Read, ask
 from svdq.producer.untrusted_job import UntrustedJob, reading_many
 
 V = TypeVar("V")
@@ -222,8 +222,16 @@ def estimate(
     groups = found if groups is None else groups
     waiting = Backlog()
     if queued:
-        parameters = ask_one(connection, _read_parameters(connection, sampled))
-        waiting = Backlog(num_jobs=_num_queued(of_queues), sample=[*parameters.values()], num_ahead=num_ahead)
+        in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
+        parameters, started = ask(
+            connection, _read_parameters(connection, sampled), read_views(connection, dict.fromkeys(in_flight))
+        )
+        waiting = Backlog(
+            num_jobs=_num_queued(of_queues),
+            sample=[*parameters.values()],
+            num_ahead=num_ahead,
+            started=[view for view in started if view.is_readable],
+        )
     return estimate_jobs(views, waiting, groups, reasons, NO_WORKER if groups else _no_group(state))
 
 

@@ -145,7 +145,7 @@ def test_a_worker_that_starts_is_not_called_missing(svdq: Cli, connection: redis
 
 
 #: Costs of a job of the shape of JOB: 10 s a step, 5 s for the decode.
-COSTS = ShapeCosts(frames=14, width=1024, height=576, guided=True, step_s=(10.0,), encode_s=1.0, decode_s=5.0)
+COSTS = ShapeCosts(frames=25, width=1024, height=576, guided=True, step_s=(10.0,), encode_s=1.0, decode_s=5.0)
 
 
 def test_status_shows_estimates_and_conditions_of_a_worker(svdq: Cli, connection: redis.Redis) -> None:

@@ -136,7 +136,7 @@ def start(connection: redis.Redis, number: int, name: str, **meta: object) -> st
 
 WHOLE = {"boundaries": [0, 2, 4, 6, 8], "decoder": 3}  # the plan of JOB on four ranks
 #: Of JOB on four ranks.
-COSTS = ShapeCosts(frames=14, width=1024, height=576, guided=True, step_s=(1.0,) * 4, encode_s=0.0, decode_s=4.0)
+COSTS = ShapeCosts(frames=25, width=1024, height=576, guided=True, step_s=(1.0,) * 4, encode_s=0.0, decode_s=4.0)
 
 
 def working(number: int, num_ranks: int, **values: Any) -> RankStatus:

@@ -103,10 +103,12 @@ def test_a_record_has_activity_and_conditions() -> None:
 
 def test_costs_are_told_by_shape_once_all_are_measured() -> None:
     cost_model = CostModel(2, CostPrior(encode_steps=1, decode_steps=1))
-    for rank, kind, num_steps, seconds in [(0, "encode", 0, 0.25), (0, "steps", 3, 1.5), (1, "steps", 5, 5.0)]:
-        cost_model.record(Shape.of(PARAMETERS), rank, kind, num_steps, seconds)
+    shape = Shape.of(PARAMETERS)
+    cost_model.record(shape, 0, "encode", 0.25)
+    for rank, step_s in enumerate((0.5, 1.0)):
+        cost_model.record_step(shape, rank, step_s)
         assert cost_model.measured() == []  # a guess of the decode would be taken for a measurement
-    cost_model.record(Shape.of(PARAMETERS), 1, "decode", 0, 4.0)
+    cost_model.record(shape, 1, "decode", 4.0)
     (costs,) = cost_model.measured()
     assert (costs.frames, costs.width, costs.height, costs.guided) == (2, 64, 64, True)
     assert (costs.step_s, costs.encode_s, costs.decode_s) == ((0.5, 1.0), 0.375, 3.0)

@@ -167,6 +167,7 @@ def describe(topology: Topology, device: torch.device, info: ModelInfo) -> RankS
         notice=info.notice,
         loras=tuple(f"{lora['file']} x {lora['strength']:g}" for lora in info.made_of.get("loras", ())),
         defaults=info.facts.get("defaults", {}),
+        facts=dict(info.facts) if topology.first else {},
         takes_last_photo=info.family is None or info.family.takes_last_photo(info.facts),
         started_at=now,
         at=now,

@@ -4,7 +4,6 @@ from statistics import quantiles
 
 import pytest
 
-from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
 
 SHAPE = Shape(frames=14, width=576, height=320, guided=True)
@@ -18,9 +17,9 @@ def cost_model() -> CostModel:
 def record(model: CostModel, stages: list[tuple[int, int, float]], **seconds: float) -> None:
     """Record steps on ranks, an encode, and a decode on the last rank."""
     for rank, num_steps, steps_s in stages:
-        model.record(SHAPE, rank, "steps", num_steps, steps_s)
+        model.record_step(SHAPE, rank, steps_s / num_steps)
     for kind, its_s in seconds.items():
-        model.record(SHAPE, 0 if kind == "encode" else 2, kind, 0, its_s)
+        model.record(SHAPE, 0 if kind == "encode" else 2, kind, its_s)
 
 
 def test_before_anything_is_measured_the_guess_counts_in_steps() -> None:
@@ -95,25 +94,24 @@ def test_steps_of_another_cost_are_measured_where_a_rank_does_both() -> None:
     model = cost_model()
     assert model.estimate(SHAPE).refined([1.0, 5.0, 0.0]) == [1.0, 5.0, 0.0]
     record(model, [(0, 4, 0.4), (1, 2, 0.2)])
-    model.record(SHAPE, 1, "steps", 3, 1.8, cost=5.0)
-    model.record(SHAPE, 1, "steps", 2, 0.01, cost=0.0)
-    model.record(SHAPE, 2, "steps", 1, 0.9, cost=5.0)
+    model.record_step(SHAPE, 1, 0.6, cost=5.0)
+    model.record_step(SHAPE, 1, 0.005, cost=0.0)
+    model.record_step(SHAPE, 2, 0.9, cost=5.0)
     costs = model.estimate(SHAPE)
     assert costs.refined([1.0, 5.0, 0.0, 0.5]) == pytest.approx([1.0, 6.0, 0.05, 0.5])
     assert costs.step_s == pytest.approx((0.1, 0.1, 0.15)), "the last rank is slow, as its costly steps show"
 
 
-def test_the_mean_cost_of_a_step_is_published_by_what_skips_steps() -> None:
-    model, video = cost_model(), WanParameters(seed=1, frames=81, width=832, height=480)
-    shape = Shape.of(video)
-    model.admit(video, [1.0] * 4)
-    model.admit(video.model_copy(update={"step_cache": 0.06}), [1.0, 0.0, 1.0, 0.0])
-    for kind in ("encode", "decode"):
-        model.record(shape, 0, kind, 0, 1.0)
-    model.record(shape, 0, "steps", 2, 2.0)
-    model.record(shape, 0, "steps", 2, 0.2, cost=0.0)
-    [costs] = model.measured()
-    assert costs.mean_steps == {"0.06": pytest.approx(0.55)}
+def test_upscaling_is_measured_apart_from_the_decode() -> None:
+    model, upscaled = cost_model(), SHAPE._replace(upscale="2")
+    record(model, [(0, 1, 0.1)], encode=0.05, decode=0.3)
+    assert model.is_measured(SHAPE)
+    assert not model.is_measured(upscaled)
+    model.record(upscaled, 1, "upscale", 7.0)
+    assert model.is_measured(upscaled)
+    assert (model.estimate(SHAPE).decode_s, model.estimate(upscaled).decode_s) == pytest.approx((0.3, 7.3))
+    assert len(model.measured()) == 1
+    assert [each.seconds for each in model.upscales()] == [7.0]
 
 
 def test_costs_are_read_while_another_rank_is_measured_for_the_first_time() -> None:
@@ -125,10 +123,10 @@ def test_costs_are_read_while_another_rank_is_measured_for_the_first_time() -> N
             return self
 
         def __lt__(self, other: float) -> bool:
-            model.record(SHAPE, 2, "steps", 1, 9.0)
+            model.record_step(SHAPE, 2, 9.0)
             return float.__lt__(self, other)
 
     for seconds in (4.0, 4.0):
-        model.record(SHAPE, 0, "steps", 1, Seconds(seconds))
+        model.record_step(SHAPE, 0, Seconds(seconds))
     assert model.estimate(SHAPE).step_s == (4.0, 4.0, 4.0)
     assert model.estimate(SHAPE).step_s[2] == 9.0

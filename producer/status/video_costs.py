@@ -1,0 +1,124 @@
+"""What a job costs on a group: by its parameters as the group's model completes them, and by what it has measured."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, class_for
+from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import Costs, Shape, ShapeCosts, UpscaleCosts
+from svdq.pipeline.video_parameters import VideoParameters
+from svdq.producer.status.ranks import GroupStatus, RankStatus
+
+Parameters = Mapping[str, Any]  # of a job, as JSON: as submitted, or completed by its worker
+
+MAX_SCALE = 2.0  # largest factor by which costs are scaled to a shape of another size, as they do not grow evenly
+#: Parameters that decide neither which units a video has nor what they cost.
+_WITHOUT_COST = frozenset(
+    {"seed", "prompt", "negative_prompt", "image", "name", "folder", "formats", "fit", "boomerang", "model", "chained"}
+)
+
+Kind = tuple[tuple[str, str], ...]  # what decides the costs of a video: jobs of a queue have few kinds
+
+
+def kind_of(parameters: Parameters) -> Kind:
+    """Return what decides the costs of a video."""
+    return tuple((name, repr(value)) for name, value in parameters.items() if name not in _WITHOUT_COST)
+
+
+def known_model(rank: RankStatus, parameters: Parameters) -> KnownModel | None:
+    """Return the model of a rank 0, for models of all families by that of a job; None for one of a newer version."""
+    name = rank.family or str(parameters.get("family") or DEFAULT_FAMILY)
+    family = next((each for each in FAMILIES if each.name == name), None)
+    if family is None:
+        return None
+    # Without a family or of an earlier version, a record has facts that differ from the published model's.
+    facts = rank.facts if rank.family and rank.facts else {**family.published, "defaults": rank.defaults, **rank.facts}
+    return KnownModel(name=rank.model, family=family, facts=facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Video:
+    """The units of a video that a group makes."""
+
+    shape: Shape
+    step_costs: tuple[float, ...]  # () if it is denoised already
+    is_finished: bool
+
+
+class GroupCosts:
+    """The costs of videos on one group."""
+
+    def __init__(self, group: GroupStatus) -> None:
+        self.group = group
+        self._found: dict[Kind, VideoCosts | None] = {}
+
+    def of(self, parameters: Parameters) -> VideoCosts | None:
+        """Return the costs of a video; None if nothing similar was measured, or the group cannot make it."""
+        kind = kind_of(parameters)
+        if kind not in self._found:
+            self._found[kind] = self._costs_of(parameters)
+        return self._found[kind]
+
+    def _costs_of(self, parameters: Parameters) -> VideoCosts | None:
+        intake = self.group.intake
+        if intake is None or (video := self._video(parameters)) is None:
+            return None
+        upscale_s = _upscale_s(video.shape, intake.upscales) if video.shape.upscale else 0.0
+        if upscale_s is None:
+            return None
+        if video.is_finished:
+            return VideoCosts(steps=0, costs=Costs(step_s=(1.0,) * len(self.group.ranks), decode_s=upscale_s))
+        costs = _nearest(video.shape, intake.costs)
+        if costs is None:
+            return None
+        return VideoCosts(
+            steps=len(video.step_costs),
+            step_costs=video.step_costs,
+            costs=costs.model_copy(update={"decode_s": costs.decode_s + upscale_s}),
+        )
+
+    def _video(self, parameters: Parameters) -> _Video | None:
+        try:
+            cls = class_for(parameters, PARAMETERS)
+            given = {name: parameters[name] for name in cls.model_fields if name in parameters}
+            known = known_model(self.group.ranks[0], parameters)
+            if known is None:
+                return None
+            # Anyone may have written the facts, too: what they fill in has the same limits.
+            completed: VideoParameters = cls.model_validate(known.complete(cls.model_validate(given)).model_dump())
+            is_finished = bool(parameters.get("finishes"))
+            costs = () if is_finished else tuple(known.unit_costs(completed).steps)
+            return _Video(shape=Shape.of(completed), step_costs=costs, is_finished=is_finished)
+        except Exception:  # noqa: BLE001 - hostile facts raise any type; InputError: the group cannot make it
+            return None
+
+
+def _nearest(shape: Shape, measured: tuple[ShapeCosts, ...]) -> Costs | None:
+    """Return the measured costs of a shape, scaled from a similar one; None if there is none."""
+    if not measured:
+        return None
+    nearest = min(
+        reversed(measured), key=lambda costs: (costs.guided != shape.guided, abs(math.log(_scale(shape, costs))))
+    )
+    factor = _scale(shape, nearest)
+    if not 1 / MAX_SCALE <= factor <= MAX_SCALE:
+        return None
+    # Guidance doubles the batch of a step.
+    step_factor = factor * {(True, False): 2.0, (False, True): 0.5}.get((shape.guided, nearest.guided), 1.0)
+    return nearest.scaled(step=step_factor, encode=factor, decode=factor)
+
+
+def _upscale_s(shape: Shape, measured: tuple[UpscaleCosts, ...]) -> float | None:
+    """Return the seconds of upscaling a video, scaled from a similar one; None if there is none."""
+    if not measured:
+        return None
+    nearest = min(reversed(measured), key=lambda costs: abs(math.log(_scale(shape, costs))))
+    factor = _scale(shape, nearest)
+    return nearest.seconds * factor if 1 / MAX_SCALE <= factor <= MAX_SCALE else None
+
+
+def _scale(shape: Shape, costs: ShapeCosts | UpscaleCosts) -> float:
+    return shape.width * shape.height * shape.frames / (costs.width * costs.height * costs.frames)
