@@ -15,7 +15,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.parameters import as_flag, read_parameters
 from svdq.producer.text import count, duration
-from svdq.worker.fit import NUM_VIDEOS, Cards, KnownModel, know, ways
+from svdq.worker.fit import NUM_VIDEOS, Cards, SizedModel, know, ways
 
 
 def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Cards | None:
@@ -26,7 +26,7 @@ def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str
     return None if value is None else cards
 
 
-def _skipping(video: VideoParameters, step_cache: str, known: KnownModel) -> VideoParameters:
+def _skipping(video: VideoParameters, step_cache: str, known: SizedModel) -> VideoParameters:
     """Return a video with a threshold, or with a speedup, of skipped steps; raises InputError if none is skipped."""
     if not isinstance(video, WanParameters):
         raise InputError(f"--step-cache does not apply to {video.title}; leave it out.")

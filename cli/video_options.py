@@ -230,7 +230,7 @@ def read_spec(
     options = with_defaults_from(like, sweep(read_options(**values), sweeps))
     models = {name: expected_model(settings, named=name) for name in dict.fromkeys(each.model for each in options)}
     if len(models) > 1:  # each decides the family of its videos
-        families = {name: model.family for name, model in models.items() if model and not model.is_configured}
+        families = {name: model.family.name for name, model in models.items() if model and not model.is_configured}
         options = tuple(each.replaced(**{"family": families.get(each.model)} | each.given()) for each in options)
     return JobSpec(
         options=options,

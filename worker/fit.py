@@ -102,8 +102,8 @@ class Cards:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownModel:
-    """The facts of a model that is not loaded."""
+class SizedModel:
+    """A model that is not loaded, with its size and what of it is to be fetched."""
 
     size: ModelSize
     published: PublishedModel | None
@@ -128,8 +128,9 @@ class KnownModel:
     def video(self, shape: str | None = None) -> VideoParameters:
         """Return the default video, or one of a shape such as 1280x720x81, decoded a frame at a time or in tiles."""
         family = self.size.family
-        of_shape = family.parameters.of_shape(shape) if shape else family.parameters.model_validate({"seed": 0})
-        return family.complete(of_shape.model_copy(update={"decode_chunk_size": 1}), self.size.facts)
+        facts = self.size.facts
+        found = family.complete(family.parameters.of_shape(shape), facts) if shape else family.usual(facts)
+        return found.model_copy(update={"decode_chunk_size": 1})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,7 @@ class Way:
     time_s: float | None  # of all videos; None: no time of a step is known
 
 
-def know(name: str) -> KnownModel:
+def know(name: str) -> SizedModel:
     """Find what is known of a model by its name, as in SVDQ_MODEL; raises InputError if nothing is."""
     given = read_model_file(Path(name)) if is_model_file(name) else None
     base, replaced = (given.base, given.weights) if given else (name, {})
@@ -177,7 +178,7 @@ def know(name: str) -> KnownModel:
         }
         stored = {each: number for each, number in stored.items() if number}
         size = replace(size, stored=stored, kept=bool(stored))
-    return KnownModel(
+    return SizedModel(
         size=size,
         published=model,
         download_bytes=download_bytes,
@@ -207,10 +208,10 @@ def _stored_by_name(file: str, num_weights: float) -> float:
     return num_weights * bits / 8
 
 
-def costs_of(known: KnownModel, video: VideoParameters, step_s: float) -> VideoCosts:
+def costs_of(known: SizedModel, video: VideoParameters, step_s: float) -> VideoCosts:
     """Return the costs of a video by the time of a step of the published model's default video."""
     family, facts = known.size.family, known.size.facts
-    usual = family.complete(family.parameters.model_validate({"seed": 0}), {**facts, "defaults": {}})
+    usual = family.usual({**facts, "defaults": {}})
     pixels = [each.width * each.height * each.num_frames for each in (video, usual)]
     units = family.unit_costs(video, facts)
     factor = units.step_work / family.unit_costs(usual, facts).step_work
@@ -224,7 +225,7 @@ def costs_of(known: KnownModel, video: VideoParameters, step_s: float) -> VideoC
     )
 
 
-def ways(known: KnownModel, video: VideoParameters, cards: Cards, num_videos: int, step_s: float | None) -> list[Way]:
+def ways(known: SizedModel, video: VideoParameters, cards: Cards, num_videos: int, step_s: float | None) -> list[Way]:
     """Return the ways to run a model on GPUs, those first that change least: the first that fits is the best."""
     size, number = known.size, cards.number
     found = []
@@ -274,7 +275,7 @@ def faster_in_rounds(name: str, options: ComputeOptions, cards: Cards) -> float:
     return _bound_costs(known, video).faster_in_rounds(cards.number)
 
 
-def _residencies(known: KnownModel, number: int, *, streamed: bool) -> list[Residency]:
+def _residencies(known: SizedModel, number: int, *, streamed: bool) -> list[Residency]:
     """Return the ways to hold a model, those first that `svdq worker` chooses or advises."""
     found: list[Residency] = ["resident"]
     if known.has_experts or "text_encoder" in known.size.num_weights:
@@ -304,7 +305,7 @@ def _need(size: ModelSize, video: VideoParameters, residency: Residency, number:
 
 
 def _time_s(
-    known: KnownModel, video: VideoParameters, step_s: float, residency: Residency, number: int, num_videos: int
+    known: SizedModel, video: VideoParameters, step_s: float, residency: Residency, number: int, num_videos: int
 ) -> float:
     if residency == "bound":
         return _bound_costs(known, video, step_s).time_s(number, num_videos)
@@ -312,7 +313,7 @@ def _time_s(
     return (costs.rounds_time_s if residency == "rounds" else costs.time_s)(number, num_videos)
 
 
-def _bound_costs(known: KnownModel, video: VideoParameters, step_s: float = 1.0) -> VideoCosts:
+def _bound_costs(known: SizedModel, video: VideoParameters, step_s: float = 1.0) -> VideoCosts:
     """Return the costs of a video where each rank holds one expert."""
     costs = costs_of(known, video, step_s)
     first, *others = known.size.family.unit_costs(video, known.size.facts).segments

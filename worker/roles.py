@@ -52,8 +52,7 @@ class Experts:
             return
         assert model.family is not None
         self._family = family_named(model.family)
-        parameters = self._family.parameters.model_validate({"seed": 0})
-        self._typical = self._family.complete(parameters, model.facts)
+        self._typical = self._family.usual(model.facts)
         self.segments = self._family.unit_costs(self._typical, model.facts).segments
         self._prior = self._family.prior(model.facts)
 
@@ -197,7 +196,7 @@ def choose_weights(
 
 def _need_made(size: ModelSize, role: Role, topology: Topology, device: torch.device) -> int:
     """Return the bytes of a rank that makes all of its weights at load, with a typical video."""
-    video = size.family.complete(size.family.parameters.model_validate({"seed": 0}), size.facts)
+    video = size.family.usual(size.facts)
     phases = size.phases(
         video.model_copy(update={"decode_chunk_size": 1}),
         "resident" if role.components is None else "bound",

@@ -14,11 +14,11 @@ from typing import Any
 from svdq.cli.serve.api_errors import ApiError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import (
     WITH_PROMPTS,
-    ExpectedModel,
     SubmitOptions,
     as_key,
     as_text,
@@ -80,7 +80,7 @@ class VideoRequest:
 def read_request(
     fields: Iterable[tuple[str, Any]],
     now: datetime,
-    model: ExpectedModel | None = None,
+    model: KnownModel | None = None,
     base: SubmitOptions | None = None,
 ) -> VideoRequest:
     """Read the fields of a request: names with texts or, of JSON, values.
@@ -107,7 +107,7 @@ def read_request(
 def _read(
     given: Mapping[str, Any],
     now: datetime,
-    model: ExpectedModel | None,
+    model: KnownModel | None,
     base: SubmitOptions,
     spell: Callable[[str], str],
 ) -> VideoRequest:

@@ -7,10 +7,11 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.model_names import family_of_model, has_weights
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, read_parameters, read_then, rules_of
+from svdq.producer.submitting.parameters import SubmitOptions, read_parameters, read_then, rules_of
 from svdq.producer.text import parse_future
 
 #: Words for a photographer; other parameters show their name without underscores.
@@ -149,7 +150,7 @@ def _field(name: str, rules: Mapping[str, Any], job: type[Job]) -> FormField:
 
 
 def read_spec(
-    given: Mapping[str, str], now: datetime, model: ExpectedModel | None = None, *, has_last_photo: bool = False
+    given: Mapping[str, str], now: datetime, model: KnownModel | None = None, *, has_last_photo: bool = False
 ) -> JobSpec:
     """Read a form, whose missing and empty fields have their defaults or the model's; raises InputError.
 

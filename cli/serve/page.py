@@ -40,7 +40,7 @@ from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import (
     newest_ids,
     read_several_owners,
-    running_defaults,
+    running_known,
     running_loras,
     running_models,
 )
@@ -140,11 +140,12 @@ async def index(request: Request) -> Response:
     state = request.app.state
     try:
         running = await state.backend.read(running_models)
-        defaults = await state.backend.read(running_defaults)
+        models = {name: await state.backend.read(partial(running_known, family=name)) for name in JOBS}
         loras = await state.backend.read(running_loras)
         several_owners = await state.backend.read(lambda connection: ask_one(connection, read_several_owners()))
     except ApiError:  # the page says itself that Redis is away
-        running, defaults, loras, several_owners = {}, {}, {}, False
+        running, models, loras, several_owners = {}, {}, {}, False
+    defaults = {name: model.facts.get("defaults", {}) for name, model in models.items() if model is not None}
     loras |= await state.backend.in_thread(LoraFolder(state.backend.settings.loras).digests)
     names = await state.backend.in_thread(lambda: families(running, state.backend.settings.model))
     known = [

@@ -1,6 +1,7 @@
 """The families of models, by name, by parameters and by model folder. Does not import torch."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -8,6 +9,7 @@ from pydantic import PlainValidator, SerializeAsAny
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Family, FolderLayout
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.ltx.family import FAMILY as LTX
 from svdq.pipeline.models.model_folder import pipeline_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
@@ -25,6 +27,13 @@ PARAMETERS: Mapping[str, type[VideoParameters]] = {family.name: family.parameter
 def family_named(name: str) -> Family:
     """Return the family of a name."""
     return next(family for family in FAMILIES if family.name == name)
+
+
+@cache
+def published_model(family: str) -> KnownModel:
+    """Return the published model of a family, which stands for one whose facts are not known."""
+    found = family_named(family)
+    return KnownModel(name="", family=found, facts=found.published, is_assumed=True)
 
 
 def family_for(parameters: VideoParameters) -> Family:

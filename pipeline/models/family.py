@@ -173,6 +173,10 @@ class Family:
             raise InputError(f"The default {name} of the model file {path!r} cannot be used: {what}.") from error
         return facts | {"defaults": defaults} if defaults else facts
 
+    def usual(self, facts: Facts) -> VideoParameters:
+        """Return the parameters of a video whose job leaves all of them open."""
+        return self.complete(self.parameters.model_validate({"seed": 0}), facts)
+
     def fill_in(self, parameters: VideoParameters, model: str, facts: Facts) -> VideoParameters:
         """Fill in what a job leaves open; raises InputError, with the name `model`, if it cannot make the video."""
         if not isinstance(parameters, self.parameters):

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import FAMILIES, family_named, family_of, layout_of
-from svdq.pipeline.models.family import Facts, FolderLayout
+from svdq.pipeline.models.family import FolderLayout
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.lora_folder import add_samples
 from svdq.pipeline.models.model_file import (
     CONFIGS,
@@ -267,21 +268,25 @@ def _fingerprint(files: Mapping[str, Path], given: ModelFile | None) -> str:
     return digest.hexdigest()[:16]
 
 
-def facts_of(name: str) -> Facts | None:
-    """Return the facts of a model by its name; None if they are not known here."""
+def known_model(name: str) -> KnownModel | None:
+    """Return what is known of a model by its name; None if its family is not.
+
+    The facts of its files count, else the published model's of its hub id, else, with `is_assumed`, its family's.
+    """
+    if (family_name := family_of_model(name)) is None:
+        return None
+    family = family_named(family_name)
     try:
         given = read_model_file(Path(name)) if is_model_file(name) else None
         base = given.base if given else name
-        hub_id = base.partition("@")[0]
         try:
-            folder = find_folder(base)
-            family, _ = family_of(folder, base)
-            facts = family.read_facts(folder, base)
+            facts = family.read_facts(find_folder(base), base)
         except InputError:
-            family, facts = next((each, each.models[hub_id].facts) for each in FAMILIES if hub_id in each.models)
-        return family.with_model_file(dict(facts), given, name) if given else facts
-    except (InputError, StopIteration):
-        return None
+            facts = family.models[base.partition("@")[0]].facts
+        facts = family.with_model_file(dict(facts), given, name) if given else facts
+        return KnownModel(name=name, family=family, facts=facts)
+    except (InputError, KeyError):
+        return KnownModel(name=name, family=family, facts=family.published, is_assumed=True)
 
 
 def check_name(name: str) -> None:

@@ -85,7 +85,6 @@ class RankStatus(Record):
     defaults: dict[str, Any] = Field({})
     #: The model's facts (`Family.read_facts`), of rank 0; {} of other ranks and of earlier versions.
     facts: dict[str, Any] = Field({})
-    takes_last_photo: bool = True  # whether the model takes a photo of the last frame
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
     at: Moment

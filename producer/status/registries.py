@@ -17,12 +17,14 @@ from rq.registry import BaseRegistry
 from rq.worker import Worker
 
 from svdq.pipeline.models.families import PARAMETERS
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.producer import keys, lua
 from svdq.producer.job import model_stem
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import SvdqQueue, is_queue, queues, queues_of
 from svdq.producer.records import Record
 from svdq.producer.status.ranks import read_groups
+from svdq.producer.status.video_costs import known_of
 from svdq.producer.together import Read, ask_one, checked
 
 
@@ -275,25 +277,23 @@ def running_models(connection: redis.Redis) -> dict[str, str | None]:
     return found
 
 
-def running_defaults(connection: redis.Redis) -> dict[str, dict[str, Any]]:
-    """Return the defaults of the model files that workers run, by model and family; of families with several, none."""
-    found: dict[str, dict[str, Any]] = {}
-    for rank in (group.ranks[0] for group in read_groups(connection)):
-        for name in (rank.family, model_stem(rank.model)):
-            if found.setdefault(name, rank.defaults) != rank.defaults:
-                found[name] = {}
-    return found
+def running_known(connection: redis.Redis, family: str, stem: str = "") -> KnownModel | None:
+    """Return what is known of the model of a family that workers run, or of the one of a name; None if they differ.
+
+    A worker that starts has not said what its model is like.
+    """
+    ranks = [group.ranks[0] for group in read_groups(connection)]
+    found = [
+        known
+        for rank in ranks
+        if stem in ("", model_stem(rank.model)) and (known := known_of(rank, family)) and rank.family == family
+    ]
+    starting = {*running_models(connection)} - {rank.model for rank in ranks}
+    is_sure = found and not any(stem in ("", model_stem(name)) for name in starting)
+    return found[0] if is_sure and all(each.facts == found[0].facts for each in found) else None
 
 
 def running_loras(connection: redis.Redis) -> dict[str, str]:
     """Return the LoRAs that jobs may choose, by name, with their digests, of all workers."""
     intakes = [group.intake for group in read_groups(connection) if group.intake]
     return {name: digest for intake in intakes for name, digest in intake.loras.items()}
-
-
-def takes_last_photo(connection: redis.Redis, stem: str = "") -> bool:
-    """Return False if workers run, with models of this name, and none starts or takes a photo of the last frame."""
-    ranks = [group.ranks[0] for group in read_groups(connection)]
-    able = [rank.takes_last_photo for rank in ranks if stem in ("", model_stem(rank.model))]
-    starting = {*map(model_stem, running_models(connection))} - {model_stem(rank.model) for rank in ranks}
-    return not able or any(able) or bool(starting)

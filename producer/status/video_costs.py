@@ -28,10 +28,9 @@ def kind_of(parameters: Parameters) -> Kind:
     return tuple((name, repr(value)) for name, value in parameters.items() if name not in _WITHOUT_COST)
 
 
-def known_model(rank: RankStatus, parameters: Parameters) -> KnownModel | None:
-    """Return the model of a rank 0, for models of all families by that of a job; None for one of a newer version."""
-    name = rank.family or str(parameters.get("family") or DEFAULT_FAMILY)
-    family = next((each for each in FAMILIES if each.name == name), None)
+def known_of(rank: RankStatus, family_name: str) -> KnownModel | None:
+    """Return the model of a rank 0; one that makes videos of all families as of a family; None for a newer version."""
+    family = next((each for each in FAMILIES if each.name == (rank.family or family_name)), None)
     if family is None:
         return None
     # Without a family or of an earlier version, a record has facts that differ from the published model's.
@@ -84,7 +83,7 @@ class GroupCosts:
         try:
             cls = class_for(parameters, PARAMETERS)
             given = {name: parameters[name] for name in cls.model_fields if name in parameters}
-            known = known_model(self.group.ranks[0], parameters)
+            known = known_of(self.group.ranks[0], str(parameters.get("family") or DEFAULT_FAMILY))
             if known is None:
                 return None
             # Anyone may have written the facts, too: what they fill in has the same limits.

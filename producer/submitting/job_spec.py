@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.families import DEFAULT_FAMILY
-from svdq.pipeline.models.model_names import facts_of
-from svdq.pipeline.models.wan.family import I2V_A14B, WanParameters, complete, threshold_for
+from svdq.pipeline.models.families import DEFAULT_FAMILY, published_model
+from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.wan.family import I2V_A14B, WanParameters, threshold_for
 from svdq.pipeline.video_parameters import MAX_SIDE, LoraChoice
 from svdq.producer.job import JOBS, Job, last_frame_key, model_stem
 from svdq.producer.name_templates import (
@@ -30,7 +30,6 @@ from svdq.producer.submitting.parameters import (
     MAX_VIDEOS,
     SEED_BITS,
     WITH_PROMPTS,
-    ExpectedModel,
     SubmitOptions,
     as_flag,
     shorten,
@@ -48,7 +47,7 @@ class JobSpec:
     """The videos to make of a photo."""
 
     options: tuple[SubmitOptions, ...] = (SubmitOptions(),)  # parameters of its videos: one set, or several for a sweep
-    model: ExpectedModel | None = None  # decides the family of videos whose parameters do not
+    model: KnownModel | None = None  # decides the family of videos whose parameters do not
     variations: int = 1  # number of videos for each set, each with its own seed
     priority: str = "default"
     name: str | None = None  # template for names; None means the stem of the photo's file name
@@ -133,6 +132,11 @@ class JobSpec:
             if self.name is not None:
                 render_name(self.name, self._values(job, "photo", index=1, variation=0))
             self._folder_of(self._values(job, "photo", index=1, variation=0))
+
+    def usual_size(self, job: Job) -> tuple[int, int]:
+        """Return width and height in pixels that the expected model chooses for a job that leaves them open."""
+        usual = _known_for(self.model, job.family).usual
+        return usual.width, usual.height
 
     def example(self) -> Job:
         """Return the first job of any photo."""
@@ -235,26 +239,24 @@ class JobSpec:
 
     def _threshold(self, job: Job, speedup: str, spell: Callable[[str], str]) -> float:
         """Return the threshold with which the expected model makes a video as many times as fast as `1.5x` says."""
-        facts = facts_of(self.model.name) if self.model is not None and self._is_for(self.model, job) else None
-        if facts is None:
+        model = self.model
+        if model is None or model.is_assumed or not self._is_for(model, job):
             raise InputError(
                 f"{spell('step_cache')} {speedup} needs the model, which is not known here; give a threshold, such as "
                 "0.06."
             )
         assert isinstance(job, WanParameters)
-        return threshold_for(job, facts, float(speedup.removesuffix("x")))
+        return threshold_for(job, model.facts, float(speedup.removesuffix("x")))
 
     def _check_step_cache(self, job: Job) -> None:
-        if not getattr(job, "step_cache", 0.0) or self.model is None or not self._is_for(self.model, job):
-            return
-        if (facts := facts_of(self.model.name)) is not None:
-            assert isinstance(job, WanParameters)
-            complete(job, facts)
+        model = self.model
+        if getattr(job, "step_cache", 0.0) and model and not model.is_assumed and self._is_for(model, job):
+            model.complete(job.parameters)
 
-    def _is_for(self, model: ExpectedModel, job: Job) -> bool:
+    def _is_for(self, model: KnownModel, job: Job) -> bool:
         """Return whether the expected model makes a job, as far as is known."""
         # Later there may be other workers, and the configured model decides only about its family.
-        is_for_it = model.family == job.family if model.is_configured else self.at is None
+        is_for_it = model.family.name == job.family if model.is_configured else self.at is None
         return is_for_it and job.model in (None, model_stem(model.name))
 
     def _check_last_frame(self, job: Job, spell: Callable[[str], str]) -> None:
@@ -294,6 +296,10 @@ class JobSpec:
         return job, job_id
 
 
+def _known_for(model: KnownModel | None, family: str) -> KnownModel:
+    return model if model is not None and model.family.name == family else published_model(family)
+
+
 def _seed_of(job_id: str) -> int:
     """Draw the seed of a job: the same for the same submission, also when Redis has forgotten the job."""
     return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[: SEED_BITS // 8])
@@ -302,7 +308,7 @@ def _seed_of(job_id: str) -> int:
 def make_job(
     options: SubmitOptions,
     *,
-    model: ExpectedModel | None = None,
+    model: KnownModel | None = None,
     spell: Callable[[str], str] = as_flag,
     variation: int = 0,
     photo_size: tuple[int, int] | None = None,
@@ -314,8 +320,9 @@ def make_job(
     """
     family = options.family_for(model, spell) or DEFAULT_FAMILY
     fields = JOBS[family].model_fields
-    defaults = model.defaults if model is not None and model.family == family else {}
+    known = _known_for(model, family)
     # Those that may be left open are filled in by the worker.
+    defaults = known.facts.get("defaults", {})
     values = {name: value for name, value in defaults.items() if fields[name].default is not None}
     values |= options.given() | others | {"family": family}
     if options.seed is None:
@@ -326,8 +333,8 @@ def make_job(
     try:
         job = JOBS[family](**values)
         if is_auto and photo_size:
-            # The size that a model chooses is not known here; all Wan models can do 832x480.
-            area = job.width * job.height if job.width and job.height else 832 * 480
+            usual = known.usual
+            area = job.width * job.height if job.width and job.height else usual.width * usual.height
             multiple = max(job.side_multiple, _AUTO_MULTIPLE)
             width, height = nearest_size(photo_size, max(area, multiple**2), multiple)
             job = JOBS[family](**values | {"width": width, "height": height})

@@ -1,16 +1,15 @@
 """Chooses the model of new jobs, and queues again what another model made."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from dataclasses import replace
 
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS, family_named
-from svdq.pipeline.models.model_file import is_model_file, read_model_file
-from svdq.pipeline.models.model_names import check_name, facts_of, family_of_model, has_weights
+from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS, published_model
+from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.model_names import check_name, family_of_model, has_weights, known_model
 from svdq.producer import job_control
 from svdq.producer.chains import link_before
 from svdq.producer.embedded_redis import running_url
@@ -18,53 +17,32 @@ from svdq.producer.job import JOBS, model_stem
 from svdq.producer.queue import session
 from svdq.producer.results.finished_videos import has_files
 from svdq.producer.settings import Settings
-from svdq.producer.status import registries
 from svdq.producer.status.job_view import view_many
-from svdq.producer.status.registries import running_defaults, running_models
+from svdq.producer.status.registries import running_known, running_models
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Enqueued
-from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.threads import ordered_map
 
 
-def configured_model(settings: Settings) -> ExpectedModel | None:
+def configured_model(settings: Settings) -> KnownModel | None:
     """Return the model of the settings; None if its family is not known: `preview` and `simulated` render all.
 
     Raises InputError if there is no model of its name.
     """
     check_name(settings.model)
-    family = family_of_model(settings.model)
-    if not family:
-        return None
-    defaults = read_model_file(Path(settings.model)).defaults if is_model_file(settings.model) else {}
-    facts = facts_of(settings.model)
-    takes_last_photo = facts is None or family_named(family).takes_last_photo(facts)
-    return ExpectedModel(name=settings.model, family=family, defaults=defaults, takes_last_photo=takes_last_photo)
+    found = known_model(settings.model)
+    return None if found is None else replace(found, is_configured=True)
 
 
-@cache
-def usual_size(family_name: str, model: str) -> tuple[int, int]:
-    """Return width and height in pixels of videos whose jobs leave them to a model; of an unknown one, the family's."""
-    family = family_named(family_name)
-    known = family.models.get(model.partition("@")[0])
-    video = family.complete(family.parameters.model_validate({"seed": 0}), known.facts if known else family.published)
-    return video.width, video.height
-
-
-def running_model(connection: redis.Redis, family: str, stem: str, name: str = "") -> ExpectedModel:
+def running_model(connection: redis.Redis, family: str, stem: str, name: str = "") -> KnownModel:
     """Describe the model of a family that workers run; with the `stem` of a name, the one of this name."""
-    return ExpectedModel(
-        name=name or stem,
-        family=family,
-        is_configured=False,
-        defaults=running_defaults(connection).get(stem or family, {}),
-        takes_last_photo=registries.takes_last_photo(connection, stem),
-    )
+    found = running_known(connection, family, stem) or published_model(family)
+    return replace(found, name=name or stem)
 
 
 def expected_model(
     settings: Settings, connection: redis.Redis | None = None, named: str | None = None
-) -> ExpectedModel | None:
+) -> KnownModel | None:
     """Return the configured model, else the workers' if all have models of one family; None if neither is known.
 
     Of the model `named` in a job, only a worker's model of that name counts, before the configured one. Without a

@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, get_args
 
@@ -13,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer.job import JOBS, NAMING, VIDEO_FIELDS
 
@@ -51,18 +51,6 @@ def as_key(field: str) -> str:
 def as_flag(field: str) -> str:
     """Spell a parameter as on the command line."""
     return f"--{as_key(field).replace('_', '-')}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpectedModel:
-    """The model that is expected to make the videos, where its family is known."""
-
-    name: str
-    family: str
-    is_configured: bool = True  # whether it is in the settings; parameters of another family are then refused
-    #: The defaults of its model file, for parameters that a job cannot leave open.
-    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    takes_last_photo: bool = True  # False only if it is known that it takes no photo of the last frame
 
 
 class SubmitOptions:
@@ -122,7 +110,7 @@ class SubmitOptions:
             )
         return SubmitOptions(**{**recorded, **self.given()})
 
-    def family_for(self, model: ExpectedModel | None, spell: Callable[[str], str] = as_flag) -> str | None:
+    def family_for(self, model: KnownModel | None, spell: Callable[[str], str] = as_flag) -> str | None:
         """Return the family that all parameters apply to; None: any. Raises InputError, with names of `spell`."""
         family = self.family
         if family is not None and family not in tuple(JOBS):
@@ -133,7 +121,7 @@ class SubmitOptions:
             if field != "auto_size"
         }
         fitting = [name for name in JOBS if all(name in names for names in having.values())]
-        chosen = family or (model.family if model is not None else None)
+        chosen = family or (model.family.name if model is not None else None)
         if chosen in fitting:
             return chosen
         wrong = next((field for field, names in having.items() if chosen not in names), "")
@@ -145,7 +133,7 @@ class SubmitOptions:
         if model is not None and model.is_configured:
             raise InputError(
                 f"{spell(wrong)} does not apply to the configured model {model.name}, which is "
-                f"{PARAMETERS[model.family].title}; leave it out, or give {spell('family')} {having[wrong][0]} if the "
+                f"{model.family.parameters.title}; leave it out, or give {spell('family')} {having[wrong][0]} if the "
                 "workers have such a model."
             )
         if not fitting:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.producer.job import PARAMETER_KEYS
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import (
     FIELDS,
-    ExpectedModel,
     as_flag,
     as_key,
     as_text,
@@ -73,7 +73,7 @@ def read_batch(
     path: Path,
     now: Callable[[], datetime],
     defaults: JobSpec = NO_OPTIONS,
-    model_of: Callable[[str], ExpectedModel | None] = lambda _: None,
+    model_of: Callable[[str], KnownModel | None] = lambda _: None,
 ) -> list[PhotoRequest | InputError]:
     """Return a request for each row of a list, or why it is invalid; raises InputError if it has no rows.
 
@@ -112,7 +112,7 @@ def _parse(
     row: Mapping[str, Any] | InputError,
     now: Callable[[], datetime],
     defaults: JobSpec,
-    model_of: Callable[[str], ExpectedModel | None],
+    model_of: Callable[[str], KnownModel | None],
 ) -> tuple[str, str, JobSpec]:
     if isinstance(row, InputError):
         raise row

@@ -13,6 +13,7 @@ from typing import TypeGuard
 import redis
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.families import published_model
 from svdq.producer import keys
 from svdq.producer.files import make_home
 from svdq.producer.job import Job, model_stem
@@ -27,8 +28,8 @@ from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_cha
 from svdq.producer.submitting.foresight import check_max_waiting, existing
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
 from svdq.producer.submitting.loras import KnownLoras
-from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, usual_size, why_default
-from svdq.producer.submitting.parameters import WITH_PROMPTS, ExpectedModel, SubmitOptions, as_flag
+from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, why_default
+from svdq.producer.submitting.parameters import WITH_PROMPTS, SubmitOptions, as_flag
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning, source_path
 from svdq.producer.submitting.sources import PromptFiles, find_photos, usable_prompt
@@ -251,7 +252,7 @@ def _specs(requests: Iterable[PhotoRequest | InputError]) -> Iterable[JobSpec]:
 
 def _with_family_of_prompts(requests: Sequence[PhotoRequest | InputError]) -> Sequence[PhotoRequest | InputError]:
     """Choose a family with prompts for videos whose family is open if one of their photos has a prompt."""
-    model = ExpectedModel(name="", family=WITH_PROMPTS[0], is_configured=False)
+    model = published_model(WITH_PROMPTS[0])
     specs = {id(spec): replace(spec, model=model) for spec in _specs(requests) if spec.is_open}
 
     def is_open(request: PhotoRequest | InputError) -> TypeGuard[PhotoRequest]:
@@ -364,7 +365,7 @@ def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry
         }
         notes = dict(spec.notes) | {name: text for name, text in known.items() if text}
         for number, (job, job_id) in enumerate(spec.jobs(photo, index)):
-            size = usual_size(job.family, spec.model.name if spec.model else "")
+            size = spec.usual_size(job)
             cropped = [crop_warning(each.size, job, size) for each in (photo, photo.last) if each]
             warning = next(filter(None, cropped), "")
             link = f"{number % spec.num_links + 1} of {spec.num_links}"

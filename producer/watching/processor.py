@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import redis
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.producer.job_control import WAITING, cancel
 from svdq.producer.queue import statuses
 from svdq.producer.settings import Settings
@@ -15,7 +16,6 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models
-from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
 from svdq.producer.submitting.sources import SUFFIX
 from svdq.producer.submitting.submission import claim_storage, entries_of, submit_checked, with_owner
@@ -44,7 +44,7 @@ class Processor:
     post_submit: PostSubmit
     waiting: Debounce
     report: OnEvent
-    model: ExpectedModel | None = None  # the model that the videos are for if the parameters do not decide
+    model: KnownModel | None = None  # the model that the videos are for if the parameters do not decide
     held_s: dict[str, float] = field(default_factory=dict)  # when a file was last on hold, by the reason
 
     def __post_init__(self) -> None:

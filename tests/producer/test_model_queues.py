@@ -93,7 +93,7 @@ def test_a_named_model_decides_family_and_defaults(connection: redis.Redis, sett
     fast, wan = (expected_model(settings, connection, name) for name in ("xt-fast", "wan-4step"))
     assert fast is not None
     assert wan is not None
-    assert (fast.family, fast.defaults, wan.family) == ("svd", {"steps": 4}, "wan")
+    assert (fast.family.name, fast.facts["defaults"], wan.family.name) == ("svd", {"steps": 4}, "wan")
 
 
 def test_submit_names_a_model_that_runs_or_says_that_none_does(svdq: Cli, connection: redis.Redis, photo: Path) -> None:

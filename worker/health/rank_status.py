@@ -168,7 +168,6 @@ def describe(topology: Topology, device: torch.device, info: ModelInfo) -> RankS
         loras=tuple(f"{lora['file']} x {lora['strength']:g}" for lora in info.made_of.get("loras", ())),
         defaults=info.facts.get("defaults", {}),
         facts=dict(info.facts) if topology.first else {},
-        takes_last_photo=info.family is None or info.family.takes_last_photo(info.facts),
         started_at=now,
         at=now,
         restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),

@@ -7,7 +7,7 @@ timesteps are whole, and float32 where FlowMatchEuler has it.
 from array import array
 from collections.abc import Sequence
 
-from svdq.pipeline.models.family import Facts
+from svdq.pipeline.models.family import Facts, imported
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 
 _BELOW_ONE = 1e-6  # UniPC's first level is this far below 1, whose logarithm it cannot take
@@ -27,9 +27,8 @@ def timesteps_of(steps: int, shift: float, facts: Facts) -> list[float]:
     """Return the timestep of each step, as `set_timesteps` of the scheduler of the facts computes it."""
     given = facts.get("sigmas")
     if isinstance(given, str):
-        from svdq.pipeline.models.sigmas import sigmas_of  # which imports numpy
-
-        given, shift = sigmas_of(given, steps, shift), 1.0  # which are shifted
+        named = imported("svdq.pipeline.models.sigmas:sigmas_of")  # numpy is imported only where it is needed
+        given, shift = named(given, steps, shift), 1.0  # which are shifted
     num_train = facts["scheduler"].get("num_train_timesteps", 1000)
     of_scheduler = _unipc if facts["scheduler"]["_class_name"] == "UniPCMultistepScheduler" else _euler
     return of_scheduler(steps, shift, num_train, given)

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.fields import EXTRAS, FIELDS, NO_OPS, PHOTOS, VideoRequest, decode_data_url, flatten, read_request
+from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.wan.family import FAMILY, MODELS
 from svdq.producer.submitting.job_spec import ANY_PHOTO
-from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
+from svdq.producer.submitting.parameters import SubmitOptions
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 NAMES = (*FIELDS, *NO_OPS, *PHOTOS, *EXTRAS, "extra_params[fps]", "formats[]", "input_reference[image_url]")
@@ -218,7 +220,7 @@ def test_an_error_names_what_was_sent(scale: str) -> None:
     [(SubmitOptions(loop=True), "loop"), (SubmitOptions(last_image=ANY_PHOTO), "last_reference")],
 )
 def test_a_last_frame_that_no_worker_takes_is_refused(options: SubmitOptions, field: str) -> None:
-    model = ExpectedModel(name="ti2v", family="wan", is_configured=False, takes_last_photo=False)
+    model = KnownModel(name="ti2v", family=FAMILY, facts=MODELS["Wan-AI/Wan2.2-TI2V-5B-Diffusers"].facts)
     with pytest.raises(ApiError, match=f"^{field} does not apply to the workers' model ti2v,") as caught:
         read_request([], NOW, model, options)
     assert (caught.value.status, caught.value.param) == (400, field)

@@ -16,6 +16,7 @@ import redis
 from PIL import ExifTags, Image
 
 from svdq.cli.serve.page import STATIC
+from svdq.pipeline.models.wan.family import MODELS
 from svdq.producer import keys
 from svdq.producer.job_control import pause, resume
 from svdq.producer.queue import fetch, read_arguments, read_job
@@ -113,7 +114,10 @@ def test_the_page_makes_chains_and_names_their_links(server: Server, photo: Path
 
 
 def test_the_page_says_that_no_worker_takes_a_last_frame(server: Server, photo: Path, connection: redis.Redis) -> None:
-    save(connection, rank(0, num_ranks=1, model="ti2v", family="wan", takes_last_photo=False))
+    save(
+        connection,
+        rank(0, num_ranks=1, model="ti2v", family="wan", facts=MODELS["Wan-AI/Wan2.2-TI2V-5B-Diffusers"].facts),
+    )
     for answer in (
         upload(server, photo, family="wan", loop="yes"),
         server.get("/page/estimate?family=wan&loop=yes"),

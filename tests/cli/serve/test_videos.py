@@ -192,7 +192,7 @@ def test_forms_without_files(server: Server, data: bytes) -> None:
 
 
 #: Of the size that these videos have by default.
-COSTS_HERE = COSTS.model_copy(update={"width": 1024, "height": 576, "step_s": (0.02, 0.02)})
+COSTS_HERE = COSTS.model_copy(update={"frames": 25, "width": 1024, "height": 576, "step_s": (0.02, 0.02)})
 
 
 @pytest.mark.parametrize(("names", "kind"), [("", "image/jpeg"), ("; filename*=UTF-8''a%20c%C3%BCp.jpg", "text/plain")])

@@ -10,6 +10,9 @@ import redis
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.families import published_model
+from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.wan.family import MODELS
 from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.settings import Settings
@@ -17,17 +20,17 @@ from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.job_view import job_status
 from svdq.producer.submitting.job_spec import JobSpec, make_job
 from svdq.producer.submitting.model_choice import configured_model, expected_model
-from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions
+from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
 from tests.ranks import rank, save
 
 PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
-SVD = ExpectedModel(name="/models/svd", family="svd")
-WAN = ExpectedModel(name="/models/wan", family="wan")
+SVD = replace(published_model("svd"), name="/models/svd", is_configured=True)
+WAN = replace(published_model("wan"), name="/models/wan", is_configured=True)
 LOOP = SubmitOptions(loop=True)
 
 
-def job_of(model: ExpectedModel | None = None, **options) -> Job:
+def job_of(model: KnownModel | None = None, **options) -> Job:
     return make_job(SubmitOptions(**options), model=model, **PHOTO)
 
 
@@ -49,7 +52,7 @@ def job_of(model: ExpectedModel | None = None, **options) -> Job:
     ],
 )
 def test_parameters_and_the_model_decide_the_family(
-    options: dict[str, object], model: ExpectedModel | None, family: str
+    options: dict[str, object], model: KnownModel | None, family: str
 ) -> None:
     assert job_of(model, **options).family == family
 
@@ -67,7 +70,7 @@ def test_parameters_and_the_model_decide_the_family(
     ],
 )
 def test_parameters_of_another_family_are_refused(
-    options: dict[str, object], model: ExpectedModel | None, says: str
+    options: dict[str, object], model: KnownModel | None, says: str
 ) -> None:
     with pytest.raises(InputError, match=says):
         job_of(model, **options)
@@ -125,7 +128,7 @@ def test_the_family_of_a_model_folder(tmp_path: Path) -> None:
         index.write_text(json.dumps({"_class_name": pipeline}))
         found = configured_model(load_settings(model=str(tmp_path)))
         assert found is not None
-        assert (found.name, found.family) == (str(tmp_path), family)
+        assert (found.name, found.family.name) == (str(tmp_path), family)
     for name in ("stabilityai/stable-video-diffusion-img2vid", "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"):
         assert configured_model(load_settings(model=name)) is not None, "known although it is not here"
     for text in ('{"_class_name": "FluxPipeline"}', "{}", "no JSON"):
@@ -135,13 +138,13 @@ def test_the_family_of_a_model_folder(tmp_path: Path) -> None:
         assert configured_model(load_settings(model=name)) is None
 
 
-def running(connection: redis.Redis, model: str, family: str = "", group: str = "g", **others: bool) -> None:
+def running(connection: redis.Redis, model: str, family: str = "", group: str = "g", **others: object) -> None:
     save(connection, rank(0, group, num_ranks=1, model=model, family=family, **others))
 
 
 def family_of(settings: Settings) -> str | None:
     model = expected_model(settings)
-    return model and model.family
+    return model and model.family.name
 
 
 def test_the_models_of_workers_decide_if_they_agree(connection: redis.Redis, settings: Settings, photo: Path) -> None:
@@ -194,8 +197,9 @@ def test_a_last_frame_is_refused_where_no_worker_takes_one(
     connection: redis.Redis, settings: Settings, photo: Path
 ) -> None:
     submit(settings, photo, LOOP)  # no worker is known
-    for family in ("svd", "wan"):
-        running(connection, f"/models/{family}", family, takes_last_photo=False)
+    ti2v = MODELS["Wan-AI/Wan2.2-TI2V-5B-Diffusers"]
+    for family, facts in (("svd", SVD.facts), ("wan", ti2v.facts)):
+        running(connection, f"/models/{family}", family, facts=dict(facts))
         with pytest.raises(InputError, match=f"loop .* the workers' model /models/{family}, which takes no"):
             submit(settings, photo, LOOP)
     submit(settings, photo, LOOP, at=datetime.now() + timedelta(hours=1))  # there may be others by then

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_names import known_model
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.model_choice import usual_size
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photos import Photo, check_data, crop_warning, nearest_size
 from svdq.producer.watching.folder_config import FolderConfig
@@ -113,11 +113,26 @@ def test_a_crop_that_removes_much_is_warned_of(photo: tuple[int, int] | None, fi
 
 
 @pytest.mark.parametrize(
-    ("model", "size"),
-    [("", (832, 480)), ("/models/mine", (832, 480)), ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", (1280, 704))],
+    ("defaults", "base", "usual", "auto"),
+    [
+        ("", "Wan2.2-I2V-A14B", (832, 480), (704, 544)),
+        ("[defaults]\nwidth = 1280\nheight = 720\n", "Wan2.2-I2V-A14B", (1280, 720), (1088, 832)),
+        ("", "Wan2.2-TI2V-5B", (1280, 704), (1088, 800)),
+    ],
 )
-def test_the_size_that_is_left_to_a_model(model: str, size: tuple[int, int]) -> None:
-    assert usual_size("wan", model) == size
+def test_a_size_left_to_the_model_has_as_many_pixels_as_its_own(
+    tmp_path: Path, defaults: str, base: str, usual: tuple[int, int], auto: tuple[int, int]
+) -> None:
+    """A photo of 4:3 got 832x480's pixels of any model of Wan: 42% of those of 1280x720."""
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "Wan-AI/{base}-Diffusers"\n{defaults}')
+    photo = replace(PHOTO, size=(4000, 3000))
+    spec = JobSpec(options=(SubmitOptions(seed=1, auto_size=True),), model=known_model(str(path)))
+    ((job, _),) = spec.jobs(photo, 1)
+    assert (job.width, job.height) == auto
+    ((plain, _),) = replace(spec, options=(SubmitOptions(seed=1),)).jobs(photo, 1)
+    assert spec.usual_size(plain) == usual
+    assert (plain.width, plain.height) == (None, None)
 
 
 def test_the_file_of_a_folder_chooses_between_auto_and_a_size(tmp_path: Path) -> None:

@@ -8,16 +8,18 @@ import pytest
 from svdq.cli.serve import form
 from svdq.cli.serve.fields import flatten, read_request
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.model_names import known_model
 from svdq.producer.job import Job
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import ExpectedModel, SubmitOptions, as_flag, read_parameters, sweep
+from svdq.producer.submitting.parameters import SubmitOptions, as_flag, read_parameters, sweep
 from svdq.producer.submitting.photos import Photo
 
-A14B = ExpectedModel(name="Wan-AI/Wan2.2-I2V-A14B-Diffusers", family="wan")
+A14B = known_model("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
 PHOTO = Photo(path=Path("cup.jpg"), sha256="0" * 64, extension="jpg", num_bytes=1, name="cup", size=(832, 480))
 
 
-def jobs(text: str | None, model: ExpectedModel | None = A14B, **given: object) -> list[Job]:
+def jobs(text: str | None, model: KnownModel | None = A14B, **given: object) -> list[Job]:
     asked = {"family": "wan", "seed": 1} | given | ({} if text is None else {"step_cache": text})
     spec = JobSpec(options=(SubmitOptions(**read_parameters(asked, as_flag)),), model=model)
     spec.check()
@@ -48,7 +50,7 @@ def test_the_curve_of_a_model_file_counts(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     flat = "[step_cache]\nhigh = [1.0]\nlow = [1.0]\n"
     path.write_text(f'base = "Wan-AI/Wan2.2-I2V-A14B-Diffusers"\n{flat}')
-    [job] = jobs("1.74x", ExpectedModel(name=str(path), family="wan"))
+    [job] = jobs("1.74x", known_model(str(path)))
     assert job.step_cache == 0.01
 
 
@@ -70,7 +72,7 @@ def test_what_cannot_be_is_a_sentence(text: str, given: dict[str, object], words
 
 
 def test_a_speedup_needs_a_known_model_and_a_threshold_does_not() -> None:
-    unknown = ExpectedModel(name="someone/Wan2.2-of-mine", family="wan")
+    unknown = known_model("someone/Wan2.2-of-mine")
     with pytest.raises(InputError, match=r"--step-cache 1.5x needs the model, which is not known here; give a thresh"):
         jobs("1.5x", unknown)
     [job] = jobs("0.06", unknown)

@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.families import published_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer import keys
@@ -17,7 +19,6 @@ from svdq.producer.queue import server_url
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.registries import read_workers
 from svdq.producer.submitting.model_choice import expected_model
-from svdq.producer.submitting.parameters import ExpectedModel
 from svdq.producer.together import ask_one
 from svdq.worker import run_folder
 from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
@@ -244,8 +245,7 @@ def test_the_record_of_a_killed_launcher_expires(site) -> None:
 def test_the_model_that_a_worker_loads_decides_what_photos_are_for(site, until) -> None:
     loading = ResolvedModel(name="Wan-AI/Wan2.2-I2V-A14B-Diffusers", family="wan")
     with starting_record(site.settings, loading, lambda: False):
-        model = ExpectedModel(name=loading.name, family="wan", is_configured=False)
-        until(lambda: expected_model(site.settings) == model)
+        until(lambda: expected_model(site.settings) == replace(published_model("wan"), name=loading.name))
     assert expected_model(site.settings) is None
 
 
