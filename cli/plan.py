@@ -10,7 +10,6 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import with_presets
 from svdq.pipeline.models.model_names import has_weights
-from svdq.pipeline.models.wan.family import WanParameters, complete, threshold_for
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.parameters import as_flag, read_parameters
@@ -28,14 +27,15 @@ def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str
 
 def _skipping(video: VideoParameters, step_cache: str, known: SizedModel) -> VideoParameters:
     """Return a video with a threshold, or with a speedup, of skipped steps; raises InputError if none is skipped."""
-    if not isinstance(video, WanParameters):
+    family, facts = known.size.family, known.size.facts
+    if family.threshold_for is None:
         raise InputError(f"--step-cache does not apply to {video.title}; leave it out.")
     threshold = read_parameters({"step_cache": step_cache}, as_flag)["step_cache"]
     if isinstance(threshold, str):
-        threshold = threshold_for(video, known.size.facts, float(threshold.removesuffix("x")))
+        threshold = family.threshold_for(video, facts, float(threshold.removesuffix("x")))
     if not 0 <= threshold <= 1:
         raise InputError(f"--step-cache {threshold:g} is not allowed: it must be from 0 to 1.")
-    return complete(video.model_copy(update={"step_cache": threshold}), known.size.facts)
+    return family.complete(video.model_copy(update={"step_cache": threshold}), facts)
 
 
 @click.command()

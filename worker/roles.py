@@ -10,13 +10,12 @@ import torch
 
 from svdq.pipeline.models.components import name_of
 from svdq.pipeline.models.compute_options import ComputeOptions
-from svdq.pipeline.models.families import family_named, layout_of
+from svdq.pipeline.models.families import DEFAULT_FAMILY, family_named, layout_of, published_model
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
 from svdq.pipeline.models.model_folder import WEIGHTS, is_rounded, loaded_files
 from svdq.pipeline.models.needs import ModelSize, Residency
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.simulated import SimulatedModel
-from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.binding import Components, Segment, bind
 from svdq.pipeline.planning.capacity import VideoCosts
@@ -48,7 +47,7 @@ class Experts:
         self._workspace = workspace
         if model.timings is not None:
             simulated = SimulatedModel(model.timings, Role(), torch.device("cpu"))
-            self.segments, self._prior = simulated.segments(SvdParameters(seed=0)), simulated.info.prior
+            self.segments, self._prior = simulated.segments(published_model(DEFAULT_FAMILY).usual), simulated.info.prior
             return
         assert model.family is not None
         self._family = family_named(model.family)

@@ -126,6 +126,11 @@ class Family:
     read_facts: Callable[[Path, str], Facts]
     #: Returns whether a model takes a photo of the last frame.
     takes_last_photo: Callable[[Facts], bool] = lambda _: False
+    #: Returns whether a model makes videos between two photos only.
+    needs_last_photo: Callable[[Facts], bool] = lambda _: False
+    #: Returns the smallest `step_cache` with which a model makes a video so many times as fast, of parameters that may
+    #: be open; raises InputError if none does. None: this family skips no steps.
+    threshold_for: Callable[[VideoParameters, Facts, float], float] | None = None
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.
     complete: Callable[[VideoParameters, Facts], VideoParameters]
     #: Returns the facts that another scheduler changes; None: this family's cannot be changed.

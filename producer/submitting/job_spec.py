@@ -12,9 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.families import DEFAULT_FAMILY, published_model
+from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, published_model
 from svdq.pipeline.models.known_model import KnownModel
-from svdq.pipeline.models.wan.family import I2V_A14B, WanParameters, threshold_for
 from svdq.pipeline.video_parameters import MAX_SIDE, LoraChoice
 from svdq.producer.job import JOBS, Job, last_frame_key, model_stem
 from svdq.producer.name_templates import (
@@ -245,8 +244,8 @@ class JobSpec:
                 f"{spell('step_cache')} {speedup} needs the model, which is not known here; give a threshold, such as "
                 "0.06."
             )
-        assert isinstance(job, WanParameters)
-        return threshold_for(job, model.facts, float(speedup.removesuffix("x")))
+        assert model.family.threshold_for is not None, "other families have no step_cache"
+        return model.family.threshold_for(job.parameters, model.facts, float(speedup.removesuffix("x")))
 
     def _check_step_cache(self, job: Job) -> None:
         model = self.model
@@ -268,7 +267,7 @@ class JobSpec:
             whose = f"configured model {model.name}" if model.is_configured else f"workers' model {model.name}".rstrip()
             raise InputError(
                 f"{spell('loop' if is_loop else 'last_image')} does not apply to the {whose}, which takes no last "
-                f"frame; leave it out, or use a model that takes one, such as {I2V_A14B.title}"
+                f"frame; leave it out, or use a model that takes one, such as {_takes_last_photo()}"
                 f"{' (' + spell('boomerang') + ' works with all)' if is_loop else ''}."
             )
 
@@ -294,6 +293,16 @@ class JobSpec:
             name = render_name(self.name, self._values(job, photo.name, photo.source, index=index, variation=variation))
             job = job.model_copy(update={"name": name})
         return job, job_id
+
+
+def _takes_last_photo() -> str:
+    """Return the hub id of a model that takes a photo of the last frame."""
+    return next(
+        name
+        for family in FAMILIES
+        for name, model in family.models.items()
+        if family.takes_last_photo(model.facts) and not family.needs_last_photo(model.facts)
+    )
 
 
 def _known_for(model: KnownModel | None, family: str) -> KnownModel:

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from svdq.pipeline.errors import InputError, how_to_install
-from svdq.pipeline.models.families import parameters_of
+from svdq.pipeline.models.families import family_named, parameters_of
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.models.wan.family import WanParameters, needs_last_photo
 from svdq.pipeline.planning.binding import Components, bind, split_steps
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
@@ -152,7 +151,7 @@ def _workload(options: BenchOptions) -> Workload:
     kind = parameters_of(models[0])
     frames = options.frames or DEFAULT_FRAMES - (DEFAULT_FRAMES - 1) % kind.frame_step
     parameters = kind.of_shape(f"{options.size}x{frames}").model_copy(update={"steps": options.steps})
-    if kind is WanParameters and needs_last_photo(models[0].facts):
+    if models[0].family and family_named(models[0].family).needs_last_photo(models[0].facts):
         parameters = parameters.model_copy(update={"loop": True})
     components: tuple[Components, ...] = ()
     if options.segments is not None and options.experts == "bound":

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.models.families import family_for
 from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, Phase, chunk_of, shape_for, size_text
-from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.video_parameters import VideoParameters
@@ -50,15 +50,18 @@ class MemoryPlan:
         ranks: Sequence[RankInfo],
         dtype: str,
         *,
-        family: Family = SVD,
+        family: Family | None = None,
         facts: Facts | None = None,
         workspace: int = 0,
     ) -> None:
-        """Plan for ranks, rank 0 first; `dtype` is torch's name, `workspace` the bytes added to estimates."""
+        """Plan for ranks, rank 0 first; `dtype` is torch's name, `workspace` the bytes added to estimates.
+
+        Without a `family` any may come.
+        """
         self._ranks = ranks
         self._dtype = dtype
         self._family = family
-        self._facts = facts or family.published
+        self._facts = facts
         self._workspace = workspace
 
     def admit(self, parameters: _Parameters) -> _Parameters:
@@ -110,8 +113,9 @@ class MemoryPlan:
 
     def _expected(self, activity: Activity, parameters: VideoParameters) -> int:
         has_decoder = self._ranks[0].decodes or len(self._ranks) == 1
-        shape = shape_for(activity, parameters)
-        return self._workspace + self._family.memory(activity, shape, self._dtype, self._facts, has_decoder=has_decoder)
+        shape, family = shape_for(activity, parameters), self._family or family_for(parameters)
+        facts = self._facts or family.published
+        return self._workspace + family.memory(activity, shape, self._dtype, facts, has_decoder=has_decoder)
 
     def _lacking(self, parameters: VideoParameters) -> int | None:
         excesses = {
@@ -156,9 +160,8 @@ def plan_of(info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None, *, mu
         _check_weights(ranks, "--memory-limit (SVDQ_MEMORY_LIMIT) grants" if limit is not None else "there are")
     if there := [rank.capacity for rank in ranks if rank.capacity is not None]:
         logger.info("Ranks have at least %s of memory; videos that need more are refused.", size_text(min(there)))
-    family = info.family or SVD  # without weights there is no limit, so nothing is estimated
     dtype = str(info.compute.get("dtype", "float32"))
-    return MemoryPlan(ranks, dtype, family=family, facts=info.facts, workspace=workspace)
+    return MemoryPlan(ranks, dtype, family=info.family, facts=info.facts, workspace=workspace)
 
 
 def _check_weights(ranks: Sequence[RankInfo], granted: str) -> None:

@@ -303,7 +303,7 @@ def check_step_cache(completed: WanParameters, facts: Facts) -> None:
         )
 
 
-def threshold_for(parameters: WanParameters, facts: Facts, speedup: float) -> float:
+def threshold_for(parameters: VideoParameters, facts: Facts, speedup: float) -> float:
     """Return the smallest `step_cache` that leaves at most 1/`speedup` of the steps; raises InputError if none does."""
     completed = complete(parameters, facts)
     return curve_of(completed, facts).threshold_for(_experts_of(completed, facts), speedup)
@@ -450,6 +450,8 @@ FAMILY = Family(
     use_scheduler=use_scheduler,
     use_step_cache=use_step_cache,
     takes_last_photo=takes_last_photo,
+    needs_last_photo=needs_last_photo,
+    threshold_for=threshold_for,
     complete=complete,
     prior=prior,
     memory=memory,

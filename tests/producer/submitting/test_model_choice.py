@@ -182,7 +182,7 @@ def test_a_last_frame_is_refused_where_the_configured_model_takes_none(settings:
 
     assert refuse("Wan-AI/Wan2.2-TI2V-5B-Diffusers") == (
         "loop does not apply to the configured model Wan-AI/Wan2.2-TI2V-5B-Diffusers, which takes no last frame; leave "
-        "it out, or use a model that takes one, such as Wan 2.2 I2V-A14B (boomerang works with all)."
+        "it out, or use a model that takes one, such as Wan-AI/Wan2.2-I2V-A14B-Diffusers (boomerang works with all)."
     )
     says = refuse("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", SubmitOptions(), last_image=photo)
     assert says.startswith("last_image does not apply to the configured model Wan-AI/Wan2.1-I2V-14B-480P-Diffusers")
