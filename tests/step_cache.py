@@ -18,9 +18,9 @@ from diffusers import WanTransformer3DModel
 
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
-from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
+from svdq.pipeline.models.wan.tiny import write_tiny_wan
 from svdq.worker.bench.figures import burst_times, check_failures
 from svdq.worker.bench.loop_runs import Workload, run_loop
 

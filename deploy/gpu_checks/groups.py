@@ -17,7 +17,8 @@ import PIL.Image
 import psutil
 
 from gpu_checks.check import Check, frames_of, pixel_difference
-from svdq.pipeline.models.tiny import VARIANTS, write_tiny_model, write_tiny_wan
+from svdq.pipeline.models.svd.tiny import write_tiny_model
+from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
 
 #: Required pace relative to one rank: of ranks that share a card, and per rank of ranks with a card each.
 WANTED_PACE = 0.9

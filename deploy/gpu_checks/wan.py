@@ -10,9 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from gpu_checks.full_size import with_random_weights
-from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.wan.family import PUBLISHED
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
+from svdq.pipeline.models.wan.tiny import write_tiny_wan
 
 #: Numbers of layers to measure: two, from which the time of one layer follows.
 LAYERS = (2, 4)

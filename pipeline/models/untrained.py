@@ -1,4 +1,8 @@
-"""Folders of untrained models: claimed and marked, written whole, with weights whose frames vary."""
+"""Folders of untrained models: claimed and marked, written whole, with weights whose frames vary.
+
+Structure and settings are the published ones (compression of the VAEs, CLIP at 224 px, patches, schedulers, boundary);
+only the widths are small, and the weights are random: the same bytes every time. Their videos show noise.
+"""
 
 import json
 from pathlib import Path
@@ -14,6 +18,15 @@ _README = """# An untrained model
 `svdq model tiny` made this folder. It has the classes and settings of {title}, but its weights are random: what it
 makes is noise. Use it to test a pipeline, and to compare one with diffusers.
 """
+
+#: Sizes of an image encoder.
+CLIP: dict[str, Any] = {
+    "image_size": 224,
+    "patch_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 def claim(folder: Path, title: str) -> None:
@@ -40,3 +53,10 @@ def enlarge(weight: torch.Tensor, factor: float) -> None:
     """Scale a last layer by an empirical factor: fresh layers shrink their input, and frames would hardly vary."""
     with torch.no_grad():
         weight.mul_(factor)
+
+
+def image_processor() -> Any:
+    """Return CLIP's, for 224x224 pixels."""
+    from transformers import CLIPImageProcessor
+
+    return CLIPImageProcessor(size={"shortest_edge": 224}, crop_size={"height": 224, "width": 224})

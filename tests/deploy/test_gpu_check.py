@@ -244,7 +244,7 @@ def test_peaks_are_compared_with_the_estimates_of_the_documentation(
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_script_runs_on_a_processor(gpu_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     # Compiling takes minutes, and other tests cover it.
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")

@@ -10,7 +10,7 @@ from PIL.Image import Image
 from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.models.ltx.tiny import VARIANTS as LTX_VARIANTS
 from svdq.pipeline.models.ltx.tiny import write_tiny_ltx
-from svdq.pipeline.models.tiny import write_tiny_wan
+from svdq.pipeline.models.wan.tiny import write_tiny_wan
 from tests.pipeline.rendering import one_thread
 
 DEMO_PHOTO = Path(__file__).parents[2] / "docs" / "demo" / "photo.jpg"

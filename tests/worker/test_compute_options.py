@@ -166,7 +166,7 @@ def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(site) -> N
 @pytest.mark.long
 def test_a_video_says_how_it_was_computed(site) -> None:
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     model = site.folder / "tiny"
     write_tiny_model(model)

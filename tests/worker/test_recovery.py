@@ -11,7 +11,7 @@ import psutil
 import pytest
 import redis
 
-from svdq.pipeline.models.tiny import write_tiny_model
+from svdq.pipeline.models.svd.tiny import write_tiny_model
 from svdq.producer import keys
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import SvdqQueue, fetch, server_url

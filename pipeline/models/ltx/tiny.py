@@ -1,4 +1,4 @@
-"""Writes an untrained LTX-2 with the classes of diffusers, small enough for tests. See `svdq.pipeline.models.tiny`."""
+"""Writes an untrained LTX-2 with the classes of diffusers, small enough for tests, as `untrained.py` says."""
 
 import string
 from pathlib import Path

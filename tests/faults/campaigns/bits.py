@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from svdq.pipeline.models.ltx.tiny import write_tiny_ltx
-from svdq.pipeline.models.tiny import write_tiny_model, write_tiny_wan
+from svdq.pipeline.models.svd.tiny import write_tiny_model
+from svdq.pipeline.models.wan.tiny import write_tiny_wan
 from tests.faults.arena import Arena
 from tests.faults.frames import RecordedReference
 from tests.waiting import wait_until

@@ -11,7 +11,7 @@ from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
-from svdq.pipeline.models.tiny import SVD_SCHEDULER
+from svdq.pipeline.models.svd.tiny import SVD_SCHEDULER
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
 from tests.pipeline.rendering import render

@@ -14,7 +14,7 @@ from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.made_weights import load_weights
 from svdq.pipeline.models.model_folder import weights_in
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.tiny import VARIANTS, Variant, write_tiny_wan
+from svdq.pipeline.models.wan.tiny import VARIANTS, Variant, write_tiny_wan
 from svdq.pipeline.models.weights import empty_component, open_file, renaming
 from tests.pipeline.models.wan_files import (
     finish,

@@ -16,7 +16,7 @@ import torch
 
 from svdq.cli import main
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.tiny import write_tiny_wan
+from svdq.pipeline.models.wan.tiny import write_tiny_wan
 from svdq.worker.bench.measure import BenchReport, write_results
 from tests.faults.arena import faults_by_seed
 from tests.waiting import PATIENCE_S, wait_until

@@ -17,9 +17,9 @@ from svdq.pipeline.models import compute_options as compute
 from svdq.pipeline.models.compute_options import ComputeOptions
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_names import resolve
-from svdq.pipeline.models.tiny import write_tiny_wan
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
+from svdq.pipeline.models.wan.tiny import write_tiny_wan
 from tests.pipeline.rendering import denoise, pipeline_of
 
 CPU = torch.device("cpu")

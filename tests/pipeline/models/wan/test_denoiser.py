@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svdq.pipeline.models.sigmas import SCHEDULES
-from svdq.pipeline.models.tiny import WAN_SCHEDULERS
 from svdq.pipeline.models.wan.denoiser import Schedule
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
+from svdq.pipeline.models.wan.tiny import WAN_SCHEDULERS
 from svdq.pipeline.planning.binding import Segment
 
 pytestmark = pytest.mark.slow

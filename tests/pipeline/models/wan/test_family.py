@@ -3,7 +3,6 @@
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.tiny import VARIANTS
 from svdq.pipeline.models.wan.family import (
     FAMILY,
     NEGATIVE_PROMPT,
@@ -12,6 +11,7 @@ from svdq.pipeline.models.wan.family import (
     needs_last_photo,
     read_facts,
 )
+from svdq.pipeline.models.wan.tiny import VARIANTS
 
 ONE = {"boundary_ratio": None}
 PHOTO_ENCODER = ONE | {"has_image_encoder": True}

@@ -23,9 +23,9 @@ from svdq.pipeline.models.latent_rgb import rgb_of_latents
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
-from svdq.pipeline.models.tiny import VARIANTS
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
+from svdq.pipeline.models.wan.tiny import VARIANTS
 from svdq.pipeline.planning.binding import step_costs
 from tests.pipeline.rendering import denoise, diffusers_frames
 

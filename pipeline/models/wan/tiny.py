@@ -1,19 +1,13 @@
-"""Writes untrained models with the classes of diffusers, small enough for tests. Their videos show noise.
-
-Structure and settings are the published ones (compression of the VAEs, CLIP at 224 px, patches, schedulers, boundary);
-only the widths are small, and the weights are random: the same bytes every time.
-"""
+"""Writes an untrained Wan with the classes of diffusers, small enough for tests, as `untrained.py` says."""
 
 import string
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.svd.family import SvdParameters
-from svdq.pipeline.models.untrained import claim, enlarge, save
+from svdq.pipeline.models.untrained import CLIP, claim, enlarge, image_processor, save
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 
@@ -23,25 +17,8 @@ Variant = Literal["i2v-a14b", "i2v-14b", "flf2v-14b", "ti2v-5b"]
 VARIANTS: tuple[Variant, ...] = ("i2v-a14b", "i2v-14b", "flf2v-14b", "ti2v-5b")
 _WITH_IMAGE_ENCODER = ("i2v-14b", "flf2v-14b")
 
-_EMBEDDING_DIM, _TEXT_DIM, _IMAGE_DIM = 32, 32, 16  # of SVD's CLIP, and of Wan's text and image encoders
-_CLIP: dict[str, Any] = {"image_size": 224, "patch_size": 32, "intermediate_size": 64}
-_CLIP |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+_TEXT_DIM, _IMAGE_DIM = 32, 16  # of the text and image encoders
 _IMAGE_TOKENS = (224 // 32) ** 2 + 1  # tokens of a photo: CLIP's patches and one for the whole
-#: The scheduler's settings as published with stable-video-diffusion-img2vid-xt.
-SVD_SCHEDULER: dict[str, Any] = {
-    "num_train_timesteps": 1000,
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "prediction_type": "v_prediction",
-    "interpolation_type": "linear",
-    "use_karras_sigmas": True,
-    "sigma_min": 0.002,
-    "sigma_max": 700.0,
-    "timestep_spacing": "leading",
-    "timestep_type": "continuous",
-    "steps_offset": 1,
-}
 #: The settings of Wan's schedulers: as published with Wan2.2-I2V-A14B-Diffusers, and as in distilled models.
 WAN_SCHEDULERS: dict[str, dict[str, Any]] = {
     "UniPCMultistepScheduler": {
@@ -55,68 +32,6 @@ WAN_SCHEDULERS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_tiny_model(folder: Path) -> None:
-    """Write a model of SVD of less than 15 MB; raises InputError if the folder has content of others."""
-    write_model(folder, embedding_dim=_EMBEDDING_DIM, make_unet=_tiny_unet)
-
-
-def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any]) -> None:
-    """Write a model of SVD with any UNet; `embedding_dim` is its cross_attention_dim, CLIP's projection."""
-    claim(folder, SvdParameters.title)
-    be_quiet()
-    from diffusers import AutoencoderKLTemporalDecoder, EulerDiscreteScheduler, StableVideoDiffusionPipeline
-    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        unet = make_unet()
-        vae: Any = AutoencoderKLTemporalDecoder(
-            sample_size=128,
-            block_out_channels=(32, 32, 32, 32),
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            layers_per_block=1,
-            scaling_factor=0.18215,
-        )
-        clip = CLIPVisionConfig(hidden_size=32, projection_dim=embedding_dim, **_CLIP)
-        image_encoder = CLIPVisionModelWithProjection(clip)
-    enlarge(vae.quant_conv.weight, 6.0)
-    enlarge(vae.decoder.conv_out.weight, 4.0)
-    pipeline: Any = StableVideoDiffusionPipeline(
-        vae=vae.eval(),
-        image_encoder=image_encoder.eval(),
-        unet=unet.eval(),
-        scheduler=EulerDiscreteScheduler(**SVD_SCHEDULER),
-        feature_extractor=_image_processor(),
-    )
-    save(pipeline, folder, feature_extractor=["transformers", "CLIPImageProcessor"])
-
-
-def _tiny_unet() -> Any:
-    from diffusers import UNetSpatioTemporalConditionModel
-
-    unet: Any = UNetSpatioTemporalConditionModel(
-        sample_size=16,
-        block_out_channels=(32, 64),
-        # Attention only at half the resolution, where it costs a quarter.
-        down_block_types=("DownBlockSpatioTemporal", "CrossAttnDownBlockSpatioTemporal"),
-        up_block_types=("CrossAttnUpBlockSpatioTemporal", "UpBlockSpatioTemporal"),
-        layers_per_block=1,
-        num_attention_heads=(2, 4),
-        cross_attention_dim=_EMBEDDING_DIM,
-        addition_time_embed_dim=32,
-        projection_class_embeddings_input_dim=3 * 32,
-        num_frames=14,
-    )
-    enlarge(unet.conv_out.weight, 3.0)
-    return unet
-
-
-def _image_processor() -> Any:
-    from transformers import CLIPImageProcessor
-
-    return CLIPImageProcessor(size={"shortest_edge": 224}, crop_size={"height": 224, "width": 224})
-
-
 def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: str = "UniPCMultistepScheduler") -> None:
     """Write a model of Wan of less than 1 MB into a folder; raises InputError if it has content of others."""
     claim(folder, WanParameters.title)
@@ -125,7 +40,7 @@ def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: st
     import transformers
 
     text_sizes = {"d_model": _TEXT_DIM, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    image_sizes = {"hidden_size": _IMAGE_DIM, **_CLIP}
+    image_sizes = {"hidden_size": _IMAGE_DIM, **CLIP}
     has_experts, is_expanded, has_image = variant == "i2v-a14b", variant == "ti2v-5b", variant in _WITH_IMAGE_ENCODER
     shift = {"ti2v-5b": 5.0, "flf2v-14b": 16.0}.get(variant)
     settings = WAN_SCHEDULERS[scheduler] | ({"flow_shift": shift} if shift else {})
@@ -144,7 +59,7 @@ def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: st
     pipeline: Any = diffusers.WanImageToVideoPipeline(
         **{name: part and part.eval() for name, part in parts.items()},
         tokenizer=tokenizer,
-        image_processor=_image_processor() if has_image else None,
+        image_processor=image_processor() if has_image else None,
         scheduler=getattr(diffusers, scheduler)(**settings),
         boundary_ratio=0.9 if has_experts else None,
         expand_timesteps=is_expanded,
