@@ -54,7 +54,7 @@ def calibrate(
     resolved = resolve(name, on_gpus=device.type == "cuda")
     if resolved.family != FAMILY.name:
         raise InputError(f"The model {name} is not one of Wan, whose steps alone are skipped; name one that is.")
-    if "sigmas" in resolved.facts:
+    if isinstance(resolved.facts.get("sigmas"), list):
         raise InputError(f"The model {name} has a distilled schedule, all of whose steps are needed; none is skipped.")
     video = FAMILY.parameters.of_shape(shape) if shape else WanParameters(seed=0)
     completed = FAMILY.complete(video.model_copy(update={"prompt": prompt, "steps": steps}), resolved.facts)

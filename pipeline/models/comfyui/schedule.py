@@ -8,8 +8,7 @@ from typing import Any, get_args
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Notes
 from svdq.pipeline.models.comfyui.stages import OWN_LEVELS, Stage, note_euler, note_start
-from svdq.pipeline.models.comfyui.values import schedule_levels
-from svdq.pipeline.models.model_file import ScheduleName
+from svdq.pipeline.models.model_file import ScheduleName, schedule_levels
 
 DEFAULT_SHIFT = 8.0  # of Wan where no ModelSamplingSD3 sets it: comfy/supported_models.py
 EULER, UNIPC = "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler"

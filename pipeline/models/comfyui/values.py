@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Link, Node
 from svdq.pipeline.models.comfyui.widgets import CONTROL
-from svdq.pipeline.models.model_file import ScheduleName
+from svdq.pipeline.models.model_file import ScheduleName, schedule_levels
 
 _MAX_DEPTH = 50
 #: The outputs of WanVideoScheduler, which passes its settings on.
@@ -86,15 +85,6 @@ def moe_schedule(graph: Graph, node: Node) -> tuple[float, int, int, int]:
         if schedule_levels(scheduler, high + low, number * interval)[high] >= boundary:
             return round(number * interval, 2), high + low, high, low
     raise UnknownValueError(node)
-
-
-def schedule_levels(scheduler: str, steps: int, shift: float) -> list[float]:
-    """Return the noise level before each step of one of ComfyUI's schedules; raises InputError without numpy."""
-    try:
-        from svdq.pipeline.models.sigmas import sigmas_of
-    except ImportError as error:
-        raise InputError("The noise levels of this workflow need numpy, which comes with `svdq[worker]`.") from error
-    return sigmas_of(scheduler, steps, shift)
 
 
 def _size_of(graph: Graph, node: Node, depth: int) -> tuple[Any, ...]:

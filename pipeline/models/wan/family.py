@@ -118,6 +118,9 @@ _UNWANTED = """\
 静止不动的画面 杂乱的背景 三条腿 背景人很多 倒着走"""
 NEGATIVE_PROMPT = "\uff0c".join(_UNWANTED.split())  # with full-width commas
 CONVERTED_SHIFT = 3.0  # in every UniPC config, by diffusers' conversion script
+#: Schedules of ComfyUI whose levels are evenly apart before the shift, as those of the published curves of step_cache.
+EVEN_SCHEDULES = ("simple", "normal", "sgm_uniform")
+LEAST_SHARE = 5  # a fifth of the steps of a published curve is too few: distilled
 PIXELS_480P = 832 * 480  # videos of at most this many pixels a frame count as 480p
 
 
@@ -316,8 +319,8 @@ def skipped(completed: WanParameters, facts: Facts) -> list[bool]:
 
 def curve_of(completed: WanParameters, facts: Facts) -> Curve:
     """Return the curve of the model for a video of this size; raises InputError if there is none."""
-    ours = _defaults(facts)
-    if "sigmas" in facts:
+    ours, sigmas = _defaults(facts), facts.get("sigmas")
+    if isinstance(sigmas, list):
         raise InputError(
             f"step_cache does not apply to the {completed.steps} steps of a model file with sigmas, all of "
             "which are needed; leave it out."
@@ -330,7 +333,23 @@ def curve_of(completed: WanParameters, facts: Facts) -> Curve:
             f"step_cache needs a curve, which {ours.title} has none of; leave it out, or measure one with "
             "`svdq model calibrate`."
         )
+    if sigmas is not None and "step_cache" not in facts:
+        _check_schedule(sigmas, completed.steps or 0, found)
     return found
+
+
+def _check_schedule(name: str, steps: int, curve: Curve) -> None:
+    """Raise InputError if the published curve, of steps evenly apart, says nothing about a schedule of ComfyUI."""
+    if name not in EVEN_SCHEDULES:
+        raise InputError(
+            f"step_cache has no curve for the schedule {name}, whose steps are not evenly apart as those that the "
+            "published curve was measured with; leave it out, or measure one with `svdq model calibrate`."
+        )
+    if steps * LEAST_SHARE < (measured := sum(map(len, curve.ratios.values()))):
+        raise InputError(
+            f"step_cache does not apply to {steps} steps, all of which are needed: the curve was measured with "
+            f"{measured}; leave it out, or give more steps."
+        )
 
 
 def takes_last_photo(facts: Facts) -> bool:

@@ -56,7 +56,7 @@ class Curve:
 
 def _skipped(ratios: Sequence[float], num_steps: int, threshold: float, max_skip: int, retention: float) -> list[bool]:
     """Choose as diffusers' `MagCacheHeadHook` does."""
-    ratios = [_float32(each) for each in ratios]
+    ratios = [float32(each) for each in ratios]
     if len(ratios) != num_steps:
         ratios = _nearest(ratios, num_steps)
     num_kept = int(retention * num_steps + 0.5)
@@ -65,9 +65,9 @@ def _skipped(ratios: Sequence[float], num_steps: int, threshold: float, max_skip
     for step in range(num_steps):
         is_skipped = False
         if step >= num_kept:
-            ratio, num_successive = _float32(ratio * ratios[step]), num_successive + 1
-            error = _float32(error + abs(_float32(1.0 - ratio)))
-            is_skipped = step > 0 and error <= _float32(threshold) and num_successive <= max_skip
+            ratio, num_successive = float32(ratio * ratios[step]), num_successive + 1
+            error = float32(error + abs(float32(1.0 - ratio)))
+            is_skipped = step > 0 and error <= float32(threshold) and num_successive <= max_skip
             if not is_skipped:
                 ratio, error, num_successive = 1.0, 0.0, 0
         found.append(is_skipped)
@@ -78,11 +78,12 @@ def _nearest(ratios: Sequence[float], num_steps: int) -> list[float]:
     """Return the ratios brought to another number of steps, as diffusers' `nearest_interp` does."""
     if num_steps == 1:
         return [ratios[-1]]
-    scale = _float32((len(ratios) - 1) / (num_steps - 1))
-    return [ratios[round(_float32(step * scale))] for step in range(num_steps)]
+    scale = float32((len(ratios) - 1) / (num_steps - 1))
+    return [ratios[round(float32(step * scale))] for step in range(num_steps)]
 
 
-def _float32(value: float) -> float:
+def float32(value: float) -> float:
+    """Return the nearest number in float32."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 

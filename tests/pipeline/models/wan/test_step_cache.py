@@ -20,7 +20,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.experts import experts_of
-from svdq.pipeline.models.wan.family import FAMILY, MODELS, PUBLISHED, WanParameters, curve_of
+from svdq.pipeline.models.wan.family import FAMILY, MODELS, PUBLISHED, WanParameters, curve_of, skipped
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.step_cache import Curve
 from svdq.pipeline.planning.binding import step_costs
@@ -108,13 +108,25 @@ def test_a_speedup_is_the_smallest_threshold_that_reaches_it() -> None:
         (PUBLISHED, {"steps": 2}, "skips none of 2 steps of Wan 2.2 I2V-A14B"),
         (PUBLISHED, {"step_cache": 0.00001}, "skips none of 40 steps"),
         (PUBLISHED | {"sigmas": [1.0, 0.9, 0.8, 0.6]}, {}, "the 4 steps of a model file with sigmas"),
-        (PUBLISHED | {"sigmas": "simple"}, {}, "the 40 steps of a model file with sigmas"),
+        (PUBLISHED | {"sigmas": "simple"}, {"steps": 4}, "all of which are needed: the curve was measured with 40"),
+        (PUBLISHED | {"sigmas": "beta"}, {}, "no curve for the schedule beta"),
         (MODELS["Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers"].facts, {}, "a curve, which Wan 2.1 FLF2V-14B has none of"),
     ],
 )
 def test_what_skips_nothing_is_a_sentence(facts: Any, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         FAMILY.complete(WanParameters(**{"seed": 1, "step_cache": 0.06} | changes), facts)
+
+
+def test_a_schedule_of_comfyui_with_even_steps_skips_as_the_models_own() -> None:
+    values = WanParameters(seed=1, step_cache=0.06, flow_shift=5.0)
+    own = skipped(FAMILY.complete(values, PUBLISHED), PUBLISHED)
+    simple = PUBLISHED | {"sigmas": "simple"}
+    assert skipped(FAMILY.complete(values, simple), simple) == own
+    assert own.count(False) == 23
+    # A curve that was measured with a schedule is for that one, and for its number of steps.
+    measured = PUBLISHED | {"sigmas": "beta", "step_cache": {"high": [1.0, 0.99], "low": [0.99] * 4}}
+    assert any(skipped(FAMILY.complete(values.model_copy(update={"steps": 6}), measured), measured))
 
 
 def test_the_curve_follows_the_size() -> None:
