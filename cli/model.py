@@ -1,6 +1,5 @@
 """`svdq model`: fetch, convert and create models."""
 
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -9,6 +8,7 @@ import click
 
 from svdq.cli.formatting import echo, echo_json, table
 from svdq.cli.option_types import GivenPath, OutputFile, json_option
+from svdq.pipeline.command_line import svdq_command, variable
 from svdq.pipeline.errors import InputError, require_torch
 from svdq.pipeline.models.comfyui.model_toml import command, find_folders, to_model_file
 from svdq.pipeline.models.comfyui.recipe import read_recipe
@@ -97,7 +97,7 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, as_json: bool) -> N
         return
     if folder is not None:
         echo(folder)
-    echo(f"Use it with SVDQ_MODEL={given}")
+    echo(f"Use it with {variable('SVDQ_MODEL', given)}")
 
 
 @model.command("check")
@@ -113,7 +113,8 @@ def check_command(name: str, as_json: bool) -> None:
     """
     name, given = with_presets(name), name
     if not is_model_file(name):
-        raise InputError(f"{name!r} is no model file (.toml); `svdq doctor --model {name}` checks any other model.")
+        doctor = svdq_command("doctor", options=("--model", name))
+        raise InputError(f"{name!r} is no model file (.toml); `{doctor}` checks any other model.")
     require_torch("the check of a model file")
     from svdq.pipeline.models.components import check_model_file
     from svdq.pipeline.models.families import layout_of
@@ -125,7 +126,7 @@ def check_command(name: str, as_json: bool) -> None:
         return
     for sentence in sentences:
         echo(sentence)
-    echo(f"{model.name} can be used, with SVDQ_MODEL={given}")
+    echo(f"{model.name} can be used, with {variable('SVDQ_MODEL', given)}")
 
 
 @model.command()
@@ -154,7 +155,7 @@ def tiny(folder: Path, family: str, as_json: bool) -> None:
     if as_json:
         echo_json({"folder": str(folder), "family": family, "notice": "untrained: shows noise"})
         return
-    echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={shlex.quote(str(folder))}")
+    echo(f"{folder}: tiny (untrained: shows noise). Use it with {variable('SVDQ_MODEL', folder)}")
 
 
 @model.command("calibrate")
@@ -201,7 +202,7 @@ def calibrate_command(
         echo_json({"file": str(made.path), "step_cache": made.table, "computed": made.computed})
         return
     echo(*table([["step cache", "computed"], *([f"{each:g}", number] for each, number in made.computed.items())]))
-    echo("", f"{made.path} has the curve. Use it with SVDQ_MODEL={shlex.quote(str(made.path))}")
+    echo("", f"{made.path} has the curve. Use it with {variable('SVDQ_MODEL', made.path)}")
 
 
 @model.command("convert")
@@ -232,10 +233,7 @@ def convert_command(source: str, target: Path, dtype: str, as_json: bool) -> Non
         if as_json:
             echo_json({"file": str(target), "bytes": num_bytes})
             return
-        echo(
-            f"{target}: {size_text(num_bytes)} of weights. "
-            f"Use an upscaler with SVDQ_UPSCALER={shlex.quote(str(target))}"
-        )
+        echo(f"{target}: {size_text(num_bytes)} of weights. Use an upscaler with {variable('SVDQ_UPSCALER', target)}")
         return
     model = resolve(with_presets(source))
     import torch
@@ -251,7 +249,7 @@ def convert_command(source: str, target: Path, dtype: str, as_json: bool) -> Non
     if as_json:
         echo_json({"folder": str(target), "dtype": dtype, "bytes": total})
         return
-    echo(f"{target}: {size_text(total)} of weights in {dtype}. Use it with SVDQ_MODEL={shlex.quote(str(target))}")
+    echo(f"{target}: {size_text(total)} of weights in {dtype}. Use it with {variable('SVDQ_MODEL', target)}")
 
 
 @model.command("import")
@@ -302,9 +300,9 @@ def import_command(workflow: Path, folder: Path | None, output: Path | None, for
             echo("", title, *(f"  {each}" for each in found))
     lines = [command(made, str(target))]
     if not made.missing and not _has_base(target):
-        lines.insert(0, f"svdq model pull {shlex.quote(str(target))}")
+        lines.insert(0, svdq_command("model pull", target))
     echo("", "The same video:", *(f"  {line}" for line in lines))
-    echo("", "Workers render it, in a second terminal:", f"  SVDQ_MODEL={shlex.quote(str(target))} svdq worker")
+    echo("", "Workers render it, in a second terminal:", f"  {variable('SVDQ_MODEL', target)} svdq worker")
 
 
 def _has_base(path: Path) -> bool:

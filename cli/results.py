@@ -1,7 +1,6 @@
 """`svdq report`, `gallery`, `fetch`, `inspect`, `prune` and `remove`: what becomes of finished videos."""
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -24,6 +23,7 @@ from svdq.cli.option_types import (
     since_option,
     with_settings,
 )
+from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.job import shown_loras
@@ -306,7 +306,7 @@ def inspect(file: Path, as_json: bool) -> None:
         return
     echo(*table(_rows(record)), "")
     last = " --last PHOTO" if "last_image" in record.job else ""
-    like = f"svdq submit --like {shlex.quote(str(file))} PHOTO{last}"
+    like = f"{svdq_command('submit', options=('--like', str(file)))} PHOTO{last}"
     echo(f"{like}   makes another video with the same parameters and seed")
 
 

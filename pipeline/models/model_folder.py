@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError, how_to_install, reason_of
 from svdq.pipeline.models.family import FileNames, FolderLayout
 
@@ -38,7 +39,7 @@ NO_WEIGHTS = ("scale_input", "input_scale", "scaled_fp8", SENTENCEPIECE, NOTE, *
 def _fetch_again(folder: Path, name: str, otherwise: str) -> str:
     """Return how to complete a model in the hub's cache, as a clause; for any other folder `otherwise`."""
     is_cached = folder.parent.name == "snapshots" and folder != Path(name)
-    return f"fetch it again with `svdq model pull {name}`" if is_cached else otherwise
+    return f"fetch it again with `{svdq_command('model pull', name)}`" if is_cached else otherwise
 
 
 def read_json(folder: Path, file: str, name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
+from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import FAMILIES, family_named, family_of, layout_of
 from svdq.pipeline.models.family import FolderLayout
@@ -84,7 +85,9 @@ def find_folder(name: str) -> Path:
         )
     found = _cached(name)
     if found is None:
-        raise InputError(f"The model {name} is not on this machine; fetch it with `svdq model pull {name}`.")
+        raise InputError(
+            f"The model {name} is not on this machine; fetch it with `{svdq_command('model pull', name)}`."
+        )
     return found
 
 
@@ -106,7 +109,7 @@ def find_base(given: ModelFile, path: Path) -> Path:
         name = path.stem if PRESETS.get(path.stem) == str(path) else str(path)
         raise InputError(
             f"The model {given.base} is not on this machine, and the model file {name!r} needs some of it; fetch that "
-            f"with `svdq model pull {name}`."
+            f"with `{svdq_command('model pull', name)}`."
         ) from error
 
 

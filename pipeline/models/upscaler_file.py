@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError, how_to_install
 
 FOLDER = "upscale_models"  # of ComfyUI, in its folder `models`
@@ -26,9 +27,10 @@ def find_upscaler(name: str, loras: Path | None = None) -> Path:
             f"SVDQ_UPSCALER to a {SUFFIX} file, such as a RealESRGAN model."
         )
     if file.suffix != SUFFIX:
+        convert = svdq_command("model convert", file, file.with_suffix(SUFFIX))
         raise InputError(
             f"The upscaler {str(file)!r} may run code when it is loaded, so workers do not load it; write its weights "
-            f"alone with `svdq model convert {file} {file.with_suffix(SUFFIX)}`, and set SVDQ_UPSCALER to that."
+            f"alone with `{convert}`, and set SVDQ_UPSCALER to that."
         )
     if importlib.util.find_spec("spandrel") is None:
         raise InputError(f"Upscaling needs spandrel; to install it, {how_to_install('upscale')}.")

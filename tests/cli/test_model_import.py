@@ -69,3 +69,15 @@ def test_it_replaces_no_file_and_refuses_with_exit_code_2(svdq: Cli, workflow: P
     workflow.write_text(json.dumps(two_experts()))
     assert (tmp_path / "mine.toml").read_text() == "mine"
     assert svdq("model", "import", str(workflow), "--output", str(tmp_path / "mine.toml"), "--force").returncode == 0
+
+
+def test_the_command_can_be_typed_with_any_name(svdq: Cli, tmp_path: Path) -> None:
+    changed = two_experts()
+    changed["photo"]["inputs"]["image"] = "-my cat.png"
+    (tmp_path / "my workflow.json").write_text(json.dumps(changed))
+    target = tmp_path / "my model.toml"
+    done = svdq("model", "import", str(tmp_path / "my workflow.json"), "--output", str(target))
+    assert (
+        f"  SVDQ_MODEL='{target}' svdq submit --prompt 'The cat jumps.' --size 832x480 --seed 7 -- '-my cat.png'\n"
+        in (done.stdout)
+    )

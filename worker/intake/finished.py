@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import SampleError, SvdqError
 from svdq.pipeline.loop.sample import SHOWN, SOUND, Sample
 from svdq.pipeline.media.video import read_mp4, read_sound
@@ -41,9 +42,11 @@ def sample_of(storage: Storage, codec: Codec | None, model: ModelInfo, job_id: s
         else:
             return _sample(job_id, job, "latents", kept)
     if "mp4" not in made.formats or not storage.exists(f"{stem}.mp4"):
+        options = ("--like", f"{storage.location(stem)}.json", "--upscale", str(job.upscale))
+        again = svdq_command("submit", "PHOTO", options=options)
         raise SvdqError(
             f"The video {job.finishes!r} has neither an mp4 nor latents that can be used; render it anew with "
-            f"`svdq submit PHOTO --like {storage.location(stem)}.json --upscale {job.upscale}`."
+            f"`{again}`."
         )
     tensors = {}
     with storage.staging() as folder:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from svdq.pipeline.command_line import arguments_of, joined, variable
 from svdq.pipeline.errors import InputError, how_to_install
 from svdq.pipeline.models.comfyui.source import Recipe
 from svdq.pipeline.models.families import FAMILIES
@@ -223,17 +223,17 @@ def _submit(recipe: Recipe, folders: Folders) -> tuple[str, ...]:
     def photo(name: str | None, otherwise: str) -> str:
         return otherwise if name is None else str(folders.photo(name) or name)
 
-    arguments = ["submit", photo(source.photo, "photo.jpg")]
+    options: list[str] = []
     if source.has_last_photo:
-        arguments += ["--last", photo(source.last_photo, "last.jpg")]
+        options += ["--last", photo(source.last_photo, "last.jpg")]
     if source.prompt is not None:
-        arguments += ["--prompt", source.prompt]
-    arguments += ["--size", "auto" if source.size is None else "{}x{}".format(*source.size)]
+        options += ["--prompt", source.prompt]
+    options += ["--size", "auto" if source.size is None else "{}x{}".format(*source.size)]
     if recipe.seed is not None and recipe.seed <= _MAX_SEED:
-        arguments += ["--seed", str(recipe.seed)]
-    return tuple(arguments)
+        options += ["--seed", str(recipe.seed)]
+    return arguments_of("submit", photo(source.photo, "photo.jpg"), options=options)
 
 
 def command(imported: Imported, model: str) -> str:
     """Return the command line that makes the video of a workflow with its model file."""
-    return f"SVDQ_MODEL={shlex.quote(model)} svdq {shlex.join(imported.submit)}"
+    return f"{variable('SVDQ_MODEL', model)} {joined(imported.submit)}"
