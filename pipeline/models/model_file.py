@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from svdq.pipeline.errors import InputError, how_to_install
+from svdq.pipeline.errors import InputError
 
 SUFFIX = ".toml"
 WEIGHTS_SUFFIXES, LORA_SUFFIXES = (".safetensors", ".gguf"), (".safetensors",)
@@ -24,18 +24,6 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*
 
 #: Schedules of ComfyUI, which `sigmas.py` computes.
 ScheduleName = Literal["simple", "normal", "sgm_uniform", "beta", "linear_quadratic"]
-
-
-def schedule_levels(schedule: str, steps: int, shift: float) -> list[float]:
-    """Return the noise level before each step of one of ComfyUI's schedules; raises InputError without numpy."""
-    try:
-        from svdq.pipeline.models.sigmas import sigmas_of
-    except ImportError as error:
-        raise InputError(
-            f"The noise levels of a schedule such as {schedule} need numpy; {how_to_install('worker')}."
-        ) from error
-    return sigmas_of(schedule, steps, shift)
-
 
 _Sigma = Annotated[float, Field(gt=0, le=1)]
 

@@ -8,7 +8,8 @@ from typing import Any, get_args
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Notes
 from svdq.pipeline.models.comfyui.stages import OWN_LEVELS, Stage, note_euler, note_start
-from svdq.pipeline.models.model_file import ScheduleName, schedule_levels
+from svdq.pipeline.models.model_file import ScheduleName
+from svdq.pipeline.models.sigmas import sigmas_of
 
 DEFAULT_SHIFT = 8.0  # of Wan where no ModelSamplingSD3 sets it: comfy/supported_models.py
 EULER, UNIPC = "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler"
@@ -100,7 +101,7 @@ def _levels(stages: Sequence[Stage], names: Sequence[str], shifts: Sequence[floa
     levels: list[float] = []
     reached: float | None = None  # the noise level at which the stage before ends
     for stage, name, shift in zip(stages, names, shifts, strict=True):
-        own = list(stage.sigmas) if stage.sigmas is not None else schedule_levels(name, stage.steps, shift)
+        own = list(stage.sigmas) if stage.sigmas is not None else sigmas_of(name, stage.steps, shift)
         if reached is not None and own[stage.start :] and abs(reached - own[stage.start]) > _HANDOVER:
             what = f"goes on from a noise level of {own[stage.start]:.3g}, where the one before ends at {reached:.3g}"
             notes.add(stage.node, f"{what}; svdq steps from one schedule to the other")

@@ -10,7 +10,8 @@ from typing import Any, get_args
 
 from svdq.pipeline.models.comfyui.graph import Graph, Link, Node
 from svdq.pipeline.models.comfyui.widgets import CONTROL
-from svdq.pipeline.models.model_file import ScheduleName, schedule_levels
+from svdq.pipeline.models.model_file import ScheduleName
+from svdq.pipeline.models.sigmas import sigmas_of
 
 _MAX_DEPTH = 50
 #: The outputs of WanVideoScheduler, which passes its settings on.
@@ -82,7 +83,7 @@ def moe_schedule(graph: Graph, node: Node) -> tuple[float, int, int, int]:
     if not (is_known and denoise in (None, 1) and boundary and interval and interval >= 0.01):
         raise UnknownValueError(node)
     for number in range(1, int(100 / interval) + 1):
-        if schedule_levels(scheduler, high + low, number * interval)[high] >= boundary:
+        if sigmas_of(scheduler, high + low, number * interval)[high] >= boundary:
             return round(number * interval, 2), high + low, high, low
     raise UnknownValueError(node)
 

@@ -7,7 +7,6 @@ Magnitude-Aware Cache", arXiv:2506.09045). The choice is that of diffusers' `Mag
 not import torch.
 """
 
-import struct
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts
 from svdq.pipeline.models.model_file import StepCacheEntry
+from svdq.pipeline.models.sigmas import float32
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 
 MAX_SKIP, RETENTION = 2, 0.2  # of the published use for image to video
@@ -80,11 +80,6 @@ def _nearest(ratios: Sequence[float], num_steps: int) -> list[float]:
         return [ratios[-1]]
     scale = float32((len(ratios) - 1) / (num_steps - 1))
     return [ratios[round(float32(step * scale))] for step in range(num_steps)]
-
-
-def float32(value: float) -> float:
-    """Return the nearest number in float32."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 @cache
