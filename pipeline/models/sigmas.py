@@ -33,16 +33,15 @@ def _shifted(level: float, shift: float) -> float:
     return float32(float32(float32(shift) * level) / float32(1 + float32(float32(shift - 1) * level)))
 
 
-@cache
-def _table(shift: float) -> Sequence[float]:
-    """Return all levels of the model, rising: 1000."""
-    return [_shifted(float32(t / _NUM_LEVELS), shift) for t in range(1, _NUM_LEVELS + 1)]
+def _level(t: int, shift: float) -> float:
+    """Return a level of the model, of which there are 1 to 1000, rising."""
+    return _shifted(float32(t / _NUM_LEVELS), shift)
 
 
 def _simple(steps: int, shift: float) -> Sequence[float]:
     """Return every (1000/steps)-th level."""
-    table, stride = _table(shift), _NUM_LEVELS / steps
-    return [table[-(1 + int(place * stride))] for place in range(steps)]
+    stride = _NUM_LEVELS / steps
+    return [_level(_NUM_LEVELS - int(place * stride), shift) for place in range(steps)]
 
 
 def _normal(steps: int, shift: float, *, last: bool = True) -> Sequence[float]:
@@ -50,7 +49,7 @@ def _normal(steps: int, shift: float, *, last: bool = True) -> Sequence[float]:
 
     ComfyUI shifts them from 1 to the shifted lowest, so the lowest is shifted twice.
     """
-    lowest = _table(shift)[0]
+    lowest = _level(1, shift)
     is_zero = math.isclose(_shifted(lowest, shift), 0, abs_tol=1e-5)
     num_gaps = steps - 1 if last and not is_zero else steps
     distance = float32(float32(lowest - 1) / max(1, num_gaps))
@@ -68,8 +67,8 @@ def _beta(steps: int, shift: float) -> Sequence[float]:
     ComfyUI leaves out a level that comes twice, as with more than 150 steps; here it is a step of length 0.
     """
     # rint(ppf(q) * 999) is the number of half-way points up to the quantile, the median (499.5) among them.
-    table, cdf = _table(shift), _cdf_between_levels()
-    return [table[bisect_right(cdf, 1 - place * (1 / steps))] for place in range(steps)]
+    cdf = _cdf_between_levels()
+    return [_level(1 + bisect_right(cdf, 1 - place * (1 / steps)), shift) for place in range(steps)]
 
 
 @cache

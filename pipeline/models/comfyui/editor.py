@@ -1,13 +1,16 @@
 """The editor's format as nodes that run: subgraphs and wires are followed, muted and bypassed nodes left out."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from svdq.pipeline.models.comfyui.graph import Link, Node
+from svdq.pipeline.models.comfyui.graph import Limits, Link, Node
 from svdq.pipeline.models.comfyui.widgets import CONTROL, TEXTS, WIDGETS
 
 _NEVER, _BYPASS = 2, 4  # modes of nodes
+_OF_INPUT = "-1"  # in proxyWidgets: of an input of the subgraph
 _INPUTS = -10  # id of the inputs of a subgraph, as the origin of links
 _WIRES = ("Reroute", "Reroute (rgthree)", "ReroutePrimitive|pysssss")
 _SWITCHES = ("Any Switch (rgthree)",)  # which pass the first of their inputs that is there
@@ -39,14 +42,18 @@ class _Scope:
     """The workflow, or a subgraph where it is used."""
 
     graph: Mapping[str, Any]
+    limits: Limits
     prefix: str = ""
     parent: "_Scope | None" = None
     instance: Mapping[str, Any] = field(default_factory=dict)  # the node that the subgraph is in its parent
     nodes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     links: dict[int, tuple[int, int]] = field(default_factory=dict)  # origin and its slot, by id
     inner: dict[int, "_Scope"] = field(default_factory=dict)  # subgraphs by the id of their node
+    followed: dict[int, "Link | _Value | None"] = field(default_factory=dict)  # where links come from
 
     def __post_init__(self) -> None:
+        self.limits.count(len(self.graph.get("nodes", ())))
+        self.limits.check_time()
         self.nodes = {node["id"]: node for node in self.graph.get("nodes", ())}
         for link in self.graph.get("links", ()):
             if isinstance(link, dict):
@@ -54,6 +61,32 @@ class _Scope:
             elif link:
                 self.links[link[0]] = (link[1], link[2])
         self._add_implied_links()
+
+    @cached_property
+    def shown(self) -> dict[tuple[str, str], Any]:
+        """The values that the instance of a subgraph shows, by the place of their widgets inside.
+
+        A place is the id of a node, -1 for an input of the subgraph, and a name: `widgets_values[i]` is of
+        `proxyWidgets[i]`, else of the i-th input that is a widget.
+        """
+        properties, values = self.instance.get("properties") or {}, self.instance.get("widgets_values") or []
+        places = [(str(each[0]), str(each[1])) for each in properties.get("proxyWidgets") or ()]
+        named = _named(self.instance)
+        if not places:
+            own = [each["name"] for each in self.instance.get("inputs") or () if each.get("widget")]
+            of_widgets = set(_widget_inputs(self))
+            defined = [each["name"] for each in self.graph.get("inputs") or () if each["name"] in of_widgets]
+            places = [(_OF_INPUT, name) for name in [*named] or (own if len(own) == len(values) else defined)]
+        given = values if isinstance(values, list) and len(values) == len(places) else [None] * len(places)
+        names = Counter(name for _, name in places)
+        found = {
+            place: named.get(place[1], value) if names[place[1]] == 1 else value
+            for place, value in zip(places, given, strict=True)
+        }
+        if self.parent is not None:  # whose own instance may show them, too
+            for name, value in _promoted(self.parent, self.instance["id"]):
+                found[next((place for place in found if place[1] == name), (_OF_INPUT, name))] = value
+        return {place: value for place, value in found.items() if value is not None}
 
     def _add_implied_links(self) -> None:
         """Add the connections that the nodes of cg-use-everywhere make, as the editor has saved them."""
@@ -69,16 +102,20 @@ class _Scope:
                 self.links[-number] = (int(each["upstream"]), each["upstream_slot"])
 
 
-def flatten(workflow: Mapping[str, Any]) -> dict[str, Node]:
-    """Return the nodes of a workflow that run, by id."""
+def flatten(workflow: Mapping[str, Any], limits: Limits) -> dict[str, Node]:
+    """Return the nodes of a workflow that run, by id; raises InputError for more than the limits."""
     subgraphs = {each["id"]: each for each in (workflow.get("definitions") or {}).get("subgraphs") or ()}
-    top = _Scope(graph=workflow)
+    top = _Scope(graph=workflow, limits=limits)
     scopes = [top]
     for scope in scopes:  # which grows
         for node in scope.nodes.values():
             if node["type"] in subgraphs and scope.prefix.count(":") < 20:
                 inner = _Scope(
-                    graph=subgraphs[node["type"]], prefix=f"{scope.prefix}{node['id']}:", parent=scope, instance=node
+                    graph=subgraphs[node["type"]],
+                    limits=limits,
+                    prefix=f"{scope.prefix}{node['id']}:",
+                    parent=scope,
+                    instance=node,
                 )
                 scope.inner[node["id"]] = inner
                 if not _is_off(node):
@@ -103,7 +140,7 @@ def _is_off(node: Mapping[str, Any]) -> bool:
 
 
 def _first(node: Mapping[str, Any]) -> Any:
-    values = node.get("widgets_values")
+    values = _named(node) or node.get("widgets_values")
     return next(iter(values.values() if isinstance(values, dict) else values or ()), None)
 
 
@@ -121,8 +158,17 @@ def _node(scope: _Scope, node: Mapping[str, Any], setters: Mapping[Any, Any]) ->
     return Node(id=f"{scope.prefix}{node['id']}", type=node["type"], inputs=inputs, models=named)
 
 
+def _named(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a node's widgets as newer editors save them, by name, without the controls of seeds."""
+    named = node.get("widgets_values_named")
+    given = named.items() if isinstance(named, dict) else ()
+    return {name: value for name, value in given if name not in (CONTROL, *_CONTROLS)}
+
+
 def _widgets(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a node's widgets by name, as far as the names are known."""
+    if named := _named(node):
+        return named
     values = node.get("widgets_values") or []
     if isinstance(values, dict):
         return dict(values)
@@ -146,20 +192,23 @@ def _widgets(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def _promoted(scope: _Scope, node_id: int) -> Iterator[tuple[str, Any]]:
     """Yield the widgets of a node in a subgraph whose values its instance has."""
-    shown = (scope.instance.get("properties") or {}).get("proxyWidgets") or ()
-    values = scope.instance.get("widgets_values") or []
-    if isinstance(values, list) and len(values) == len(shown):
-        yield from (
-            (place[1], value)
-            for place, value in zip(shown, values, strict=True)
-            if str(place[0]) == str(node_id) and value is not None
-        )
+    for place, value in scope.shown.items():
+        if place[0] == str(node_id):
+            yield place[1], value
 
 
 def _follow(scope: _Scope, link: int, setters: Mapping[Any, Any], depth: int = 0) -> Link | _Value | None:
     """Return the output or the constant that a link comes from; None if nothing runs there."""
     if link not in scope.links or depth > 200:
         return None
+    if link not in scope.followed:
+        scope.limits.check_time()
+        scope.followed[link] = None  # while it is followed: a circle leads nowhere
+        scope.followed[link] = _origin(scope, link, setters, depth)
+    return scope.followed[link]
+
+
+def _origin(scope: _Scope, link: int, setters: Mapping[Any, Any], depth: int) -> Link | _Value | None:
     origin, slot = scope.links[link]
     if origin == _INPUTS:
         return _from_outside(scope, slot, setters, depth)
@@ -204,14 +253,18 @@ def _from_outside(scope: _Scope, slot: int, setters: Mapping[Any, Any], depth: i
     given: Mapping[str, Any] = next((each for each in inputs if each.get("name") == name), {})
     if given.get("link") is not None:
         return _follow(scope.parent, given["link"], setters, depth + 1)
-    # One value for each input that is a widget inside; the editor shows them in this order.
-    of_widgets = set(_widget_inputs(scope))
-    shown = [each for each in names if each in of_widgets]
-    values = scope.instance.get("widgets_values") or []
-    if isinstance(values, list) and name in shown and len(values) == len(shown):
-        value = values[shown.index(name)]
-        return None if value is None else _Value(value=value)
-    return None
+    shown = scope.shown
+    inside = [(_OF_INPUT, name), *_places_of(scope, slot)]
+    value = next((shown[place] for place in inside if place in shown), None)
+    return None if value is None else _Value(value=value)
+
+
+def _places_of(scope: _Scope, slot: int) -> Iterator[tuple[str, str]]:
+    """Yield the widgets of a subgraph's nodes that one of its inputs is connected to."""
+    for node in scope.nodes.values():
+        for each in node.get("inputs") or ():
+            if each.get("widget") and scope.links.get(each.get("link")) == (_INPUTS, slot):
+                yield str(node["id"]), str(each["widget"].get("name", each["name"]))
 
 
 def _widget_inputs(scope: _Scope) -> Iterator[str]:

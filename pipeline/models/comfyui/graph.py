@@ -1,8 +1,38 @@
 """The nodes of a workflow that run, with their inputs by name, and notes on what an import leaves out."""
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from svdq.pipeline.errors import InputError
+
+#: A workflow may be a stranger's: subgraphs and switches multiply what a small file says.
+MAX_NODES, MAX_S = 10_000, 20.0
+MAX_NAME = 1000  # letters of a file's name
+_SHOWN = 100  # letters of a node's type in sentences
+
+
+class Limits:
+    """What reading one workflow may take; raises InputError for more."""
+
+    def __init__(self) -> None:
+        self._num_nodes = 0
+        self._end_s = time.monotonic() + MAX_S
+
+    def count(self, number: int) -> None:
+        """Count nodes."""
+        self._num_nodes += number
+        if self._num_nodes > MAX_NODES:
+            raise InputError(
+                f"The workflow has more than {MAX_NODES:,} nodes, counting those of each subgraph wherever it is used; "
+                "give a smaller one."
+            )
+
+    def check_time(self) -> None:
+        """Raise InputError if the time is up."""
+        if time.monotonic() > self._end_s:
+            raise InputError(f"The workflow takes more than {MAX_S:g} s to read; give one with fewer nodes and links.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +53,7 @@ class Node:
     models: tuple[Mapping[str, Any], ...]  # files that the editor says it needs: name, url, directory
 
     def __str__(self) -> str:
-        return f"{self.type} ({self.id})"
+        return f"{self.type[:_SHOWN]} ({self.id[:_SHOWN]})"
 
     def text(self, *names: str) -> str | None:
         """Return the first of some inputs that is a text."""
@@ -35,9 +65,13 @@ class Graph:
     """The nodes of a workflow by id."""
 
     nodes: Mapping[str, Node]
+    limits: Limits = field(default_factory=Limits, compare=False)
+    #: Outputs that `value_of` has computed, and the error where it could not: each is computed once.
+    computed: dict[Link, Any] = field(default_factory=dict, compare=False)
 
     def origin(self, value: object) -> Node | None:
         """Return the node that an input comes from; None for a value, or for nothing."""
+        self.limits.check_time()
         return self.nodes.get(value.node) if isinstance(value, Link) else None
 
     def chain(self, value: object, *names: str) -> Iterator[Node]:

@@ -14,6 +14,8 @@ from svdq.pipeline.models.model_file import ScheduleName
 from svdq.pipeline.models.sigmas import sigmas_of
 
 _MAX_DEPTH = 50
+_MAX_TEXT, _MAX_NUMBER = 100_000, 2**64  # letters of a text, and the size of a number
+_MAX_EXPRESSION = 1000  # letters
 #: The outputs of WanVideoScheduler, which passes its settings on.
 _OF_SCHEDULER = ("sigmas", "steps", "shift", "scheduler", "start_step", "end_step")
 #: Nodes that pass a value on.
@@ -38,6 +40,28 @@ def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
     origin = graph.origin(value)
     if origin is None:
         return None if isinstance(value, Link) else value
+    assert isinstance(value, Link)
+    if value not in graph.computed:
+        graph.computed[value] = UnknownValueError(origin)  # while it is computed: what depends on itself has no value
+        try:
+            graph.computed[value] = _within_bounds(origin, _compute(graph, origin, value.slot, depth))
+        except UnknownValueError as error:
+            graph.computed[value] = error
+    found = graph.computed[value]
+    if isinstance(found, UnknownValueError):
+        raise UnknownValueError(*found.args)
+    return found
+
+
+def _within_bounds(node: Node, found: Any) -> Any:
+    """Return a value unless it is longer or larger than any that a video needs: nodes can double it again and again."""
+    if (isinstance(found, str) and len(found) > _MAX_TEXT) or (isinstance(found, int) and abs(found) > _MAX_NUMBER):
+        raise UnknownValueError(node)
+    return found
+
+
+def _compute(graph: Graph, origin: Node, slot: int, depth: int) -> Any:
+    """Compute an output of a node; raises UnknownValueError if it is no constant."""
     if depth > _MAX_DEPTH:
         raise UnknownValueError(origin)
     inputs = {name: each for name, each in origin.inputs.items() if name not in (CONTROL, "output_type")}
@@ -53,18 +77,17 @@ def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
     if isinstance(text := inputs.get("expression", inputs.get("value") if "a" in inputs else None), str):
         return _computed(origin, text, {name.rpartition(".")[2]: of(name) for name in inputs if inputs[name] != text})
     if origin.type in ("GetImageSize", "ResolutionSelector"):
-        sides = _size_of(graph, origin, depth)
-        assert isinstance(value, Link)
-        return sides[value.slot]
+        return _size_of(graph, origin, depth)[slot]
     if origin.type.startswith("WanVideoScheduler"):
-        assert isinstance(value, Link)
-        if (name := _OF_SCHEDULER[value.slot : value.slot + 1]) and name[0] in inputs:
+        if (name := _OF_SCHEDULER[slot : slot + 1]) and name[0] in inputs:
             return of(name[0])
         raise UnknownValueError(origin)
-    if origin.type == "WanMoEScheduler" and isinstance(value, Link) and value.slot < 4:  # the others are noise levels
-        return moe_schedule(graph, origin)[value.slot]
+    if origin.type == "WanMoEScheduler" and slot < 4:  # the others are noise levels
+        return moe_schedule(graph, origin)[slot]
     if "isfloatX" in inputs:  # mxSlider
         return of("Xf" if inputs["isfloatX"] else "Xi")
+    if "seed" in inputs and "seed" in origin.type.lower():  # such as Seed (rgthree), which has buttons, too
+        return of("seed")
     has_links = any(isinstance(each, Link) for each in inputs.values())
     if len(inputs) == 1 and "Loader" not in origin.type and (not has_links or origin.type.startswith(_PASSING)):
         return of(next(iter(inputs)))  # a constant, or a node that passes one on
@@ -116,37 +139,46 @@ _BUNDLES = {
 }
 
 
-def _from_bundle(graph: Graph, node: Node, name: str, depth: int = 0) -> Any:
+def _from_bundle(graph: Graph, node: Node, name: str) -> Any:
     """Return the input that an output of a bundle is: of the node itself, or of the bundles that it continues."""
-    if name in node.inputs or depth > _MAX_DEPTH:
-        return node.inputs.get(name)
-    before = (graph.origin(each) for key, each in node.inputs.items() if key.startswith(("base_ctx", "ctx_", "pipe")))
-    found = (_from_bundle(graph, each, name, depth + 1) for each in before if each is not None)
-    return next((each for each in found if each is not None), None)
+    seen: set[str] = set()
+    left = [node]
+    while left:
+        each = left.pop()
+        if each.inputs.get(name) is not None:
+            return each.inputs[name]
+        if each.id not in seen:
+            seen.add(each.id)
+            before = [value for key, value in each.inputs.items() if key.startswith(("base_ctx", "ctx_", "pipe"))]
+            left += [origin for value in reversed(before) if (origin := graph.origin(value)) is not None]
+    return None
 
 
 def without_switches(graph: Graph) -> Graph:
     """Return a graph in which inputs come from what its switches choose, and from what contexts and pipes bundle."""
 
-    def chosen(value: Any, depth: int = 0) -> Any:
-        node = graph.origin(value)
-        if node is None or depth > _MAX_DEPTH:
-            return value
-        names = next((names for kind, names in _BUNDLES.items() if re.fullmatch(kind, node.type)), ())
-        if 0 < value.slot < len(names):
-            return chosen(_from_bundle(graph, node, names[value.slot]), depth + 1)
-        if node.type != "ComfySwitchNode":
-            return value
-        try:
-            branch = "on_true" if value_of(graph, node.inputs.get("switch")) else "on_false"
-        except UnknownValueError:
-            branch = "on_false"
-        return chosen(node.inputs.get(branch), depth + 1)
+    def chosen(value: Any) -> Any:
+        seen = set()
+        while (node := graph.origin(value)) is not None and value not in seen:
+            seen.add(value)
+            names = next((names for kind, names in _BUNDLES.items() if re.fullmatch(kind, node.type)), ())
+            if 0 < value.slot < len(names):
+                value = _from_bundle(graph, node, names[value.slot])
+            elif node.type == "ComfySwitchNode":
+                try:
+                    branch = "on_true" if value_of(graph, node.inputs.get("switch")) else "on_false"
+                except UnknownValueError:
+                    branch = "on_false"
+                value = node.inputs.get(branch)
+            else:
+                break
+        return value
 
-    nodes = graph.nodes.items()
-    return Graph(
-        {key: replace(node, inputs={name: chosen(each) for name, each in node.inputs.items()}) for key, node in nodes}
-    )
+    nodes = {
+        key: replace(node, inputs={name: chosen(each) for name, each in node.inputs.items()})
+        for key, node in graph.nodes.items()
+    }
+    return Graph(nodes, limits=graph.limits)
 
 
 def number_of(graph: Graph, node: Node, name: str, default: float | None = None) -> float | None:
@@ -171,15 +203,24 @@ _OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.UAdd: operator.pos,
 }
 _OF_NAMES = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "modulo": "%"}
+
+
+def _rounded(number: float, digits: int | None = None) -> float:
+    return round(number) if digits is None else round(number, max(-20, min(20, digits)))
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    each.__name__: each for each in (abs, math.ceil, float, math.floor, int, max, min, round)
-}
+    each.__name__: each for each in (abs, math.ceil, float, math.floor, int, max, min)
+} | {"round": _rounded}
 
 
 def _computed(node: Node, text: str, names: Mapping[str, Any]) -> Any:
     """Compute an expression of +, -, *, / and a few functions, as ComfyMathExpression has it."""
 
     def compute(part: ast.AST) -> Any:
+        return _within_bounds(node, compute_part(part))
+
+    def compute_part(part: ast.AST) -> Any:
         if isinstance(part, ast.Expression):
             return compute(part.body)
         if isinstance(part, ast.Constant) and isinstance(part.value, int | float):
@@ -194,7 +235,9 @@ def _computed(node: Node, text: str, names: Mapping[str, Any]) -> Any:
             return _FUNCTIONS[part.func.id](*map(compute, part.args))
         raise UnknownValueError(node)
 
+    if len(text) > _MAX_EXPRESSION:
+        raise UnknownValueError(node)
     try:
         return compute(ast.parse(text.strip(), mode="eval"))
-    except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError) as error:
+    except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         raise UnknownValueError(node) from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.editor import flatten
-from svdq.pipeline.models.comfyui.graph import Graph, Link, Node
+from svdq.pipeline.models.comfyui.graph import Graph, Limits, Link, Node
 
 #: Strings of which a workflow in a picture or video has one: the API format's and the editor's.
 _MARKS = (b'"class_type"', b'"last_node_id"', b'"nodes"')
@@ -112,7 +112,11 @@ def _text_before(content: mmap.mmap, mark: int) -> int:
 
 def read_graph(workflow: Mapping[str, Any]) -> Graph:
     """Return the nodes of a workflow that run: without those that are muted, bypassed, notes or wires only."""
-    return Graph(flatten(workflow) if is_editor(dict(workflow)) else _of_api(workflow))
+    limits = Limits()
+    if is_editor(dict(workflow)):
+        return Graph(flatten(workflow, limits), limits=limits)
+    limits.count(len(workflow))
+    return Graph(_of_api(workflow), limits=limits)
 
 
 def _of_api(workflow: Mapping[str, Any]) -> dict[str, Node]:
