@@ -10,7 +10,8 @@ from svdq.cli.formatting import echo, echo_json, table
 from svdq.cli.option_types import GivenPath, OutputFile, json_option
 from svdq.pipeline.command_line import svdq_command, variable
 from svdq.pipeline.errors import InputError, require_torch
-from svdq.pipeline.models.comfyui.model_toml import command, find_folders, to_model_file
+from svdq.pipeline.models.comfyui.folders import find_folders
+from svdq.pipeline.models.comfyui.model_toml import command, to_model_file
 from svdq.pipeline.models.comfyui.recipe import read_recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, family_named

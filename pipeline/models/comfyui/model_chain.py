@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
+from svdq.pipeline.models.comfyui.graph import MAX_NAME, Graph, Link, Node, Notes
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
 
@@ -121,11 +121,9 @@ def value_of_file(graph: Graph, value: Any) -> str | None:
         found = value_of(graph, value)
     except UnknownValueError:  # a model, not the name of one
         return None
-    return (
-        found
-        if isinstance(found, str) and found.lower().endswith((*WEIGHTS_SUFFIXES, ".pt", ".pth", ".ckpt"))
-        else None
-    )
+    if not isinstance(found, str) or len(found) > MAX_NAME:
+        return None
+    return found if found.lower().endswith((*WEIGHTS_SUFFIXES, ".pt", ".pth", ".ckpt")) else None
 
 
 def _model_before(node: Node) -> Any:
@@ -147,10 +145,8 @@ def _note_change(node: Node, notes: Notes) -> None:
 
 def _stack_of(graph: Graph, value: Any, notes: Notes) -> Iterator[LoraUse]:
     """Yield the LoRAs of a chain of WanVideoLoraSelect and the like, the first before."""
-    node = graph.origin(value)
-    if node is not None:
+    for node in reversed([*graph.chain(value, "prev_lora", "lora_stack")]):
         notes.read(node)
-        yield from _stack_of(graph, node.inputs.get("prev_lora", node.inputs.get("lora_stack")), notes)
         yield from lora_entries(graph, node, notes)
 
 
@@ -183,4 +179,6 @@ def _of_manager(node: Node, value: Any) -> Iterator[LoraUse]:
     entries = value.get("__value__", ()) if isinstance(value, Mapping) else value
     for each in entries if isinstance(entries, list) else ():
         if isinstance(each, dict) and each.get("active", True) and each.get("name"):
-            yield LoraUse(node=node, file=f"{each['name']}.safetensors", strength=float(each.get("strength") or 1.0))
+            strength = float(1.0 if each.get("strength") is None else each["strength"])
+            if strength:
+                yield LoraUse(node=node, file=f"{each['name']}.safetensors", strength=strength)

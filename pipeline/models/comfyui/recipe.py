@@ -52,7 +52,11 @@ def read_recipe(workflow: Mapping[str, Any]) -> Recipe:
         raise InputError(
             f"{error.args[0]} computes a value that svdq needs and cannot compute; set it to a constant in ComfyUI."
         ) from error
-    except (ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except RecursionError as error:
+        raise InputError(
+            "Nodes of the workflow depend on each other in a circle, or on too many in a row; correct its links."
+        ) from error
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"[:100]
         raise InputError(f"The workflow is not as ComfyUI writes it ({what}); save it again.") from error
 

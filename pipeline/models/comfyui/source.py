@@ -1,11 +1,12 @@
 """What a workflow makes a video of: photos, prompts, size and frames, by the node that encodes the photo."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
+from svdq.pipeline.models.comfyui.graph import MAX_NAME, Graph, Link, Node, Notes
 from svdq.pipeline.models.comfyui.model_chain import GUIDANCE, LoraUse, ModelChain
 from svdq.pipeline.models.comfyui.stages import Stage, note_start
 from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
@@ -43,6 +44,7 @@ _OTHER_KINDS = {
 }
 #: Inputs of these that svdq lacks, with the values that change nothing.
 _NEUTRAL = {"noise_aug_strength": 0, "start_latent_strength": 1, "end_latent_strength": 1, "motion_amplitude": 1}
+_CHOICE = re.compile(r"(?<!\\)\{[^{}]*\|[^{}]*\}")  # {red|blue}
 _TEXTS = ("text", "prompt", "positive_prompt", "string", "value")
 
 
@@ -205,6 +207,10 @@ def prompt_of(graph: Graph, value: Any, side: str, notes: Notes) -> tuple[str | 
             clip = node.inputs.get("clip", node.inputs.get("t5", own))
             try:
                 text = value_of(graph, node.inputs[name])
+                if not zeroed and isinstance(text, str) and (choice := _CHOICE.search(text)):
+                    what = f"has choices in its {side} prompt, such as {choice[0][:60]}, of which ComfyUI draws one"
+                    notes.add(node, f"{what} for each video; give a prompt without")
+                    return None, clip
             except UnknownValueError as error:
                 notes.add(error.args[0], f"computes the {side} prompt, which svdq cannot; give it with the photo")
                 return None, clip
@@ -226,7 +232,7 @@ def _loaded(graph: Graph, value: Any, notes: Notes) -> str | None:
 def files_named(graph: Graph, node: Node) -> dict[str, str]:
     """Return the files that a loader of text encoders, VAEs or upsamplers names, by its inputs."""
     found = {name: quietly(graph, node.inputs.get(name)) for name in _FILES}
-    return {name: file for name, file in found.items() if isinstance(file, str)}
+    return {name: file for name, file in found.items() if isinstance(file, str) and len(file) <= MAX_NAME}
 
 
 def _image_encoder(graph: Graph, encoder: Node, notes: Notes) -> str | None:

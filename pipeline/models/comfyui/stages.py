@@ -17,7 +17,7 @@ SAMPLERS = (
     "WanMoeKSampler",
     "WanMoeKSamplerAdvanced",
 )
-_MAX_STEPS = 1000
+_MAX_STEPS, MAX_SEED = 1000, 2**63 - 1
 OWN_LEVELS = ""  # in place of a schedule: diffusers' noise levels, by WanVideoSampler
 #: Inputs that bring the latents of another sampler.
 LATENTS = ("latent_image", "samples", "latent", "latents", "video_latent", "av_latent")
@@ -67,6 +67,11 @@ def stages_of(graph: Graph, last: Node, notes: Notes) -> list[Stage]:
         if len(found) > 20:
             break
         node = _sampler_before(graph, stages[0].latents, notes)
+    first = found[0]
+    if first.seed is not None and not 0 <= first.seed <= MAX_SEED:
+        what = "is drawn anew for each video" if first.seed < 0 else f"is above {MAX_SEED}"
+        notes.add(first.node, f"has the seed {first.seed}, which {what}; svdq draws one for each video, see --seed")
+        found[0] = replace(first, seed=None)
     return found
 
 
@@ -129,7 +134,7 @@ def _read(graph: Graph, node: Node, notes: Notes) -> Iterator[Stage]:
         "sampler": text("sampler_name"),
         "steps": int(number("steps", 20)),
         "scheduler": text("scheduler"),
-        "seed": _seed(graph, node, "seed", "noise_seed"),
+        "seed": _seed(graph, node, notes, "seed", "noise_seed"),
     }
     if node.type == "KSampler":
         yield Stage(**common, denoise=number("denoise", 1.0))
@@ -171,12 +176,15 @@ def _end(end: int, steps: int) -> int | None:
     return end if end < steps else None
 
 
-def _seed(graph: Graph, node: Node, *names: str) -> int | None:
+def _seed(graph: Graph, node: Node, notes: Notes, *names: str) -> int | None:
     for name in names:
         if name in node.inputs:
             try:
                 return int(number_of(graph, node, name) or 0)
-            except UnknownValueError:
+            except UnknownValueError as error:
+                notes.add(
+                    error.args[0], "makes a seed that svdq cannot compute; svdq draws one for each video, see --seed"
+                )
                 return None
     return None
 
@@ -198,7 +206,7 @@ def _of_custom(graph: Graph, node: Node, common: dict[str, Any], notes: Notes) -
     adds_noise = value_of(graph, inputs.get("add_noise")) is not False
     if noise is not None:
         adds_noise = noise.type != "DisableNoise"
-        common["seed"] = _seed(graph, noise, "noise_seed", "seed")
+        common["seed"] = _seed(graph, noise, notes, "noise_seed", "seed")
     common["sampler"] = (chosen.text("sampler_name") if chosen is not None else "") or (chosen.type if chosen else "")
     return Stage(
         **(common | {"adds_noise": adds_noise, "keeps_noise": True} | _sigmas(graph, inputs.get("sigmas"), notes))

@@ -75,6 +75,7 @@ WIDGETS: Mapping[str, tuple[str, ...]] = {
         "SamplerEulerAncestral": "eta s_noise",
         "SaveAnimatedWEBP": "filename_prefix fps lossless quality method",
         "SaveWEBM": "filename_prefix codec fps crf",
+        "Seed (rgthree)": "seed",
         "SimpleMath+": "expression",
         "SplitSigmas": "step",
         "SplitSigmasAtT": "boundary",

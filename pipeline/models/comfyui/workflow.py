@@ -3,8 +3,7 @@
 import json
 import mmap
 import re
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,12 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.editor import flatten
 from svdq.pipeline.models.comfyui.graph import Graph, Limits, Link, Node
 
-#: Strings of which a workflow in a picture or video has one: the API format's and the editor's.
-_MARKS = (b'"class_type"', b'"last_node_id"', b'"nodes"')
-_MAX_BYTES = 64_000_000  # of JSON
+#: Words of which a workflow in a picture or video has one, with or without escaped quotes: the API's and the editor's.
+_MARKS = (b"class_type", b"last_node_id", b"nodes")
+_MAX_BYTES = 16_000_000  # of JSON
 _CHUNK, _MAX_TRIES = 65_536, 100
+_MAX_NESTED = 5  # texts of JSON within JSON
+_OPENING = re.compile(r'\{|"(?=\{)')  # of an object, or of a text of one
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # bytes that JSON does not have
 
 
@@ -29,14 +30,18 @@ def read_workflow(path: Path) -> dict[str, Any]:
         with path.open("rb") as opened:
             if opened.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
                 opened.seek(0)
+                if size > _MAX_BYTES:
+                    raise InputError(
+                        f"The workflow {str(path)!r} has {size / 1e6:,.0f} MB, and svdq reads {_MAX_BYTES / 1e6:g}; "
+                        "give a smaller one."
+                    )
                 return _of_json(path, opened.read(_MAX_BYTES))
-            found: list[Any] = []
+            workflows: list[dict[str, Any]] = []
             if size:
                 with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                    found = _embedded(content)
+                    workflows = _embedded(content)
     except OSError as error:
         raise InputError(f"The workflow {str(path)!r} cannot be read ({error.strerror}); give another.") from error
-    workflows = [each for document in found if (each := _workflow_in(document)) is not None]
     if not workflows:
         raise InputError(
             f"The file {str(path)!r} has no workflow inside; give the JSON that ComfyUI saves, or a file that it has "
@@ -53,7 +58,7 @@ def is_editor(workflow: dict[str, Any]) -> bool:
 def _of_json(path: Path, content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content.decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"The workflow {str(path)!r} is not valid JSON ({error}); save it again.") from error
     workflow = _workflow_in(document)
     if workflow is None:
@@ -63,51 +68,66 @@ def _of_json(path: Path, content: bytes) -> dict[str, Any]:
     return workflow
 
 
-def _workflow_in(document: Any) -> dict[str, Any] | None:
+def _workflow_in(document: Any, depth: int = 0) -> dict[str, Any] | None:
     """Return the workflow that a document is or holds as `prompt` or `workflow`, which may be texts of JSON."""
     if isinstance(document, str):
         try:
-            document = json.loads(document)
-        except ValueError:
+            return None if depth > _MAX_NESTED else _workflow_in(json.loads(document), depth + 1)
+        except (ValueError, RecursionError):
             return None
-    if not isinstance(document, dict):
+    if not isinstance(document, dict) or depth > _MAX_NESTED:
         return None
     nodes = [each for each in document.values() if isinstance(each, dict) and "class_type" in each]
     if is_editor(document) or (nodes and len(nodes) >= len(document) - 1):
         return document
-    inside = (_workflow_in(document.get(name)) for name in ("prompt", "output", "workflow", "extra_pnginfo"))
+    inside = (_workflow_in(document.get(name), depth + 1) for name in ("prompt", "output", "workflow", "extra_pnginfo"))
     return next(filter(None, inside), None)
 
 
-def _embedded(content: mmap.mmap) -> list[Any]:
-    """Return the JSON objects with a workflow in the bytes of a picture or video."""
-    found, place = [], 0
-    while (mark := min((at for each in _MARKS if (at := content.find(each, place)) >= 0), default=-1)) >= 0:
+def _embedded(content: mmap.mmap) -> list[dict[str, Any]]:
+    """Return the workflows in the bytes of a picture or video, one of each format."""
+    found: dict[bool, dict[str, Any]] = {}
+    limits, place = Limits(), 0
+    marks = {mark: content.find(mark) for mark in _MARKS}
+    while len(found) < 2 and (at := min((each for each in marks.values() if each >= 0), default=-1)) >= 0:
+        limits.check_time()
         # The text around it, since formats of pictures and videos have bytes that JSON has not before and after.
-        start, place = _text_before(content, mark), mark + 1
-        end = _CONTROL.search(content, mark)
-        text = content[start : min(end.start() if end else len(content), start + _MAX_BYTES)].decode(errors="replace")
-        for opening in islice(re.finditer("{", text), _MAX_TRIES):
-            try:
-                document, length = json.JSONDecoder().raw_decode(text, opening.start())
-            except ValueError:
-                continue
-            found.append(document)
-            place = max(place, start + len(text[:length].encode()))
-            break
-    return found
+        start = _text_before(content, at, max(place, at - _MAX_BYTES))
+        limit = min(len(content), start + _MAX_BYTES)
+        end = _CONTROL.search(content, at, limit)
+        place = end.start() if end else limit
+        for workflow in _workflows_of(content[start:place].decode(errors="replace"), limits):
+            found.setdefault(is_editor(workflow), workflow)
+        marks = {mark: at if at < 0 or at >= place else content.find(mark, place) for mark, at in marks.items()}
+    return [*found.values()]
 
 
-def _text_before(content: mmap.mmap, mark: int) -> int:
-    """Return where the text begins that goes on to a mark."""
+def _workflows_of(text: str, limits: Limits) -> Iterator[dict[str, Any]]:
+    """Yield the workflows in a text: objects of JSON, or texts of JSON that hold one."""
+    place, num_tries = 0, 0
+    while num_tries < _MAX_TRIES and (opening := _OPENING.search(text, place)) is not None:
+        limits.check_time()
+        num_tries += 1
+        place = opening.start() + 1
+        try:
+            document, end = json.JSONDecoder().raw_decode(text, opening.start())
+        except (ValueError, RecursionError):
+            continue
+        if (workflow := _workflow_in(document)) is not None:
+            yield workflow
+            place, num_tries = end, 0
+
+
+def _text_before(content: mmap.mmap, mark: int, first: int) -> int:
+    """Return where the text begins that goes on to a mark, at `first` at the earliest."""
     place = mark
-    while place > 0:
-        chunk = max(0, place - _CHUNK)
+    while place > first:
+        chunk = max(first, place - _CHUNK)
         controls = [each.end() for each in _CONTROL.finditer(content, chunk, place)]
         if controls:
             return controls[-1]
         place = chunk
-    return 0
+    return first
 
 
 def read_graph(workflow: Mapping[str, Any]) -> Graph:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.model_toml import about_bytes, find_folders, to_model_file
+from svdq.pipeline.models.comfyui.folders import find_folders
+from svdq.pipeline.models.comfyui.model_toml import about_bytes, to_model_file
 from svdq.pipeline.models.comfyui.recipe import read_recipe
 from tests.pipeline.models.comfyui.workflows import two_experts
 

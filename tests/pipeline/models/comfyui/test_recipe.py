@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.model_toml import Folders, to_model_file
+from svdq.pipeline.models.comfyui.folders import Folders
+from svdq.pipeline.models.comfyui.model_toml import to_model_file
 from svdq.pipeline.models.comfyui.recipe import read_recipe
 from svdq.pipeline.models.comfyui.source import Recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow

@@ -10,7 +10,8 @@ from gpu_checks import compare
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from svdq.pipeline.models.comfyui.model_toml import find_folders, to_model_file
+from svdq.pipeline.models.comfyui.folders import find_folders
+from svdq.pipeline.models.comfyui.model_toml import to_model_file
 from svdq.pipeline.models.comfyui.recipe import read_recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow
 from svdq.pipeline.models.loader import open_model
