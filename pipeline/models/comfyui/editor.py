@@ -52,7 +52,11 @@ class _Scope:
     followed: dict[int, "Link | _Value | None"] = field(default_factory=dict)  # where links come from
 
     def __post_init__(self) -> None:
-        self.limits.count(len(self.graph.get("nodes", ())))
+        nodes, implied = self.graph.get("nodes", ()), (self.graph.get("extra") or {}).get("ue_links") or ()
+        self.limits.count(len(nodes), len(self.graph.get("links", ())) + len(implied))
+        for node in nodes:
+            parts = (node.get(name) or () for name in ("inputs", "outputs", "widgets_values", "widgets_values_named"))
+            self.limits.count(0, sum(len(each) for each in parts if isinstance(each, list | dict)))
         self.limits.check_time()
         self.nodes = {node["id"]: node for node in self.graph.get("nodes", ())}
         for link in self.graph.get("links", ()):

@@ -8,7 +8,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 
 #: A workflow may be a stranger's: subgraphs and switches multiply what a small file says.
-MAX_NODES, MAX_S = 10_000, 20.0
+MAX_NODES, MAX_PARTS, MAX_S = 10_000, 200_000, 20.0  # parts: links, inputs and values of widgets
 MAX_NAME = 1000  # letters of a file's name
 _SHOWN = 100  # letters of a node's type in sentences
 
@@ -17,22 +17,23 @@ class Limits:
     """What reading one workflow may take; raises InputError for more."""
 
     def __init__(self) -> None:
-        self._num_nodes = 0
+        self._num_nodes = self._num_parts = 0
         self._end_s = time.monotonic() + MAX_S
 
-    def count(self, number: int) -> None:
-        """Count nodes."""
-        self._num_nodes += number
-        if self._num_nodes > MAX_NODES:
+    def count(self, num_nodes: int, num_parts: int = 0) -> None:
+        """Count nodes, and their links, inputs and values."""
+        self._num_nodes += num_nodes
+        self._num_parts += num_parts
+        if self._num_nodes > MAX_NODES or self._num_parts > MAX_PARTS:
             raise InputError(
-                f"The workflow has more than {MAX_NODES:,} nodes, counting those of each subgraph wherever it is used; "
-                "give a smaller one."
+                f"The workflow has more than {MAX_NODES:,} nodes or {MAX_PARTS:,} links, inputs and values, counting "
+                "those of each subgraph wherever it is used; give a smaller one."
             )
 
     def check_time(self) -> None:
         """Raise InputError if the time is up."""
         if time.monotonic() > self._end_s:
-            raise InputError(f"The workflow takes more than {MAX_S:g} s to read; give one with fewer nodes and links.")
+            raise InputError(f"The workflow takes more than {MAX_S:g} s to read; give a smaller one.")
 
 
 @dataclass(frozen=True, kw_only=True)

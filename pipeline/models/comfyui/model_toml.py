@@ -100,6 +100,7 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
             notes.append(f"The LoRA {lora.file} is no safetensors file; svdq renders without it.")
     tables: list[tuple[str, Mapping[str, Any]]] = [("[weights]", weights), *(("[[lora]]", lora) for lora in loras)]
     tables += [("[defaults]", recipe.defaults), ("[scheduler]", recipe.scheduler)]
+    notes = [*dict.fromkeys(notes)]
     comments = [f"Written by `svdq model import` of {workflow.name!r}."]
     comments += [f"Not carried over: {note}" for note in notes]
     lines = [f"# {' '.join(each.split())}" for each in comments]

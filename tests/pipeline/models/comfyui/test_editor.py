@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import Graph, Link
 from svdq.pipeline.models.comfyui.workflow import read_graph
 
@@ -139,3 +142,58 @@ def test_subgraphs_have_the_values_of_their_instances() -> None:
 
 def test_a_muted_subgraph_does_not_run() -> None:
     assert read_graph(subgraph(made(3, "abc", [], mode=2))).nodes.keys() == {"9"}
+
+
+def test_widgets_by_name_are_read_of_any_node() -> None:
+    stack = made(3, "A stack of mine", ["?", 1, 2]) | {
+        "widgets_values_named": {"lora_1": "a.safetensors", "strength_1": 0.5, "fixed": "fixed"}
+    }
+    assert read_graph(editor(stack, links=[])).nodes["3"].inputs == {"lora_1": "a.safetensors", "strength_1": 0.5}
+
+
+def prompts(*instances: dict[str, Any]) -> dict[str, Any]:
+    """A workflow with instances of a subgraph of a text and a size, each an input of it."""
+    text = {"id": 5, "type": "CLIPTextEncode", "widgets_values": ["inside"]}
+    text["inputs"] = [{"name": "text", "link": 1, "type": "STRING", "widget": {"name": "text"}}]
+    size = {"id": 6, "type": "PrimitiveInt", "widgets_values": [64, "fixed"]}
+    size["inputs"] = [{"name": "value", "link": 2, "type": "INT", "widget": {"name": "value"}}]
+    inside = {
+        "id": "abc",
+        "nodes": [text, size],
+        "inputs": [{"name": "text", "linkIds": [1]}, {"name": "width", "linkIds": [2]}],
+        "outputs": [],
+        "links": [[1, -10, 0, 5, 0, "STRING"], [2, -10, 1, 6, 0, "INT"]],
+    }
+    return editor(*instances, links=[], definitions={"subgraphs": [inside]})
+
+
+def test_each_instance_of_a_subgraph_has_its_values_in_its_own_order() -> None:
+    first = made(3, "abc", ["first", 832])
+    second = made(4, "abc", [640, "second"])
+    second["properties"] = {"proxyWidgets": [["6", "value"], ["-1", "text"]]}
+    third = made(7, "abc", [480, "third"])
+    third["inputs"] = [{"name": name, "link": None, "widget": {"name": name}} for name in ("width", "text")]
+    fourth = made(8, "abc", []) | {"widgets_values_named": {"width": 320, "text": "fourth"}}
+    nodes = read_graph(prompts(first, second, third, fourth)).nodes
+    found = [(nodes[f"{number}:5"].inputs["text"], nodes[f"{number}:6"].inputs["value"]) for number in (3, 4, 7, 8)]
+    assert found == [("first", 832), ("second", 640), ("third", 480), ("fourth", 320)]
+
+
+def test_subgraphs_that_multiply_are_a_sentence() -> None:
+    defined = [
+        {"id": f"g{level}", "nodes": [{"id": number, "type": f"g{level + 1}"} for number in range(4)], "links": []}
+        for level in range(20)
+    ]
+    with pytest.raises(InputError, match="more than 10,000 nodes"):
+        read_graph(editor({"id": 1, "type": "g0"}, links=[], definitions={"subgraphs": defined}))
+
+
+def test_switches_that_multiply_are_followed_once() -> None:
+    nodes = [made(1, "UNETLoader", ["off.safetensors"], mode=2)]
+    nodes += [
+        made(number, "Any Switch (rgthree)", **{f"any_{n}": 3 * number + n for n in range(3)})
+        for number in range(2, 62)
+    ]
+    links = [[3 * number + n, number - 1, 0, number, n, "MODEL"] for number in range(2, 62) for n in range(3)]
+    last = made(99, "ModelSamplingSD3", [5.0], model=999)
+    assert model_of(editor(*nodes, last, links=[*links, [999, 61, 0, 99, 0, "MODEL"]]), node="99") is None

@@ -34,6 +34,50 @@ def test_files_are_found_by_their_kind_also_in_subfolders(tmp_path: Path) -> Non
     assert around.models == models
 
 
+def test_of_files_of_one_name_the_longest_tail_counts(tmp_path: Path) -> None:
+    api = two_experts()
+    for name in ("high", "low"):
+        api[f"unet_{name}"]["inputs"]["unet_name"] = f"Wan2.2\\{name}\\x.safetensors"
+    models = tmp_path / "models"
+    high, low = (touch(models / "unet" / "wan" / name / "x.safetensors") for name in ("High", "Low"))
+    made = to_model_file(read_recipe(api), find_folders(models, tmp_path / "w.json"), tmp_path / "w.json")
+    weights = tomllib.loads(made.toml)["weights"]
+    assert (weights["transformer"], weights["transformer_2"]) == (str(high), str(low))
+    # Without a folder that says which, none is chosen, none is to be fetched, and both are named.
+    for name in ("high", "low"):
+        api[f"unet_{name}"]["inputs"]["unet_name"] = "x.safetensors"
+    api["unet_low"]["inputs"]["unet_name"] = "y.safetensors"
+    made = to_model_file(read_recipe(api), find_folders(models, tmp_path / "w.json"), tmp_path / "w.json")
+    assert not Path(tomllib.loads(made.toml)["weights"]["transformer"]).exists()
+    assert any(str(high) in note and str(low) in note for note in made.notes)
+    assert "x.safetensors" not in [each.path.name for each in made.missing]
+
+
+def test_what_is_not_read_is_said_and_not_to_be_fetched(tmp_path: Path) -> None:
+    api = two_experts()
+    api["clip"]["inputs"]["clip_name"] = "umt5_nvfp4.safetensors"
+    api["unet_high"]["inputs"]["unet_name"] = "wan2.2_high_nvfp4.safetensors"
+    api["lora_low"]["inputs"]["lora_name"] = "style.pt"
+    api["photo"]["inputs"]["image"] = "cat.png [input]"
+    made = to_model_file(read_recipe(api), find_folders(tmp_path, tmp_path / "w.json"), tmp_path / "w.json")
+    missing = [each.path.name for each in made.missing]
+    assert missing == ["wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors", "wan_2.1_vae.safetensors", "high.safetensors"]
+    for name in ("umt5_nvfp4", "wan2.2_high_nvfp4", "style.pt"):
+        assert any(name in note for note in made.notes)
+    assert "text_encoder" not in tomllib.loads(made.toml)["weights"]
+    assert made.submit[1] == "cat.png"
+
+
+@pytest.mark.parametrize(
+    "text", ["a: &a [1]\nb: *a\n", "a: " + "[" * 5000, "a: b\n" * 50_000], ids=["aliases", "deep", "long"]
+)
+def test_a_hostile_yaml_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "extra_model_paths.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"extra_model_paths.yaml cannot be read"):
+        find_folders(tmp_path, tmp_path / "w.json")
+
+
 def test_extra_model_paths_are_searched_too(tmp_path: Path) -> None:
     (tmp_path / "ComfyUI" / "models").mkdir(parents=True)
     (tmp_path / "ComfyUI" / "extra_model_paths.yaml").write_text(

@@ -485,3 +485,63 @@ def test_weights_that_comfyui_rounds_and_last_photos_that_a_model_lacks() -> Non
         "WanFirstLastFrameToVideo (i2v) has a last photo, which Wan 2.1 I2V does not take in svdq; svdq renders "
         "without.",
     )
+
+
+@pytest.mark.parametrize("seed", [-1, -2, 2**63, 2**64 - 1])
+def test_seeds_that_svdq_does_not_take_are_said(seed: int) -> None:
+    api = two_experts()
+    api["seed"] = node("Seed (rgthree)", seed=seed, button="")
+    api["high"]["inputs"]["noise_seed"] = ["seed", 0]
+    found = read(api)
+    assert found.seed is None
+    assert any(f"has the seed {seed}" in note for note in found.notes)
+    api["seed"]["inputs"]["seed"] = 5
+    assert read(api).seed == 5
+
+
+def test_choices_in_prompts_are_said_and_not_passed_on() -> None:
+    api = two_experts()
+    api["yes"]["inputs"]["text"] = "A {red|blue} cat"
+    found = read(api)
+    assert found.source.prompt is None
+    assert any("such as {red|blue}" in note for note in found.notes)
+    api["yes"]["inputs"]["text"] = r"A \{red|blue} {cat}"
+    assert read(api).source.prompt == r"A \{red|blue} {cat}"
+
+
+def test_a_lora_of_the_manager_with_a_strength_of_0_is_off() -> None:
+    api = two_experts()
+    entries = [{"name": name, "strength": strength, "active": True} for name, strength in (("off", 0), ("on", 0.5))]
+    api["lora_high"] = node("Lora Loader (LoraManager)", model=["unet_high", 0], loras={"__value__": entries})
+    found = [(component, lora.file, lora.strength) for component, lora in read(api).loras]
+    assert found[0] == ("transformer", "on.safetensors", 0.5)
+    assert "off.safetensors" not in [file for _, file, _ in found]
+
+
+def test_values_that_double_are_not_computed() -> None:
+    api = two_experts()
+    api["text0"], api["number0"] = node("PrimitiveString", value="x" * 50), node("PrimitiveInt", value=3)
+    for step in range(1, 46):
+        before = [f"text{step - 1}", 0]
+        api[f"text{step}"] = node("StringConcatenate", string_a=before, string_b=before, delimiter="")
+        api[f"number{step}"] = node("MathExpression|pysssss", a=[f"number{step - 1}", 0], expression="a * a")
+    api["yes"]["inputs"]["text"], api["i2v"]["inputs"]["length"] = ["text45", 0], ["number45", 0]
+    found = read(api)
+    assert (found.source.prompt, found.source.frames) == (None, None)
+    assert sum("which svdq cannot" in note for note in found.notes) == 2
+
+
+def test_nodes_that_depend_on_each_other_are_a_sentence() -> None:
+    api = two_experts()
+    api["high"] = node(
+        "SamplerCustom", model=["shift_high", 0], positive=["i2v", 0], negative=["i2v", 1], latent_image=["i2v", 2],
+        sampler=["euler", 0], sigmas=["sigmas", 0], cfg=1.0,
+    )  # fmt: skip
+    api["euler"], api["sigmas"] = (
+        node("KSamplerSelect", sampler_name="euler"),
+        node("SplitSigmas", sigmas=["sigmas", 0]),
+    )
+    with pytest.raises(InputError, match="in a circle"):
+        read(api)
+    with pytest.raises(InputError, match="more than 10,000 nodes"):
+        read(two_experts() | {f"x{number}": node("X") for number in range(10_000)})

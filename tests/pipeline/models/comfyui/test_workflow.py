@@ -61,6 +61,27 @@ def test_files_that_comfyui_writes_have_their_workflow(tmp_path: Path, name: str
     assert read_workflow(path) == API  # in which the editor has already resolved wires
 
 
+@pytest.mark.parametrize(
+    "comment",
+    [
+        json.dumps({"prompt": json.dumps(API)}),
+        json.dumps(json.dumps({"prompt": API})),
+        json.dumps(json.dumps({"prompt": json.dumps(API), "workflow": json.dumps(EDITOR)})),
+    ],
+    ids=["prompt alone", "encoded twice", "all encoded"],
+)
+def test_comments_of_videohelpersuite_are_read_as_they_are_encoded(tmp_path: Path, comment: str) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"\x00\x00\x00 ftypisom\x00" + comment.encode() + b"\x00moov")
+    assert read_workflow(tmp_path / "a.mp4") == API
+
+
+@pytest.mark.parametrize("mark", [b'"class_type" {', b'{"class_type":', b'"{"{nodes'])
+def test_marks_without_a_workflow_take_time_that_grows_with_the_file(tmp_path: Path, mark: bytes) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00" + mark * 100_000)
+    with pytest.raises(InputError, match="no workflow inside"):
+        read_workflow(tmp_path / "a.png")
+
+
 def test_json_of_the_editor_the_api_and_a_request(tmp_path: Path) -> None:
     path = tmp_path / "workflow.json"
     for document, expected in ((EDITOR, EDITOR), (API, API), ({"prompt": API, "client_id": "me"}, API)):
@@ -76,6 +97,8 @@ def test_json_of_the_editor_the_api_and_a_request(tmp_path: Path) -> None:
         (b"\x89PNG no text", "has no workflow inside"),
         (b'\x89PNG "class_type" {', "has no workflow inside"),
         (b"{", "is not valid JSON"),
+        (b'{"nodes":' + b"[" * 100_000, "is not valid JSON"),
+        (b'{"a": "' + b" " * 17_000_000 + b'"}', "has 17 MB, and svdq reads 16"),
         (b'{"a": 1}', "is no workflow of ComfyUI"),
         (b"[1]", "is no workflow of ComfyUI"),
     ],
