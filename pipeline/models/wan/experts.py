@@ -4,10 +4,10 @@ Arithmetic is diffusers', so that a timestep beside the boundary falls on the sa
 timesteps are whole, and float32 where FlowMatchEuler has it.
 """
 
-from array import array
 from collections.abc import Sequence
 
-from svdq.pipeline.models.family import Facts, imported
+from svdq.pipeline.models.family import Facts
+from svdq.pipeline.models.sigmas import float32, sigmas_of
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 
 _BELOW_ONE = 1e-6  # UniPC's first level is this far below 1, whose logarithm it cannot take
@@ -19,7 +19,7 @@ def experts_of(steps: int, shift: float, facts: Facts) -> list[str]:
         return [HIGH_NOISE] * steps
     if (first := facts.get("switch_at")) is not None:
         return [HIGH_NOISE if index < first else LOW_NOISE for index in range(steps)]
-    boundary = _float32(facts["boundary_ratio"] * facts["scheduler"].get("num_train_timesteps", 1000))
+    boundary = float32(facts["boundary_ratio"] * facts["scheduler"].get("num_train_timesteps", 1000))
     return [HIGH_NOISE if t >= boundary else LOW_NOISE for t in timesteps_of(steps, shift, facts)]
 
 
@@ -27,8 +27,7 @@ def timesteps_of(steps: int, shift: float, facts: Facts) -> list[float]:
     """Return the timestep of each step, as `set_timesteps` of the scheduler of the facts computes it."""
     given = facts.get("sigmas")
     if isinstance(given, str):
-        named = imported("svdq.pipeline.models.sigmas:sigmas_of")  # numpy is imported only where it is needed
-        given, shift = named(given, steps, shift), 1.0  # which are shifted
+        given, shift = sigmas_of(given, steps, shift), 1.0  # which are shifted
     num_train = facts["scheduler"].get("num_train_timesteps", 1000)
     of_scheduler = _unipc if facts["scheduler"]["_class_name"] == "UniPCMultistepScheduler" else _euler
     return of_scheduler(steps, shift, num_train, given)
@@ -45,16 +44,16 @@ def _unipc(steps: int, shift: float, num_train: int, given: Sequence[float] | No
 def _euler(steps: int, shift: float, num_train: int, given: Sequence[float] | None) -> list[float]:
     if given is not None:  # an array of float32, also while it is shifted
         found = [
-            _float32(_float32(_float32(shift) * level) / _float32(1 + _float32(_float32(shift - 1) * level)))
-            for level in map(_float32, given)
+            float32(float32(float32(shift) * level) / float32(1 + float32(float32(shift - 1) * level)))
+            for level in map(float32, given)
         ]
     else:
         # The scheduler shifts the lowest level when it is made, and again here.
-        lowest = _float32(1 / num_train)
-        lowest = _float32(_float32(shift * lowest) / _float32(1 + _float32((shift - 1) * lowest)))
+        lowest = float32(1 / num_train)
+        lowest = float32(float32(shift * lowest) / float32(1 + float32((shift - 1) * lowest)))
         evenly = [t / num_train for t in _linspace(float(num_train), lowest * num_train, steps)]
-        found = [_float32(shift * level / (1 + (shift - 1) * level)) for level in evenly]
-    return [_float32(level * num_train) for level in found]
+        found = [float32(shift * level / (1 + (shift - 1) * level)) for level in evenly]
+    return [float32(level * num_train) for level in found]
 
 
 def _linspace(start: float, stop: float, number: int) -> list[float]:
@@ -63,7 +62,3 @@ def _linspace(start: float, stop: float, number: int) -> list[float]:
         return [start]
     step = (stop - start) / (number - 1)
     return [*(index * step + start for index in range(number - 1)), stop]
-
-
-def _float32(number: float) -> float:
-    return array("f", [number])[0]
