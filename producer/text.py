@@ -113,18 +113,31 @@ def _duration(text: str) -> timedelta | None:
 def _moment(text: str, now: datetime, *, is_future: bool) -> datetime:
     text = text.strip()
     if ":" not in text or "-" in text.partition("+")[0]:
-        moment = datetime.fromisoformat(text)
-    else:
-        at = time.fromisoformat(text)
-        # Combined as local wall time with the zone last, so that nights with a clock change work.
-        today = now.astimezone(at.tzinfo).replace(tzinfo=None)
-        moment = datetime.combine(today.date(), at.replace(tzinfo=None))
-        if is_future and moment <= today:
-            moment += timedelta(days=1)
-        elif not is_future and moment > today:
-            moment -= timedelta(days=1)
-        moment = moment.replace(tzinfo=at.tzinfo)
-    return in_zone(moment)
+        moments = _moments(datetime.fromisoformat(text), is_future=is_future)
+        # Of an hour that comes twice the first one, unless only the second one is to come.
+        return next((moment for moment in moments if is_future and moment > now), moments[0])
+    at = time.fromisoformat(text)
+    wall = now.astimezone(at.tzinfo).replace(tzinfo=None)
+    found: list[datetime] = []
+    for number in (-1, 0, 1):
+        shown = datetime.combine(wall.date() + timedelta(days=number), at.replace(tzinfo=None))
+        moments = _moments(shown.replace(tzinfo=at.tzinfo), is_future=is_future)
+        # By the clock on the wall: at 3:10, after an hour that is left out, the next 2:30 is tomorrow's.
+        is_later = [shown > wall] if len(moments) == 1 else [moment > now for moment in moments]
+        found += [moment for moment, later in zip(moments, is_later, strict=True) if later == is_future]
+    return min(found) if is_future else max(found)
+
+
+def _moments(wall: datetime, *, is_future: bool) -> list[datetime]:
+    """Return when a clock shows a time, local without a zone: twice in the hour that comes twice in autumn.
+
+    A time in the hour that is left out in spring counts from where we look: 2:30 is 3:30 of summer time in the future,
+    and 1:30 of winter time in the past.
+    """
+    if wall.tzinfo is not None:
+        return [wall]
+    first, second = (in_zone(wall.replace(fold=fold)) for fold in (0, 1))
+    return [first, second] if first < second else [first if is_future else second]
 
 
 def in_zone(moment: datetime) -> datetime:

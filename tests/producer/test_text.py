@@ -2,6 +2,7 @@
 
 import time
 import unicodedata
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -130,6 +131,15 @@ def test_invalid_future_times(text: str) -> None:
         parse_future(text, "--at", EVENING)
 
 
+@pytest.fixture
+def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
 @pytest.mark.parametrize("text", ["+0s", "2020-01-01T06:00", "2027-01-30T22:15"])
 def test_past_times_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="in the past"):
@@ -144,14 +154,34 @@ def test_past_times_are_refused(text: str) -> None:
         ("2026-10-25T01:10Z", "06:00", "2026-10-25T06:00+01:00"),
         ("2026-03-28T21:00Z", "02:30", "2026-03-29T03:30+02:00"),  # which does not exist
         ("2026-03-28T21:00Z", "2027-03-28T02:30", "2027-03-28T03:30+02:00"),
+        ("2026-03-29T01:10Z", "02:30", "2026-03-30T02:30+02:00"),  # at 3:10, after the hour that is left out
+        ("2026-10-25T00:10Z", "02:30", "2026-10-25T02:30+02:00"),  # at 2:10 of the first one
+        ("2026-10-25T00:40Z", "02:30", "2026-10-25T02:30+01:00"),
+        ("2026-10-25T01:10Z", "02:30", "2026-10-25T02:30+01:00"),  # at 2:10 of the second one
+        ("2026-10-25T01:10Z", "2026-10-25T02:30", "2026-10-25T02:30+01:00"),
+        ("2026-10-25T01:40Z", "02:30", "2026-10-26T02:30+01:00"),
+        ("2026-10-25T00:10Z", "02:30+02:00", "2026-10-25T02:30+02:00"),
     ],
 )
-def test_times_across_a_clock_change(monkeypatch: pytest.MonkeyPatch, now: str, text: str, expected: str) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "Europe/Berlin")
-        time.tzset()
-        found = parse_future(text, "--until", datetime.fromisoformat(now).astimezone())
-    time.tzset()
+def test_times_across_a_clock_change(in_berlin: None, now: str, text: str, expected: str) -> None:
+    found = parse_future(text, "--until", datetime.fromisoformat(now).astimezone())
+    assert found == datetime.fromisoformat(expected)
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "expected"),
+    [
+        ("2026-10-25T00:40Z", "02:30", "2026-10-25T02:30+02:00"),
+        ("2026-10-25T01:10Z", "02:30", "2026-10-25T02:30+02:00"),  # at 2:10 of the second one
+        ("2026-10-25T01:40Z", "02:30", "2026-10-25T02:30+01:00"),
+        ("2026-10-25T05:00Z", "2026-10-25T02:30", "2026-10-25T02:30+02:00"),
+        ("2026-03-29T01:10Z", "02:30", "2026-03-29T01:30+01:00"),  # at 3:10, 40 minutes ago
+        ("2026-03-29T01:10Z", "2026-03-29T02:30", "2026-03-29T01:30+01:00"),
+        ("2026-03-29T00:50Z", "02:30", "2026-03-28T02:30+01:00"),
+    ],
+)
+def test_past_times_across_a_clock_change(in_berlin: None, now: str, text: str, expected: str) -> None:
+    found = parse_past(text, "--since", datetime.fromisoformat(now).astimezone())
     assert found == datetime.fromisoformat(expected)
 
 
