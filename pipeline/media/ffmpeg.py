@@ -1,12 +1,17 @@
-"""Finds ffmpeg, and runs it on the frames of a video. Does not import numpy or torch."""
+"""Finds ffmpeg, and runs it on the frames of a video. Imports numpy only with frames, and torch never."""
 
 import errno
 import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from svdq.pipeline.errors import SampleError, UnavailableError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ADVICE = "pip install imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg"
 
@@ -52,15 +57,20 @@ _MACHINE_ERRORS = (
 
 
 def run_ffmpeg(
-    frames: memoryview, size: tuple[int, int], fps: int, arguments: Sequence[str], more_inputs: Sequence[str] = ()
+    frames: "NDArray[np.uint8]", fps: int, arguments: Sequence[str], more_inputs: Sequence[str] = ()
 ) -> bytes:
-    """Run ffmpeg on one thread with frames (F, H, W, 3), RGB, of `size` (W, H) as its first input; return its output.
+    """Run ffmpeg on one thread with frames (F, H, W, 3), RGB, as its first input; return its output.
 
     Raises as `svdq.pipeline.media.video.write_video`.
     """
+    import numpy as np
+
+    _, height, width, _ = frames.shape
     options = ["-threads", "1", "-filter_threads", "1"]
-    options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{size[0]}x{size[1]}", "-framerate", f"{fps}"]
-    return run_ffmpeg_on_files([*options, "-i", "pipe:0", *more_inputs, "-threads", "1", *arguments], frames)
+    options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{width}x{height}", "-framerate", f"{fps}"]
+    # As a view: a copy of all frames would hold the GIL for milliseconds.
+    data = np.ascontiguousarray(frames).reshape(-1).data
+    return run_ffmpeg_on_files([*options, "-i", "pipe:0", *more_inputs, "-threads", "1", *arguments], data)
 
 
 def run_ffmpeg_on_files(arguments: Sequence[str], data: memoryview | None = None) -> bytes:

@@ -42,13 +42,17 @@ class Sound:
             file.writeframes(self.pcm.tobytes())
         return buffer.getvalue()
 
-    def during(self, first: int, num_frames: int, fps: int) -> Self:
-        """Return the sound of `num_frames` frames from the one of an index on, with silence where there is none."""
-        start, stop = (round(frame * self.rate / fps) for frame in (first, first + num_frames))
-        pcm = self.pcm[start:stop]
-        silence = np.zeros((stop - start - len(pcm), self.pcm.shape[1]), np.int16)
+    def lasting(self, num_frames: int, fps: int) -> Self:
+        """Return the sound of the first `num_frames` frames, with silence where there is none."""
+        num_samples = round(num_frames * self.rate / fps)
+        pcm = self.pcm[:num_samples]
+        silence = np.zeros((num_samples - len(pcm), self.pcm.shape[1]), np.int16)
         return replace(self, pcm=np.concatenate([pcm, silence]))
 
-    def after(self, before: Self, num_frames: int, fps: int) -> Self:
-        """Return the sound of a video that this one continues, which lasts `num_frames`, and then this one."""
-        return replace(self, pcm=np.concatenate([before.during(0, num_frames, fps).pcm, self.pcm]))
+    def after(self, before: Self, num_before: int, fps: int) -> Self:
+        """Return the sound of a chain, which lasts `num_before` frames, and this one behind it.
+
+        Our first frame is the last one of the chain, and is heard once.
+        """
+        begin = round(self.rate / fps)
+        return replace(self, pcm=np.concatenate([before.lasting(num_before, fps).pcm, self.pcm[begin:]]))

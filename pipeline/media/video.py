@@ -4,11 +4,7 @@ It runs in a thread in parallel with the GPU, so heavy work happens in ffmpeg or
 one thread, which leaves the cores to the other ranks. The same frames give the same bytes.
 """
 
-import contextlib
-import re
 import struct
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -18,7 +14,8 @@ from PIL import ExifTags, Image, PngImagePlugin
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.capture import Capture
-from svdq.pipeline.media.ffmpeg import run_ffmpeg, run_ffmpeg_on_files
+from svdq.pipeline.media.ffmpeg import run_ffmpeg
+from svdq.pipeline.media.mp4 import ChainSoFar, write_mp4
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.video_parameters import Format
 
@@ -34,6 +31,7 @@ def write_video(
     *,
     sound: Sound | None = None,
     capture: Capture = Capture(),  # noqa: B008 - frozen
+    chain: ChainSoFar | None = None,
 ) -> None:
     """Write a video to `path`, replacing an existing one; a failure may leave a partial file.
 
@@ -59,7 +57,7 @@ def write_video(
         )
     match format:
         case "mp4":
-            _write_mp4(frames, path, fps, comment, sound, capture)
+            write_mp4(frames, path, fps, comment, sound, capture, chain)
         case "gif":
             _write_gif(frames, path, fps, comment, capture)
         case "webp":
@@ -72,106 +70,6 @@ def write_video(
             path.write_bytes(sound.wav)
 
 
-def _run_ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: Sequence[str], inputs: Sequence[str] = ()) -> bytes:
-    _, height, width, _ = frames.shape
-    # As a view: a copy of all frames would hold the GIL for milliseconds.
-    return run_ffmpeg(np.ascontiguousarray(frames).reshape(-1).data, (width, height), fps, arguments, inputs)
-
-
-def _write_mp4(
-    frames: NDArray[np.uint8], path: Path, fps: int, comment: str, sound: Sound | None, capture: Capture
-) -> None:
-    # The RGB to YUV matrix is set in the conversion and in the file: otherwise players guess it from the size.
-    filters = [
-        "scale=out_color_matrix=bt709:out_range=tv:flags=lanczos+accurate_rnd+full_chroma_int",
-        "format=yuv420p",
-        "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709",
-    ]
-    arguments = ["-vf", ",".join(filters), "-c:v", "libx264", "-preset", "medium", "-crf", "17"]
-    arguments += ["-flags:v", "+bitexact"]
-    with (
-        _metadata_file(path.parent, comment, capture) as inputs,
-        _sound_file(path.parent, sound) as (sound_input, track),
-    ):
-        _run_ffmpeg(frames, fps, [*arguments, *track, *_MP4, f"file:{path}"], [*inputs, *sound_input])
-
-
-#: Bit-exact: no version strings, so that the same frames give the same bytes.
-_MP4 = ("-fflags", "+bitexact", "-map_metadata", "1", "-movflags", "+faststart", "-f", "mp4")
-
-
-@contextlib.contextmanager
-def _metadata_file(folder: Path, comment: str, capture: Capture) -> Iterator[list[str]]:
-    """Yield the arguments of an input with metadata: other users of the machine can read a command line."""
-    with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", newline="\n") as metadata:
-        escaped = re.sub(r"([=;#\\\n\r])", r"\\\1", comment)
-        # The comment is last: ffmpeg takes a line end after any backslash for a part of the text.
-        metadata.write(f";FFMETADATA1\n{capture.ffmetadata}comment={escaped}")
-        metadata.flush()
-        yield ["-f", "ffmetadata", "-i", f"file:{metadata.name}"]
-
-
-@contextlib.contextmanager
-def _sound_file(folder: Path, sound: Sound | None) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the arguments of a third input with sound, and of the track that is encoded from it; of none, no track."""
-    if sound is None:
-        yield [], []
-        return
-    with tempfile.NamedTemporaryFile("wb", dir=folder, suffix=".wav") as file:
-        file.write(sound.wav)
-        file.flush()
-        aac = ["-c:a", "aac", "-b:a", "192k", "-flags:a", "+bitexact"]
-        yield ["-f", "wav", "-i", f"file:{file.name}"], ["-map", "0:v", "-map", "2:a", *aac]
-
-
-def join_mp4(
-    parts: Mapping[Path, int],
-    path: Path,
-    fps: int,
-    comment: str,
-    *,
-    sound: Sound | None = None,
-    capture: Capture = Capture(),  # noqa: B008 - frozen
-) -> None:
-    """Write an mp4 of others of the same size and rate, each with its number of frames; raises as `write_video`.
-
-    `sound` is the sound of the whole video and is encoded once: each copied track would begin a frame of AAC later.
-    """
-    with (
-        _metadata_file(path.parent, comment, capture) as metadata,
-        _sound_file(path.parent, sound) as (sound_input, track),
-        tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8") as names,
-    ):
-        for part, num_frames in parts.items():
-            quoted = str(part).replace("'", r"'\''")
-            # An mp4 gives its duration in milliseconds, which would move the frames after it.
-            names.write(f"file 'file:{quoted}'\nduration {num_frames / fps:.6f}\n")
-        names.flush()
-        inputs = ["-f", "concat", "-safe", "0", "-i", f"file:{names.name}", *metadata, *sound_input]
-        run_ffmpeg_on_files([*inputs, "-c:v", "copy", *(track or ["-an"]), *_MP4, f"file:{path}"])
-
-
-#: The conversion of `_write_mp4` in the other direction.
-_TO_RGB = "scale=in_color_matrix=bt709:in_range=tv:flags=lanczos+accurate_rnd+full_chroma_int,format=rgb24"
-
-
-def read_mp4(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Read the frames (F, H, W, 3), RGB, of an mp4 that `write_video` has written, of `size` (W, H).
-
-    Raises SampleError if ffmpeg cannot decode it, and OSError as `write_video`.
-    """
-    arguments = ["-threads", "1", "-i", f"file:{path}", "-map", "0:v", "-vf", _TO_RGB, "-fps_mode", "passthrough"]
-    data = run_ffmpeg_on_files([*arguments, "-f", "rawvideo", "pipe:1"])
-    return np.frombuffer(bytearray(data), np.uint8).reshape(-1, size[1], size[0], 3)
-
-
-def read_sound(path: Path, rate: int) -> NDArray[np.float32]:
-    """Read the sound (channels, N), -1 to 1, of an mp4, at `rate` samples a second; raises as `read_mp4`."""
-    arguments = ["-threads", "1", "-i", f"file:{path}", "-map", "0:a", "-ac", "2", "-ar", f"{rate}"]
-    data = run_ffmpeg_on_files([*arguments, "-f", "f32le", "pipe:1"])
-    return np.frombuffer(data, np.float32).reshape(-1, 2).T
-
-
 def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, capture: Capture) -> None:
     # Ordered dither is the same in all frames, whereas error diffusion would flicker.
     palette = (
@@ -181,7 +79,7 @@ def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, ca
     if fps > GIF_MAX_FPS:
         shown = np.arange(max(1, round(len(frames) * GIF_MAX_FPS / fps))) * fps // GIF_MAX_FPS
         frames, fps = frames[np.minimum(shown, len(frames) - 1)], GIF_MAX_FPS
-    data = with_gif_comment(_run_ffmpeg(frames, fps, arguments), comment)
+    data = with_gif_comment(run_ffmpeg(frames, fps, arguments), comment)
     path.write_bytes(_with_gif_xmp(data, capture.xmp) if capture.xmp else data)
 
 
@@ -290,7 +188,7 @@ def change_motion(
     _, height, width, _ = frames.shape
     filters = ",".join(_FILTERS).format(fps=interpolate, width=width, height=height)
     try:
-        _run_ffmpeg(
+        run_ffmpeg(
             frames[order + ahead], fps, ["-vf", filters, "-frames:v", str(num_frames), "-f", "rawvideo", f"file:{path}"]
         )
         return np.memmap(path, np.uint8, "r", shape=(num_frames, *frames.shape[1:]))

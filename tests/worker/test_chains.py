@@ -2,16 +2,18 @@
 
 import json
 import subprocess
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from svdq.pipeline.loop.protocols import Report
-from svdq.pipeline.loop.sample import Sample
+from svdq.pipeline.loop.sample import SOUND, Sample
 from svdq.pipeline.media.video import write_video
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
@@ -45,14 +47,22 @@ def decoded(path: Path) -> np.ndarray:
 
 
 def write(
-    writer: ResultWriter, job_id: str, image: str, frames: np.ndarray, fps: int, interpolate: int | None = None
+    writer: ResultWriter,
+    job_id: str,
+    image: str,
+    frames: np.ndarray,
+    fps: int,
+    interpolate: int | None = None,
+    **tensors,
 ) -> Report:
     names = {"name": "cup", "folder": "a b's"}
     job = SvdJob(**SHAPE, **names, fps=fps, image=image, chained=True, interpolate=interpolate)
     taken = TakenJob(job=job, notes={"taken": "2024-05-06T23:08:09"}, execution=("registry", "execution")).model_dump(
         mode="json"
     )
-    sample = Sample(job_id=job_id, parameters=SvdParameters(**SHAPE), boundaries=(0, 6), step=4, job=taken)
+    sample = Sample(
+        job_id=job_id, parameters=SvdParameters(**SHAPE), boundaries=(0, 6), step=4, job=taken, tensors=tensors
+    )
     reports: list[Report] = []
     writer.deliver(sample, frames, reports.append)
     wait_until(lambda: reports)
@@ -99,17 +109,22 @@ def test_the_file_of_a_link_begins_with_the_chain_up_to_it(tmp_path: Path, fps: 
     assert find_result(storage, MODEL, job, ids[1]) is None
 
 
-def test_links_are_interpolated_up_to_where_they_meet(tmp_path: Path) -> None:
-    writer = ResultWriter(Storage(str(tmp_path / "storage")), MODEL, Tracer())
+def test_links_are_interpolated_up_to_where_they_meet_also_with_sound(tmp_path: Path) -> None:
+    model = ModelInfo(name="fake", notice="", sound_rate=48000)
+    writer = ResultWriter(Storage(str(tmp_path / "storage")), model, Tracer())
+    sound = {SOUND: torch.full((2, 5 * 48000 // 8), 0.5)}
     levels = np.linspace(0, 240, 9).astype(np.uint8)  # a gray that grows evenly through both links
     images = [f"inputs/{'a' * 64}.png", last_frame_key("1" * 20)]
     for number, (job_id, image) in enumerate(zip(("1" * 20, "2" * 20), images, strict=True)):
         frames = np.empty((5, 64, 64, 3), np.uint8)
         frames[:] = levels[4 * number : 4 * number + 5, None, None, None]
-        path = Path(write(writer, job_id, image, frames, 8, interpolate=16).result["outputs"][0])
+        path = Path(write(writer, job_id, image, frames, 8, interpolate=16, **sound).result["outputs"][0])
     writer.close()
     assert np.allclose(decoded(path).mean((1, 2, 3)), np.linspace(0, 240, 17), atol=9)
     assert json.loads(path.with_suffix(".json").read_text())["shown"] == {"frames": 17, "fps": 16}
+    with av.open(str(path)) as container:
+        for stream in container.streams:
+            assert (stream.start_time, stream.duration * stream.time_base) == (0, Fraction(17, 16))
 
 
 def submit(site: Site, *options: str) -> list[str]:

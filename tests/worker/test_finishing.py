@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from svdq.pipeline.media.mp4 import read_mp4
 from svdq.pipeline.media.sound import Sound
-from svdq.pipeline.media.video import read_mp4, write_video
+from svdq.pipeline.media.video import write_video
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.producer import job_control
 from svdq.producer.job import parse_job

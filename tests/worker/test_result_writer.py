@@ -29,7 +29,8 @@ from svdq.producer.records import SOURCE_NOTE
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
 from svdq.worker.intake.prefetcher import find_result
-from svdq.worker.output.writer import MAX_WAITING, ResultWriter, notice_for
+from svdq.worker.output.video_files import notice_for
+from svdq.worker.output.writer import MAX_WAITING, ResultWriter
 from svdq.worker.queue.rq_worker import TakenJob
 from tests.queued import SvdJob, WanJob
 

@@ -8,7 +8,7 @@ import torch
 from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import SampleError, SvdqError
 from svdq.pipeline.loop.sample import SHOWN, SOUND, Sample
-from svdq.pipeline.media.video import read_mp4, read_sound
+from svdq.pipeline.media.mp4 import read_mp4, read_sound
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.producer.job import Job, latents_key, parse_job
 from svdq.producer.records import Sidecar

@@ -1,22 +1,13 @@
-"""The last rank's sink: writes the files of finished videos in threads, and blocks the loop when too many wait.
-
-Files are made in a staging folder and renamed into storage, the JSON sidecar last: where it is, the files are complete.
-"""
+"""The last rank's sink: writes the files of finished videos in threads, and blocks the loop when too many wait."""
 
 import logging
-import os
 import queue
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,29 +15,23 @@ import redis
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Sink
-from svdq.pipeline.loop.sample import KEPT, LAST_FRAME, SOUND, Sample, sample_body
-from svdq.pipeline.media import video
-from svdq.pipeline.media.capture import Capture
-from svdq.pipeline.media.sound import Sound
-from svdq.pipeline.media.video import change_motion
+from svdq.pipeline.loop.sample import Sample, sample_body
 from svdq.pipeline.models.video_model import Frames, ModelInfo
 from svdq.pipeline.planning.costs import WINDOW
 from svdq.pipeline.trace import Tracer
 from svdq.producer import keys
 from svdq.producer.chains import why_no_video_before
-from svdq.producer.job import Job, last_frame_key, latents_key, sound_key
-from svdq.producer.records import LOCATION_NOTE, TAKEN_NOTE, Sidecar, SidecarModel
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.store import Codec
 from svdq.worker.outages import RETRY_S, FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
+from svdq.worker.output.video_files import VideoFiles
 from svdq.worker.queue.rq_worker import TakenJob
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 2  # videos besides those that are written; then the loop waits, which limits memory
 BEHIND_S = 5.0  # seconds that the loop waits for the writers before a warning says that they fall behind
-VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")  # they can change a video's bits
 
 
 def is_held(connection: redis.Redis, stopping: threading.Event, sample: Sample) -> bool:
@@ -88,12 +73,10 @@ class ResultWriter(Sink):
         `codec` writes the latents of samples that have them.
         """
         self._storage = storage
-        self._model = model
+        self._files = VideoFiles(storage, model, is_held=is_held, codec=codec)
         self._tracer = tracer
         self._is_held = is_held
-        self._codec = codec
         self._mark = mark
-        self._versions = {name: version(name) for name in VERSIONS_OF}
         self._retry = StorageRetry("Videos wait to be written", storage.answers)
         self._waiting: queue.SimpleQueue[tuple[Sample, Frames, Callable[[Report], None]] | None] = queue.SimpleQueue()
         #: Jobs whose videos wait or are being written, in order; append and remove are atomic.
@@ -189,7 +172,7 @@ class ResultWriter(Sink):
         try:
             started = time.monotonic()
             with self._mark(sample.job_id):
-                result = self._write(sample, frames)
+                result = self._files.write(sample, frames)
             self._writes_s.append(time.monotonic() - started)
             return result
         except (OSError, UnavailableError) as error:
@@ -198,141 +181,3 @@ class ResultWriter(Sink):
                 raise SvdqError(reason) from error
             refusals.check(error, f"Its output {TakenJob.model_validate(sample.job).job.output_stem(sample.job_id)!r}")
             raise
-
-    def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
-        started = time.perf_counter()
-        taken = TakenJob.model_validate(sample.job)
-        # The decode may have needed smaller chunks than were planned.
-        job = taken.job.model_copy(update={"decode_chunk_size": sample.parameters.decode_chunk_size})
-        keys = job.output_keys(sample.job_id)
-        capture = Capture.parse(taken.notes.get(TAKEN_NOTE, ""), taken.notes.get(LOCATION_NOTE, ""))
-        sidecar = self._sidecar_of(sample, job, taken)
-        with self._storage.staging() as staging:
-            paths = {key: staging / Path(key).name for key in keys.values()}
-            fps = job.interpolate or job.fps
-            loop = getattr(job, "loop", False)  # not all families have it
-            shown = frames
-            if sample.upscaled.get("of") != "mp4":  # which shows them so
-                shown = change_motion(
-                    frames, job.fps, staging, boomerang=job.boomerang, loop=loop, interpolate=job.interpolate
-                )
-            if job.chained:  # nothing is shown between its last frame and the first one of the next link
-                shown = shown[: (len(frames) - 1) * (fps // job.fps) + 1]
-            num_frames, num_before = len(shown), 0
-            sound = self._sound_of(sample, job)
-            if job.predecessor:
-                shown = shown[1:]  # the first one is the last one of the link before
-                self._storage.copy_out(job.output_keys(job.predecessor)["mp4"], staging / "before.mp4")
-                num_before = Sidecar.parse(self._storage.read(job.sidecar_key(job.predecessor))).num_frames
-                num_frames = num_before + len(shown)
-            if sound is not None:  # the first frame of a link is the last one of the link before
-                sound = sound.during(1 if job.predecessor else 0, len(shown), fps)
-                if job.predecessor:
-                    sound = sound.after(self._sound_before(job.predecessor, sound), num_before, fps)
-            changed = {"frames": num_frames, "fps": fps} if (num_frames, fps) != (len(frames), job.fps) else {}
-            if sample.upscaled:
-                width, height = sample.parameters.shown_size
-                changed |= {"width": width, "height": height}
-                sidecar = sidecar.model_copy(update={"upscaled": dict(sample.upscaled)})
-            if changed:
-                sidecar = sidecar.model_copy(update={"shown": changed})
-            for kind, key in keys.items():
-                # An mp4 without a time shows the year 0; the others have then the bits of any other render.
-                rendered = datetime.now().astimezone() if kind == "mp4" else None
-                dated = replace(capture, time=capture.time or rendered)
-                video.write_video(
-                    shown,
-                    paths[key],
-                    kind,
-                    fps,
-                    sidecar.comment,
-                    sound=None if job.predecessor else sound,
-                    capture=dated,
-                )
-                if job.predecessor:
-                    own = paths[key].rename(staging / "own.mp4")
-                    parts = {staging / "before.mp4": num_before, own: len(shown)}
-                    video.join_mp4(parts, paths[key], fps, sidecar.comment, sound=sound, capture=dated)
-            if not self._is_held(sample):
-                raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
-            self._keep(sample, job, frames, sound)
-            for key, path in paths.items():
-                self._storage.publish(path, key)
-        sidecar = sidecar.model_copy(update=timings_of(sample, time.perf_counter() - started))
-        self._storage.write_text(job.sidecar_key(sample.job_id), sidecar.text)
-        return sidecar.result.model_dump(mode="json")
-
-    def _sidecar_of(self, sample: Sample, job: Job, taken: TakenJob) -> Sidecar:
-        model = self._model
-        return Sidecar(
-            svdq=self._versions["svdq"],
-            job_id=sample.job_id,
-            job=job.model_dump(mode="json"),
-            model=SidecarModel(
-                name=model.name, notice=_notice_of(model, job, sample), compute=dict(model.compute), **model.made_of
-            ),
-            versions=self._versions,
-            outputs=tuple(map(self._storage.location, job.output_keys(sample.job_id).values())),
-            source=taken.source,
-            owner=taken.owner,
-        )
-
-    def _keep(self, sample: Sample, job: Job, frames: Frames, sound: Sound | None) -> None:
-        """Store what other jobs begin with: the latents to be finished, and the end of a link with its sound."""
-        if self._codec is not None and not job.finishes:
-            kept = {name.removeprefix(KEPT): each for name, each in sample.tensors.items() if name.startswith(KEPT)}
-            data = self._codec.encode(replace(sample, tensors=kept))
-            self._storage.write_bytes(latents_key(sample.job_id), data)
-        if job.chained and sound is not None:
-            self._storage.write_bytes(sound_key(sample.job_id), sound.wav)
-        if job.chained:
-            last = sample.tensors[LAST_FRAME].numpy() if LAST_FRAME in sample.tensors else frames[-1]
-            self._storage.write_bytes(last_frame_key(sample.job_id), video.png_of(last))
-
-    def _sound_of(self, sample: Sample, job: Job) -> Sound | None:
-        """Return the sound that the model made; a boomerang has none, since it would be played backwards."""
-        if SOUND not in sample.tensors or job.boomerang:
-            return None
-        return Sound.of(sample.tensors[SOUND].numpy(), self._model.sound_rate)
-
-    def _sound_before(self, job_id: str, sound: Sound) -> Sound:
-        """Return the sound of a chain up to a link; silence if that has none."""
-        key = sound_key(job_id)
-        return Sound.parse(self._storage.read(key)) if self._storage.exists(key) else sound.during(0, 0, 1)
-
-
-def _notice_of(model: ModelInfo, job: Job, sample: Sample) -> str:
-    lossy = "upscaled from its mp4, a lossy copy" if sample.upscaled.get("of") == "mp4" else ""
-    return ", ".join(filter(None, [notice_for(model, job, sample.step_costs), lossy]))
-
-
-def notice_for(model: ModelInfo, job: Job, step_costs: Sequence[float]) -> str:
-    """Return the notice of a video: of its model, and what its job leaves out; `step_costs` as in `Sample`.
-
-    Models without weights ignore prompts, and name them.
-    """
-    if model.family is not None and 0.0 in step_costs:
-        skipping = f"approximate ({sum(map(bool, step_costs))} of {len(step_costs)} steps computed)"
-        return ", ".join(filter(None, [model.notice, skipping]))
-    prompt = getattr(job, "prompt", "")
-    return model.notice if model.family is not None or not prompt else f"{model.notice}, ignored the prompt: {prompt}"
-
-
-def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
-    """Return the fields of a sidecar about the time, the memory, the ranks and the resumptions of a video."""
-    seconds = {**sample.seconds, "denoise": sum(denoise_s for _, _, denoise_s in sample.stages), "write": write_s}
-    now = datetime.now(UTC)
-    timings: dict[str, Any] = {
-        "finished_at": now.replace(microsecond=now.microsecond // 1000 * 1000),
-        # torchrun's process id identifies the group; it stays the same when ranks are restarted.
-        "group": {"ranks": len(sample.boundaries) - 1, "host": socket.gethostname(), "pid": os.getppid()},
-        "seconds": {name: round(value, 4) for name, value in seconds.items()},
-        "stages": [
-            {"rank": rank, "steps": steps, "seconds": round(time_s, 4)} for rank, steps, time_s in sample.stages
-        ],
-    }
-    if sample.memory:
-        timings["memory_bytes"] = dict(sample.memory)
-    if sample.resumed:
-        timings["resumed"] = [asdict(resumption) for resumption in sample.resumed]
-    return timings

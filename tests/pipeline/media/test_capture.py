@@ -14,7 +14,8 @@ import pytest
 from PIL import ExifTags, Image
 
 from svdq.pipeline.media.capture import Capture
-from svdq.pipeline.media.video import join_mp4, write_video
+from svdq.pipeline.media.mp4 import ChainSoFar
+from svdq.pipeline.media.video import write_video
 
 FRAMES = np.zeros((3, 64, 64, 3), np.uint8)
 TAKEN = datetime.fromisoformat("2024-05-06T23:08:09-02:00")
@@ -80,7 +81,8 @@ def exif_of(path: Path) -> tuple[str, str, float]:
 def test_files_have_the_time_and_the_place(tmp_path: Path) -> None:
     for kind in ("mp4", "gif", "webp", "png"):
         write_video(FRAMES, tmp_path / f"a.{kind}", kind, 7, "text", capture=CAPTURE)
-    join_mp4({tmp_path / "a.mp4": 3}, tmp_path / "b.mp4", 7, "text", capture=CAPTURE)
+    chain = ChainSoFar(path=tmp_path / "a.mp4", num_frames=3)
+    write_video(FRAMES, tmp_path / "b.mp4", "mp4", 7, "text", capture=CAPTURE, chain=chain)
     for name in ("a.mp4", "b.mp4"):
         with av.open(str(tmp_path / name)) as container:
             assert container.metadata["creation_time"] == "2024-05-07T01:08:09.000000Z"

@@ -1,11 +1,16 @@
-"""Sound as PCM: as long as its frames, joined without drift, and as a WAV file."""
+"""Sound as PCM: as long as its frames, joined without drift, in an mp4 and as a WAV file."""
+
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 
+from svdq.pipeline.media.mp4 import ChainSoFar
 from svdq.pipeline.media.sound import Sound
-from svdq.pipeline.media.video import join_mp4, write_video
+from svdq.pipeline.media.video import write_video
 
 RATE = 48000
 
@@ -26,20 +31,40 @@ def test_a_wav_file_is_read_as_it_was_and_anything_else_refused():
             Sound.parse(data)
 
 
-@pytest.mark.parametrize("fps", [7, 24, 30, 48])
-def test_links_of_a_chain_join_without_drift(fps):
-    own = tone(3.0)
-    whole = own.during(0, 17, fps)
-    for link in range(1, 9):
-        whole = own.during(1, 16, fps).after(whole, 17 + 16 * (link - 1), fps)
-        assert abs(len(whole.pcm) - (17 + 16 * link) * RATE / fps) <= 1 + link
-
-
 def test_what_is_missing_is_silent():
-    sound = tone(0.5).during(0, 24, 24)
+    sound = tone(0.5).lasting(24, 24)
     assert len(sound.pcm) == RATE
     assert not sound.pcm[RATE // 2 :].any()
-    assert not tone(0.1).during(10, 5, 10).pcm.any()
+
+
+def shown_times(path: Path) -> tuple[list[Fraction], Fraction, Fraction]:
+    """Return when a player shows each frame of an mp4, and when its first and its last sample are heard."""
+    with av.open(str(path)) as container:
+        video, audio = container.streams
+        assert video.average_rate == video.base_rate
+        frames = [frame.pts * frame.time_base for frame in container.decode(video)]
+        heard = audio.start_time * audio.time_base
+        return frames, heard, heard + audio.duration * audio.time_base
+
+
+@pytest.mark.parametrize("fps", [16, 24, 25, 30, 48])
+def test_picture_and_sound_of_each_link_begin_together_and_last_as_long(tmp_path: Path, fps: int) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), dtype=np.uint8)
+    own, num_frames, chain = tone(9 / fps), 9, None
+    whole = own.lasting(num_frames, fps)
+    for link in range(1, 9):
+        path = tmp_path / f"{link}.mp4"
+        if chain is not None:  # the first frame of a link is the last one of the link before
+            num_frames += 8
+            whole = own.after(whole, chain.num_frames, fps).lasting(num_frames, fps)
+        write_video(frames[min(link - 1, 1) :], path, "mp4", fps, "", sound=whole, chain=chain)
+        chain = ChainSoFar(path=path, num_frames=num_frames)
+        shown, heard, ends = shown_times(path)
+        assert (shown[0], heard, len(shown)) == (0, 0, num_frames)
+        assert {after - before for before, after in pairwise(shown)} == {Fraction(1, fps)}
+        assert ends == Fraction(num_frames, fps)  # to a sample
+    # All links sound as each alone does, without a click where they meet.
+    assert np.array_equal(whole.pcm[-8 * RATE // fps :], own.pcm[RATE // fps :])
 
 
 def test_an_mp4_has_one_aac_track_and_the_same_bytes_each_time(tmp_path):
@@ -48,7 +73,8 @@ def test_an_mp4_has_one_aac_track_and_the_same_bytes_each_time(tmp_path):
     for path in paths[:2]:
         write_video(frames, path, "mp4", 25, "note", sound=tone(1.0))
     assert paths[0].read_bytes() == paths[1].read_bytes()
-    join_mp4({paths[0]: 25, paths[1]: 25}, paths[2], 25, "note", sound=tone(2.0))
+    chain = ChainSoFar(path=paths[0], num_frames=25)
+    write_video(frames, paths[2], "mp4", 25, "note", sound=tone(2.0), chain=chain)
     for path, seconds in zip(paths, (1, 1, 2), strict=True):
         with av.open(str(path)) as container:
             video, audio = container.streams

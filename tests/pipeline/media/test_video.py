@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from svdq.pipeline.errors import SampleError
+from svdq.pipeline.media.mp4 import read_mp4, read_sound
 from svdq.pipeline.media.sound import Sound
-from svdq.pipeline.media.video import read_mp4, read_sound, with_gif_comment, write_video
+from svdq.pipeline.media.video import with_gif_comment, write_video
 
 COMMENT = '{"seed": 7, "name": "Käfer ☕", "text": "a=b; \\"c\\"\\nd"}' * 20
 FORMATS = ["mp4", "gif", "webp", "png"]
