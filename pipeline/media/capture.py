@@ -1,16 +1,17 @@
-"""When and where a photo was taken: reads it from EXIF, and makes EXIF and XMP of it for videos."""
+"""When and where a photo was taken: reads it from the photo, and makes EXIF and XMP of it for videos."""
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import isfinite
+from math import isfinite, isnan
 
 from PIL import ExifTags, Image
 from PIL.TiffImagePlugin import IFDRational
 
+from svdq.pipeline.media.photo_dates import YEARS, text_of, time_of
+
 _EXIF_TIME = "%Y:%m:%d %H:%M:%S"
-#: Years that all containers can hold, and that a set clock may show.
-_YEARS = range(1970, 2100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +24,11 @@ class Capture:
 
     @classmethod
     def of_photo(cls, image: Image.Image) -> "Capture":
-        """Read the EXIF of an opened photo; what is missing or damaged is None."""
+        """Read the date and the place in an opened photo; what is missing or damaged is None."""
+        location = None
         with contextlib.suppress(Exception):  # Pillow raises many types
-            exif = image.getexif()
-            return cls(time=_time(exif), location=_location(exif.get_ifd(ExifTags.IFD.GPSInfo)))
-        return cls()
+            location = _location(image.getexif().get_ifd(ExifTags.IFD.GPSInfo))
+        return cls(time=time_of(image), location=location)
 
     @classmethod
     def parse(cls, time: str, location: str) -> "Capture":
@@ -35,7 +36,7 @@ class Capture:
         found = cls()
         with contextlib.suppress(ValueError):
             parsed = datetime.fromisoformat(time)
-            found = cls(time=parsed if parsed.year in _YEARS else None)
+            found = cls(time=parsed if parsed.year in YEARS else None)
         with contextlib.suppress(ValueError):
             north, east = map(float, location.split(","))
             return cls(time=found.time, location=_checked(north, east))
@@ -107,34 +108,30 @@ class Capture:
         )
 
 
-def _time(exif: Image.Exif) -> datetime | None:
-    tags = exif.get_ifd(ExifTags.IFD.Exif)
-    for name, offset in (
-        (ExifTags.Base.DateTimeOriginal, ExifTags.Base.OffsetTimeOriginal),
-        (ExifTags.Base.DateTimeDigitized, ExifTags.Base.OffsetTimeDigitized),
-    ):
-        with contextlib.suppress(ValueError):  # such as 0000:00:00 of a camera whose clock is not set
-            time = datetime.strptime(str(tags.get(name, "")).strip("\0 "), _EXIF_TIME)
-            if time.year not in _YEARS:
-                continue
-            zone = str(tags.get(offset, "")).strip("\0 ")
-            with contextlib.suppress(ValueError):
-                return datetime.fromisoformat(f"{time.isoformat()}{zone}")
-            return time
-    return None
+def _location(gps: Mapping[int, object]) -> tuple[float, float] | None:
+    names = ExifTags.GPS
+    north = _side(gps, names.GPSLatitude, names.GPSLatitudeRef, "NS")
+    east = _side(gps, names.GPSLongitude, names.GPSLongitudeRef, "EW")
+    return None if north is None or east is None else _checked(north, east)
 
 
-def _location(gps: dict[int, object]) -> tuple[float, float] | None:
-    sides = []
-    for value, reference, negative in (
-        (ExifTags.GPS.GPSLatitude, ExifTags.GPS.GPSLatitudeRef, "S"),
-        (ExifTags.GPS.GPSLongitude, ExifTags.GPS.GPSLongitudeRef, "W"),
-    ):
-        if value not in gps:
-            return None
-        degrees, minutes, seconds = map(float, gps[value])  # type: ignore[call-overload]
-        sides.append((degrees + minutes / 60 + seconds / 3600) * (-1 if gps.get(reference) == negative else 1))
-    return _checked(sides[0], sides[1])
+def _side(gps: Mapping[int, object], value: int, reference: int, signs: str) -> float | None:
+    """Return degrees, negative for the second one of `signs`; None without a hemisphere."""
+    sign = text_of(gps.get(reference, ""))[:1].upper()
+    if value not in gps or not sign or sign not in signs:
+        return None
+    given = gps[value]
+    degrees, *parts = map(_number, given[:3] if isinstance(given, tuple) else (given,))
+    # Minutes and seconds of 0/0 are in the degrees.
+    total = degrees + sum(0 if isnan(part) else part / 60**power for power, part in enumerate(parts, start=1))
+    return total * (1, -1)[signs.index(sign)]
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except ZeroDivisionError:
+        return float("nan")
 
 
 def _checked(north: float, east: float) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""The date and the place of a photo, from its EXIF into every kind of file, and none where there is none."""
+"""The date and the place of a photo, from its metadata into every kind of file, and none where there is none."""
 
 import json
 import shutil
@@ -11,10 +11,14 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import ExifTags, Image
+from PIL.TiffImagePlugin import IFDRational
 
 from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.mp4 import ChainSoFar
+from svdq.pipeline.media.photo_dates import parse_date
 from svdq.pipeline.media.video import write_video
 
 FRAMES = np.zeros((3, 64, 64, 3), np.uint8)
@@ -50,6 +54,92 @@ def test_the_time_of_a_photo(text: str, offset: str, expected: datetime | None) 
 
 def test_a_photo_without_exif_has_no_time() -> None:
     assert Capture.of_photo(Image.new("RGB", (64, 64))) == Capture()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2015:08:22 24:08:19", "2015-08-22T00:08:19"),  # eight minutes after midnight, of old Androids
+        ("2025:01:14 18:31:30+0000", "2025-01-14T18:31:30+00:00"),
+        ("2023-07-21 21:06:26", "2023-07-21T21:06:26"),
+        ("2023-07-21T21:06:26.863Z", "2023-07-21T21:06:26+00:00"),
+        ("2023/07/21 21:06:26,5 +2", "2023-07-21T21:06:26+02:00"),
+        ("2023:07:21 21:06:60", "2023-07-21T21:07:00"),
+        ("2023:07:21 09:06:26 PM", "2023-07-21T21:06:26"),
+        ("\0 2023:07:21 21:06:26\0 noise", "2023-07-21T21:06:26"),
+        ("2023:07:21   :  :  ", "2023-07-21T00:00:00"),
+        ("2023:07:21 21:06:26+99:00", "2023-07-21T21:06:26"),
+        ("2023:07:21 25:06:26", None),
+        ("2023:13:21 21:06:26", None),
+        ("21/07/2023 21:06:26", None),  # or a day of the 21st month
+        ("x" * 10_000, None),
+    ],
+)
+def test_dates_in_other_forms_are_read_where_they_are_clear(text: str, expected: str | None) -> None:
+    time = Capture.of_photo(photo_with({ExifTags.Base.DateTimeDigitized: text})).time
+    assert time == (expected and datetime.fromisoformat(expected))
+
+
+@given(st.text(max_size=40) | st.from_regex(r"[0-9:/ .-]{8,20}[TZ+apm0-9:. -]{0,12}"))
+def test_no_text_of_a_date_fails(text: str) -> None:
+    time = parse_date(text)
+    assert time is None or 1970 <= time.year < 2100
+
+
+def test_the_last_change_counts_where_nothing_better_is_there(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.DateTime] = "2023:07:21 21:06:26"
+    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.OffsetTime] = "+0200"
+    for kind in ("jpg", "png", "webp"):
+        Image.new("RGB", (64, 64)).save(tmp_path / f"a.{kind}", exif=exif)
+        with Image.open(tmp_path / f"a.{kind}") as image:
+            assert Capture.of_photo(image).time_text == "2023-07-21T21:06:26+02:00"
+
+
+@pytest.mark.skipif(shutil.which("exiftool") is None, reason="exiftool is not installed")
+@pytest.mark.parametrize(
+    ("kind", "tags"),
+    [
+        ("jpg", ["-XMP-exif:DateTimeOriginal=2023:07:21 21:06:26+02:00"]),
+        ("png", ["-XMP-photoshop:DateCreated=2023:07:21 21:06:26+02:00"]),
+        ("tif", ["-XMP-xmp:CreateDate=2023:07:21 21:06:26+02:00"]),
+        ("webp", ["-XMP-exif:DateTimeOriginal=2023:07:21 21:06:26+02:00"]),
+        ("jpg", ["-IPTC:DateCreated=2023:07:21", "-IPTC:TimeCreated=21:06:26+02:00"]),
+        ("png", ["-PNG:CreationTime=2023:07:21 21:06:26+02:00"]),
+        ("jpg", ["-EXIF:DateTimeOriginal=0000:00:00 00:00:00", "-XMP-xmp:CreateDate=2023:07:21 21:06:26+02:00"]),
+    ],
+)
+def test_other_metadata_has_the_date(tmp_path: Path, kind: str, tags: list[str]) -> None:
+    path = tmp_path / f"a.{kind}"
+    Image.new("RGB", (64, 64)).save(path)
+    subprocess.run(["exiftool", "-q", *tags, str(path)], check=True)
+    with Image.open(path) as image:
+        assert Capture.of_photo(image).time_text == "2023-07-21T21:06:26+02:00"
+
+
+@pytest.mark.parametrize(
+    ("north", "east", "expected"),
+    [
+        ("s", "w\0", (-48.25, -11.5)),
+        (" S ", "West", (-48.25, -11.5)),
+        ("\0N", "e", (48.25, 11.5)),
+        ("", "E", None),
+        ("E", "N", None),
+    ],
+)
+def test_the_hemisphere_in_other_forms(north: str, east: str, expected: tuple[float, float] | None) -> None:
+    gps = ExifTags.GPS
+    nothing = IFDRational(0, 0)  # seconds of some programs, whose minutes have a fraction
+    tags = {gps.GPSLatitudeRef: north, gps.GPSLatitude: (48.0, 15.0, nothing)}
+    tags |= {gps.GPSLongitudeRef: east, gps.GPSLongitude: (11.5, nothing, nothing)}
+    assert Capture.of_photo(photo_with(gps=tags)).location == expected
+
+
+def test_a_damaged_place_does_not_hide_the_date() -> None:
+    gps = ExifTags.GPS
+    tags = {gps.GPSLatitudeRef: "N", gps.GPSLatitude: (), gps.GPSLongitudeRef: "E", gps.GPSLongitude: ()}
+    capture = Capture.of_photo(photo_with({ExifTags.Base.DateTimeOriginal: "2024:05:06 23:08:09"}, tags))
+    assert (capture.time, capture.location) == (TAKEN.replace(tzinfo=None), None)
 
 
 @pytest.mark.parametrize(("longitude", "expected"), [(Fraction(30), 11.5), (Fraction(90000), None)])
