@@ -110,12 +110,12 @@ class Content:
         }
         if StaticFiles().is_not_modified(Headers(headers), asked):
             return NotModifiedResponse(Headers(headers))
-        path, copy = await self._backend.in_thread(lambda: _local_file(storage, key))
+        file = await self._backend.in_thread(lambda: _local_file(storage, key))
         return FileResponse(
-            path,
+            f"/dev/fd/{file.fileno()}",  # and no path, which may have become a link since
             headers=headers,
             media_type=MEDIA_TYPES.get(kind, "application/octet-stream"),
-            background=None if copy is None else BackgroundTask(copy.close),
+            background=BackgroundTask(file.close),
             filename=name,
             content_disposition_type="inline",
         )
@@ -147,12 +147,8 @@ class Content:
         storage = self._backend.storage
         if storage.entry(key) is None:
             raise InputError(f"There is no video {key!r}.")
-        path, copy = _local_file(storage, key)
-        try:
-            return poster_of_video(path, kind)
-        finally:
-            if copy is not None:
-                copy.close()
+        with _local_file(storage, key) as file:
+            return poster_of_video(file, kind)
 
     def _make_picture_of_photo(self, key: str, size: tuple[int, int], fit: Fit) -> bytes:
         entry = self._backend.storage.entry(key)
@@ -162,13 +158,13 @@ class Content:
             return poster_of_photo(self._backend.storage.read(key), size, fit, self._backend.settings.max_pixels)
 
 
-def _local_file(storage: Storage, key: str) -> tuple[Path, IO[bytes] | None]:
-    """Return the path of a file, or of a temporary copy, deleted on close, if the storage is remote."""
+def _local_file(storage: Storage, key: str) -> IO[bytes]:
+    """Open a file, or a temporary copy, deleted on close, if the storage is remote."""
     if storage.folder is not None:
-        return storage.folder / key, None
+        return storage.open(key)
     copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 - who uses it closes it
     storage.copy_out(key, Path(copy.name))
-    return Path(copy.name), copy
+    return copy
 
 
 def _removed(view: JobView) -> ApiError:

@@ -2,7 +2,7 @@
 
 import io
 import subprocess
-from pathlib import Path
+from typing import IO
 
 from PIL import Image
 
@@ -18,14 +18,14 @@ MAX_RATIO = 8  # longest side of a reduced picture over its shortest one
 TIMEOUT_S = 30  # of ffmpeg for one frame
 
 
-def poster_of_video(path: Path, kind: str) -> bytes:
+def poster_of_video(file: IO[bytes], kind: str) -> bytes:
     """Return the first frame of an mp4, gif or webp as JPEG; raises InputError, or UnavailableError without ffmpeg."""
     if kind == "mp4":
-        return _encode(_first_frame(path))
+        return _encode(_first_frame(file))
     try:
-        return poster_of_picture(path.read_bytes())
+        return poster_of_picture(file.read())
     except OSError as error:
-        raise InputError(f"The file {path.name!r} cannot be read.") from error
+        raise InputError("The file of the video cannot be read.") from error
 
 
 def poster_of_picture(data: bytes, side: int = MAX_SIDE, max_pixels: int = MAX_PIXELS) -> bytes:
@@ -70,16 +70,16 @@ def _reduced(data: bytes, side: int, max_pixels: int) -> Image.Image:
         raise SampleError("The picture cannot be decoded.") from error
 
 
-def _first_frame(path: Path) -> Image.Image:
-    command = [find_ffmpeg(), "-v", "error", "-nostdin", "-threads", "1", "-i", str(path), "-frames:v", "1"]
+def _first_frame(file: IO[bytes]) -> Image.Image:
+    # Of no other format: a playlist names other files.
+    command = [find_ffmpeg(), "-v", "error", "-nostdin", "-threads", "1", "-f", "mp4", "-i", "/dev/stdin"]
+    command += ["-frames:v", "1", "-f", "image2pipe", "-c:v", "png", "-"]
     try:
-        done = subprocess.run(
-            [*command, "-f", "image2pipe", "-c:v", "png", "-"], capture_output=True, timeout=TIMEOUT_S, check=True
-        )
+        done = subprocess.run(command, stdin=file, capture_output=True, timeout=TIMEOUT_S, check=True)
         with Image.open(io.BytesIO(done.stdout), formats=["PNG"]) as image:
             return image.convert("RGB")
     except (OSError, subprocess.SubprocessError) as error:
-        raise InputError(f"The first frame of {path.name!r} cannot be decoded.") from error
+        raise InputError("The first frame of the video cannot be decoded.") from error
 
 
 def _encode(image: Image.Image, side: int = MAX_SIDE) -> bytes:

@@ -1,4 +1,7 @@
-"""Storage in a folder: files are renamed when flushed, and leave the embedded Redis server its last bytes."""
+"""Storage in a folder: files are renamed when flushed, and leave the embedded Redis server its last bytes.
+
+The folder and those right in it may be links. Links below are not followed: others may write to a shared storage.
+"""
 
 import contextlib
 import errno
@@ -12,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from svdq.producer.files import temporary_name
+from svdq.producer.files import open_regular, temporary_name
 
 FRAME = re.compile(r"frame_\d+\.png")  # names of svdq's own files in a folder of frames
 TEMPORARY = "tmp"  # folder for files being written, below the root so that a rename stays on one file system
@@ -36,33 +39,67 @@ class LocalFiles:
         self.folder = folder
 
     def open(self, key: str) -> BinaryIO:
-        return (self.folder / key).open("rb")
+        """Open a file folder by folder, so that none can be replaced by a link between a check and its use."""
+        first, *folders, name = ["", *key.split("/")] if "/" not in key else key.split("/")
+        opened = os.open(self.folder / first, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for folder in folders:
+                inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=opened)
+                os.close(opened)
+                opened = inner
+            return open_regular(name, os.O_NOFOLLOW, folder=opened)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise FileNotFoundError(errno.ENOENT, "it is a link, or in one", str(self.folder / key)) from error
+            raise OSError(error.errno, error.strerror, str(self.folder / key)) from error
+        finally:
+            os.close(opened)
 
     def read(self, key: str) -> bytes:
-        return (self.folder / key).read_bytes()
+        with self.open(key) as file:
+            return file.read()
 
     def copy_out(self, key: str, path: Path) -> None:
-        shutil.copyfile(self.folder / key, path)
+        with self.open(key) as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
 
     def exists(self, key: str) -> bool:
-        return (self.folder / key).exists()
+        return self._status(key) is not None
 
     def entry(self, key: str) -> FileInfo:
-        status = (self.folder / key).stat()
-        if not stat.S_ISREG(status.st_mode):
+        status = self._status(key)
+        if status is None or not stat.S_ISREG(status.st_mode):
             raise FileNotFoundError(errno.ENOENT, "it is no file", key)
-        return FileInfo(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
+        return _info(key, status)
 
     def entries(self, key: str) -> Iterator[FileInfo]:
+        if self._status(key) is None:
+            return
         for folder, _, names in os.walk(self.folder / key, onerror=_unless_missing):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    yield self.entry(Path(folder, name).relative_to(self.folder).as_posix())
+                    path = Path(folder, name)
+                    if stat.S_ISREG((status := path.lstat()).st_mode):
+                        yield _info(path.relative_to(self.folder).as_posix(), status)
 
     def names(self, key: str) -> list[str]:
-        with contextlib.suppress(FileNotFoundError):
-            return os.listdir(self.folder / key)
+        if self._status(key) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return os.listdir(self.folder / key)
         return []
+
+    def _status(self, key: str) -> os.stat_result | None:
+        """Return what is at a key; None if there is nothing, or a link on the way."""
+        path, status = self.folder, None
+        try:
+            for number, part in enumerate(key.split("/")):
+                path /= part
+                status = path.lstat() if number else path.stat()
+                if stat.S_ISLNK(status.st_mode):
+                    return None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status
 
     def write(self, key: str, data: bytes) -> None:
         temporary = self.temporary_path()
@@ -86,8 +123,11 @@ class LocalFiles:
 
     def remove(self, key: str) -> None:
         path = self.folder / key
+        parent = key.rpartition("/")[0]
+        if parent and self._status(parent) is None:
+            return
         with contextlib.suppress(FileNotFoundError):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
@@ -108,6 +148,10 @@ def reserve_bytes(folder: Path) -> int:
     return min(32 * 2**20, shutil.disk_usage(folder).total // 32)
 
 
+def _info(key: str, status: os.stat_result) -> FileInfo:
+    return FileInfo(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
+
+
 def _unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
@@ -120,7 +164,7 @@ def publish(source: Path, target: Path) -> None:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
-        _flush(path)
+        flush(path)
     aside = source.with_name(f"{source.name}.old")
     while True:
         if source.is_dir() and target.is_dir():
@@ -139,7 +183,7 @@ def publish(source: Path, target: Path) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
     shutil.rmtree(aside, ignore_errors=True)
-    _flush(target.parent)
+    flush(target.parent)
 
 
 def _link_others(old: Path, new: Path) -> None:
@@ -161,7 +205,8 @@ def _link(source: str | Path, target: str | Path) -> None:
         shutil.copyfile(source, target, follow_symlinks=False)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have the disk write a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -77,6 +77,26 @@ def test_removed_files(server: Server, connection: redis.Redis, storage: Storage
         assert (answer.status, answer.error["code"]) == (404, "not_found")
 
 
+def test_files_are_not_found_through_links(
+    server: Server, connection: redis.Redis, storage: Storage, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    assert storage.folder is not None
+    video_id = finish(connection, storage, 1, formats=("mp4", "gif", "png"))
+    for key in (f"photo-{video_id}.mp4", f"photo-{video_id}.gif", f"photo-{video_id}/frame_0001.png"):
+        path = storage.folder / "outputs" / key
+        path.unlink()
+        path.symlink_to(secret)
+    for query in ("", "?format=gif", "?variant=thumbnail"):
+        answer = server.get(f"/v1/videos/{video_id}/content{query}")
+        assert b"secret" not in answer.body
+        assert answer.status == (200 if "thumbnail" in query else 404)  # of its photo
+    frames = server.get(f"/v1/videos/{video_id}/content?format=png")
+    with zipfile.ZipFile(io.BytesIO(frames.body)) as archive:
+        assert archive.namelist() == [f"photo-{video_id}/frame_0002.png"]
+
+
 def test_delete_removes_only_files_of_svdq(server: Server, connection: redis.Redis, storage: Storage) -> None:
     video_id = finish(connection, storage, 1, formats=("gif", "png"))
     other = finish(connection, storage, 2, formats=("gif", "png"))

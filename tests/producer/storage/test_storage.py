@@ -211,6 +211,26 @@ def test_a_folder_of_the_storage_may_be_a_link(tmp_path: Path) -> None:
     assert [entry.key for entry in storage.entries("outputs")] == ["outputs/a.mp4"]
 
 
+def test_links_below_the_folders_of_a_storage_are_not_followed(tmp_path: Path) -> None:
+    """Whoever may write to a shared storage must not have others read their own files."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/a.mp4").write_bytes(b"secret")
+    storage = Storage(str(tmp_path / "s"))
+    storage.write_bytes("outputs/day/b.mp4", b"video")
+    (tmp_path / "s/outputs/file.mp4").symlink_to(tmp_path / "private/a.mp4")
+    (tmp_path / "s/outputs/day/folder").symlink_to(tmp_path / "private")
+    for key in ("outputs/file.mp4", "outputs/day/folder/a.mp4"):
+        for read in (storage.read, storage.open, lambda key: storage.copy_out(key, tmp_path / "copy")):
+            with pytest.raises(UnavailableError, match="it is a link, or in one"):
+                read(key)
+        assert (storage.exists(key), storage.entry(key), list(storage.read_many([key]))) == (False, None, [])
+    assert storage.names("outputs/day/folder") == list(storage.entries("outputs/day/folder")) == []
+    assert [entry.key for entry in storage.entries("outputs")] == ["outputs/day/b.mp4"]
+    for key in ("outputs/file.mp4", "outputs/day/folder/a.mp4", "outputs/day/folder"):
+        storage.remove(key)
+    assert (tmp_path / "private/a.mp4").read_bytes() == b"secret"
+
+
 def test_folders_on_several_disks_are_a_sentence(tmp_path: Path) -> None:
     shared_memory = Path("/dev/shm")
     if not shared_memory.is_dir() or shared_memory.stat().st_dev == tmp_path.stat().st_dev:
