@@ -1,11 +1,14 @@
 """Copies finished videos from a storage into a local folder.
 
 A video's files get their names only when all of them have arrived, the JSON last. A video is not fetched again if its
-JSON is unchanged in the folder and the files beside it have the right sizes.
+JSON is unchanged in the folder and the files beside it have the right sizes. Nothing that is there is replaced: where a
+file has the name and other bytes, the video gets a number.
 """
 
 import contextlib
 import errno
+import fcntl
+import filecmp
 import itertools
 import os
 import shutil
@@ -20,12 +23,12 @@ from svdq.producer.files import sweep, temporary_name
 from svdq.producer.job import model_stem, parse_job
 from svdq.producer.name_templates import has_field, render_folder, render_name, template_values
 from svdq.producer.queue import session
-from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results, ids_of_sidecars, read_provenance
+from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results, ids_of_sidecars
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.status.selection import complete_id, complete_ids
-from svdq.producer.storage.local import FileInfo, publish
+from svdq.producer.storage.local import FileInfo, flush
 from svdq.producer.storage.storage import Storage
 
 ARRIVING_PREFIX = ".svdq-"
@@ -76,7 +79,7 @@ def split_template(output: str) -> tuple[Path, str]:
 
 
 def fetch_all(storage: Storage, results: Sequence[Result], output: str) -> Iterator[Fetched]:
-    """Copy videos into a folder one by one, or to where a template says, with a number if another file is there.
+    """Copy videos into a folder one by one, or to where a template says, with a number if another file has the name.
 
     Without a template, the folder corresponds to outputs/ of the storage. Without videos the folder is not created.
     Raises InputError if the folder cannot be written, or a video does not have a field of the template, and
@@ -90,7 +93,7 @@ def fetch_all(storage: Storage, results: Sequence[Result], output: str) -> Itera
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder.glob(f"{ARRIVING_PREFIX}*"), ARRIVING_PREFIX)
         for result, stem in zip(results, stems, strict=True):
-            yield _fetch(storage, result, folder, _free(folder / stem, result) if template else folder / stem)
+            yield _fetch(storage, result, folder, folder / stem)
     except OSError as error:
         raise InputError(
             f"The folder {str(folder)!r} cannot be written ({error.strerror}); give another with --output."
@@ -120,23 +123,10 @@ def _stem(result: Result, template: str) -> str:
     return "/".join(filter(None, parts))
 
 
-def _free(stem: Path, result: Result) -> Path:
-    """Return a path like `stem` that has no other file: with the number 2, or a larger one, where there are some."""
-    for number in itertools.count(1):
-        found = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
-        sidecar = _moved(result, result.sidecar.key, found)
-        # Without a sidecar, the files of a fetch that was interrupted say themselves whose they are, but for the sound.
-        keys = [key for key in result.outputs if not key.endswith(".wav")]
-        paths = [sidecar] if sidecar.exists() else [_moved(result, key, found) for key in keys]
-        if all(_is_of(path, result.job_id) for path in paths if path.exists()):
-            return found
-    raise AssertionError("unreachable")
-
-
-def _is_of(path: Path, job_id: str) -> bool:
-    with contextlib.suppress(InputError):
-        return read_provenance(path).job_id == job_id
-    return False
+def _numbered(stem: Path) -> Iterator[Path]:
+    """Yield the paths that the files of a video may have without an extension: `stem`, then with numbers from 2."""
+    yield stem
+    yield from (stem.with_name(f"{stem.name}-{number}") for number in itertools.count(2))
 
 
 def _moved(result: Result, key: str, stem: Path) -> Path:
@@ -145,10 +135,11 @@ def _moved(result: Result, key: str, stem: Path) -> Path:
 
 
 def _fetch(storage: Storage, result: Result, folder: Path, stem: Path) -> Fetched:
-    paths = tuple(_moved(result, key, stem) for key in result.outputs)
-    sidecar = _moved(result, result.sidecar.key, stem)
-    if _is_there(result, stem):
-        return Fetched(job_id=result.job_id, paths=paths, copied=0)
+    for place in _numbered(stem):
+        if _is_there(result, place):
+            return Fetched(job_id=result.job_id, paths=_paths(result, place), copied=0)
+        if not any(map(os.path.lexists, (*_paths(result, place), _moved(result, result.sidecar.key, place)))):
+            break
     arriving = folder / temporary_name(ARRIVING_PREFIX)
     arriving.mkdir()
     try:
@@ -164,17 +155,88 @@ def _fetch(storage: Storage, result: Result, folder: Path, stem: Path) -> Fetche
             if target.stat().st_size != entry.size:
                 raise UnavailableError(f"{storage.location(entry.key)!r} did not arrive complete; fetch it again.")
             _set_time(target, entry)
-        # The sidecar goes last, so its presence means that the files beside it are complete.
-        sidecar.unlink(missing_ok=True)
-        for top, path in zip(result.outputs, paths, strict=True):
-            publish(_place(arriving, top), path)
-        _place(arriving, result.sidecar.key).write_bytes(result.data)
-        _set_time(_place(arriving, result.sidecar.key), result.sidecar)
-        os.replace(_place(arriving, result.sidecar.key), sidecar)
+            flush(target)
+        sidecar = _place(arriving, result.sidecar.key)
+        sidecar.write_bytes(result.data)
+        _set_time(sidecar, result.sidecar)
+        flush(sidecar)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(stem.parent):
+            for place in _numbered(stem):
+                if (num_new := _publish(arriving, result, place)) is not None:
+                    break
+        flush(stem.parent)
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
-    num_bytes = sum(entry.size for entry in result.files) + len(result.data)
-    return Fetched(job_id=result.job_id, paths=paths, copied=num_bytes)
+    num_bytes = sum(entry.size for entry in result.files) + len(result.data) if num_new else 0
+    return Fetched(job_id=result.job_id, paths=_paths(result, place), copied=num_bytes)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one fetch at a time name files in a folder; on a share without such locks, `_publish` replaces nothing."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _publish(arriving: Path, result: Result, stem: Path) -> int | None:
+    """Give the files that have arrived their names; None, and nothing is done, if something else has one of them.
+
+    Returns how many were not there. The sidecar goes last: its presence means that the files beside it are complete.
+    """
+    done: list[tuple[Path, Path]] = []
+    for key in (*result.outputs, result.sidecar.key):
+        arrived, target = _place(arriving, key), _moved(result, key, stem)
+        if arrived.is_dir() and target.is_dir() and not target.is_symlink():
+            # Perhaps of a fetch that was killed, or one that lacks a frame; what others have added stays.
+            pairs = [(frame, target / frame.name) for frame in sorted(arrived.iterdir())]
+        else:
+            pairs = [(arrived, target)]
+        for source, path in pairs:
+            if _is_same(source, path):
+                continue
+            try:
+                _move_new(source, path)
+            except OSError as error:
+                if not os.path.lexists(path):
+                    raise
+                for moved, name in reversed(done):
+                    name.rename(moved)
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise
+                return None
+            done.append((source, path))
+    return len(done)
+
+
+def _is_same(arrived: Path, path: Path) -> bool:
+    return arrived.is_file() and path.is_file() and filecmp.cmp(arrived, path, shallow=False)
+
+
+def _move_new(source: Path, path: Path) -> None:
+    """Rename a file or a folder; raises OSError if there is something, but for an empty folder."""
+    if source.is_dir():
+        source.rename(path)
+        return
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        raise
+    except OSError:  # some file systems, such as exFAT, have no hard links
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        source.rename(path)
+    else:
+        source.unlink()
+
+
+def _paths(result: Result, stem: Path) -> tuple[Path, ...]:
+    return tuple(_moved(result, key, stem) for key in result.outputs)
 
 
 def _set_time(path: Path, entry: FileInfo) -> None:
@@ -185,12 +247,16 @@ def _set_time(path: Path, entry: FileInfo) -> None:
 
 
 def _is_there(result: Result, stem: Path) -> bool:
+    """Whether this version was fetched before, by its JSON, the sizes, and that no file was written after the JSON."""
+    sidecar = _moved(result, result.sidecar.key, stem)
     try:
-        return _moved(result, result.sidecar.key, stem).read_bytes() == result.data and all(
-            _moved(result, entry.key, stem).stat().st_size == entry.size for entry in result.files
-        )
-    except (FileNotFoundError, NotADirectoryError):
+        if sidecar.read_bytes() != result.data:
+            return False
+        fetched_at = sidecar.stat().st_mtime_ns
+        found = [(_moved(result, entry.key, stem).stat(), entry) for entry in result.files]
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
+    return all(status.st_size == entry.size and status.st_mtime_ns <= fetched_at for status, entry in found)
 
 
 def _place(folder: Path, key: str) -> Path:

@@ -6,16 +6,15 @@ import json
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.pipeline.media.video import write_video
 from svdq.producer import job_control
 from svdq.producer.queue import RENDER, SvdqQueue
 from svdq.producer.results.fetch import fetch_all
@@ -83,17 +82,25 @@ def test_fetch(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:
     assert first["copied"] > 0
     assert {name: int((target / name).stat().st_mtime) for name in under(target)} == rendered
 
-    # What is there is not copied again; what is damaged, missing or rendered anew is.
+    # What is there is not copied again; what is missing is, and what is edited or rendered anew, under another name.
     before = {name: (target / name).stat().st_mtime_ns for name in under(target)}
     assert svdq("fetch", "--all", "-o", target).stdout.count("exists already") == 2
     assert {name: (target / name).stat().st_mtime_ns for name in under(target)} == before
-    (target / f"holiday/day 1/photo-{two}.gif").write_bytes(b"cut")
+    gif = target / f"holiday/day 1/photo-{two}.gif"
+    edited = gif.read_bytes()[:-1] + b"x"
+    gif.write_bytes(edited)
     (target / f"ü & x-{one}/frame_0002.png").unlink()
     assert "exists already" not in svdq("fetch", "--since", "1h", "-o", target).stdout
-    assert contents(target) == contents(root / "outputs")
-    add_video(storage, 2, folder="holiday/day 1", formats=("gif",))
+    expected = contents(root / "outputs")
+    stem = f"holiday/day 1/photo-{two}"
+    second = {f"{stem}-2{end}": expected[f"{stem}{end}"] for end in (".gif", ".json")}
+    assert contents(target) == expected | {f"{stem}.gif": edited} | second
+    add_video(storage, 2, folder="holiday/day 1", formats=("gif",), level=99)
     assert svdq("fetch", "--all", "-o", target).stdout.count("exists already") == 1
-    assert contents(target) == contents(root / "outputs")
+    anew = contents(root / "outputs")
+    third = {f"{stem}-3{end}": anew[f"{stem}{end}"] for end in (".gif", ".json")}
+    assert contents(target) == expected | {f"{stem}.gif": edited} | second | third
+    assert svdq("fetch", "--all", "-o", target).stdout.count("exists already") == 2
     assert [path.name for path in target.iterdir() if path.name.startswith(".")] == []
 
 
@@ -124,10 +131,7 @@ def test_fetch_names_files_by_a_template(svdq: Cli, storage: Storage, tmp_path: 
     )
     assert fetch(template) == paths
     assert contents(videos) == found
-    # A fetch was killed before the JSON.
-    comment = json.dumps({"svdq": "1", "job_id": f"{3:020x}", "job": {}})
-    write_video(np.zeros((2, 64, 64, 3), np.uint8), videos / "_aux.mp4", "mp4", 7, comment)
-    (videos / "_aux.json").unlink()
+    (videos / "_aux.json").unlink()  # as of a fetch that was killed before it
     assert fetch(template) == paths
     assert contents(videos) == found
     assert svdq("inspect", f"{videos}/day 1/cup.json", "--json").returncode == 0
@@ -166,10 +170,6 @@ def test_a_video_that_is_removed_meanwhile_leaves_no_part(storage: Storage, tmp_
 
 def test_a_fetch_with_sound_that_was_killed_before_the_json_goes_on(storage: Storage, tmp_path: Path) -> None:
     stem = f"outputs/photo-{add_video(storage, 1)}"
-    comment = json.dumps({"svdq": "1", "job_id": f"{1:020x}", "job": {}})
-    with storage.staging() as folder:
-        write_video(np.zeros((2, 64, 64, 3), np.uint8), folder / "a.mp4", "mp4", 7, comment)
-        storage.publish(folder / "a.mp4", f"{stem}.mp4")
     sidecar = json.loads(storage.read(f"{stem}.json"))
     storage.write_text(f"{stem}.json", json.dumps(sidecar | {"outputs": [f"{stem}.mp4", f"{stem}.wav"]}))
     storage.write_bytes(f"{stem}.wav", b"RIFF")
@@ -177,6 +177,51 @@ def test_a_fetch_with_sound_that_was_killed_before_the_json_goes_on(storage: Sto
         [fetched] = fetch_all(storage, list(find_results(storage)), f"{tmp_path}/videos/{{photo}}")
         assert [path.name for path in fetched.paths] == ["photo.mp4", "photo.wav"]
         (tmp_path / "videos/photo.json").unlink()
+
+
+@pytest.mark.parametrize("template", ["", "/{photo}"])
+@pytest.mark.parametrize("kind", ["mp4", "gif", "webp", "png", "wav", "json", "link"])
+def test_a_fetch_replaces_nothing(storage: Storage, tmp_path: Path, kind: str, template: str) -> None:
+    job_id = add_video(storage, 1, formats=("mp4", "gif", "webp", "png"))
+    key = f"outputs/photo-{job_id}"
+    sidecar = json.loads(storage.read(f"{key}.json"))
+    storage.write_bytes(f"{key}.wav", b"RIFF")
+    storage.write_text(f"{key}.json", json.dumps(sidecar | {"outputs": [*sidecar["outputs"], f"{key}.wav"]}))
+    stem = tmp_path / "videos" / ("photo" if template else f"photo-{job_id}")
+    theirs = Path(f"{stem}/frame_0001.png" if kind == "png" else f"{stem}.{kind}")
+    if kind == "link":
+        theirs = Path(f"{stem}.mp4")
+    theirs.parent.mkdir(parents=True)
+    theirs.symlink_to(tmp_path / "nowhere") if kind == "link" else theirs.write_bytes(b"mine")
+    for _ in range(2):
+        [fetched] = fetch_all(storage, list(find_results(storage)), f"{tmp_path}/videos{template}")
+        assert fetched.paths[0].name == f"{stem.name}-2.mp4"
+        assert theirs.is_symlink() if kind == "link" else theirs.read_bytes() == b"mine"
+        assert not os.path.lexists(tmp_path / "nowhere")
+    assert under(tmp_path / "videos").count(f"{stem.name}.mp4") == (kind == "mp4")
+    found = contents(tmp_path / "videos")
+    for end in (".mp4", ".gif", ".webp", ".wav", ".json", "/frame_0001.png", "/frame_0002.png"):
+        assert found[f"{stem.name}-2{end}"] == storage.read(f"{key}{end}")
+
+
+def test_fetches_at_the_same_time_mix_no_files(storage: Storage, tmp_path: Path) -> None:
+    """All videos have one name, and their files come in several formats."""
+    kinds = (("mp4",), ("gif",), ("mp4", "png"), ("png",), ("gif", "mp4"))
+    for number in range(15):
+        add_video(storage, number, formats=kinds[number % len(kinds)], level=number)
+    results = list(find_results(storage))
+    output = f"{tmp_path}/videos/{{photo}}"
+    with ThreadPoolExecutor(8) as pool:
+        fetched = list(pool.map(lambda result: list(fetch_all(storage, [result], output)), results * 2))
+    assert sorted(each.paths for [each] in fetched[:15]) == sorted(each.paths for [each] in fetched[15:])
+    found = contents(tmp_path / "videos")
+    for result in results:
+        stems = [name[:-5] for name, data in found.items() if data == result.data]
+        assert len(stems) == 1
+        own = result.sidecar.key.removesuffix(".json")
+        for entry in result.files:
+            assert found[f"{stems[0]}{entry.key.removeprefix(own)}"] == storage.read(entry.key)
+    assert len(found) == sum(len(result.files) + 1 for result in results)
 
 
 def test_a_share_that_keeps_no_times_is_fetched_to(
