@@ -32,14 +32,8 @@ from svdq.producer.records import Sidecar
 from svdq.producer.results.fetch import fetch_all, ids_of, results_of
 from svdq.producer.results.finished_videos import find_results, read_provenance
 from svdq.producer.results.gallery import write_gallery
-from svdq.producer.results.prune import (
-    Removal,
-    check_unneeded,
-    find_removals,
-    remove_all,
-    remove_job,
-    remove_video,
-)
+from svdq.producer.results.prune import Removal, check_clock, find_removals, remove_all
+from svdq.producer.results.remove import check_removable, remove_job, remove_video
 from svdq.producer.results.run_report import jobs_left, records_from_redis, records_from_storage, summarize
 from svdq.producer.settings import Settings
 from svdq.producer.status.selection import Selection, list_jobs, owners_of
@@ -208,7 +202,7 @@ def prune(settings: Settings, older_than: str, dry_run: bool, yes: bool, as_json
         raise InputError("There is no terminal to ask on; give --yes to remove, or --dry-run to see what would go.")
     place, home = Storage.open_for_command(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
-        removals = find_removals(connection, place, home, age, datetime.now().astimezone(), warn)
+        removals = find_removals(connection, place, home, age, check_clock(connection), warn)
         if not removals and not as_json:
             echo("There is nothing to remove.")
             return
@@ -259,15 +253,15 @@ def remove(settings: Settings, job_ids: Sequence[str], rejected: bool, yes: bool
         if not ids:
             echo("There is nothing to remove.", err=True)
             return 0
-        check_unneeded(connection, ids)
         known = statuses(connection, ids)
         forgotten = frozenset(job_id for job_id, status in zip(ids, known, strict=True) if status is None)
         results = list(find_results(place, job_ids=forgotten, on_bad=warn)) if forgotten else []
+        check_removable(connection, ids, results)
         if not yes:
             click.confirm(f"Remove {count(len(ids), 'job')} and the videos?", abort=True, err=as_json)
-            check_unneeded(connection, ids)
-        for result in results:
-            remove_video(connection, place, result)
+            check_removable(connection, ids, results)
+        for job_id in dict.fromkeys(result.job_id for result in results):
+            remove_video(connection, place, [result for result in results if result.job_id == job_id])
         job_control.give(connection, list(forgotten), None)
         for job_id in ids:
             if job_id not in forgotten:

@@ -20,6 +20,9 @@ from svdq.pipeline.video_parameters import MAX_FPS, Fit, Format, LoraChoice, Vid
 MAX_NAME_BYTES = 255  # of a file or a folder, on every usual file system
 MAX_FOLDER_LENGTH = 1000  # in characters
 
+#: The id of a job: svdq's own, or the UUID of one that another program has enqueued through RQ.
+ID = "[0-9a-f]{20}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_ID_AT_END = re.compile(rf"-({ID})$")
 #: Of a photo, and of the last frame of a link of a chain.
 INPUT_KEY = re.compile(r"inputs/(?:[0-9a-f]{64}\.[a-z0-9]{1,5}|[0-9a-f]{20}\.png)")
 _SOUND_SO_FAR = re.compile(r"inputs/[0-9a-f]{20}\.wav")
@@ -129,6 +132,12 @@ class Job(VideoParameters):
         """The id of the link of a chain whose last frame is its photo; "" for none."""
         found = None if self.finishes else _LAST_FRAME.fullmatch(self.image)
         return found[1] if found else ""
+
+    @property
+    def original(self) -> str:
+        """The id of the rendered video that it upscales; "" for none."""
+        found = _ID_AT_END.search(self.finishes)
+        return found[1] if found else self.finishes.rpartition("-")[2]
 
     def output_stem(self, job_id: str) -> str:
         """Return the storage key of its files without their extension."""

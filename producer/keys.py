@@ -38,6 +38,13 @@ MAINTAINED: Final = "svdq:maintained"
 #: Hash, job id -> `keep` or `reject`, the verdict of a person about a finished video. It outlives the job.
 VERDICTS: Final = "svdq:verdicts"
 VERDICT_CHANGES: Final = "svdq:verdict-changes"  # number of changes of verdicts, so that every page shows them
+#: Hash, id of the job of an upscaled copy of a copy -> id of the copy that it was made from; both name the original.
+COPIES: Final = "svdq:copies"
+#: Set with the key suffix of a job id: ids of jobs that continue or upscale its video.
+NEEDED: Final = "svdq:needed:"
+#: String that lives while the video of a job is being removed, with the key suffix of its id.
+REMOVING: Final = "svdq:removing:"
+REMOVING_TTL_S: Final = 120
 LOOKING: Final = "svdq:looking"  # string that lives while somebody looks at a page of `svdq serve`
 LOOKING_TTL_S: Final = 5
 #: Hash with the key suffix of a job id: `webp`, how the video looks so far, and `step`, the number of steps done.

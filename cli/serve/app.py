@@ -59,11 +59,11 @@ def make_app(settings: Settings, options: ServeOptions, on_ready: Callable[[], N
     app.state.options = options
     app.state.backend = backend
     app.state.snapshots = Shared(lambda: backend.read(partial(take, recent=sampled)))
-    app.state.content = Content(backend)
+    app.state.older = StoredVideos(backend.storage)
+    app.state.content = Content(backend, app.state.older)
     app.state.reader = FormReader(settings.max_pixels)
     #: Places in the list of videos at which pages have ended, by the id of their last video.
     app.state.page_ends = {}
-    app.state.older = StoredVideos(backend.storage)
     app.state.page_states = Shared(read_page_state)
     return app
 

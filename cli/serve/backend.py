@@ -1,7 +1,6 @@
 """The server's access to Redis and the storage, in a bounded number of threads."""
 
 import asyncio
-import contextlib
 import io
 import logging
 import threading
@@ -23,7 +22,7 @@ from svdq.producer.job_control import queue_now
 from svdq.producer.name_templates import literal
 from svdq.producer.queue import connect, fetch_many
 from svdq.producer.results.finished_videos import find_results
-from svdq.producer.results.prune import remove_job
+from svdq.producer.results.remove import remove_job
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.storage.storage import Storage
@@ -157,7 +156,10 @@ class Backend:
         return await self.write(work)
 
     async def remove(self, job_id: str) -> None:
-        """Remove a job, if it is in flight when it has stopped; raises ApiError and UnavailableError."""
+        """Remove a job, if it is in flight when it has stopped.
+
+        Raises InputError if its video is needed, ApiError and UnavailableError.
+        """
 
         def work(connection: redis.Redis) -> bool:
             [found] = fetch_many(connection, [job_id])
@@ -168,8 +170,12 @@ class Backend:
             is_removed = False
             while not is_removed and time.monotonic() < ends_at:
                 await asyncio.sleep(POLL_S)
-                with contextlib.suppress(ApiError, UnavailableError):  # Redis or the storage is away
+                try:
                     is_removed = await self.write(work)
+                except InputError:
+                    return  # somebody has queued it again, or marked it
+                except (ApiError, UnavailableError):
+                    continue  # Redis or the storage is away
 
         if not await self.write(work):
             task = self.removals[job_id] = asyncio.create_task(remove_later())

@@ -19,6 +19,7 @@ from starlette.staticfiles import NotModifiedResponse, StaticFiles
 
 from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.backend import PHOTO_BYTES, Backend
+from svdq.cli.serve.review import StoredVideos
 from svdq.cli.serve.videos import STATUS, failure_of, files_of
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.video_parameters import Fit
@@ -80,15 +81,16 @@ def keys_of(storage: Storage, kind: str, key: str) -> list[str]:
 class Content:
     """The files of one server's videos."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, videos: StoredVideos) -> None:
         self._backend = backend
+        self._videos = videos
         self._decoders = anyio.CapacityLimiter(PICTURE_THREADS)
         self._picture_of_video = lru_cache(MAX_PICTURES)(self._make_picture_of_video)
         self._picture_of_photo = lru_cache(MAX_PICTURES)(self._make_picture_of_photo)
 
     async def video(self, view: JobView, kind: str | None, asked: Headers) -> Response:
         """Return a file of a finished video: by format, else its mp4 or first; frames as a zip. Raises ApiError."""
-        files, storage = files_of(view), self._backend.storage
+        files, storage = files_of(await self._located(view)), self._backend.storage
         if not files:
             raise not_ready(view)
         kind = kind or ("mp4" if "mp4" in files else next(iter(files)))
@@ -122,7 +124,7 @@ class Content:
 
     async def poster(self, view: JobView) -> Response:
         """Return the first frame of a finished video, small, or the photo of any other job; else raises ApiError."""
-        for kind, key in files_of(view).items():
+        for kind, key in files_of(await self._located(view)).items():
             if kind != "png":
                 # A video without a picture shows its photo.
                 with contextlib.suppress(ApiError, InputError, UnavailableError):
@@ -139,6 +141,9 @@ class Content:
             return await self._picture(partial(self._picture_of_photo, image, size, fit))
         except (InputError, UnavailableError) as error:
             raise ApiError(404, f"The video {view.id!r} has no picture.") from error
+
+    async def _located(self, view: JobView) -> JobView:
+        return await self._backend.in_thread(lambda: self._videos.located(view))
 
     async def _picture(self, make: Callable[[], bytes]) -> Response:
         return Response(await self._backend.in_thread(make, self._decoders), headers=CACHING, media_type="image/jpeg")

@@ -35,7 +35,7 @@ from svdq.pipeline.models.families import PARAMETERS
 from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.producer import job_control, keys
 from svdq.producer.job import JOBS, model_stem
-from svdq.producer.queue import clock_of, priority_of, queues, statuses
+from svdq.producer.queue import clock_of, no_such_job, priority_of, queues, statuses
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import (
     newest_ids,
@@ -308,7 +308,7 @@ async def result(request: Request) -> Response:
     """Describe one video of the list."""
     backend, view = request.app.state.backend, await _find(request, request.path_params["video_id"])
     [mark] = await backend.read(lambda connection: job_control.read(connection, [view.id]))
-    return Json(await backend.in_thread(lambda: review.reviewed(view, mark, backend.storage)))
+    return Json(await backend.in_thread(lambda: review.reviewed(view, mark, request.app.state.older)))
 
 
 async def waiting(request: Request) -> Response:
@@ -377,7 +377,7 @@ async def _delete(request: Request, job_ids: list[str]) -> dict[str, str]:
     older = request.app.state.older
     older.forget()
     if forgotten := {job_id for job_id, status in zip(job_ids, found, strict=True) if status is None}:
-        await backend.write(partial(older.remove, job_ids=forgotten))
+        problems |= await backend.write(partial(older.remove, job_ids=forgotten))
     return await backend.read(lambda connection: _named(connection, problems))
 
 
@@ -385,7 +385,9 @@ def _named(connection: redis.Redis, problems: dict[str, InputError]) -> dict[str
     """Return the sentences about jobs, by id, with their names instead of the ids, which the page does not show."""
     names = {job.id: f'"{job.name}"' for job in view_many(connection, problems)}
     return {
-        job_id: str(error).replace(f"Job {job_id!r}", names[job_id]) if job_id in names else "The video was removed."
+        job_id: "The video was removed."
+        if str(error) == str(no_such_job(job_id))
+        else str(error).replace(f"Job {job_id!r}", names.get(job_id, "The video"))
         for job_id, error in problems.items()
     }
 
@@ -448,8 +450,13 @@ async def download(request: Request) -> Response:
     if len(job_ids) > MAX_JOBS:
         raise ApiError(400, f"Choose {MAX_JOBS:,} videos at most.")
     jobs = await _views(request, job_ids)
-    files = [each for job in jobs for each in files_of(job).items()]
-    keys = await backend.in_thread(lambda: [key for each in files for key in keys_of(backend.storage, *each)])
+    older = request.app.state.older
+
+    def find() -> list[str]:
+        files = [each for job in jobs for each in files_of(older.located(job)).items()]
+        return [key for each in files for key in keys_of(backend.storage, *each)]
+
+    keys = await backend.in_thread(find)
     if not keys:
         raise ApiError(404, "There are no files of these videos; they were removed.")
     headers = {"Content-Disposition": f'attachment; filename="videos-{datetime.now():%Y-%m-%d-%H%M}.zip"'}

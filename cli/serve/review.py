@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import PurePosixPath
@@ -19,8 +20,8 @@ from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.job import VIDEO_FIELDS, model_stem, parse_job, shown_loras
 from svdq.producer.queue import statuses
-from svdq.producer.results.finished_videos import OUTPUTS, Result, read_results
-from svdq.producer.results.prune import remove_video
+from svdq.producer.results.finished_videos import OUTPUTS, Result, by_place, ids_of_sidecars, read_results
+from svdq.producer.results.remove import remove_video
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.registries import ended_before, newest_ids
 from svdq.producer.status.selection import owners_of
@@ -56,6 +57,7 @@ _PLAYED = ("mp4", "webp", "gif")
 MAX_VIDEOS = 20_000
 #: Seconds after which the storage is listed anew.
 FRESH_S = 60.0
+MISSED_S = 2.0  # the same where a file is not where its job has written it
 
 
 class StoredVideos:
@@ -65,8 +67,9 @@ class StoredVideos:
         self._storage = storage
         self._lock = threading.Lock()
         self._listed_at = -FRESH_S
-        #: The JSON of each video, the newest first.
+        #: The JSON of each video, the newest first, and in all places of each.
         self._sidecars: dict[Cursor, FileInfo] = {}
+        self._places: dict[str, list[FileInfo]] = {}
         #: Bytes of all files.
         self._bytes = 0
 
@@ -82,21 +85,46 @@ class StoredVideos:
         """Return videos as finished jobs, without those that have no valid sidecar; raises as `before`."""
         if not job_ids:
             return []
-        entries = [entry for (_, job_id), entry in self._list().items() if job_id in job_ids]
-        results = read_results(self._storage, entries, lambda _: True, lambda reason: None)
+        self._list()
+        results = (found[0] for found in self._results(job_ids).values())
         return [view for view in map(self._view, results) if view is not None]
+
+    def located(self, view: JobView) -> JobView:
+        """Return a job with the folder in which its files are, which somebody may have renamed; raises as `before`.
+
+        A remote storage is asked about the first file only.
+        """
+        if not (files := files_of(view)) or self._storage.exists(next(iter(files.values()))):
+            return view
+        self._list(MISSED_S)
+        if not (found := self._results([view.id]).get(view.id)):
+            return view
+        return replace(view, parameters=view.parameters | {"folder": _folder_of(found[0])})
 
     def mean_bytes(self) -> int | None:
         """Return the bytes that a video of the storage takes on average; None without any."""
         sidecars = self._list()
         return self._bytes // len(sidecars) if sidecars and len(sidecars) < MAX_VIDEOS else None
 
-    def remove(self, connection: redis.Redis, job_ids: Collection[str]) -> None:
-        """Remove videos whose jobs Redis has forgotten; raises as `before`."""
-        entries = [entry for (_, job_id), entry in self._list().items() if job_id in job_ids]
-        for result in read_results(self._storage, entries, lambda _: True, lambda reason: None):
-            remove_video(connection, self._storage, result)
+    def located_here(self, view: JobView) -> JobView:
+        """Return the same; of a remote storage, which is not asked about each video of a list, the job as it is."""
+        return view if self._storage.folder is None else self.located(view)
+
+    def has(self, key: str) -> bool:
+        """Return whether a file is in the storage; a remote one is not asked."""
+        return self._storage.folder is None or self._storage.exists(key)
+
+    def remove(self, connection: redis.Redis, job_ids: Collection[str]) -> dict[str, InputError]:
+        """Remove videos whose jobs Redis has forgotten; return why each stays that is needed. Raises as `before`."""
+        self._list()
+        problems: dict[str, InputError] = {}
+        for job_id, found in self._results(job_ids).items():
+            try:
+                remove_video(connection, self._storage, found)
+            except InputError as error:
+                problems[job_id] = error
         self.forget()
+        return problems
 
     def forget(self) -> None:
         """List the storage anew at the next question."""
@@ -106,6 +134,15 @@ class StoredVideos:
     def ids(self) -> set[str]:
         """Return the ids of all videos; raises as `before`."""
         return {job_id for _, job_id in self._list()}
+
+    def _results(self, job_ids: Collection[str]) -> dict[str, list[Result]]:
+        """Read videos in all their places, of each the folder of its job first, else the one that was written first."""
+        with self._lock:
+            entries = [entry for job_id in job_ids for entry in self._places.get(job_id, ())]
+        found: dict[str, list[Result]] = {}
+        for result in read_results(self._storage, entries, lambda _: True, lambda reason: None):
+            found.setdefault(result.job_id, []).append(result)
+        return {job_id: sorted(found[job_id], key=by_place) for job_id in job_ids if job_id in found}
 
     def _view(self, result: Result) -> JobView | None:
         try:
@@ -118,25 +155,34 @@ class StoredVideos:
             outputs=tuple(map(self._storage.location, result.outputs)),
             notice=result.document.model.notice,
             model=result.document.model.name,
-            parameters=job.model_dump(mode="json"),
+            parameters=job.model_dump(mode="json") | {"folder": _folder_of(result)},
             source=result.document.source,
             owner=result.document.owner,
             ended_at=result.finished_at,
         )
 
-    def _list(self) -> dict[Cursor, FileInfo]:
+    def _list(self, fresh_s: float = FRESH_S) -> dict[Cursor, FileInfo]:
         with self._lock:
-            if time.monotonic() - self._listed_at >= FRESH_S:
+            if time.monotonic() - self._listed_at >= fresh_s:
                 entries = list(self._storage.entries(OUTPUTS))
                 self._bytes = sum(entry.size for entry in entries)
-                sidecars = (entry for entry in entries if entry.key.endswith(".json"))
+                self._places = {}
+                for entry in entries:
+                    for job_id in ids_of_sidecars([entry]):
+                        self._places.setdefault(job_id, []).append(entry)
                 found = {
-                    (int(entry.modified_at.timestamp()), entry.key.removesuffix(".json").rpartition("-")[2]): entry
-                    for entry in sidecars
+                    (int(entry.modified_at.timestamp()), job_id): entry
+                    for job_id, places in self._places.items()
+                    for entry in [min(places, key=lambda place: (place.modified_at, place.key))]
                 }
                 self._sidecars = dict(heapq.nlargest(MAX_VIDEOS, found.items(), key=itemgetter(0)))
                 self._listed_at = time.monotonic()
             return self._sidecars
+
+
+def _folder_of(result: Result) -> str:
+    """Return the folder below `outputs` that a video is in."""
+    return result.sidecar.key.rpartition("/")[0].removeprefix(OUTPUTS).strip("/")
 
 
 def read_page(
@@ -188,7 +234,7 @@ def read_page(
             for cursor in wanted:
                 # Some records have expired meanwhile, and stopped jobs are among the failed ones.
                 if (job := views.get(cursor[1])) is not None and fits(job):
-                    found.append(describe(job, marks[cursor], storage))
+                    found.append(describe(job, marks[cursor], older))
                     if len(found) == size:
                         return cursor
             if len(fitting) == len(wanted):
@@ -247,23 +293,23 @@ def plain(error: str) -> str:
     return _FLAG.sub(lambda flag: label_of(flag[1].replace("-", "_")), _FOLDERS.sub("", error))
 
 
-def _brief(job: JobView, mark: job_control.Verdict | None, _storage: Storage) -> dict[str, Any]:
+def _brief(job: JobView, mark: job_control.Verdict | None, _older: StoredVideos) -> dict[str, Any]:
     return {"id": job.id, "status": job.status if job.is_readable else "failed", "mark": mark or ""}
 
 
-def reviewed(job: JobView, mark: job_control.Verdict | None, storage: Storage) -> dict[str, Any]:
+def reviewed(job: JobView, mark: job_control.Verdict | None, older: StoredVideos) -> dict[str, Any]:
     """Describe one video of the list."""
+    job = older.located_here(job)
     parameters = job.parameters
     width, height = parameters.get("width"), parameters.get("height")
     files = files_of(job)
     kind = next((kind for kind in _PLAYED if kind in files), "png")
     seed = parameters.get("seed")
-    return _brief(job, mark, storage) | {
+    return _brief(job, mark, older) | {
         "name": named(job.name, job.link),
         "owner": job.owner,
         "kind": kind,
-        # A remote storage is not asked about each video.
-        "is_there": kind in files and (storage.folder is None or storage.exists(files[kind])),
+        "is_there": kind in files and older.has(files[kind]),
         "seed": seed if isinstance(seed, int) else None,
         "size": f"{width}x{height}" if width and height else "",
         "notice": job.notice,

@@ -159,7 +159,9 @@ def files_of(view: JobView) -> dict[str, str]:
     """Return the storage keys of the files of a finished job by format; frames are a folder of the format png."""
     names = [location.rstrip("/").rpartition("/")[2] for location in view.outputs] if view.status == "finished" else []
     folder = "/".join(filter(None, (OUTPUTS, str(view.parameters.get("folder", "")))))
-    return {"png" if name.endswith(f"-{view.id}") else name.rpartition(".")[2]: f"{folder}/{name}" for name in names}
+    # Anyone with access to Redis may have written the names: of no other files than the job's own.
+    parts = [(name, *name.rpartition(f"-{view.id}")[1:]) for name in names]
+    return {end.removeprefix(".") or "png": f"{folder}/{name}" for name, is_own, end in parts if is_own}
 
 
 def _epoch(moment: datetime | None) -> int:

@@ -10,14 +10,12 @@ from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.files import open_regular
-from svdq.producer.job import parse_job
+from svdq.producer.job import ID, parse_job
 from svdq.producer.records import Sidecar
 from svdq.producer.storage.local import FRAME, FileInfo
 from svdq.producer.storage.storage import Storage
 
 OUTPUTS = "outputs"
-#: The id of a job: svdq's own, or the UUID of one that another program has enqueued through RQ.
-ID = "[0-9a-f]{20}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _ID_OF_SIDECAR = re.compile(rf"-({ID}|[^-/]+)\.json$")
 _EXTENSION = re.compile(r"(?:\.(?!json$)[a-z0-9]{1,5})?")  # of a video; "" is a folder of frames
 EXIF_IMAGE_DESCRIPTION = 0x010E
@@ -42,6 +40,20 @@ class Result:
         return all(
             any(entry.key == key or entry.key.startswith(f"{key}/") for entry in self.files) for key in self.outputs
         )
+
+    @property
+    def is_in_its_folder(self) -> bool:
+        """Whether it is where its job has written it: people move and copy videos with their JSON."""
+        made_in = "/".join(filter(None, (OUTPUTS, str(self.document.job.get("folder") or ""))))
+        return self.sidecar.key.rpartition("/")[0] == made_in
+
+    @property
+    def original(self) -> str:
+        """The id of the rendered video that it is an upscaled copy of; "" for none, and if another version made it."""
+        try:
+            return parse_job(self.document.job).original
+        except ValueError:
+            return ""
 
 
 def find_results(
@@ -124,6 +136,18 @@ def _read(
         document=document,
         data=data,
     )
+
+
+def results_of_job(storage: Storage, job_id: str) -> list[Result]:
+    """Find all places of the video of a job in `outputs`, the folder of its job first; lists the whole storage."""
+    entries = storage.entries(OUTPUTS)
+    found = read_results(storage, entries, lambda sidecar: sidecar.key.endswith(f"-{job_id}.json"), lambda reason: None)
+    return sorted(found, key=by_place)
+
+
+def by_place(result: Result) -> tuple[bool, str]:
+    """Sort the places of a video: where its job has written it, then by name."""
+    return not result.is_in_its_folder, result.sidecar.key
 
 
 def ids_of_sidecars(entries: Iterable[FileInfo]) -> list[str]:

@@ -1,14 +1,14 @@
 """Removes old files that are no longer needed: videos, unreferenced photos and unused checkpoints.
 
-Files of unfinished jobs, and videos that a person has marked to keep, are never removed. Only Redis has the list of
-those jobs, so a storage that several Redis servers share must not be pruned: each of them has only its own jobs.
+Files of unfinished jobs, videos that a person has marked to keep, and what people have moved or copied to other folders
+are never removed. Only Redis has the list of those jobs, so a storage that several Redis servers share must not be
+pruned: each of them has only its own jobs.
 """
 
-import contextlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
@@ -16,16 +16,16 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
-from svdq.producer import job_control
-from svdq.producer.chains import later_links
-from svdq.producer.job import INPUT_KEY, Job, last_frame_beside, latents_key, parse_job
-from svdq.producer.job_control import cancel
-from svdq.producer.queue import ENDED, database_id, fetch, fetch_many, is_ours, no_such_job, read_job, statuses
-from svdq.producer.results.finished_videos import ID, OUTPUTS, Result, ids_of_sidecars, read_results
+from svdq.producer.job import ID, INPUT_KEY, last_frame_beside, latents_key
+from svdq.producer.queue import CLOCKS_S, ENDED, clock_of, database_id, read_job, statuses
+from svdq.producer.results.finished_videos import OUTPUTS, Result, ids_of_sidecars, read_results
+from svdq.producer.results.holders import being_removed, forget_marks, is_needed, kept
+from svdq.producer.results.remove import forget
 from svdq.producer.status.registries import scan_ids
 from svdq.producer.storage.local import FileInfo
 from svdq.producer.storage.storage import CHECKPOINTS, INPUT_AGE, MARKER, Storage, is_checkpoint_folder
-from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
+from svdq.producer.text import duration
+from svdq.producer.untrusted_job import UnreadableJobError, read_many
 
 _INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())  # keys of photos in JSON text, found without parsing it
 _LATENTS = re.compile(rf"latents/({ID})\.safetensors")  # of no other names, which svdq may not have made
@@ -39,9 +39,22 @@ class Removal:
     job_id: str  # of the video or checkpoints; "" for a photo
     storage: Storage
     keys: tuple[str, ...]  # removed in this order
+    original: str = ""  # the id of the video that it is an upscaled copy of
     witness: FileInfo  # one of its files as it was when it was found to be unused
     size: int  # in bytes
     num_files: int
+
+
+def check_clock(connection: redis.Redis) -> datetime:
+    """Return the time of Redis' clock; raises InputError if ours differs, since then no age of a file is certain."""
+    now = clock_of(connection)
+    apart_s = (datetime.now().astimezone() - now).total_seconds()
+    if abs(apart_s) > CLOCKS_S:
+        raise InputError(
+            f"The clock of this machine is {duration(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} the "
+            "clock of Redis, so it is not certain how old files are; set the clocks right first."
+        )
+    return now
 
 
 def find_removals(
@@ -69,7 +82,7 @@ def find_removals(
     # Read after the photos: later submissions have photos that are too young to be in the list.
     unfinished, images = _read_jobs(connection, on_bad)
     results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
-    in_use = unfinished | job_control.marked(connection, "keep")
+    in_use = unfinished.union(kept(connection, {result.job_id: result.original for result in results}))
     latents = {entry.key: entry for entry in storage.entries("latents")}
     removals = [each for each in _videos(storage, outputs, latents, results, cutoff) if each.job_id not in in_use]
     needed = unfinished.union(ids_of_sidecars(outputs))
@@ -103,10 +116,7 @@ def find_removals(
 def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Removal]:
     """Remove what was found unless it is in use again; return what was removed."""
     photos = [removal for removal in removals if removal.kind == "photo"]
-    # Asked again: a person may have thought about it while another link was submitted.
-    needed = _continued(connection, [removal.job_id for removal in removals if removal.kind == "video"])
-    others = [removal for removal in removals if removal.kind != "photo" and removal.job_id not in needed]
-    removed = [removal for removal in others if _remove(connection, removal)]
+    removed = [removal for removal in removals if removal.kind != "photo" and _remove(connection, removal)]
     if photos:
         # Checked again: a video may have been kept because its job was queued again.
         storage = photos[0].storage
@@ -117,30 +127,36 @@ def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Rem
     return removed
 
 
-def _continued(connection: redis.Redis, job_ids: Sequence[str]) -> set[str]:
-    """Return the jobs whose video another job continues that has none yet."""
-    later = later_links(connection, job_ids)
-    found = zip(later.values(), statuses(connection, list(later)), strict=True)
-    return {origin for origin, status in found if status not in (None, JobStatus.FINISHED.value)}
-
-
 def _remove(connection: redis.Redis, removal: Removal) -> bool:
+    if removal.kind == "video":
+        # Asked again: a person may have thought about it while another link or an upscaled copy was submitted.
+        with being_removed(connection, removal.job_id):
+            return not is_needed(connection, removal.job_id, removal.original) and _remove_video(connection, removal)
     if removal.job_id:
         (status,) = statuses(connection, [removal.job_id])
         if status is not None and status not in ENDED:
             return False
+    return _remove_files(removal)
+
+
+def _remove_video(connection: redis.Redis, removal: Removal) -> bool:
     if removal.storage.entry(removal.witness.key) != removal.witness:
         return False
-    if removal.kind == "video":
-        try:
-            if not forget(connection, removal.job_id, only=(JobStatus.FINISHED.value,)):
-                return False
-        except InputError:
-            return False  # its record cannot be read
+    try:
+        if not forget(connection, removal.job_id, only=(JobStatus.FINISHED.value,)):
+            return False
+    except InputError:
+        return False  # its record cannot be read
+    _remove_files(removal)
+    forget_marks(connection, [removal.job_id])
+    return True
+
+
+def _remove_files(removal: Removal) -> bool:
+    if removal.storage.entry(removal.witness.key) != removal.witness:
+        return False
     for key in removal.keys:
         removal.storage.remove(key)
-    if removal.kind == "video":
-        job_control.give(connection, [removal.job_id], None)
     return True
 
 
@@ -156,7 +172,7 @@ def _videos(
     )
     for result in results:
         files = [result.sidecar, *result.files]
-        if max(entry.modified_at for entry in files) < cutoff:
+        if result.is_in_its_folder and max(entry.modified_at for entry in files) < cutoff:
             # The sidecar is removed first: its presence means that the files are complete.
             keys = [result.sidecar.key]
             for output in result.outputs:
@@ -165,7 +181,7 @@ def _videos(
                 keys += frames if len(frames) < num_files[output] else [output]
             if kept := latents.get(latents_key(result.job_id)):
                 keys, files = [*keys, kept.key], [*files, kept]
-            yield _removal("video", result.job_id, storage, tuple(keys), files)
+            yield replace(_removal("video", result.job_id, storage, tuple(keys), files), original=result.original)
 
 
 def _checkpoints(storage: Storage, cutoff: datetime) -> Iterator[Removal]:
@@ -216,105 +232,5 @@ def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[
             if status.value not in ENDED:
                 unfinished.add(found.id)
             if status is not JobStatus.FINISHED and (job := read_job(found)):
-                unfinished |= {job.predecessor, job.finishes.rpartition("-")[2]}
+                unfinished |= {job.predecessor, job.original}
     return unfinished, images
-
-
-def check_unneeded(connection: redis.Redis, job_ids: Sequence[str]) -> None:
-    """Raise InputError if one of these jobs has not ended, is to be kept, or another one continues its video."""
-    found = statuses(connection, job_ids)
-    marks = job_control.read(connection, job_ids)
-    for job_id, status, mark in zip(job_ids, found, marks, strict=True):
-        if status is not None and status not in ENDED:
-            raise InputError(f"Job {job_id!r} is {status}: `svdq cancel {job_id}` it first.")
-        if mark == "keep":
-            raise InputError(f"The video of job {job_id!r} is to be kept: `svdq mark none {job_id}` it first.")
-    later = {job_id: origin for job_id, origin in later_links(connection, job_ids).items() if job_id not in job_ids}
-    for (job_id, origin), status in zip(later.items(), statuses(connection, list(later)), strict=True):
-        if status in job_control.GOING:
-            raise InputError(f"Job {job_id!r} continues the video of {origin!r}: `svdq cancel {job_id}` it first.")
-
-
-def remove_video(connection: redis.Redis, storage: Storage, result: Result) -> None:
-    """Remove the files and the verdict of a video whose job Redis has forgotten; files that svdq did not make stay.
-
-    Raises InputError if its sidecar is of another version.
-    """
-    try:
-        job = parse_job(result.document.job)
-    except ValueError as error:
-        where = storage.location(result.sidecar.key)
-        raise InputError(f"{where!r} is of another version of svdq; remove it and the files beside it.") from error
-    keys = video_files(storage, job, result.job_id)
-    for key in (result.sidecar.key, *keys):  # the sidecar first: its presence means that the files are complete
-        storage.remove(key)
-    job_control.give(connection, [result.job_id], None)
-
-
-def remove_job(connection: redis.Redis, storage: Storage, home: Storage, job_id: str) -> bool:
-    """Cancel a job that has not ended; remove the record, the verdict, the files and checkpoints of one that has.
-
-    Its photo and files that svdq has not made stay. Checkpoints are in `storage` or in `home`, SVDQ_HOME. Returns False
-    if it is in flight: it can be removed after its current step. Raises InputError if there is no such job, or its
-    record cannot be read.
-    """
-    while True:
-        rq_job = fetch(connection, job_id)
-        if not is_ours(rq_job):
-            raise no_such_job(job_id)
-        if rq_job.get_status(refresh=False).value not in ENDED:
-            with contextlib.suppress(InputError):  # it has just ended
-                if cancel(connection, job_id) == "stopping":
-                    return False
-            continue
-        job = read_job(rq_job)
-        files = video_files(storage, job, job_id) if job else []
-        if job:
-            storage.remove(job.sidecar_key(job_id))  # first: its presence means that the files are complete
-        # The record before the files: a new job of the same id may write its own.
-        if forget(connection, job_id):
-            for key in files:
-                storage.remove(key)
-            for place in (storage, home):
-                place.remove_checkpoints(job_id)
-            job_control.give(connection, [job_id], None)
-            return True
-
-
-def video_files(storage: Storage, job: Job, job_id: str) -> list[str]:
-    """Return the keys of the files of a finished job, besides its sidecar and what svdq has not made."""
-    stem = job.output_stem(job_id)
-    files = [latents_key(job_id), *(f"{stem}.{kind}" for kind in job.formats if kind != "png")]
-    if "png" in job.formats:
-        entries = list(storage.entries(stem))
-        frames = [entry.key for entry in entries if entry.key.rpartition("/")[2].startswith("frame_")]
-        # A folder of frames is removed as a whole, unless somebody has added files.
-        files += frames if len(frames) < len(entries) else [stem]
-    return files
-
-
-def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) -> bool:
-    """Delete the record of an ended job, so that the same submission renders again; raises InputError.
-
-    Nothing is done if there is no record, or if the job ended in a status that is not in `only`. Returns False if the
-    job has not ended, such as when it has just been queued again.
-    """
-    with connection.pipeline() as pipeline:
-        pipeline.watch(key_of(job_id))  # type: ignore[no-untyped-call]
-        (job,) = fetch_many(connection, [job_id])
-        if job is None:
-            return True
-        status = job.get_status(refresh=False).value
-        if status not in ENDED:
-            return False
-        if status not in only:
-            return True
-        if status == JobStatus.CANCELED.value and connection.scard(job.dependents_key):
-            return True  # jobs wait for it, until it is retried or they are canceled
-        pipeline.multi()
-        job.delete(pipeline=pipeline)
-        try:
-            pipeline.execute()
-        except redis.WatchError:
-            return False
-    return True

@@ -51,7 +51,8 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
     """Enqueue jobs in one round trip; of those whose id exists, only the failed and canceled ones are queued again.
 
     A kill in between loses and duplicates nothing: each job is enqueued atomically, and the rest can be enqueued again.
-    Raises InputError if an id is taken by a record that cannot be read; the other jobs are enqueued.
+    Raises InputError if an id is taken by a record that cannot be read, or a video that is to be upscaled is being
+    removed; the other jobs are enqueued.
     """
     script = connection.register_script(lua.source("enqueue"))
     rq_jobs = []
@@ -65,24 +66,34 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
             else:
                 place, due = queue.scheduled_job_registry.key, str(in_seconds(entry.at))
             mapping = [part for pair in rq_job.to_dict().items() for part in pair]
-            script([rq_job.key, queue.redis_queues_keys, place], [rq_job.id, queue.key, due, *mapping], pipeline)
+            names = [rq_job.key, queue.redis_queues_keys, place]
+            if original := entry.job.original:
+                names += [f"{keys.REMOVING}{original}", f"{keys.NEEDED}{original}"]
+            script(names, [rq_job.id, queue.key, due, *mapping], pipeline)
             rq_jobs.append(rq_job)
         are_new = pipeline.execute()
     added: dict[str, list[str]] = {}
     for entry, rq_job, is_new in zip(entries, rq_jobs, are_new, strict=True):
-        if is_new and entry.at is None:
+        if is_new > 0 and entry.at is None:
             added.setdefault(rq_job.origin, []).append(entry.job_id)
     for name, job_ids in added.items():  # a kill before this leaves them at the end of their queue
         SvdqQueue(name, connection=connection).take_turns(job_ids)
     known = fetch_many(connection, [entry.job_id for entry, is_new in zip(entries, are_new, strict=True) if not is_new])
     enqueued = []
     for entry, rq_job, is_new in zip(entries, rq_jobs, are_new, strict=True):
+        if is_new < 0:
+            raise being_removed(entry.job.original)
         found = rq_job if is_new else next(known)
         if found is None:  # it has been deleted since
             enqueued += enqueue_many(connection, [entry])
         else:
             enqueued.append(Enqueued(rq_job=found, is_new=True) if is_new else _queue_again(connection, entry, found))
     return enqueued
+
+
+def being_removed(job_id: str) -> InputError:
+    """Create the error for a job that needs a video which somebody removes just now."""
+    return InputError(f"The video of job {job_id!r} is being removed, so nothing can be made of it.")
 
 
 def enqueue_chain(connection: redis.Redis, links: Sequence[Entry], after: Sequence[str] = ()) -> list[Enqueued]:
@@ -139,6 +150,10 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
             (existing,) = fetch_many(connection, [entry.job_id])
             if existing is not None:
                 return _queue_again(connection, entry, existing, parent_ids)
+            if entry.job.predecessor:
+                pipeline.watch(f"{keys.REMOVING}{entry.job.predecessor}")  # type: ignore[no-untyped-call]
+                if connection.exists(f"{keys.REMOVING}{entry.job.predecessor}"):
+                    raise being_removed(entry.job.predecessor)
             pending_ids = unfinished(connection, parent_ids)
             rq_job = new_rq_job(queue, entry, after=pending_ids)
             queue.enqueue_job(rq_job, pipeline=pipeline)

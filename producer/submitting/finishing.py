@@ -16,6 +16,7 @@ from svdq.producer.queue import fetch_many, read_arguments, session
 from svdq.producer.records import LINK_NOTE, REPLACED_NOTE, SOURCE_NOTE, TAKEN_NOTE
 from svdq.producer.results.fetch import results_of
 from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results
+from svdq.producer.results.holders import record_copies
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
@@ -80,6 +81,7 @@ def submit_finishing(
     observer, storage = observer or Observer(), storage or Storage.open_for_command(settings.storage)
     with session(settings, connection) as connection:
         entries: dict[str, Entry] = {}
+        made: dict[str, FinishRequest] = {}
         for index, request in enumerate(requests, 1):
             try:
                 entry = _entry(settings, connection, storage, request, index)
@@ -89,11 +91,16 @@ def submit_finishing(
                 observer.leave_out(str(error))
             else:
                 entries.setdefault(entry.job_id, entry)
+                made.setdefault(entry.job_id, request)
         check_max_waiting(connection, entries.values(), settings.max_waiting)
         if dry_run:
             yield from foresee(connection, entries.values())
             return
         claim_storage(connection, storage)
+        copies = {each: request.result.job_id for each, request in made.items()}
+        record_copies(
+            connection, {each: origin for each, origin in copies.items() if origin != entries[each].job.original}
+        )
         enqueued = enqueue_many(connection, list(entries.values()))
         again = render_again(connection, storage, {}, enqueued)
         for entry, each in zip(entries.values(), enqueued, strict=True):

@@ -10,7 +10,8 @@ from PIL import Image
 from svdq.pipeline.errors import InputError
 from svdq.producer.job_control import cancel
 from svdq.producer.queue import fetch, read_job
-from svdq.producer.results.prune import find_removals, forget
+from svdq.producer.results.prune import find_removals
+from svdq.producer.results.remove import forget
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.parameters import SubmitOptions
