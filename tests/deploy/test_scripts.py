@@ -66,8 +66,17 @@ def test_the_task_for_skypilot_calls_commands_of_ours(check_command: CheckComman
 
 
 def test_the_crontab_calls_commands_of_ours(check_command: CheckCommand) -> None:
-    lines = [line for line in (DEPLOY / "cron/crontab").read_text().splitlines() if re.match(r"\d+ \d+ \* \* ", line)]
+    lines = [line for line in (DEPLOY / "cron/crontab").read_text().splitlines() if re.match(r"#?\d+ \d+ \* \* ", line)]
     commands = [re.findall(r"\bsvdq (.*?)(?: 2>>.*)?$", line)[0] for line in lines]
     assert len(commands) == 2
     for command in commands:
         check_command(command.replace("$(date +\\%F)", "2027-01-31").split())
+
+
+def test_no_example_deletes_videos() -> None:
+    """People paste them as they are."""
+    for path in [*DEPLOY.rglob("*"), *(DEPLOY.parent / "cli/systemd").rglob("*")]:
+        if path.is_file() and path.suffix not in (".pyc", ".png"):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            active = [line for line in lines if not line.lstrip().startswith("#")]
+            assert not [line for line in active if "svdq prune" in line or "svdq remove" in line], path
