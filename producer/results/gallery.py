@@ -26,6 +26,7 @@ from svdq.producer.text import count
 #: Media types of the files that a page can play, by extension; the type that plays best comes first.
 TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
 BROWSER_SUFFIXES = ("jpg", "png", "webp", "avif", "gif", "bmp")  # shown by all browsers; others get stills
+_GENERATOR = b'<meta name="generator" content="svdq '  # in the template
 #: Fields of a job that are no choice about its video, or that a card shows anyway.
 _OWN = ("name", "folder", "formats", "decode_chunk_size", "seed")
 
@@ -52,6 +53,7 @@ def write_gallery(
             f"The storage {storage.shown!r} is not on this machine, so a page cannot link to its videos: bring them "
             "here with `svdq fetch --all --output DIR` and give that folder."
         )
+    _check_ours(page)
     environment = Environment(
         loader=PackageLoader("svdq.producer.results"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -69,6 +71,14 @@ def write_gallery(
         **_code(environment),
     )
     write_file(page, parts)
+
+
+def _check_ours(page: Path) -> None:
+    """Raise InputError if there is a file that is no gallery, which would be replaced."""
+    if page.is_file() and page.stat().st_size:
+        with page.open("rb") as file:
+            if _GENERATOR not in file.read(4096):
+                raise InputError(f"The file {str(page)!r} is no page of `svdq gallery`; give another with --output.")
 
 
 def _code(environment: Environment) -> dict[str, str]:

@@ -280,3 +280,14 @@ def test_in_a_browser_videos_are_grouped_by_photo(svdq: Cli, storage: Storage, t
     page.select_option("#order", "")
     expect(shown).to_have_text(["n2", "n1", "n0"])
     page.close()
+
+
+def test_a_file_that_is_no_gallery_stays(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
+    add_video(storage, 1)
+    page = tmp_path / "index.html"
+    page.write_text("<html>mine</html>")
+    done = svdq("gallery", "-o", page)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert page.read_text() == "<html>mine</html>"
+    page.unlink()
+    assert [svdq("gallery", "-o", page).returncode for _ in range(2)] == [0, 0]
