@@ -10,6 +10,7 @@ from PIL import Image
 
 from svdq.producer import job_control
 from svdq.producer.storage.storage import Storage
+from tests import queued
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import Serve, Server
 from tests.waiting import wait_until
@@ -75,6 +76,45 @@ def test_removed_files(server: Server, connection: redis.Redis, storage: Storage
     for query in ("", "?variant=thumbnail"):  # nor is there a photo
         answer = server.get(f"/v1/videos/{video_id}/content{query}")
         assert (answer.status, answer.error["code"]) == (404, "not_found")
+
+
+def test_a_renamed_folder_is_found(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    assert storage.folder is not None
+    known = finish(connection, storage, 1, formats=("mp4", "png"), name="a")
+    forgotten = finish(connection, storage, 2, formats=("mp4", "png"), name="b")
+    connection.delete(f"rq:job:{forgotten}")
+    expected = {each: storage.read(f"outputs/{name}-{each}.mp4") for name, each in (("a", known), ("b", forgotten))}
+    (storage.folder / "best").mkdir()
+    for path in (storage.folder / "outputs").iterdir():
+        path.rename(storage.folder / "best" / path.name)
+    (storage.folder / "best").rename(storage.folder / "outputs/best")
+    assert server.get(f"/v1/videos/{known}/content").body == expected[known]
+    assert server.get(f"/v1/videos/{known}/content?format=png").body[:4] == b"PK\3\4"
+    for each in expected:
+        assert server.get(f"/page/results/{each}").json["is_there"]
+        zipped = server.ask("POST", "/page/zip", f"ids={each}", server.bearer | FORM_HEADERS)
+        with zipfile.ZipFile(io.BytesIO(zipped.body)) as archive:
+            assert len(archive.namelist()) == 3
+    for each in expected:
+        deleted = server.ask("POST", "/page/actions", {"action": "delete", "ids": [each]})
+        assert deleted.json["problems"] == {}
+    assert list(storage.entries("outputs")) == []
+
+
+def test_a_video_that_is_needed_is_not_deleted(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    kept, upscaled = (
+        finish(connection, storage, 1, name="a"),
+        finish(connection, storage, 2, name="b", formats=("mp4",)),
+    )
+    job_control.give(connection, [kept], "keep")
+    queued.enqueue(connection, queued.JOB.model_copy(update={"finishes": f"b-{upscaled}", "upscale": "2"}), "f" * 20)
+    before = sorted(entry.key for entry in storage.entries("outputs"))
+    for video_id, words in ((kept, "to be kept"), (upscaled, "is needed by job")):
+        answer = server.ask("DELETE", f"/v1/videos/{video_id}")
+        assert (answer.status, words in answer.error["message"]) == (400, True)
+        done = server.ask("POST", "/page/actions", {"action": "delete", "ids": [video_id]})
+        assert words in done.json["problems"][video_id]
+    assert sorted(entry.key for entry in storage.entries("outputs")) == before
 
 
 def test_files_are_not_found_through_links(
