@@ -219,8 +219,20 @@ def parse_experts(context: click.Context, parameter: click.Parameter, value: str
         raise click.BadParameter(f"{value!r} is not understood: {error}") from error
 
 
+def _expanded(
+    kind: click.Path, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+) -> str:
+    from svdq.pipeline.errors import InputError
+    from svdq.producer.settings import given_path
+
+    try:
+        return os.fspath(given_path(os.fspath(value))) if str(value).startswith("~") else os.fspath(value)
+    except InputError as error:
+        kind.fail(str(error), param, ctx)
+
+
 class GivenPath(click.Path):
-    """A path that is not empty: an empty one, as of a variable that is not set, would be the working folder."""
+    """A path as `settings.given_path` reads it, and not empty, as of a variable that is not set."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -228,7 +240,7 @@ class GivenPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("the path is empty; check the variable that it comes from.", param, ctx)
-        return super().convert(value, param, ctx)
+        return super().convert(_expanded(self, value, param, ctx), param, ctx)
 
 
 class OutputFile(click.Path):
@@ -242,6 +254,7 @@ class OutputFile(click.Path):
         from svdq.pipeline.errors import InputError
         from svdq.producer.files import check_target
 
+        value = _expanded(self, value, param, ctx)
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         # An existing file is written in place: it may be /dev/stdout, whose folder is not writable.
         if self._suffixes or not os.path.exists(value):

@@ -190,12 +190,13 @@ def fetch(settings: Settings, selection: Selection, output: str, verbose: bool, 
 def prune(settings: Settings, older_than: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Remove old videos, photos that no job and no video refers to, and checkpoints that no job needs.
 
-    Files of unfinished jobs are kept. Photos are kept for two days after they were last submitted.
+    Files of unfinished jobs, videos that are marked to keep, their upscaled copies, and videos in other folders than
+    those of their jobs stay. Photos are kept for two days after they were last submitted.
 
     \b
     Examples:
       svdq prune --older-than 30d --dry-run
-      svdq prune --older-than 8w --yes      in a crontab
+      svdq prune --older-than 8w --yes      without asking
     """
     age = parse_duration(older_than, "--older-than")
     if not (dry_run or yes or sys.stdin.isatty()):

@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from svdq.cli.formatting import echo
-from svdq.cli.option_types import SectionedCommand, storage_options
+from svdq.cli.option_types import GivenPath, SectionedCommand, storage_options
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, require_torch
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
 from svdq.pipeline.models.compute_options import KEPT
@@ -50,9 +50,7 @@ COUNT = click.IntRange(1, 1000)
     "--ranks", type=COUNT, help="Ranks of the group [default: one per GPU; without GPUs one per core, at most 7]."
 )
 @click.option("--groups", type=COUNT, default=1, show_default=True, help="Groups that share the queue.")
-@click.option(
-    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Also write the summary to a .json file."
-)
+@click.option("--report", type=GivenPath(), help="Also write the summary to a .json file.")
 @click.option(
     "--until",
     metavar="TIME",

@@ -60,7 +60,7 @@ def render_folder(template: str, values: Mapping[str, Any]) -> str:
             parts += map(safe_name, filter(None, values["folder"].split("/")))
         elif part:
             parts.append(render_name(part, values))
-    return read_folder("/".join(parts))
+    return checked_folder("/".join(parts))
 
 
 def render_name(template: str, values: Mapping[str, Any]) -> str:
@@ -99,9 +99,14 @@ def render_name(template: str, values: Mapping[str, Any]) -> str:
 
 
 def read_folder(text: str) -> str:
-    """Parse a folder below outputs/, as a user writes it; raises InputError if it is outside."""
+    """Parse a folder below outputs/, as a user writes it; raises InputError as `checked_folder`, and for a home."""
+    return checked_folder(text, is_outside=text.startswith("~"))
+
+
+def checked_folder(text: str, *, is_outside: bool = False) -> str:
+    """Parse a folder below outputs/, perhaps named after folders of photos; raises InputError if it is outside."""
     folder = PurePosixPath(text)
-    if folder.is_absolute() or text.startswith("~") or "://" in text or ".." in folder.parts:
+    if is_outside or folder.is_absolute() or "://" in text or ".." in folder.parts:
         raise InputError(
             f"The output folder {text!r} is not inside the storage's outputs/; give a relative one such as "
             "holiday/day1, choose another storage, or copy finished videos anywhere with `svdq fetch ID -o DIR`."

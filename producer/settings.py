@@ -1,6 +1,7 @@
 """The settings: paths, Redis, storage, model and limits. `settings_loader` reads them."""
 
 import getpass
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,16 +17,26 @@ _OWNER = re.compile(r"[^./\\\s][^/\\]{0,63}")  # it can be the name of a folder
 _OF_REDIS = ("redis://", "rediss://", "unix://")
 
 
-def absolute(path: Path) -> Path:
-    """Expand `~` and make a path absolute; raises InputError if no user or file system has such a path."""
-    if "\0" in str(path):
-        raise InputError(f"The folder {str(path)!r} has a null byte in its name; correct it.")
+def given_path(text: str | Path, folder: Path | None = None) -> Path:
+    """Read a path as a person gives it, perhaps relative to a folder: `~` is the home, as in a shell.
+
+    A file or folder there whose own name begins with `~` counts first. Raises InputError if no user or file system has
+    such a path.
+    """
+    if "\0" in (text := os.fspath(text)):
+        raise InputError(f"The path {text!r} has a null byte in its name; correct it.")
+    first, there = text.split("/")[0], folder or Path()
+    if not first.startswith("~") or (first != "~" and os.path.lexists(there / first)):
+        return there / text
     try:
-        return path.expanduser().absolute()
+        return Path(text).expanduser()
     except RuntimeError as error:
-        raise InputError(
-            f"The folder {str(path)!r} begins with {path.parts[0]}, which is no user's home; correct it."
-        ) from error
+        raise InputError(f"The path {text!r} begins with {first}, which is no user's home; correct it.") from error
+
+
+def absolute(path: Path) -> Path:
+    """Make a path absolute that a person has given; raises as `given_path`."""
+    return given_path(path).absolute()
 
 
 def local_folder(storage: str) -> Path | None:

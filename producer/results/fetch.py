@@ -24,7 +24,7 @@ from svdq.producer.job import model_stem, parse_job
 from svdq.producer.name_templates import has_field, render_folder, render_name, template_values
 from svdq.producer.queue import session
 from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results, ids_of_sidecars
-from svdq.producer.settings import Settings
+from svdq.producer.settings import Settings, given_path
 from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.status.selection import complete_id, complete_ids
@@ -72,10 +72,14 @@ def ids_of(connection: redis.Redis, storage: Storage, beginnings: Sequence[str])
 
 
 def split_template(output: str) -> tuple[Path, str]:
-    """Return the folder of an output, up to the first part with a field, and the template that follows, if any."""
+    """Return the folder of an output, up to the first part with a field, and the template that follows, if any.
+
+    Raises InputError as `given_path`.
+    """
     parts = output.split("/")
     number = next((index for index, part in enumerate(parts) if has_field(part)), len(parts))
-    return Path("/".join(parts[:number]) or ("/" if output.startswith("/") else ".")), "/".join(parts[number:])
+    folder = "/".join(parts[:number]) or ("/" if output.startswith("/") else ".")
+    return given_path(folder), "/".join(parts[number:])
 
 
 def fetch_all(storage: Storage, results: Sequence[Result], output: str) -> Iterator[Fetched]:

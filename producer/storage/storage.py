@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.files import sweep, temporary_name
-from svdq.producer.settings import without_secrets
+from svdq.producer.settings import absolute, without_secrets
 from svdq.producer.storage.local import TEMPORARY, FileInfo, LocalFiles
 from svdq.producer.storage.remote import RemoteFiles
 from svdq.producer.threads import ordered_map, within
@@ -60,7 +60,7 @@ class Storage:
         self._is_claimed = False
         scheme, colon, rest = url.partition("://")
         if not colon or scheme in ("file", "local"):
-            self._files: LocalFiles | RemoteFiles = LocalFiles(Path(rest if colon else url).expanduser().absolute())
+            self._files: LocalFiles | RemoteFiles = LocalFiles(absolute(Path(rest if colon else url)))
             return
         self._files = RemoteFiles(url)
         with self._plain_errors():

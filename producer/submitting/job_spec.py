@@ -17,6 +17,7 @@ from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.video_parameters import MAX_SIDE, LoraChoice
 from svdq.producer.job import JOBS, Job, last_frame_key, model_stem
 from svdq.producer.name_templates import (
+    checked_folder,
     has_field,
     literal,
     read_folder,
@@ -96,7 +97,7 @@ class JobSpec:
         """Return it for a photo in a subfolder, whose video gets the same one unless the template has `{folder}`."""
         if "{folder" in self.folder:
             return self
-        return replace(self, folder=read_folder(f"{self.folder}/{literal(folder)}".strip("/")))
+        return replace(self, folder=checked_folder(f"{self.folder}/{literal(folder)}".strip("/")))
 
     def with_prompt(self, prompt: str) -> "JobSpec":
         """Return it with a prompt for the videos that have none; itself if their families have no prompts."""

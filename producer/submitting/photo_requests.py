@@ -14,6 +14,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.producer.job import PARAMETER_KEYS
+from svdq.producer.settings import given_path
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import (
     FIELDS,
@@ -95,12 +96,12 @@ def read_batch(
             where = f"{path.name}, line {line}: "
             try:
                 photo, last, spec = _parse(row, now, defaults, model_of)
+                image, own = given_path(photo, path.parent), given_path(last, path.parent) if last else None
             except InputError as error:
                 requests.append(InputError(f"{where}{error}"))
             else:
                 spec = specs.setdefault(spec, spec)  # rows that ask for the same share one
-                own = path.parent / last if last else None
-                requests.append(PhotoRequest(path=path.parent / photo, spec=spec, where=where, last=own))
+                requests.append(PhotoRequest(path=image, spec=spec, where=where, last=own))
     except InputError as error:  # in a line, which makes the rest of the file unreadable
         raise InputError(f"{path.name}, {error}") from error
     if not requests:

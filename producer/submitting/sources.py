@@ -16,6 +16,7 @@ from svdq.pipeline.media.image import open_photo
 from svdq.pipeline.video_parameters import MAX_PROMPT
 from svdq.producer.files import open_regular
 from svdq.producer.name_templates import safe_name
+from svdq.producer.settings import given_path
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.submitting.photos import source_path
@@ -89,8 +90,10 @@ def find_photos(
         if not word:
             raise InputError("An empty path was given; check the variable that it comes from.")
         if word == "-" and stdin is not None:
-            photos += [photo for line in _lines(stdin) for photo in walk.file_or_folder(Path(line))]
-        elif glob.has_magic(word) and not os.path.lexists(word):
+            photos += [photo for line in _lines(stdin) for photo in walk.file_or_folder(given_path(line))]
+            continue
+        word = os.fspath(given_path(word)) if word.startswith("~") else word
+        if glob.has_magic(word) and not os.path.lexists(word):
             photos += walk.pattern(word)
         else:
             photos += walk.file_or_folder(Path(word))

@@ -142,6 +142,18 @@ def test_fetch_names_files_by_a_template(svdq: Cli, storage: Storage, tmp_path: 
     assert "has the field {n}, which such videos do not have" in done.stderr
 
 
+def test_a_quoted_home_is_the_home(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
+    add_video(storage, 1)
+    (tmp_path / "me").mkdir()
+    for output, page in (("~/Videos/{photo}", "~/page.html"), ("~/all", "~/other.html")):
+        assert svdq("fetch", "--all", "-o", output, HOME=str(tmp_path / "me")).returncode == 0
+        assert svdq("gallery", "-o", page, HOME=str(tmp_path / "me")).returncode == 0
+    names = [name.partition(".")[2] for name in under(tmp_path / "me")]
+    assert sorted(names) == ["html", "html", "json", "json", "mp4", "mp4"]
+    assert not os.path.lexists("~")
+    assert svdq("fetch", "--all", "-o", "~nobody-here/x").returncode == 2
+
+
 def test_many_videos_are_fetched_with_totals(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
     for number in range(20):
         add_video(storage, number, formats=("gif",))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import without_secrets
+from svdq.producer.settings import given_path, without_secrets
 from svdq.producer.settings_loader import MAX_FILE_BYTES, load_settings
 
 
@@ -183,3 +183,14 @@ def test_a_child_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, home: Pa
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     assert load_settings() == settings
+
+
+def test_one_reader_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    (tmp_path / "~old").mkdir()
+    assert given_path("~/a b.jpg") == tmp_path / "me/a b.jpg"
+    assert given_path("~/a.jpg", tmp_path) == tmp_path / "me/a.jpg"
+    assert given_path("~old/a.jpg", tmp_path) == tmp_path / "~old/a.jpg"
+    assert given_path("./~older/a.jpg", tmp_path) == tmp_path / "~older/a.jpg"
+    with pytest.raises(InputError, match="no user's home"):
+        given_path("~older/a.jpg", tmp_path)
