@@ -73,7 +73,7 @@ class LocalFiles:
         return _info(key, status)
 
     def entries(self, key: str) -> Iterator[FileInfo]:
-        if self._status(key) is None:
+        if self.folder.is_dir() and self._status(key) is None:  # else it cannot be used
             return
         for folder, _, names in os.walk(self.folder / key, onerror=_unless_missing):
             for name in names:
