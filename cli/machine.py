@@ -10,7 +10,7 @@ from svdq.cli.formatting import echo, echo_json, table, words
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.option_types import json_option, storage_options
 from svdq.producer.embedded_redis import ensure_server, running_url, stop_server
-from svdq.producer.settings import ENV_PREFIX, without_secrets
+from svdq.producer.settings import ENV_PREFIX, scheme_of, shown_redis_url, without_secrets
 from svdq.producer.settings_loader import load_settings, origins
 from svdq.worker.doctor import (
     Finding,
@@ -131,9 +131,9 @@ def config(as_json: bool, **flags: str | None) -> None:
     settings = load_settings(**flags)
     # In the order of the settings; those that may hold secrets are in no dump.
     values = dict.fromkeys(type(settings).model_fields) | settings.model_dump(mode="json")
-    values["redis_url"] = None if settings.redis_url is None else without_secrets(settings.redis_url)
+    values["redis_url"] = None if settings.redis_url is None else shown_redis_url(settings.redis_url)
     values["storage"] = without_secrets(settings.storage)
-    values["notify"] = [f"{url.partition(':')[0]}://***" for url in settings.notify]
+    values["notify"] = [*map(scheme_of, settings.notify)]
     values["serve_token"] = None if settings.serve_token is None else "***"
     sources = origins(**flags)
     for name in os.environ:

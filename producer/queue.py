@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 import rq
@@ -24,7 +23,7 @@ from svdq.producer.embedded_redis import ensure_server, full_disk
 from svdq.producer.files import close_home
 from svdq.producer.job import Job
 from svdq.producer.records import JobArguments
-from svdq.producer.settings import Settings, without_secrets
+from svdq.producer.settings import HIDDEN, Settings, shown_redis_url
 from svdq.producer.text import duration
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of, read_many
 
@@ -145,15 +144,10 @@ def _unless_refused(error: Exception) -> None:
 
 def check_url(url: str) -> None:
     """Raise an InputError unless redis-py understands a URL; does not connect."""
-    shown, why = without_secrets(url), ""
+    shown, why = shown_redis_url(url), ""
     try:
-        parts = urlsplit(url)
-        if parts.scheme in ("redis", "rediss") and "@" in parts.path:
-            raise ValueError  # a password is cut in two, and its rest would become the name of a host
-        database = parts.path.strip("/")
-        if parts.scheme in ("redis", "rediss") and database and not database.isdecimal():
-            why = f": its path {parts.path!r} is no number of a database"  # redis-py would take database 0
-            raise ValueError
+        if shown == HIDDEN:
+            raise ValueError  # redis-py would leave out a part of it, or connect to another host or database
         pool = redis.ConnectionPool.from_url(url)
         for name in _FILES:
             if (file := pool.connection_kwargs.get(name)) and not os.path.isfile(file):
@@ -164,9 +158,10 @@ def check_url(url: str) -> None:
     except (TypeError, ValueError, RedisError) as error:  # their texts have parts of passwords
         if option := _NO_OPTION.search(str(error)):
             why = f": it has an option {option[1]!r}, which this kind of URL has not"
+        which = "The Redis URL" if shown == HIDDEN else f"The Redis URL {shown!r}"
         raise InputError(
-            f"The Redis URL {shown!r} cannot be understood{why}; write it as redis://host:6379/0, rediss://… "
-            "or unix:///path (in a password, @ as %40, / as %2F, % as %25), or leave it out for the embedded server."
+            f"{which} cannot be understood{why}; write it as redis://host:6379/0, rediss://… or unix:///path (in a "
+            "password, @ as %40, / as %2F, # as %23, % as %25), or leave it out for the embedded server."
         ) from error
 
 
@@ -179,7 +174,7 @@ def plain_errors(settings: Settings) -> Iterator[None]:
         # Redis ends when it cannot write.
         if not settings.redis_url and (full := full_disk(settings.home)):
             raise UnavailableError(full) from error
-        where = without_secrets(settings.redis_url) if settings.redis_url else "embedded in " + str(settings.home)
+        where = shown_redis_url(settings.redis_url) if settings.redis_url else "embedded in " + str(settings.home)
         raise UnavailableError(f"The Redis server {where} {_complaint(error)}") from error
 
 

@@ -14,7 +14,21 @@ from svdq.pipeline.models.model_file import with_presets
 
 ENV_PREFIX = "SVDQ_"
 _OWNER = re.compile(r"[^./\\\s][^/\\]{0,63}")  # it can be the name of a folder
-_OF_REDIS = ("redis://", "rediss://", "unix://")
+HIDDEN = "***"  # stands for what is or may be a secret
+_OF_REDIS = ("redis:", "rediss:", "unix:")
+#: All of a Redis URL; what is anywhere else is not what redis-py reads, and may be a password.
+_REDIS_URL = re.compile(
+    r"(?P<scheme>rediss?://)(?:[^/?#@]*@)?(?P<server>(?:[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\])?(?::(?P<port>\d{1,5}))?)"
+    r"(?:/\d*)?/?(?:\?[^@#]*)?"
+)
+_SOCKET_URL = re.compile(r"unix://(?:[^/?#@]*@)?(?P<path>(?:/(?:[\w.~+-]|%[0-9A-Fa-f]{2})*)+)(?:\?[^@#]*)?")
+_URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]*[^\s'\"<>.,;:)\]]")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
+#: A credential as a pair of name and value, such as `;secret=…`, and all behind it.
+_ASSIGNED = re.compile(
+    r"(\b[\w.-]*(?:passw|pwd|secret|token|(?:access|account|api)[_-]?key|signature)[\w.-]*=).*",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def given_path(text: str | Path, folder: Path | None = None) -> Path:
@@ -143,26 +157,46 @@ class Settings(BaseModel):
         return {f"{ENV_PREFIX}{name.upper()}": "" if text is None else str(text) for name, text in texts.items()}
 
 
+def shown_redis_url(url: str) -> str:
+    """Return scheme, host and port of a Redis URL, or scheme and path of a socket; `***` unless all of it is clear."""
+    if (found := _REDIS_URL.fullmatch(url)) and int(found["port"] or 0) < 1 << 16:
+        return found["scheme"] + found["server"]
+    found = _SOCKET_URL.fullmatch(url)
+    return f"unix://{found['path']}" if found else HIDDEN
+
+
 def without_secrets(url: str) -> str:
     """Return a URL for messages: what is or may be a password masked, and the query removed, which may contain tokens.
 
     URLs need not be well-formed: a password may lack its colon, or have the characters that would end it.
     """
+    if url.lower().startswith(_OF_REDIS):
+        return shown_redis_url(url)
+    url = _ASSIGNED.sub(rf"\1{HIDDEN}", url)
     scheme, colon, rest = url.partition("://")
     if not colon:  # a path, or a URL with a mistake
         is_path = "@" not in url or url.startswith(("/", "~", "."))
-        return url if is_path else f"***@{url.rpartition('@')[2].partition('?')[0]}"
+        return url if is_path else f"{HIDDEN}@{url.rpartition('@')[2].partition('?')[0]}"
     scheme, authority = f"{scheme}://", re.split("[/?#]", rest, maxsplit=1)[0]
     user, _, tail = rest.rpartition("@")
     tail = tail.partition("?")[0]
-    if "@" in authority or ("@" in rest and authority and (":" in authority or scheme in _OF_REDIS)):
+    if "@" in authority or ("@" in rest and ":" in authority):
         name, colon, _ = user.partition(":")
         # What is before the colon is no password only if nothing else looks like one.
         is_name = colon and name and "@" not in user and user == authority.rpartition("@")[0]
-        return f"{scheme}{name}:***@{tail}" if is_name else f"{scheme}***@{tail}"
-    if scheme == "unix://" and authority:
-        return f"{scheme}***{rest.removeprefix(authority).partition('?')[0]}"
+        return f"{scheme}{name}:{HIDDEN}@{tail}" if is_name else f"{scheme}{HIDDEN}@{tail}"
     host, colon, port = authority.rpartition(":")
     if colon and port and not port.isdigit() and not authority.startswith("["):
-        return f"{scheme}{host}:***{rest.removeprefix(authority).partition('?')[0]}"
+        return f"{scheme}{host}:{HIDDEN}{rest.removeprefix(authority).partition('?')[0]}"
     return f"{scheme}{rest.partition('?')[0]}"
+
+
+def without_urls_secrets(text: str) -> str:
+    """Return a text in which each URL is as `without_secrets` returns it."""
+    return _URL.sub(lambda match: without_secrets(match[0]), text)
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of a URL that is secret as a whole, such as `ntfy://***`; `***` if it has none."""
+    found = _SCHEME.match(url)
+    return f"{found[0]}{HIDDEN}" if found else HIDDEN

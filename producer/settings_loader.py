@@ -17,7 +17,17 @@ from svdq.pipeline.models.model_file import is_model_file
 from svdq.pipeline.models.model_names import has_weights
 from svdq.producer.files import open_regular
 from svdq.producer.job import PARAMETER_KEYS
-from svdq.producer.settings import ENV_PREFIX, SECRETS, Settings, absolute, default_home, local_folder, without_secrets
+from svdq.producer.settings import (
+    ENV_PREFIX,
+    HIDDEN,
+    SECRETS,
+    Settings,
+    absolute,
+    default_home,
+    local_folder,
+    shown_redis_url,
+    without_secrets,
+)
 
 FILE_NAME = "svdq.toml"
 MAX_FILE_BYTES = 1 << 16
@@ -127,7 +137,8 @@ def _sentence(error: ValidationError) -> str:
             )
         known = ", ".join(Settings.model_fields)
         return f"There is no setting {name!r}, which a svdq.toml names; the settings are {known}."
-    value = "***" if name in SECRETS else without_secrets(str(first["input"]))
+    shown = shown_redis_url if name == "redis_url" else without_secrets
+    value = HIDDEN if name in SECRETS else shown(str(first["input"]))
     reason = first["msg"].removeprefix("Value error, ").replace("Input should", "it must").partition(", unable")[0]
     return (
         f"The setting {ENV_PREFIX}{name.upper()} (or {name} in {FILE_NAME}) is {value!r}: "

@@ -29,7 +29,7 @@ from svdq.pipeline.models.needs import Residency, published
 from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.producer.processes import die_with_parent
 from svdq.producer.queue import session
-from svdq.producer.settings import Settings, without_secrets
+from svdq.producer.settings import Settings, shown_redis_url
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import duration
 from svdq.producer.threads import within
@@ -65,7 +65,7 @@ def limited(seconds: float, check: Callable[[Settings], Iterable[Finding]], sett
 
 def check_redis(settings: Settings) -> Iterator[Finding]:
     """Check the Redis server; start the embedded one if it is configured and not running."""
-    where = without_secrets(settings.redis_url) if settings.redis_url else f"embedded in {settings.home}"
+    where = shown_redis_url(settings.redis_url) if settings.redis_url else f"embedded in {settings.home}"
     try:
         with session(settings) as connection:
             info = connection.info()

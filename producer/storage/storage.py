@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.files import sweep, temporary_name
-from svdq.producer.settings import absolute, without_secrets
+from svdq.producer.settings import absolute, without_secrets, without_urls_secrets
 from svdq.producer.storage.local import TEMPORARY, FileInfo, LocalFiles
 from svdq.producer.storage.remote import RemoteFiles
 from svdq.producer.threads import ordered_map, within
@@ -320,4 +320,4 @@ class Storage:
     def _without_secrets(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return " ".join(text.split())
+        return " ".join(without_urls_secrets(text).split())

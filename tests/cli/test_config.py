@@ -27,7 +27,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
     assert list(found) == list(Settings.model_fields)
     assert found == {
         "home": {"value": str(home), "source": "SVDQ_HOME"},
-        "redis_url": {"value": "redis://me:***@h:1/0", "source": "SVDQ_REDIS_URL"},
+        "redis_url": {"value": "redis://h:1", "source": "SVDQ_REDIS_URL"},
         "storage": {"value": str(Path("videos").absolute()), "source": str(Path("svdq.toml").absolute())},
         "model": {"value": "preview", "source": "flag"},
         "owner": {"value": "studio", "source": "SVDQ_OWNER"},

@@ -109,5 +109,5 @@ def test_an_error_of_the_launcher_is_a_line_as_well(site: Site) -> None:
     )
     (line,) = map(json.loads, done.stderr.splitlines())
     assert (done.returncode, line["level"], line["rank"], line["group"]) == (3, "CRITICAL", None, None)
-    assert line["message"].startswith("The Redis server redis://***@127.0.0.1:1/0 cannot be used")
+    assert line["message"].startswith("The Redis server redis://127.0.0.1:1 cannot be used")
     assert SECRET not in done.stderr

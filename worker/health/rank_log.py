@@ -12,12 +12,11 @@ from typing import Any
 from pythonjsonlogger.json import JsonFormatter as BaseJsonFormatter
 
 from svdq.producer.records import LogEntry
-from svdq.producer.settings import without_secrets
+from svdq.producer.settings import without_urls_secrets
 from svdq.producer.text import printable
 
 MAX_WAITING = 500  # lines about jobs that wait for Redis; then the oldest are dropped
 _JOB_ID = re.compile(r"\b[0-9a-f]{20}\b")  # as `Job.digest` makes them
-_URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+")
 
 
 class TextFormatter(logging.Formatter):
@@ -54,7 +53,7 @@ class JsonFormatter(BaseJsonFormatter):
             log_data["job_ids"] = list(job_ids)
         for name in ("message", "exception"):
             if name in log_data:
-                log_data[name] = _URL.sub(lambda match: without_secrets(match[0]), log_data[name])
+                log_data[name] = without_urls_secrets(log_data[name])
 
 
 class JobLogHandler(logging.Handler):

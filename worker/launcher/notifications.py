@@ -14,7 +14,7 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to
 from svdq.producer.job_control import pauses
 from svdq.producer.queue import session
 from svdq.producer.results.run_report import RunReport, jobs_left, records_from_redis, records_from_storage, summarize
-from svdq.producer.settings import Settings
+from svdq.producer.settings import Settings, scheme_of
 from svdq.producer.status.ranks import conditions_of, read_groups
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.launcher import Ending
@@ -131,11 +131,9 @@ def _services(urls: Sequence[str]) -> "list[NotifyBase]":
     for number, url in enumerate(urls, 1):
         service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
         if service is None:
-            scheme, colon, _ = url.partition("://")
-            shown = f"{scheme}://…" if colon else "not a URL"
             raise InputError(
-                f"The notification URL number {number} ({shown}) is not one that apprise can use; correct --notify or "
-                "SVDQ_NOTIFY (github.com/caronc/apprise/wiki lists the services)."
+                f"The notification URL number {number} ({scheme_of(url)}) is not one that apprise can use; correct "
+                "--notify or SVDQ_NOTIFY (github.com/caronc/apprise/wiki lists the services)."
             )
         services.append(service)
     return services
