@@ -101,7 +101,11 @@ def condition_reason(condition: "Condition") -> str:
 
 
 def sentence_of_workers(state: "WorkerState") -> str:
-    """Say that no worker is running, or that one is starting."""
+    """Say that no worker is running, that one is starting, or that Redis cannot be told of any."""
+    if state == "unknown":
+        from svdq.producer.status.estimates import UNKNOWN_WORKERS
+
+        return UNKNOWN_WORKERS
     return "A worker is starting." if state == "starting" else "No worker is running; start one with `svdq worker`."
 
 

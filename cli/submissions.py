@@ -15,7 +15,7 @@ from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.submitting.finishing import FinishRequest, submit_finishing
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit_all
-from svdq.producer.text import duration, rfc3339
+from svdq.producer.text import count, duration, rfc3339
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -106,12 +106,10 @@ def submit_and_print(
     except UnavailableError as error:
         if not made or dry_run:
             raise
-        raise UnavailableError(
-            f"{error} Of {num_jobs:,} jobs, {len(made):,} are queued; the same command queues the rest."
-        ) from error
+        raise UnavailableError(f"{error} {_how_to_go_on(requests, made)}") from error
     except KeyboardInterrupt:
         if not dry_run:
-            echo("Interrupted before all jobs were queued; the same command queues the rest.", err=True)
+            echo(f"Interrupted. {_how_to_go_on(requests, made)}", err=True)
         raise
     num_new = sum(submission.is_new for submission in made)
     totals = f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}."
@@ -126,6 +124,20 @@ def submit_and_print(
         echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
     exit_code = EXIT_FAILED if bar.reasons else 0
     return max(exit_code, _wait(settings, made, as_json)) if do_wait else exit_code
+
+
+def _how_to_go_on(requests: Sequence[Any], made: Sequence[Submission]) -> str:
+    """Say how many jobs are queued at least, since answers may have been lost, and how to queue the rest."""
+    specs = [request.spec for request in requests if not isinstance(request, InputError)]
+    queued = f"Of {count(sum(spec.num_jobs for spec in specs), 'job')}, at least {len(made):,} are queued;"
+    if not any(spec.force for spec in specs):
+        return f"{queued} the same command queues the rest."
+    if not made:
+        return f"{queued} with --force the same command queues all again: cancel first what `svdq list` shows of them."
+    return (
+        f"{queued} with --force the same command queues all again: submit the photos after {made[-1].photo!r}, or "
+        "cancel first what `svdq list` shows of them."
+    )
 
 
 def _print_surprises(made: Sequence[Submission], *, dry_run: bool) -> None:

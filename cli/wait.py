@@ -22,7 +22,7 @@ from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.estimates import Estimate
-from svdq.producer.status.job_view import JobView, wait_for_jobs
+from svdq.producer.status.job_view import JobsLostError, JobView, wait_for_jobs
 from svdq.producer.status.ranks import GroupStatus, conditions_of, read_groups
 from svdq.producer.status.registries import read_workers
 from svdq.producer.status.selection import complete_ids
@@ -104,10 +104,13 @@ def wait_for(
                 echo(describe(view))
                 sys.stdout.flush()
 
+    lost: JobsLostError | None = None
     try:
         found = wait_for_jobs(
             settings, job_ids, timeout_s=timeout_s, on_look=show, on_outage=lambda: log(outage_of(time.time()))
         )
+    except JobsLostError as error:
+        lost, found = error, error.others
     except UnavailableError as error:
         raise UnavailableError(f"{error} {left()}".rstrip()) from error
     except KeyboardInterrupt:
@@ -120,6 +123,9 @@ def wait_for(
     # Printed after the progress is cleared: stdout may be the same terminal.
     for view in ended.values() if live else ():
         echo(describe(view))
+    if lost is not None:
+        echo(f"Error: {lost}", err=True)
+        return found, EXIT_FAILED
     return found, 0 if all(view.status == "finished" and view.is_readable for view in found) else EXIT_FAILED
 
 
@@ -151,14 +157,15 @@ class _Reasons:
         """Log new reasons; return the groups of ranks."""
         now = time.monotonic()
         groups = read_groups(connection)
-        has_worker = bool(groups) or ask_one(connection, read_workers())[1] != "none"
+        state = "running" if groups else ask_one(connection, read_workers())[1]
+        has_worker = state in ("running", "starting")
         self._no_worker_since = math.inf if has_worker else min(now, self._no_worker_since)
         reasons = {sentence: sentence for sentence in pauses(connection)}
         for rank, condition in conditions_of(groups):
             reasons[f"{rank.key} {condition.effect}"] = condition_sentence(rank, condition)
         # A burst ends with its last job.
         if now - self._no_worker_since > NO_WORKER_S and not all(view.ended for view in views):
-            reasons["worker"] = sentence_of_workers("none")
+            reasons["worker"] = sentence_of_workers(state)
         for key in reasons.keys() - self._logged:
             self._log(printable(reasons[key]))
         self._logged = set(reasons)

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 import rq
 from redis.backoff import ConstantBackoff, NoBackoff
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import MasterDownError, NoPermissionError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from rq.serializers import JSONSerializer
@@ -119,6 +119,7 @@ def connect(settings: Settings) -> redis.Redis:
         driver_info=None,
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
     )
+    reconnecting(connection)
     with plain_errors(settings):
         try:
             is_loading = False
@@ -175,7 +176,7 @@ def plain_errors(settings: Settings) -> Iterator[None]:
         if not settings.redis_url and (full := full_disk(settings.home)):
             raise UnavailableError(full) from error
         where = shown_redis_url(settings.redis_url) if settings.redis_url else "embedded in " + str(settings.home)
-        raise UnavailableError(f"The Redis server {where} {_complaint(error)}") from error
+        raise UnavailableError(f"The Redis server {where} {_complaint(error, where)}") from error
 
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # options of URLs that name files
@@ -189,8 +190,8 @@ def answer_of(error: RedisError) -> str:
     return _COMMAND.sub("", reason_of(error))
 
 
-def _complaint(error: RedisError) -> str:
-    """Describe an error and its fix; servers never repeat passwords in their answers."""
+def _complaint(error: RedisError, where: str) -> str:
+    """Describe an error of a server, by its shown URL, and its fix; servers never repeat passwords in their answers."""
     reason = answer_of(error)
     if "command not allowed when used memory" in reason:
         return "is full: it has reached its maxmemory. Raise that, or make room as docs/redis.md says."
@@ -200,11 +201,29 @@ def _complaint(error: RedisError) -> str:
         return "refuses the user or the password; correct them in SVDQ_REDIS_URL."
     if "WRONG_VERSION_NUMBER" in reason or "wrong version number" in reason:
         return "speaks no TLS; write its URL with redis:// in place of rediss://."
-    if "Connection closed by server" in reason:
+    if "Connection closed by server" in reason and where.lower().startswith("redis://"):
         return "has closed the connection; if it expects TLS, write its URL with rediss:// in place of redis://."
     if isinstance(error, NoPermissionError) or "NOPERM" in reason:
         return f"does not allow its user to do this ({reason}); give that user the rights listed in docs/redis.md."
     return f"cannot be used ({reason}); check that it runs and that SVDQ_REDIS_URL or --redis-url is right."
+
+
+def reconnecting(connection: redis.Redis) -> redis.Redis:
+    """Make all connections of a pool connect again, and look up the name, when the server has become a replica."""
+    pool = connection.connection_pool
+
+    class Reconnecting(pool.connection_class):  # type: ignore[name-defined,misc]
+        def read_response(self, *args: Any, **options: Any) -> Any:
+            try:
+                return super().read_response(*args, **options)
+            except (redis.ReadOnlyError, MasterDownError):
+                # In use, each connects again at its next command; another thread may be in the middle of one.
+                pool.update_active_connections_for_reconnect()
+                pool.disconnect(inuse_connections=False)
+                raise
+
+    pool.connection_class = Reconnecting
+    return connection
 
 
 def clock_of(connection: redis.Redis) -> datetime:
@@ -243,8 +262,13 @@ def session(settings: Settings, opened: redis.Redis | None = None) -> Iterator[r
 
 def database_id(connection: redis.Redis) -> str:
     """Return the id of this database, made at the first call: one that was emptied has another."""
-    connection.set(keys.DATABASE_ID, uuid.uuid4().hex, nx=True)
+    make_database_id(connection)
     return str(connection.get(keys.DATABASE_ID), "ascii", "replace")  # type: ignore[arg-type]
+
+
+def make_database_id(connection: redis.Redis) -> None:
+    """Make the id of this database, at the first call; Redis refuses each call while it refuses writes."""
+    connection.set(keys.DATABASE_ID, uuid.uuid4().hex, nx=True)
 
 
 def check_priority(priority: object) -> None:

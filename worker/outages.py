@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.producer.embedded_redis import ensure_server
-from svdq.producer.queue import answer_of
+from svdq.producer.queue import answer_of, reconnecting
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
@@ -40,13 +40,14 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})  # a small file may
 
 def connect(url: str, timeout_s: float = ANSWER_TIMEOUT_S, num_retries: int = NUM_RETRIES) -> redis.Redis:
     """Make a connection pool, which connects at its first use."""
-    return redis.Redis.from_url(
+    connection = redis.Redis.from_url(
         url,
         retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), num_retries),
         socket_connect_timeout=timeout_s,
         socket_timeout=timeout_s,
         health_check_interval=30,
     )
+    return reconnecting(connection)
 
 
 class ConnectionHealth:
@@ -180,8 +181,10 @@ class StorageRetry:
         """Note that the storage hangs, which a long call alone does not show: it may be at work."""
         while not call.wait(UNANSWERED_S):
             try:
-                within(ANSWER_S, self._answers)
+                does_answer = within(ANSWER_S, self._answers)
             except TimeoutError:
+                does_answer = False
+            if not does_answer:
                 reason = f"The storage has not answered for {UNANSWERED_S + ANSWER_S:.0f} s."
                 self._note(call, UnavailableError(reason))
                 if self._answers():

@@ -26,7 +26,7 @@ from svdq.producer.job import model_stem
 from svdq.producer.job_control import SUSPENDED
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import queues
-from svdq.producer.status.estimates import Estimate, estimate_jobs
+from svdq.producer.status.estimates import UNKNOWN_WORKERS, Estimate, estimate_jobs
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.ranks import GroupStatus, RankStatus
 from svdq.producer.status.registries import ended_before, read_num_ahead, running_models
@@ -219,6 +219,8 @@ def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None)
     lost = [job for job in snapshot.jobs_by_group.get(None, []) if job.status == JobStatus.STARTED.value]
     if snapshot.worker_state == "none" and (num_waiting or lost):
         sentences.append("No worker is running, so the videos wait. Start one with `svdq worker`.")
+    if snapshot.worker_state == "unknown":
+        sentences.append(UNKNOWN_WORKERS)
     if len(snapshot.groups) > MAX_GROUPS:
         sentences.append(f"{MAX_GROUPS} of {len(snapshot.groups):,} groups are shown; `svdq status` lists all.")
     for rank, condition in snapshot.conditions:
@@ -228,7 +230,7 @@ def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None)
         sentences.append(
             f"The disk is nearly full: {disk['free'] / 1e9:.1f} GB are free. Remove old videos with `svdq prune`."
         )
-    if lost and snapshot.worker_state != "none":
+    if lost and snapshot.worker_state not in ("none", "unknown"):
         sentences.append("A worker does not answer; its videos go on as soon as another takes them.")
     return sentences
 

@@ -15,6 +15,7 @@ from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupSt
 from svdq.producer.status.video_costs import GroupCosts, Parameters, kind_of
 
 NO_WORKER = "No worker is running."
+UNKNOWN_WORKERS = "Redis refuses writes, so workers that run cannot say so; jobs go on when it takes writes again."
 STARTING = "A worker is starting."
 PAUSED = "Jobs are not taken."
 STORAGE = "The storage is unavailable."

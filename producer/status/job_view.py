@@ -263,6 +263,19 @@ def _change(
         return view_many(connection, ids)
 
 
+class JobsLostError(InputError):
+    """Redis has not, or not any more, all jobs that were waited for."""
+
+    def __init__(self, job_ids: Sequence[str], others: list[JobView]) -> None:
+        self.others = others  # the other jobs
+        (first, *more) = job_ids
+        which = f"job {first!r}" if not more else f"{len(job_ids):,} of these jobs, such as {first!r}"
+        super().__init__(
+            f"There is no {which}: removed, or lost with the last changes of a Redis server that was replaced; submit "
+            "the photo again."
+        )
+
+
 def wait_for_jobs(
     settings: Settings,
     job_ids: str | Iterable[str],
@@ -275,30 +288,34 @@ def wait_for_jobs(
 
     `job_ids` are full ids. After `timeout_s` seconds the jobs are returned as they are. `on_look` is called at each
     look with the jobs that had not ended before, without most of those that wait, and `on_outage` once when Redis does
-    not answer. Raises InputError if there is no such job, or it was removed while it was waited for, and
-    UnavailableError if Redis cannot be reached for MAX_OUTAGE_S.
+    not answer. Raises a JobsLostError at the end if Redis has not all jobs, and UnavailableError if Redis cannot be
+    reached for MAX_OUTAGE_S.
     """
     job_ids = [job_ids] if isinstance(job_ids, str) else list(dict.fromkeys(job_ids))
     answered = time.monotonic()
     deadline = answered + (math.inf if timeout_s is None else timeout_s)
     ended: dict[str, JobView] = {}
+    lost: dict[str, None] = {}
     is_away = False
     with session(settings) as connection:
         while True:
             begin = time.monotonic()
             try:
-                pending = [job_id for job_id in job_ids if job_id not in ended]
-                found = zip(pending, statuses(connection, pending), strict=True)
-                waiting = [job_id for job_id, status in found if status not in (*ENDED, "started", None)]
+                pending = [job_id for job_id in job_ids if job_id not in ended | lost]
+                states = zip(pending, statuses(connection, pending), strict=True)
+                waiting = [job_id for job_id, status in states if status not in (*ENDED, "started", None)]
                 unseen = set() if begin >= deadline else set(waiting[MAX_WAITING:])  # there may be ten thousand
                 seen = [job_id for job_id in pending if job_id not in unseen]
                 views = {view.id: view for view in view_many(connection, seen)}
-                for gone in set(seen) - views.keys():
-                    fetch(connection, gone)  # raises
+                lost |= dict.fromkeys(job_id for job_id in seen if job_id not in views)
                 on_look(connection, list(views.values()))
                 ended |= {view.id: view for view in views.values() if view.ended}
-                if begin >= deadline or len(ended) == len(job_ids):
-                    return [(ended | views)[job_id] for job_id in job_ids]
+                if begin >= deadline or len(ended) + len(lost) == len(job_ids):
+                    found = ended | views
+                    others = [found[job_id] for job_id in job_ids if job_id in found]
+                    if lost:
+                        raise JobsLostError([*lost], others)
+                    return others
                 answered, is_away = time.monotonic(), False
             except (redis.ConnectionError, redis.TimeoutError):
                 if not is_away:

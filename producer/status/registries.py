@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import redis
 from pydantic import BeforeValidator, Field
 from redis.client import Pipeline
+from redis.exceptions import NoPermissionError
 from rq.job import Job
 from rq.registry import BaseRegistry
 from rq.worker import Worker
@@ -21,7 +22,7 @@ from svdq.pipeline.models.known_model import KnownModel
 from svdq.producer import keys, lua
 from svdq.producer.job import model_stem
 from svdq.producer.keys import STATUSES
-from svdq.producer.queue import SvdqQueue, is_queue, queues, queues_of
+from svdq.producer.queue import SvdqQueue, is_queue, make_database_id, queues, queues_of
 from svdq.producer.records import Record
 from svdq.producer.status.ranks import read_groups
 from svdq.producer.status.video_costs import known_of
@@ -214,7 +215,8 @@ def _registries(queue: SvdqQueue) -> dict[str, BaseRegistry]:
     }
 
 
-WorkerState = Literal["running", "starting", "none"]
+#: Where Redis refuses writes, as it does when it is full or a replica, workers that run cannot renew their records.
+WorkerState = Literal["running", "starting", "none", "unknown"]
 
 
 class WorkerView(Record):
@@ -240,11 +242,13 @@ def read_workers() -> Read[tuple[list[WorkerView], WorkerState]]:
     """
 
     def put(pipeline: Pipeline) -> None:
+        make_database_id(pipeline)
         pipeline.time()
         pipeline.zrange(keys.STARTING, -1, -1, withscores=True)
         pipeline.smembers(Worker.redis_workers_keys)
 
-    (now, _), last, members = checked((yield put))
+    written, *answers = yield put
+    (now, _), last, members = checked(answers)
     names = sorted(name.decode(errors="backslashreplace") for name in members)
     records = yield lambda pipeline: [pipeline.hgetall(name) for name in names]
     views = []
@@ -254,7 +258,10 @@ def read_workers() -> Read[tuple[list[WorkerView], WorkerState]]:
             views.append(WorkerView(**fields | {"name": name.removeprefix(Worker.redis_worker_namespace_prefix)}))
     if views:
         return views, "running"
-    return views, "starting" if any(expires_at >= now for _, expires_at in last) else "none"
+    if any(expires_at >= now for _, expires_at in last):
+        return views, "starting"
+    is_refused = isinstance(written, redis.ResponseError) and not isinstance(written, NoPermissionError)
+    return views, "unknown" if is_refused else "none"
 
 
 def running_models(connection: redis.Redis) -> dict[str, str | None]:

@@ -15,6 +15,7 @@ from svdq.producer.status import registries
 from svdq.producer.status.estimates import (
     NO_WORKER,
     STARTING,
+    UNKNOWN_WORKERS,
     Backlog,
     Estimate,
     estimate_all,
@@ -247,4 +248,6 @@ def _read_parameters(connection: redis.Redis, job_ids: Sequence[str]) -> Read[di
 
 
 def _no_group(state: WorkerState) -> str:
+    if state == "unknown":
+        return UNKNOWN_WORKERS
     return STARTING if state == "starting" else NO_WORKER

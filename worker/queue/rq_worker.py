@@ -32,6 +32,7 @@ LEASE_S = 15  # seconds without a renewal after which a job counts as abandoned,
 BEAT_S, MAINTENANCE_S = 4.0, 2.0  # seconds between renewals, and between searches for abandoned jobs of other groups
 ANSWER_S = 5.0  # seconds that the start waits for the answer to a subscription
 LISTEN_AGAIN_S = 2.0  # seconds until the listening thread tries Redis again
+LOOK_S = 5.0  # seconds between two looks of that thread at its connection
 CLOCKS_S = 60  # by which the clocks of hosts may be behind the clock of Redis
 STOPPED = "Stopped by the user."
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
@@ -116,10 +117,20 @@ class RqWorker(BaseWorker):
             self._on_shutdown()
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """Listen again after a lost connection or a timeout; the thread that renews leases says that Redis is away."""
-        if not isinstance(exc, redis.ConnectionError | redis.TimeoutError):
+        """Listen again after an error of Redis; the thread that renews leases says that Redis is away or refuses."""
+        if not isinstance(exc, redis.RedisError):
             super()._pubsub_exception_handler(exc, pubsub, pubsub_thread)
+        if pubsub.connection is not None:
+            pubsub.connection.disconnect()  # a refused subscription is made again by the next connection only
         time.sleep(LISTEN_AGAIN_S)
+
+    def subscribe(self) -> None:
+        """Listen for commands; look every few seconds whether the connection is to be made again."""
+        self.pubsub = self.connection.pubsub()
+        self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload})
+        self.pubsub_thread = self.pubsub.run_in_thread(  # type: ignore[assignment]  # RQ types it as None
+            sleep_time=LOOK_S, daemon=True, exception_handler=self._pubsub_exception_handler
+        )
 
     def unsubscribe(self) -> None:
         """Stop listening; RQ asks its thread to end when that waits already, and waits for it for a second."""
