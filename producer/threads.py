@@ -2,32 +2,57 @@
 
 import contextlib
 import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 NUM_CORES = os.cpu_count() or 1
 AHEAD = 4  # items started ahead of the current one, per thread
+LEFT_S = 2.0  # seconds that an end before the last item waits for items that are under way
 
 
 def ordered_map(work: Callable[[Item], Result], items: Iterable[Item], *, num_threads: int) -> Iterator[Result]:
-    """Yield the results in the order of the items, holding few of either."""
+    """Yield the results in the order of the items, holding few of either.
+
+    What is under way when it ends early, as by an error, has LEFT_S seconds to end, and goes on in its threads.
+    """
     ahead: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(num_threads, "work") as pool:
-        try:
-            for item in items:
-                ahead.append(pool.submit(work, item))
-                if len(ahead) == AHEAD * num_threads:
-                    yield ahead.popleft().result()
-            while ahead:
+    waiting: queue.SimpleQueue[tuple[Future[Result], Item] | None] = queue.SimpleQueue()
+    num_started = 0
+    try:
+        for item in items:
+            future: Future[Result] = Future()
+            ahead.append(future)
+            waiting.put((future, item))
+            if num_started < num_threads:
+                num_started += 1
+                # Not of a pool, which an error, Ctrl-C and the end of the process would wait for.
+                threading.Thread(target=_work, args=(work, waiting), name="work", daemon=True).start()
+            if len(ahead) == AHEAD * num_threads:
                 yield ahead.popleft().result()
-        finally:
-            for future in ahead:
-                future.cancel()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        for future in ahead:
+            future.cancel()
+        for _ in range(num_started):
+            waiting.put(None)
+        wait([future for future in ahead if not future.cancelled()], LEFT_S)
+
+
+def _work(work: Callable[[Item], Result], waiting: "queue.SimpleQueue[tuple[Future[Result], Item] | None]") -> None:
+    while (each := waiting.get()) is not None:
+        future, item = each
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work(item))
+            except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for it
+                future.set_exception(error)
 
 
 class Budget:

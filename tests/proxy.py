@@ -27,6 +27,9 @@ class Proxy(socketserver.ThreadingTCPServer):
         self.delay_s = delay_s
         self.silent = threading.Event()  # while set, connections stay open, and nothing comes
         self.cut = threading.Event()  # while set, connections are closed as soon as somebody sends something
+        self.deaf = threading.Event()  # while set, nothing is taken from those who ask
+        self.rate_b_s = 0.0  # bytes a second that are passed on of what is taken at once; 0: no limit
+        self.num_bytes = 0  # that were taken from those who ask
         self.edit: Callable[[bytes], bytes] = bytes  # changes what comes from the server
         self.num_round_trips = 0  # with a delay: without, a long question may be answered before its end
         self._age = 0
@@ -65,6 +68,8 @@ class Proxy(socketserver.ThreadingTCPServer):
                     if is_answer:
                         data = self.edit(data)
                         asked.clear()
+                    elif self.rate_b_s:
+                        time.sleep(len(data) / self.rate_b_s)
                     receiver.sendall(data)
             with contextlib.suppress(OSError):
                 receiver.shutdown(socket.SHUT_RDWR)
@@ -72,12 +77,15 @@ class Proxy(socketserver.ThreadingTCPServer):
         threading.Thread(target=send, daemon=True).start()
         data = b"-"
         while data:
+            while self.deaf.is_set() and not is_answer:
+                time.sleep(0.05)
             try:
                 data = sender.recv(65536)
             except OSError:
                 data = b""
             if self.cut.is_set():
                 data = b""
+            self.num_bytes += 0 if is_answer else len(data)
             if data and not is_answer and not asked.is_set():
                 self.num_round_trips += 1
                 asked.set()

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import mimetypes
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from svdq.pipeline.errors import InputError, how_to_install
 from svdq.producer.storage.local import FRAME, FileInfo
+from svdq.producer.storage.upload import ATTEMPTS, SILENT_S, SLOWEST_B_S, Upload, Uploads, make_socket, put
 from svdq.producer.text import as_utc
 from svdq.producer.threads import ordered_map
 
@@ -25,9 +27,10 @@ EXTRAS = {
 }
 #: Keys of the last write in the metadata of fsspec's backends; some have only `created`.
 _TIMES = ("LastModified", "last_modified", "updated", "modified", "created")
-#: Seconds for connecting to S3 and without a byte from it, and attempts of each call: commands end in half a minute,
-#: and workers, which go on trying, say so. By default it takes minutes, in two layers of retries.
-CONNECT_S, SILENT_S, ATTEMPTS = 4.0, 10.0, 2
+#: Seconds for connecting to S3; with SILENT_S and ATTEMPTS of each call commands end in half a minute, and workers,
+#: which go on trying, say so. By default it takes minutes, in two layers of retries.
+CONNECT_S = 4.0
+LARGE_BYTES = 100 << 20  # of a file that is uploaded in parts
 AT_ONCE = 64  # number of files read or removed in parallel, to hide latency
 
 
@@ -42,6 +45,8 @@ class RemoteFiles:
         self._protocol = url.partition("://")[0]
         self.connected: Any = None  # the next call connects
         self._root = ""
+        self._uploading: Any = None
+        self.uploads = Uploads()
 
     def open(self, key: str) -> BinaryIO:
         # Transferred in parts, as it is read.
@@ -80,7 +85,10 @@ class RemoteFiles:
         return []
 
     def write(self, key: str, data: bytes) -> None:
-        self._fs.pipe_file(self._path(key), data)
+        if self._protocol in S3:
+            self._upload(self._path(key), data)
+        else:
+            self._fs.pipe_file(self._path(key), data)
 
     def publish(self, path: Path, key: str) -> None:
         sources, target = [path], self._path(key)
@@ -89,7 +97,34 @@ class RemoteFiles:
             sources = [file for file in path.rglob("*") if file.is_file()]
         # File by file, since fsspec's backends differ in how they upload a folder.
         targets = [f"{target}/{file.relative_to(path).as_posix()}" if file != path else target for file in sources]
-        self._fs.put([str(file) for file in sources], targets)
+        if self._protocol in S3:
+            uploads = ordered_map(self._upload_file, zip(sources, targets, strict=True), num_threads=self.num_threads)
+            deque(uploads, maxlen=0)
+        else:
+            self._fs.put([str(file) for file in sources], targets)
+
+    def _upload_file(self, names: tuple[Path, str]) -> None:
+        source, target = names
+        if source.stat().st_size > LARGE_BYTES:
+            self._uploader().put_file(str(source), target)  # in parts, each of which is limited
+            return
+        kind, _ = mimetypes.guess_type(source)
+        self._upload(target, source.read_bytes(), **({"ContentType": kind} if kind else {}))
+
+    def _upload(self, target: str, data: bytes, **options: str) -> None:
+        import fsspec.asyn
+
+        bucket, key, _ = self._fs.split_path(target)
+        upload = Upload(bucket, key, data, **options)
+        with self.uploads.of(upload):
+            fsspec.asyn.sync(self._fs.loop, put, self._uploader(), self._fs, upload)
+
+    def _uploader(self) -> Any:
+        """Return a file system of its own, whose answers `put` waits for itself."""
+        fs = self._fs
+        if self._uploading is None or self._uploading[0] is not fs:  # a new one after an error, as of `connected`
+            self._uploading = fs, self._open(_limits(self._protocol, LARGE_BYTES / SLOWEST_B_S, 1))[0]
+        return self._uploading[1]
 
     def renew(self, key: str) -> bool:
         return False  # the time of an object changes only with its content
@@ -131,24 +166,28 @@ class RemoteFiles:
 
     def connect(self) -> Any:
         """Open the storage, as its first use does; return fsspec's file system."""
-        import fsspec
-
         if self._protocol not in OBJECT_STORES:
             raise InputError(
                 f"There is no kind of storage {self._protocol}://; set SVDQ_STORAGE or --storage to a folder, or to "
                 "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix."
             )
         try:
-            fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **_limits(self._protocol))
+            fs, root = self._open(_limits(self._protocol, SILENT_S, ATTEMPTS))
         except ImportError as error:
             advice = how_to_install(EXTRAS[self._protocol])
             raise InputError(
                 f"A storage at {self._protocol}:// needs a package that is not installed; {advice}."
             ) from error
-        if self._protocol in S3:
-            fs.retries = 1  # botocore tries again itself
         self.connected, self._root = fs, str(root).rstrip("/")
         return fs
+
+    def _open(self, limits: dict[str, Any]) -> tuple[Any, str]:
+        import fsspec
+
+        fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **limits)
+        if self._protocol in S3:
+            fs.retries = 1  # botocore tries again itself
+        return fs, root
 
     def _path(self, key: str) -> str:
         path = f"{self._root}/{key}"
@@ -168,9 +207,9 @@ class RemoteFiles:
         return FileInfo(key=key, size=int(info["size"] or 0), modified_at=as_utc(written))
 
 
-def _limits(protocol: str) -> dict[str, Any]:
+def _limits(protocol: str, silent_s: float, attempts: int) -> dict[str, Any]:
     """Return the limits of calls as options of fsspec's backend; only S3's is known to wait for minutes."""
     if protocol not in S3:
         return {}
-    retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
-    return {"config_kwargs": {"connect_timeout": CONNECT_S, "read_timeout": SILENT_S, "retries": retries}}
+    limits = {"connect_timeout": CONNECT_S, "read_timeout": silent_s, "connector_args": {"socket_factory": make_socket}}
+    return {"config_kwargs": limits | {"retries": {"total_max_attempts": attempts, "mode": "standard"}}}

@@ -6,6 +6,7 @@ import hashlib
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -84,11 +85,13 @@ class Storage:
         return storage
 
     def answers(self) -> bool:
-        """Return whether it can be asked; waits as long as it hangs."""
+        """Return whether it can be asked; waits as long as it, or one of its uploads, hangs."""
         try:
             self.exists(MARKER)
         except UnavailableError:
             return False
+        while isinstance(self._files, RemoteFiles) and self._files.uploads.is_stalled:
+            time.sleep(0.5)
         return True
 
     def put_input(self, data: bytes, extension: str) -> str:

@@ -32,6 +32,14 @@ def test_an_error_ends_it() -> None:
         list(ordered_map(lambda item: 1 // item, [1, 0, 1], num_threads=2))
 
 
+def test_an_error_does_not_wait_for_what_hangs() -> None:
+    hanging = threading.Event()
+    with pytest.raises(ZeroDivisionError):
+        list(ordered_map(lambda item: 1 // item if item != 2 else hanging.wait(60), [0, 2, 2], num_threads=3))
+    assert not hanging.is_set()
+    hanging.set()
+
+
 def test_smaller_items_do_not_overtake_one_that_waits() -> None:
     budget = Budget(10)
 

@@ -16,7 +16,7 @@ from svdq.producer.queue import SvdqQueue, fetch, read_arguments
 from svdq.producer.records import sidecar_digest
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
-from svdq.producer.storage import remote
+from svdq.producer.storage import remote, upload
 from svdq.producer.storage.storage import Storage
 from tests.conftest import Cli
 from tests.finished import add_video
@@ -192,4 +192,40 @@ def test_a_storage_that_does_not_answer_ends_a_command_in_time(
             assert (command, done.returncode) != (command, 0)
             assert "Traceback" not in done.stderr
         proxy.silent.clear()
+        proxy.shutdown()
+
+
+def test_an_upload_that_a_proxy_buffers_is_sent_once(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Proxy(s3_server) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        patch.setattr(upload, "SILENT_S", 0.5)
+        storage = Storage(s3)
+        storage.write_text("outputs/a.json", "{}")
+        before, proxy.rate_b_s = proxy.num_bytes, 200e3
+        data = os.urandom(600_000)
+        storage.write_bytes("outputs/a.mp4", data)
+        assert proxy.num_bytes - before < 1.1 * len(data)
+        proxy.rate_b_s = 0.0
+        assert storage.read("outputs/a.mp4") == data
+        proxy.shutdown()
+
+
+def test_an_upload_that_nobody_takes_is_sent_anew(
+    s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Proxy(s3_server) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        patch.setattr(upload, "STALLED_S", 1.0)
+        patch.setattr(upload, "SILENT_S", 0.4)
+        storage = Storage(s3)
+        storage.write_text("outputs/a.json", "{}")
+        data = os.urandom(12 << 20)  # more than the buffers of the kernel take
+        threading.Timer(0.1, proxy.deaf.set).start()
+        threading.Timer(0.3, proxy.deaf.clear).start()
+        storage.write_bytes("outputs/a.mp4", data)
+        proxy.deaf.set()
+        with pytest.raises(UnavailableError):
+            storage.write_bytes("outputs/b.mp4", data)
+        proxy.deaf.clear()
+        assert storage.read("outputs/a.mp4") == data
         proxy.shutdown()
