@@ -3,6 +3,7 @@
 Settings, Redis and jobs are imported only when a command runs, because each command imports this module.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -16,6 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from svdq.cli.formatting import QUIET
+from svdq.pipeline.errors import UnavailableError
 from svdq.producer.keys import STATUSES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -27,7 +29,12 @@ ADVANCED = {
     *("memory_limit", "metrics_address", "metrics_port", "redis_url", "storage", "trace", "warmup", "weights"),
 }
 
-redis_option = click.option("--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL].")
+redis_option = click.option(
+    "--redis-url",
+    metavar="URL",
+    is_eager=True,  # times are of its clock
+    help="Redis server [default: embedded, or SVDQ_REDIS_URL].",
+)
 
 
 def with_options(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
@@ -119,11 +126,19 @@ MILLISECONDS = NumberRange(0, 1e9)  # at most eleven days
 STEP_MS = NumberRange(0, 1e9, min_open=True)
 
 
-def past_time(_context: click.Context, option: click.Parameter, value: str | None) -> datetime | None:
-    """Parse a time that has passed, such as 22:00, 2027-01-31, or 12h ago, in a callback."""
+def past_time(context: click.Context, option: click.Parameter, value: str | None) -> datetime | None:
+    """Parse a time that has passed, such as 22:00, 2027-01-31, or 12h ago, by the clock of Redis in a callback."""
+    from svdq.producer.queue import time_by_redis
+    from svdq.producer.settings_loader import load_settings
     from svdq.producer.text import parse_past
 
-    return None if value is None else parse_past(value, option.opts[0], datetime.now().astimezone())
+    if value is None or context.resilient_parsing:
+        return None
+    settings, now = load_settings(redis_url=context.params.get("redis_url")), datetime.now().astimezone()
+    if settings.redis_url:  # the embedded server has the clock of this machine
+        with contextlib.suppress(UnavailableError):  # which not all commands need, and others say
+            now = time_by_redis(settings)
+    return parse_past(value, option.opts[0], now)
 
 
 def since_option(what: str, default: str | None = None) -> Callable[[Command], Command]:

@@ -27,7 +27,7 @@ from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError
 from svdq.producer import job_control
 from svdq.producer.job import shown_loras
-from svdq.producer.queue import session, statuses
+from svdq.producer.queue import clock_of, session, statuses
 from svdq.producer.records import Sidecar
 from svdq.producer.results.fetch import fetch_all, ids_of, results_of
 from svdq.producer.results.finished_videos import find_results, read_provenance
@@ -58,12 +58,12 @@ def report(settings: Settings, since: datetime, until: datetime | None, as_json:
       svdq report --since 22:00
       svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00 --json
     """
-    until = until or datetime.now().astimezone()
-    if until <= since:
+    if until and until <= since:
         raise InputError(
             f"--until {until:%Y-%m-%d %H:%M} is not after --since {since:%Y-%m-%d %H:%M}; give a later time."
         )
     with session(settings) as connection:
+        until = until or clock_of(connection)
         records = [
             *records_from_redis(connection, since, until, warn),
             *records_from_storage(Storage.open_for_command(settings.storage), since, warn),

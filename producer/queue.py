@@ -228,7 +228,8 @@ def reconnecting(connection: redis.Redis) -> redis.Redis:
 
 def clock_of(connection: redis.Redis) -> datetime:
     """Return the time of Redis' clock, by which due jobs are queued, in the local time zone."""
-    return datetime.fromtimestamp(connection.time()[0]).astimezone()
+    seconds, microseconds = connection.time()
+    return datetime.fromtimestamp(seconds + microseconds / 1e6).astimezone()
 
 
 def time_by_redis(settings: Settings) -> datetime:

@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
@@ -72,7 +72,10 @@ def find_results(
     ends = None if job_ids is None else tuple(f"-{job_id}.json" for job_id in job_ids)
 
     def is_wanted(sidecar: FileInfo) -> bool:
-        return (since is None or sidecar.modified_at >= since) and (ends is None or sidecar.key.endswith(ends))
+        # Files have the time of their host or storage, whose clock may differ from the clock of Redis.
+        return (since is None or sidecar.modified_at >= since - timedelta(days=1)) and (
+            ends is None or sidecar.key.endswith(ends)
+        )
 
     entries = storage.entries(OUTPUTS if fetched is None else fetched)
     for result in read_results(storage, entries, is_wanted, on_bad, any_names=fetched is not None):

@@ -7,7 +7,7 @@ functions that anyone with write access to Redis can name.
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import redis
 from pydantic import BeforeValidator, Field
@@ -26,7 +26,7 @@ from svdq.producer.queue import SvdqQueue, is_queue, make_database_id, queues, q
 from svdq.producer.records import Record
 from svdq.producer.status.ranks import read_groups
 from svdq.producer.status.video_costs import known_of
-from svdq.producer.together import Read, ask_one, checked
+from svdq.producer.together import Read, ask_one, checked, together
 
 
 def read_queues(connection: redis.Redis) -> Read[list[SvdqQueue]]:
@@ -72,9 +72,15 @@ def read_several_owners() -> Read[bool]:
     return bool(number > 1)
 
 
-def num_ended_since(connection: redis.Redis, since: float) -> Read[tuple[int, int]]:
-    """Count the jobs that finished and that failed since a time in seconds since the epoch."""
-    found = yield from read_queues(connection)
+def _read_time() -> Read[tuple[int, int]]:
+    (answer,) = checked((yield lambda pipeline: pipeline.time()))
+    return cast(tuple[int, int], answer)
+
+
+def num_ended(connection: redis.Redis, last_s: float) -> Read[tuple[int, int]]:
+    """Count the jobs that finished and that failed in the last seconds, by the clock of Redis."""
+    found, (now_s, _) = yield from together(read_queues(connection), _read_time())
+    since = now_s - last_s
 
     def put(pipeline: Pipeline) -> None:
         for queue in found:

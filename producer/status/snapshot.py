@@ -145,7 +145,7 @@ def take(connection: redis.Redis, recent: Recent[Parameters] | None = None) -> S
         registries.read_newest_ids(connection, MAX_IN_FLIGHT, started_only),
         registries.read_newest_ids(connection, SAMPLED // 4, deferred_only),
         registries.read_workers(),
-        registries.num_ended_since(connection, now - 3600),
+        registries.num_ended(connection, 3600),
         read_pauses(),
         registries.read_several_owners(),
     )

@@ -20,6 +20,10 @@ ATTEMPTS = 2
 _DIGEST = "svdq-sha256"  # in the metadata of an object
 
 
+class UnansweredError(ConnectionError):
+    """S3 does not answer either whether it has an upload."""
+
+
 class Upload(io.BytesIO):
     """An object on its way; when it was read last shows its progress."""
 
@@ -68,14 +72,11 @@ async def put(client: Any, reader: Any, upload: Upload) -> None:
         try:
             await _attempt(client, reader, upload)
             return
-        except (PermissionError, FileNotFoundError):
+        except (PermissionError, FileNotFoundError, UnansweredError):
             raise
         except Exception as error:
-            try:
-                if await _has(reader, upload):
-                    return
-            except Exception:  # noqa: BLE001 - fsspec's backends raise types without a common base
-                raise error from None
+            if await _has(reader, upload):
+                return
             if attempt == ATTEMPTS - 1:
                 raise
             logger.warning("The upload of %r is tried again on a new connection: %s.", upload.place["Key"], error)
@@ -87,7 +88,7 @@ async def _attempt(client: Any, reader: Any, upload: Upload) -> None:
     try:
         while not (await asyncio.wait({task}, timeout=0.5))[0]:
             if upload.silent_s > upload.limit_s:
-                raise TimeoutError(f"it has made no progress for {upload.silent_s:.0f} s")
+                raise ConnectionError(f"it has made no progress for {upload.silent_s:.0f} s")
             if min(upload.silent_s, time.monotonic() - asked_at) > SILENT_S:
                 if await _has(reader, upload):
                     return
@@ -100,13 +101,14 @@ async def _attempt(client: Any, reader: Any, upload: Upload) -> None:
 
 
 async def _has(reader: Any, upload: Upload) -> bool:
-    """Return whether S3 has the object, by size and hash; raises an error if it does not answer."""
+    """Return whether S3 has the object, by size and hash; raises an UnansweredError if it does not answer."""
     try:
         found = await asyncio.wait_for(reader._call_s3("head_object", **upload.place), SILENT_S)
     except (FileNotFoundError, PermissionError):
         return False
-    except TimeoutError:
-        raise TimeoutError(f"no answer for {SILENT_S:.0f} s") from None
+    except Exception as error:
+        reason = f"no answer for {SILENT_S:.0f} s" if isinstance(error, TimeoutError) else str(error)
+        raise UnansweredError(reason) from error
     return bool(found["ContentLength"] == upload.size and found.get("Metadata", {}).get(_DIGEST) == upload.digest)
 
 

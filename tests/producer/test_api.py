@@ -17,7 +17,8 @@ import svdq.producer
 from svdq.pipeline.errors import InputError
 from svdq.producer import Settings, SubmitOptions, cancel, job_status, load_settings, retry, submit, wait_for_jobs
 from svdq.producer.embedded_redis import stop_server
-from svdq.producer.status.job_view import JobView
+from svdq.producer.status.job_view import JobsLostError, JobView
+from svdq.producer.untrusted_job import key_of
 from tests.waiting import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
@@ -74,6 +75,23 @@ def test_waiting_goes_on_while_redis_restarts(settings: Settings, photo: Path, h
         (job,) = done.result(60)
     assert looks[:2] == [["queued"], ["queued"]]
     assert job.status == "canceled"
+
+
+def test_a_job_that_redis_has_lost_does_not_end_the_wait_for_others(settings: Settings, photo: Path) -> None:
+    lost, other = (submit(settings, photo, force=True)[0].id for _ in range(2))
+    looks = []
+
+    def lose_then_cancel(connection: redis.Redis, views: list[JobView]) -> None:
+        looks.append(sorted(view.id for view in views))
+        if len(looks) == 1:
+            connection.delete(key_of(lost))
+        elif len(looks) == 2:
+            cancel(settings, other)
+
+    with pytest.raises(JobsLostError, match=lost) as caught:
+        wait_for_jobs(settings, [lost, other], on_look=lose_then_cancel)
+    assert [(view.id, view.status) for view in caught.value.others] == [(other, "canceled")]
+    assert looks[:2] == [sorted([lost, other]), [other]]
 
 
 def test_photos_are_texts_folders_and_patterns(settings: Settings, photo: Path, tmp_path: Path) -> None:

@@ -27,9 +27,11 @@ from svdq.producer.queue import (
 )
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
+from svdq.producer.status.registries import read_workers
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
 from svdq.producer.text import parse_future
+from svdq.producer.together import ask_one
 from tests.conftest import Cli
 from tests.loading_redis import loading_redis
 from tests.queued import JOB, enqueue
@@ -209,3 +211,16 @@ def test_times_are_by_the_clock_of_redis(settings, monkeypatch, caplog, apart_s:
     assert now.timestamp() == by_redis
     assert parse_future("+60s", "--at", now).timestamp() == by_redis + 60
     assert (said in caplog.text) if said else not caplog.text
+
+
+@pytest.mark.usefixtures("own_server")
+def test_a_server_that_becomes_a_replica_is_left_for_what_its_name_is_then(settings: Settings) -> None:
+    with connect(settings) as connection:
+        before = connection.client_id()
+        connection.replicaof("127.0.0.1", 1)
+        with pytest.raises(redis.ReadOnlyError):
+            connection.set("a", 1)
+        assert ask_one(connection, read_workers())[1] == "unknown", "workers cannot renew their records"
+        assert connection.client_id() != before
+        connection.replicaof("NO", "ONE")
+        assert ask_one(connection, read_workers())[1] == "none"

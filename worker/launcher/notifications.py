@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
 from svdq.producer.job_control import pauses
-from svdq.producer.queue import session
+from svdq.producer.queue import clock_of, session
 from svdq.producer.results.run_report import RunReport, jobs_left, records_from_redis, records_from_storage, summarize
 from svdq.producer.settings import Settings, scheme_of
 from svdq.producer.status.ranks import conditions_of, read_groups
@@ -141,8 +141,10 @@ def _services(urls: Sequence[str]) -> "list[NotifyBase]":
 
 def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> RunReport:
     """Report the jobs that ended since a time with a zone; raise an UnavailableError if Redis cannot be reached."""
-    now = datetime.now().astimezone()
+    lasted = datetime.now().astimezone() - started_at
     with session(settings) as connection:
+        now = clock_of(connection)  # what other hosts have ended has its times
+        started_at = now - lasted
         records = list(records_from_redis(connection, started_at, now, logger.warning))
         left = jobs_left(connection)
         reasons = pauses(connection)

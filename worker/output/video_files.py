@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from svdq.pipeline.media.capture import Capture
 from svdq.pipeline.media.mp4 import ChainSoFar
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.models.video_model import Frames, ModelInfo
+from svdq.producer.clock import CLOCK
 from svdq.producer.job import Job, last_frame_key, latents_key, sound_key
 from svdq.producer.records import LOCATION_NOTE, TAKEN_NOTE, Sidecar, SidecarModel
 from svdq.producer.storage.storage import Storage
@@ -170,7 +171,7 @@ def notice_for(model: ModelInfo, job: Job, step_costs: Sequence[float]) -> str:
 def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
     """Return the fields of a sidecar about the time, the memory, the ranks and the resumptions of a video."""
     seconds = {**sample.seconds, "denoise": sum(denoise_s for _, _, denoise_s in sample.stages), "write": write_s}
-    now = datetime.now(UTC)
+    now = CLOCK.now()
     timings: dict[str, Any] = {
         "finished_at": now.replace(microsecond=now.microsecond // 1000 * 1000),
         # torchrun's process id identifies the group; it stays the same when ranks are restarted.

@@ -21,6 +21,7 @@ from svdq.pipeline.planning.costs import WINDOW
 from svdq.pipeline.trace import Tracer
 from svdq.producer import keys
 from svdq.producer.chains import why_no_video_before
+from svdq.producer.clock import CLOCK
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.store import Codec
@@ -43,7 +44,9 @@ def is_held(connection: redis.Redis, stopping: threading.Event, sample: Sample) 
             with connection.pipeline(transaction=False) as pipeline:
                 pipeline.sismember(keys.CANCELED, sample.job_id)
                 pipeline.zscore(*execution)
-                is_canceled, lease = pipeline.execute()
+                pipeline.time()
+                is_canceled, lease, (seconds, microseconds) = pipeline.execute()
+            CLOCK.note(seconds + microseconds / 1e6)
             return not is_canceled and lease is not None
         except redis.RedisError as error:
             if not has_warned:

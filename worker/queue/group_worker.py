@@ -12,12 +12,14 @@ import redis
 import rq
 from rq.executions import Execution
 from rq.job import JobStatus
+from rq.utils import utcformat
 from rq.worker import WorkerStatus
 from rq.worker_registration import register
 
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer import keys
+from svdq.producer.clock import CLOCK
 from svdq.producer.job import Job
 from svdq.producer.job_control import cancel_rest
 from svdq.producer.queue import RENDER, SvdqQueue, priority_of, queue_of, queues, read_arguments
@@ -71,6 +73,7 @@ class GroupWorker(RqWorker):
         """
         active_jobs, connection = list(active_jobs), connection or self.connection
         now_s = scripts.server_time(connection)
+        CLOCK.note(now_s)
         state = WorkerStatus.BUSY if active_jobs else WorkerStatus.SUSPENDED if self.paused else WorkerStatus.IDLE
         with connection.pipeline() as pipeline:
             pipeline.hset(self.key, mapping=self.serialize())
@@ -248,6 +251,8 @@ class GroupWorker(RqWorker):
                 active.execution.save(LEASE_S, pipeline=begins)
                 scripts.write_lease(begins, queue, active.execution, now_s + LEASE_S)
                 rq_job.prepare_for_execution(self.name, pipeline=begins)
+                rq_job.started_at = datetime.fromtimestamp(now_s, UTC)  # RQ's is by this host's clock
+                begins.hset(rq_job.key, "started_at", utcformat(rq_job.started_at))
                 scripts.drop_popped(begins, queue, rq_job.id)
                 self.set_state(WorkerStatus.BUSY, pipeline=begins)
                 scripts.begin(pipeline, self.name, active.execution, begins)

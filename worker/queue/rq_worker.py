@@ -12,13 +12,13 @@ from redis.client import Pipeline
 from rq.command import PUBSUB_CHANNEL_TEMPLATE, parse_payload
 from rq.executions import Execution
 from rq.job import JobStatus
-from rq.registry import FailedJobRegistry, FinishedJobRegistry
+from rq.registry import BaseRegistry, FailedJobRegistry, FinishedJobRegistry
 from rq.serializers import JSONSerializer
-from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, clean_worker_registry
 
 from svdq.producer import keys, processes
+from svdq.producer.clock import CLOCK
 from svdq.producer.job import Job
 from svdq.producer.job_control import cancel_rest
 from svdq.producer.queue import SvdqQueue, queue_of, queues
@@ -239,7 +239,7 @@ class RqWorker(BaseWorker):
         execution: Execution | None = None,
     ) -> None:
         """Put what RQ's `handle_job_success` and `handle_job_failure` write into a pipeline."""
-        rq_job.ended_at = now()
+        rq_job.ended_at = CLOCK.now()
         rq_job.set_status(status, pipeline=commands)
         made: dict[str, Any] = {
             "worker_name": self.name,
@@ -253,9 +253,12 @@ class RqWorker(BaseWorker):
             ttl_s = rq_job.get_result_ttl(self.default_result_ttl) or 60
             self.increment_successful_job_count(commands)
             rq_job._handle_success(ttl_s, commands, **made)
+            if rq_job.result_ttl != 0:
+                self._keep_until(commands, rq_job.finished_job_registry, rq_job, ttl_s)
             rq_job.cleanup(ttl_s, pipeline=commands, remove_from_queue=False)
         else:
             rq_job._handle_failure(str(outcome), commands, **made)
+            self._keep_until(commands, rq_job.failed_job_registry, rq_job, rq_job.failure_ttl)
             if status is JobStatus.STOPPED:
                 now_s = scripts.server_time(self.connection)
                 commands.zadd(keys.STOPPED, {rq_job.id: now_s + keys.FAILURE_TTL_S})
@@ -268,6 +271,11 @@ class RqWorker(BaseWorker):
             execution.delete(job=rq_job, pipeline=commands)
         commands.srem(keys.CANCELED, rq_job.id)
         commands.hdel(keys.CRASHES, rq_job.id)
+
+    def _keep_until(self, commands: Pipeline, registry: BaseRegistry, rq_job: rq.job.Job, ttl_s: int | None) -> None:
+        """Correct when an entry expires, which RQ counts by this host's clock, and which says when the job ended."""
+        if ttl_s is not None and ttl_s >= 0 and rq_job.ended_at is not None:
+            commands.zadd(registry.key, {rq_job.id: int(rq_job.ended_at.timestamp()) + ttl_s}, xx=True)
 
     def enqueue_dependents(self, queue: rq.Queue, rq_job: rq.job.Job) -> None:
         """Queue the jobs that depend on an ended one; an error of RQ with a malformed one is logged."""
