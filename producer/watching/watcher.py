@@ -1,10 +1,12 @@
 """Watches a folder: scans it, processes the files that are due, and pauses."""
 
+import contextlib
 import math
 import os
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from svdq.producer.watching.state import Event, OnEvent, State
 SCAN_S, MAX_SHARE = 2.0, 0.02  # longest pause between scans, and their largest share of time
 TICK_S = 0.2  # seconds between two checks for a stop request
 BATCH = 100  # files that are processed between two scans at most
+HANGS_S = 30.0  # seconds of one photo after which it is reported
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0  # until another try of Redis or the storage, doubling
 
 
@@ -144,10 +147,24 @@ class _Watcher:
                 for file in due:
                     if self.is_stopped():
                         return
-                    self.processor.process(file, connection)
+                    with self._said_if_it_hangs():
+                        self.processor.process(file, connection)
             # Files that could not be processed before were the first of these.
             self.delay_s = FIRST_DELAY_S
             self._set("unavailable", None, "Redis and the storage can be used again.")
+
+    @contextlib.contextmanager
+    def _said_if_it_hangs(self) -> Iterator[None]:
+        """Report once that a photo takes long, as on a mount that does not answer, and once that it goes on."""
+        problem = f"A photo has taken {HANGS_S:.0f} s: its folder or the storage does not answer. Photos wait for it."
+        timer = threading.Timer(HANGS_S, self._set, ("hangs", problem, ""))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._set("hangs", None, "The folder and the storage answer again.")
 
     def _scan(self) -> None:
         started_s = time.monotonic()

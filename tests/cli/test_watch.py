@@ -287,7 +287,7 @@ def test_files_with_other_suffixes_are_reported_once(once: Once, drop: Drop, inb
         (["{inbox}", "--frames", "0"], "--frames 0"),
         (["{inbox}", "--storage", "{inbox}"], "svdq's own storage"),
         (["{inbox}", "--storage", "nonsense://there"], "nonsense"),
-        (["{inbox}", "--redis-url", "nonsense"], "nonsense"),
+        (["{inbox}", "--redis-url", "nonsense"], "The Redis URL cannot be understood"),
     ],
 )
 def test_errors_are_sentences(
