@@ -82,7 +82,7 @@ def systemd(
     paths = [home, *([Path(storage)] if storage.startswith("/") else []), *([inbox] if inbox is not None else [])]
     paths = [path for path in paths if path == home or not path.is_relative_to(home)]
 
-    config = Path("/etc") if is_system else Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    config = Path("/etc") if is_system else Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
     folder = config / "systemd" / scope
     optional = {REDIS: is_embedded, WATCH: inbox is not None, SERVE: serve}
     left_out = {name for name, is_wanted in optional.items() if not is_wanted}

@@ -13,7 +13,8 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_file import with_presets
 
 ENV_PREFIX = "SVDQ_"
-_OWNER = re.compile(r"[^./\\\s][^/\\]{0,63}")  # it can be the name of a folder
+MAX_OWNER = 64  # characters of the name of an owner
+_OWNER = re.compile(rf"[^./\\\s][^/\\]{{0,{MAX_OWNER - 1}}}")  # it can be the name of a folder
 HIDDEN = "***"  # stands for what is or may be a secret
 _OF_REDIS = ("redis:", "rediss:", "unix:")
 #: All of a Redis URL; what is anywhere else is not what redis-py reads, and may be a password.
@@ -66,22 +67,30 @@ def local_folder(storage: str) -> Path | None:
 
 
 def default_home() -> Path:
-    """Return the default of `Settings.home`."""
-    return platformdirs.user_data_path("svdq")
-
-
-def user_name() -> str:
-    """Return the name of the user of this process; "" if there is none, as in some containers."""
+    """Return the default of `Settings.home`; raises InputError if the user has no home, as in some containers."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""
+        return platformdirs.user_data_path("svdq")
+    except RuntimeError as error:
+        raise InputError("This user has no home, and HOME is not set; set SVDQ_HOME to a folder for svdq.") from error
+
+
+def default_owner() -> str:
+    """Return the default of `Settings.owner`: the name of this process's user, or its number if it has no name.
+
+    Characters that an owner cannot have become _, as in CORP_ana.
+    """
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # containers may run as any user
+        name = f"uid{os.getuid()}"
+    name = "".join(each if each.isprintable() and each not in "/\\" else "_" for each in name[:MAX_OWNER])
+    return f"_{name[1:]}" if name[0] == "." or name[0].isspace() else name
 
 
 def checked_owner(name: object) -> str:
     """Return the name of an owner; raises ValueError if it is none."""
     if not isinstance(name, str) or not _OWNER.fullmatch(name) or not name.isprintable():
-        raise ValueError("it must be 1 to 64 characters without / and \\, and no dot in front")
+        raise ValueError(f"it must be 1 to {MAX_OWNER} characters without / and \\, and no dot in front")
     return name
 
 
@@ -107,8 +116,8 @@ class Settings(BaseModel):
     )
     #: `preview`, the folder or hub id of a model in diffusers' layout, a model file, or the name of a preset.
     model: Annotated[str, Field(min_length=1), AfterValidator(with_presets)] = "preview"
-    #: Whose jobs are submitted; by default the user's name.
-    owner: Annotated[str, AfterValidator(checked_owner)] = Field(default_factory=user_name)
+    #: Whose jobs are submitted; by default the user of this process.
+    owner: Annotated[str, AfterValidator(checked_owner)] = Field(default_factory=default_owner)
     fair: bool = True  # whether owners take turns in the queues; what the worker that started last has counts
     #: Largest number of jobs of an owner that wait; None: any. What the submitting process has counts.
     max_waiting: int | None = Field(None, ge=1)

@@ -51,7 +51,7 @@ def _load(working_file: dict[str, Any], flags: dict[str, Any]) -> Settings:
     variables = _variables()
     # All but the file in the home determine the home.
     homes = (source["home"] for source in (given, variables, working_file) if "home" in source)
-    home = absolute(Path(str(next(homes, default_home()))))
+    home = absolute(Path(str(next(homes, None) or default_home())))
     try:
         return Settings(**_read_file(home / FILE_NAME, photo_keys=()) | working_file | variables | given)
     except ValidationError as error:

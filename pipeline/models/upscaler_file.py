@@ -1,6 +1,7 @@
 """Finds the file of an image upscaler by its path or its name. Does not import torch."""
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def find_upscaler(name: str, loras: Path | None = None) -> Path:
     user's home.
     """
     comfyui = [loras.parent / FOLDER] if loras is not None else []
-    folders = [Path(), *comfyui, Path.home() / "ComfyUI" / "models" / FOLDER]
+    folders = [Path(), *comfyui, Path(os.path.expanduser("~/ComfyUI/models"), FOLDER)]
     file = _find(Path(name).expanduser(), folders, (SUFFIX,)) or _find(Path(name).expanduser(), folders, PICKLES)
     if file is None:
         raise InputError(

@@ -1,11 +1,12 @@
 import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import given_path, without_secrets
+from svdq.producer.settings import Settings, given_path, without_secrets
 from svdq.producer.settings_loader import MAX_FILE_BYTES, load_settings
 
 
@@ -123,6 +124,37 @@ def test_a_file_that_nobody_writes(home: Path, text: str, folder: str) -> None:
 def test_what_a_setting_must_be_is_said(home: Path, given: dict[str, str], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         load_settings(**given)
+
+
+@pytest.mark.parametrize(
+    ("user", "owner"),
+    [
+        ("ana", "ana"),
+        ("CORP\\ana", "CORP_ana"),
+        (".ana", "_ana"),
+        ("a" * 80, "a" * 64),
+        (None, f"uid{os.getuid()}"),
+    ],
+)
+def test_every_user_is_an_owner_whom_ranks_can_read(
+    home: Path, monkeypatch: pytest.MonkeyPatch, user: str | None, owner: str
+) -> None:
+    """In a container with --user, a user may have neither a name nor a home."""
+
+    def nobody(uid: int) -> pwd.struct_passwd:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if user is not None:
+        monkeypatch.setenv("LOGNAME", user)
+    settings = load_settings()
+    assert (settings.owner, settings.home) == (owner, home)
+    assert Settings.model_validate_json(settings.model_dump_json()).owner == owner
+    monkeypatch.delenv("SVDQ_HOME")
+    with pytest.raises(InputError, match="set SVDQ_HOME"):
+        load_settings()
 
 
 def test_parameters_of_videos_are_no_settings_of_the_home(home: Path) -> None:

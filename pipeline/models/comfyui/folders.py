@@ -114,7 +114,7 @@ def find_folders(given: Path | None, workflow: Path) -> Folders:
             raise InputError(f"There is no folder {str(given)!r}; give ComfyUI's, or its models folder.")
         models: Path | None = given / "models" if (given / "models").is_dir() else given
     else:
-        around = [*workflow.absolute().parents, Path.home() / "ComfyUI", Path("ComfyUI").absolute()]
+        around = [*workflow.absolute().parents, Path(os.path.expanduser("~/ComfyUI")), Path("ComfyUI").absolute()]
         found = (each / "models" for each in around)
         models = next(
             (each for each in found if any((each / name).is_dir() for name in KINDS["transformer"][:2])), None
