@@ -5,7 +5,6 @@ watched folder, `<home>/svdq.toml`, defaults. Ranks read what their launcher has
 """
 
 import os
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_file import is_model_file
 from svdq.pipeline.models.model_names import has_weights
+from svdq.pipeline.toml_file import MAX_BYTES, parse_toml
 from svdq.producer.files import open_regular
 from svdq.producer.job import PARAMETER_KEYS
 from svdq.producer.settings import (
@@ -30,7 +30,6 @@ from svdq.producer.settings import (
 )
 
 FILE_NAME = "svdq.toml"
-MAX_FILE_BYTES = 1 << 16
 #: Of photos in the file's folder, with `svdq watch`; `model` is a setting there.
 PHOTO_KEYS = (*(name for name in PARAMETER_KEYS if name != "model"), "priority", "then")
 
@@ -110,13 +109,8 @@ def _read_file(path: Path, photo_keys: Sequence[str] = PHOTO_KEYS) -> dict[str, 
 
 def read_toml(file: BinaryIO, path: Path) -> dict[str, Any]:
     """Read an open svdq.toml; raises InputError, which names `path`, if it is too large or invalid, or OSError."""
-    data = file.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise cannot_be_read(path, f"it is larger than {MAX_FILE_BYTES:,} bytes")
     try:
-        return tomllib.loads(data.decode())
-    except RecursionError as error:
-        raise cannot_be_read(path, "it is nested too deeply") from error
+        return parse_toml(file.read(MAX_BYTES + 1))
     except ValueError as error:
         raise cannot_be_read(path, error) from error
 

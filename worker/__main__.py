@@ -30,19 +30,12 @@ from typing import Any
 
 import click
 
-from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.transport.topology import Topology
+from svdq.pipeline.errors import SvdqError, reason_of
 from svdq.producer.text import printable
 from svdq.worker import run_folder
 from svdq.worker.health.rank_log import JobLogHandler, start_logging
 from svdq.worker.launcher.gpus import visible_gpus
-from svdq.worker.queue.crashes import CrashMarker, folder_without_launcher
-from svdq.worker.rank import run_rank
 from svdq.worker.run_folder import RankConfig, RunConfig, check_home, rank_options
-from svdq.worker.startup import RankProcess, Signals
-
-gc.freeze()
-gc.enable()
 
 logger = logging.getLogger("svdq.worker")
 
@@ -55,41 +48,46 @@ KILLED_WITHIN_S = 5.0  # seconds in which the launcher kills a group that has re
 @rank_options
 def main(run_dir: Path | None, **options: Any) -> None:
     """Run one rank of a group under torchrun; settings come from SVDQ_ variables and svdq.toml."""
-    # `svdq worker` has resolved everything, and left it in the run folder.
-    run_config = None if run_dir is None else run_folder.read_config(run_dir)
-    config = RankConfig(**options) if run_config is None else run_config.rank
-    try:
-        topology = Topology.from_torchrun()
-    except SvdqError as error:
-        raise click.UsageError(str(error)) from error
     restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    log = start_logging(config.log_format, topology.rank, config.group)
-    logging.getLogger("rq.worker").setLevel(logging.WARNING)
-    logging.getLogger("botocore").setLevel(logging.WARNING)  # else a line for each place of credentials
-    if sys.stderr is not None:  # the shell's `2>&-` closes it
-        # So that a crash in native code says where it was. The stacks of running threads may crash faulthandler itself,
-        # before it comes to the one that crashed.
-        faulthandler.enable(all_threads=False)
+    if run_dir is not None and restart_count > 0:
+        run_folder.write_restart(run_dir, restart_count)
+    log_format = "text"
     exit_code = 0
     try:
-        _run(run_config or _resolve_here(config), topology, restart_count, log, run_dir)
+        # `svdq worker` has resolved everything, and left it in the run folder.
+        run_config = None if run_dir is None else run_folder.read_config(run_dir)
+        config = RankConfig(**options) if run_config is None else run_config.rank
+        log_format = config.log_format
+        log = start_logging(log_format, int(os.environ.get("RANK", "0")), config.group)
+        logging.getLogger("rq.worker").setLevel(logging.WARNING)
+        logging.getLogger("botocore").setLevel(logging.WARNING)  # else a line for each place of credentials
+        if sys.stderr is not None:  # the shell's `2>&-` closes it
+            # So that a crash in native code says where it was. The stacks of running threads may crash faulthandler
+            # itself, before it comes to the one that crashed.
+            faulthandler.enable(all_threads=False)
+        _run(run_config or _resolve_here(config), restart_count, log, run_dir)
     except SvdqError as error:
         exit_code = error.exit_code
         if restart_count > 0:
             # The cause may be temporary, such as memory that another program uses, or a server that is away.
-            logger.warning("%s The group worked before, so it tries again in %.0f s.", error, RELOAD_S)
+            if run_dir is None or run_folder.last_ready(run_dir) is not None:
+                logger.warning("%s The group worked before, so it tries again in %.0f s.", error, RELOAD_S)
+            else:
+                run_folder.write_failure(run_dir, restart_count, str(error))
             time.sleep(RELOAD_S)
         elif run_dir is not None:
             # Every rank fails in the same way; the launcher prints the sentence once.
             run_folder.write_error(run_dir, error)
             time.sleep(KILLED_WITHIN_S)  # torchrun would print a line about a rank that ends by itself
-        elif config.log_format == "json":
+        elif log_format == "json":
             logger.critical("%s", error)
         else:
             click.echo(printable(f"Error: {error}"), err=True)  # noqa: TID251 - escaped here
-    except Exception:
+    except Exception as error:
         logger.critical("An unexpected error ends this rank.", exc_info=True)
         exit_code = 1
+        if run_dir is not None:
+            run_folder.write_failure(run_dir, restart_count, f"{type(error).__name__}: {reason_of(error)}")
     logging.shutdown()
     # Not through the interpreter's end, which waits for threads: one may wait for the storage.
     os._exit(exit_code)
@@ -106,9 +104,16 @@ def _resolve_here(rank: RankConfig) -> RunConfig:
     return RunConfig(rank=rank.model_copy(update={"weights": settings.weights}), settings=settings, model=model)
 
 
-def _run(
-    run_config: RunConfig, topology: Topology, restart_count: int, log: JobLogHandler, run_dir: Path | None
-) -> None:
+def _run(run_config: RunConfig, restart_count: int, log: JobLogHandler, run_dir: Path | None) -> None:
+    # Not before, since torch and what it needs may be installed wrongly.
+    from svdq.pipeline.transport.topology import Topology
+    from svdq.worker.queue.crashes import CrashMarker, folder_without_launcher
+    from svdq.worker.rank import run_rank
+    from svdq.worker.startup import RankProcess, Signals
+
+    gc.freeze()
+    gc.enable()
+    topology = Topology.from_torchrun()
     home = run_config.settings.home
     check_home(home)
     marker = CrashMarker(run_dir or folder_without_launcher(home), restart_count, topology.rank)

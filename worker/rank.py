@@ -109,7 +109,7 @@ class Rank:
             self._warm_up()
             self._intake.start()
             if process.run_dir is not None:
-                run_folder.write_ready(process.run_dir)
+                run_folder.write_ready(process.run_dir, process.marker.restart_count)
         try:
             self._stage.run()
         except SvdqError:

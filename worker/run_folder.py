@@ -243,19 +243,23 @@ def running_pids(folder: Path) -> dict[int, int]:
     return found
 
 
-def write_ready(folder: Path) -> None:
+def write_ready(folder: Path, restart_count: int) -> None:
     """Record that the group is ready for jobs."""
-    (folder / "ready").touch()
+    _write(folder / "ready", str(restart_count))
 
 
-def is_ready(folder: Path) -> bool:
-    """Whether the group has been ready for jobs."""
-    return (folder / "ready").exists()
+def last_ready(folder: Path) -> int | None:
+    """Return the restart after which the group was ready for jobs last, 0 for its start; None if it never was."""
+    return _number(folder / "ready") if (folder / "ready").exists() else None
+
+
+def write_restart(folder: Path, restart_count: int) -> None:
+    """Record that the group was restarted."""
+    _write(folder / "restarted", str(restart_count))
 
 
 def await_permission(folder: Path, restart_count: int) -> None:
-    """Ask the launcher whether a group that was restarted may use its GPUs, and wait until it may."""
-    _write(folder / "restarted", str(restart_count))
+    """Wait until the launcher permits a group that was restarted to use its GPUs."""
     while _number(folder / "permitted") < restart_count:
         time.sleep(0.1)
 
@@ -283,6 +287,20 @@ def read_error(folder: Path) -> SvdqError | None:
         return None
     error: SvdqError = getattr(errors, kind, SvdqError)(sentence)
     return error
+
+
+def write_failure(folder: Path, restart_count: int, reason: str) -> None:
+    """Record why a rank of this start or restart of the group ended."""
+    _write(folder / "failure", json.dumps([restart_count, reason]))
+
+
+def read_failure(folder: Path, restart_count: int) -> str:
+    """Return why a rank of a start or restart of the group ended; "" if that is not recorded."""
+    try:
+        of, reason = json.loads((folder / "failure").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ""
+    return str(reason) if of == restart_count else ""
 
 
 def write_trace(folder: Path, rank: int, events: list[dict[str, Any]]) -> None:

@@ -2,13 +2,13 @@
 
 import os
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.toml_file import MAX_BYTES, parse_toml
 
 SUFFIX = ".toml"
 WEIGHTS_SUFFIXES, LORA_SUFFIXES = (".safetensors", ".gguf"), (".safetensors",)
@@ -134,7 +134,8 @@ def is_model_file(name: str) -> bool:
 def read_model_file(path: Path) -> ModelFile:
     """Read a model file; raises InputError if it cannot be read, or is not valid."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = parse_toml(file.read(MAX_BYTES + 1))
     except OSError as error:
         raise InputError(f"The model file {str(path)!r} cannot be read ({error.strerror}); give another.") from error
     except ValueError as error:  # also UnicodeDecodeError

@@ -15,6 +15,7 @@ from typing import Any
 from svdq.pipeline.command_line import svdq_command
 from svdq.pipeline.errors import InputError, how_to_install, reason_of
 from svdq.pipeline.models.family import FileNames, FolderLayout
+from svdq.pipeline.models.gguf_file import open_gguf
 
 _DTYPES = {"F16", "BF16", "F32", "F8_E4M3", "F8_E5M2"}  # supported types of weights, as named by safetensors
 #: Names of weights files, whole or in parts, and of the indexes of parts.
@@ -142,11 +143,9 @@ def is_rounded(files: Iterable[Path]) -> bool:
 def gguf_tensors(file: Path) -> Sequence[Any]:
     """Return the tensors of a GGUF file, mapped; raises InputError if it cannot be read."""
     try:
-        from gguf import GGUFReader
+        return list(open_gguf(file).tensors)
     except ImportError as error:
         raise InputError(f"The weights file {file} needs the package gguf; {how_to_install('gguf')}.") from error
-    try:
-        return list(GGUFReader(file).tensors)
     except (OSError, ValueError) as error:
         raise unreadable("weights file", file, error) from error
 
@@ -168,9 +167,7 @@ def _is_pointer(file: Path) -> bool:
 def gguf_fields(file: Path) -> Mapping[str, Any]:
     """Return the fields of a GGUF file; none of one that cannot be read, or without the package gguf."""
     try:
-        from gguf import GGUFReader
-
-        return dict(GGUFReader(file).fields)
+        return dict(open_gguf(file).fields)
     except (ImportError, OSError, ValueError):
         return {}
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.name_templates import safe_name
@@ -108,6 +108,9 @@ class FolderConfig:
         spec.check()
         self._root = root
         self._spec = spec
+        #: By folder, the version of its file, and its parameters or why it cannot be used: others' photos must not wait
+        #: while a file is parsed for each photo beside it.
+        self._parsed: dict[str, tuple[tuple[int, ...], JobSpec | str]] = {}
 
     @property
     def prompt(self) -> str | None:
@@ -132,14 +135,25 @@ class FolderConfig:
         file_path = self._root / folder / FILE_NAME
         try:
             with open_file(self._root, f"{folder}/{FILE_NAME}") as file:
-                document = read_toml(file, file_path)
+                status = os.fstat(file.fileno())
+                version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                if self._parsed.get(folder, ((), None))[0] != version:
+                    self._parsed[folder] = (version, self._parse(file, file_path))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise cannot_be_read(file_path, error.strerror) from error
-        return self._parse(document, file_path)
+        found = self._parsed[folder][1]
+        if isinstance(found, str):
+            raise InputError(found)
+        return found
 
-    def _parse(self, document: dict[str, Any], file_path: Path) -> JobSpec:
+    def _parse(self, file: BinaryIO, file_path: Path) -> JobSpec | str:
+        """Return the parameters in a file, or why it cannot be used; raises OSError."""
+        try:
+            document = read_toml(file, file_path)
+        except InputError as error:
+            return str(error)
         spec = self._spec
         try:
             given = {key.replace("-", "_"): value for key, value in document.items()}
@@ -170,9 +184,7 @@ class FolderConfig:
             spec = spec if output is None else replace(spec, name=None).with_output(output)
             spec.check(spell=as_key)
         except InputError as error:
-            raise InputError(f"In the file {str(file_path)!r}: {error}") from error
-        except RecursionError as error:  # dotted keys may nest to any depth
-            raise cannot_be_read(file_path, "it is nested too deeply") from error
+            return f"In the file {str(file_path)!r}: {error}"
         return spec
 
 

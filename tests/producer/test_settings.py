@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.toml_file import MAX_BYTES
 from svdq.producer.settings import Settings, given_path, without_secrets
-from svdq.producer.settings_loader import MAX_FILE_BYTES, load_settings
+from svdq.producer.settings_loader import load_settings
 
 
 @pytest.mark.usefixtures("own_server")
@@ -102,9 +103,7 @@ def test_bad_file(home: Path, text: str) -> None:
         load_settings()
 
 
-@pytest.mark.parametrize(
-    "text", ["a = " + "[" * 2000 + "]" * 2000, "#" * (MAX_FILE_BYTES + 1)], ids=["nested", "large"]
-)
+@pytest.mark.parametrize("text", ["a = " + "[" * 2000 + "]" * 2000, "#" * (MAX_BYTES + 1)], ids=["nested", "large"])
 @pytest.mark.parametrize("folder", [".", "home"])
 def test_a_file_that_nobody_writes(home: Path, text: str, folder: str) -> None:
     place = home if folder == "home" else Path()

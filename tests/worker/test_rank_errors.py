@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,46 @@ if "RANK" in os.environ:
 
     Intake.take = take_or_fail
 """
+
+
+#: The same: ranks fail or hang while they import what they need.
+NEVER_START = """
+import importlib.abc, os, sys, time
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "svdq.worker.startup":
+            if os.environ["HOW"] == "hang":
+                time.sleep(1000)
+            if os.environ["HOW"] == "kill":
+                os.kill(os.getpid(), 9)
+            raise IndexError("index 24 is out of bounds")
+
+if "RANK" in os.environ:
+    sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("how", "said"), [("raise", " (IndexError: index 24 is out of bounds)"), ("kill", "")])
+def test_what_can_never_work_is_not_restarted_for_ever(site, how: str, said: str) -> None:
+    (site.folder / "sitecustomize.py").write_text(NEVER_START)
+    done = site.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--burst", HOW=how, PYTHONPATH=str(site.folder))
+    assert done.returncode == 1
+    sentence = done.stderr.splitlines()[-1]
+    assert sentence.startswith(f"Error: The worker cannot start: its ranks have failed 3 times{said}; ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_starts_is_stopped_in_seconds(site, number: signal.Signals, until) -> None:
+    (site.folder / "sitecustomize.py").write_text(NEVER_START)
+    group = site.start(2, wait=False, HOW="hang", PYTHONPATH=str(site.folder))
+    until(lambda: len(group.ranks()) == 2)
+    begin = time.monotonic()
+    group.process.send_signal(number)
+    assert group.end() == 0, group.text
+    assert time.monotonic() - begin < 8  # 5 s, and what the machine does meanwhile
 
 
 @pytest.mark.long

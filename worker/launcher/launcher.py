@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 MAX_DEFAULT_CPU_RANKS = 7  # most ranks of a group without GPUs by default
 POLL_S = 0.1
 STOP_S, STOP_NOW_S = 20.0, 5.0  # seconds to stop, and after a second Ctrl-C; systemd and Kubernetes grant more
+STOP_START_S = 3.0  # seconds to stop a group that starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +148,7 @@ class _Supervisor:
         self.ended_by: Literal["signal", "until", ""] = ""
         self._signal: signal.Signals | None = None  # also sent to later ranks
         self._kill_at: float | None = None
+        self._signaled_at: float | None = None
 
     def run(self) -> int:
         """Wait; return the first exit code that is not 0, or 0 after a signal."""
@@ -159,8 +161,7 @@ class _Supervisor:
                     self.ended_by = self.ended_by or "until"
                     self._stop()
                 if self._signal is not None:
-                    for group in self._groups:
-                        group.send_signal(self._signal)
+                    self._pass_on(self._signal)
                 time.sleep(POLL_S)
         finally:
             for number, handler in before.items():
@@ -174,6 +175,15 @@ class _Supervisor:
             return code
         logger.error("torchrun was ended by signal %d; the next worker takes its jobs back.", -code)
         return 128 - code  # as shells report it
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Send a signal to the groups; those that start hold no jobs, and are stopped, or killed after a while."""
+        now = time.monotonic()
+        self._signaled_at = self._signaled_at or now
+        for group in self._groups:
+            group.send_signal(signal.SIGTERM if group.is_starting else number)
+            if group.is_starting and now >= self._signaled_at + STOP_START_S:
+                group.kill()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.ended_by = self.ended_by or "signal"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.producer.keys import DAY_S
 from svdq.producer.processes import PARENT_PID, die_with_parent
 from svdq.producer.text import count
@@ -29,12 +29,15 @@ logger = logging.getLogger(__name__)
 
 #: torchrun. Like a rank, it starts in a third less time without garbage collection of what it imports. It ends when its
 #: ranks have ended, and by no signal: where a supervisor signals every process, it would kill them, with a traceback.
+#: It asks no name server for this machine's full name: one that does not answer would take 20 s of each start.
 TORCHRUN = (
     f"import gc, os; os.environ['{PARENT_PID}'] = str(os.getpid()); "
+    "import socket; socket.getfqdn = lambda name='': name or socket.gethostname(); "
     "gc.disable(); from torch.distributed.elastic.multiprocessing import api; "
     "api._terminate_process_handler = lambda *_: None; "
     "from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
 )
+MAX_FAILED_STARTS = 3  # one after the other, without a group that was ready for jobs between
 MAX_RESTARTS = 3000  # about twelve hours of waiting for a model or a disk
 STUCK_S, LOOK_S = 60.0, 5.0  # of a rank's wait in its kernel until GPUs are tested; between looks at that
 KILL_S = 5.0  # seconds that killed processes get to disappear
@@ -73,6 +76,8 @@ class GroupProcess:
         #: The restart for which GPUs were tested last; during a test, why each GPU failed, or "".
         self._tested = 0
         self._results: dict[str, str] | None = None
+        self._seen_restarts = 0
+        self._failed_starts = 0
         #: Process ids of ranks that wait in the kernel, since when, and when to look again.
         self._waiting: dict[int, float] = {}
         self._look_at = 0.0
@@ -115,10 +120,29 @@ class GroupProcess:
         if error is not None:
             self.kill()
             raise type(error)(f"{error} {self._failures()}".rstrip())
+        self._count_starts()
         code = self._process.poll()
         if code is None and self._last_signal is not signal.SIGTERM:
             self._test_gpus()
         return code
+
+    def _count_starts(self) -> None:
+        """Kill the group and raise an SvdqError if it has failed to start again and again."""
+        restart_count, ready = run_folder.restarts(self.run_dir), run_folder.last_ready(self.run_dir)
+        if restart_count == self._seen_restarts:
+            return
+        self._seen_restarts = restart_count
+        reason = run_folder.read_failure(self.run_dir, restart_count - 1)
+        # A group that worked is given up only for what its ranks say: others may kill them while they start.
+        has_failed = ready is None or (ready < restart_count - 1 and reason)
+        self._failed_starts = self._failed_starts + 1 if has_failed else 0
+        if self._failed_starts == MAX_FAILED_STARTS:
+            self.kill()
+            why = f" ({reason.rstrip('.')})" if reason else ""
+            raise SvdqError(
+                f"The worker cannot start: its ranks have failed {MAX_FAILED_STARTS} times{why}; see the log above "
+                f"and `svdq doctor`. {self._failures()}".rstrip()
+            )
 
     def _test_gpus(self) -> None:
         """Test the GPUs of a group that was restarted or hangs, in parallel; go on without those that fail."""
@@ -162,7 +186,7 @@ class GroupProcess:
             raise UnavailableError(f"No GPU is left. {self._failures()}")
         left = count(self.num_ranks, "rank")
         logger.error("%s The group goes on with %s; the next worker tries all again.", self._failures(), left)
-        self._tested = 0
+        self._tested = self._seen_restarts = self._failed_starts = 0
         self._start()
 
     def _failures(self) -> str:
@@ -176,7 +200,13 @@ class GroupProcess:
     @property
     def is_ready(self) -> bool:
         """Whether it has been ready for jobs."""
-        return run_folder.is_ready(self.run_dir)
+        return run_folder.last_ready(self.run_dir) is not None
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it is not ready for jobs yet, or again."""
+        ready = run_folder.last_ready(self.run_dir)
+        return ready is None or ready < run_folder.restarts(self.run_dir)
 
     def running_pids(self) -> dict[int, int]:
         """Return the process ids of the ranks that handle signals, by rank, also after a restart."""
