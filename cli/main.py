@@ -143,6 +143,12 @@ def run(arguments: Sequence[str]) -> int:
             _drop_output()
             return _complain(f"The output cannot be written ({error.strerror}).", EXIT_FAILED)
         raise
+    except Exception as error:
+        from svdq.pipeline.imports import import_failure
+
+        if (broken := import_failure(error)) is None:
+            raise
+        return _complain(str(broken), broken.exit_code)
     return result if isinstance(result, int) else 0
 
 

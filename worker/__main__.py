@@ -31,6 +31,7 @@ from typing import Any
 import click
 
 from svdq.pipeline.errors import SvdqError, reason_of
+from svdq.pipeline.imports import plain_imports
 from svdq.producer.text import printable
 from svdq.worker import run_folder
 from svdq.worker.health.rank_log import JobLogHandler, start_logging
@@ -65,7 +66,8 @@ def main(run_dir: Path | None, **options: Any) -> None:
             # So that a crash in native code says where it was. The stacks of running threads may crash faulthandler
             # itself, before it comes to the one that crashed.
             faulthandler.enable(all_threads=False)
-        _run(run_config or _resolve_here(config), restart_count, log, run_dir)
+        with plain_imports():
+            _run(run_config or _resolve_here(config), restart_count, log, run_dir)
     except SvdqError as error:
         exit_code = error.exit_code
         if restart_count > 0:

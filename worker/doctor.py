@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple, get_args
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
+from svdq.pipeline.imports import plain_imports
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
-from svdq.pipeline.models.families import family_of, layout_of
+from svdq.pipeline.models.families import FAMILIES, family_of, layout_of
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import is_model_file
 from svdq.pipeline.models.model_folder import find_problems, is_untrained, variants
@@ -247,6 +248,14 @@ def check_packages() -> Iterator[Finding]:
     if missing := [name for name in names if not _versions(name)]:
         text = f"not installed ({', '.join(missing)}): this machine can submit photos, not render them"
         yield Finding("worker extra", "warn", text, f"to render here, {how_to_install('worker')}")
+        return
+    try:
+        with plain_imports():
+            from svdq.pipeline.models.components import check_installation
+
+            check_installation(layout for family in FAMILIES for layout in family.layouts.values())
+    except InputError as error:
+        yield _failure("worker extra", error)
     else:
         yield Finding("worker extra", "ok", _versions(*names))
 

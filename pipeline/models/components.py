@@ -3,7 +3,7 @@
 import importlib
 import logging
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -286,6 +286,15 @@ def class_of(layout: FolderLayout, component: str, name: str | None = None) -> A
     """Return the class that a component is loaded as: the first of its layout, unless a `name` is given."""
     name = name or layout.components[component][0]
     return next(kind for module in layout.modules if (kind := getattr(importlib.import_module(module), name, None)))
+
+
+def check_installation(layouts: Iterable[FolderLayout]) -> None:
+    """Import the classes of some layouts' components, as a rank does; raises InputError if a package is broken."""
+    be_quiet()
+    with in_a_sentence("A model", torch.device("cpu")):
+        for layout in layouts:
+            for component in layout.weighted:
+                class_of(layout, component)
 
 
 def name_of(dtype: torch.dtype) -> str:

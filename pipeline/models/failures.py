@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from svdq.pipeline.errors import InputError, SampleError, SvdqError
+from svdq.pipeline.imports import import_failure
 from svdq.pipeline.models.memory import size_text
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | N
         raise
     except Exception as error:
         logger.debug("Loading failed.", exc_info=error)
+        if (broken := import_failure(error)) is not None:
+            raise broken from error
         if is_out_of_memory(error):
             there = ""
             if device.type == "cuda":
