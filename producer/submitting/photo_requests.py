@@ -25,7 +25,7 @@ from svdq.producer.submitting.parameters import (
     read_parameters,
     read_then,
 )
-from svdq.producer.submitting.sources import Sources
+from svdq.producer.submitting.sources import Sources, as_stored
 from svdq.producer.text import parse_future
 
 OWN_COLUMNS = ("photo", "last", "then", "priority", "at", "name", "output")
@@ -96,7 +96,8 @@ def read_batch(
             where = f"{path.name}, line {line}: "
             try:
                 photo, last, spec = _parse(row, now, defaults, model_of)
-                image, own = given_path(photo, path.parent), given_path(last, path.parent) if last else None
+                image = as_stored(given_path(photo, path.parent))
+                own = as_stored(given_path(last, path.parent)) if last else None
             except InputError as error:
                 requests.append(InputError(f"{where}{error}"))
             else:

@@ -31,10 +31,13 @@ SUFFIXES = frozenset(
 #: Folders that systems and storage devices create for thumbnails, deleted files and snapshots, in lower case.
 SYSTEM_FOLDERS = frozenset(
     {"@eadir", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "$recycle.bin", "recycler", "__macosx"}
-    | {"lost+found", "system volume information"}
+    | {"lost+found", "system volume information", "found.000", "ipod photo cache", "trash"}
 )
 #: Endings of folders in which photo programs keep their own copies and previews.
-LIBRARIES = (".photoslibrary", ".aplibrary", ".lrdata")
+LIBRARIES = (
+    *(".photoslibrary", ".photolibrary", ".migratedphotolibrary", ".aplibrary"),  # of Apple's
+    *(".lrdata", ".lrlibrary", ".cocatalog"),  # of Lightroom, and of Capture One
+)
 SUFFIX = ".txt"
 LAST = ".last"  # what the name of a photo has before its suffix if it is the last frame of the photo without that
 MAX_BYTES = 1 << 16  # bytes; the longest prompt has less
@@ -122,11 +125,20 @@ def _same(path: Path) -> Path:
 
 
 def _lines(stdin: BinaryIO) -> list[str]:
-    data = stdin.read().removeprefix(codecs.BOM_UTF8)
+    data = stdin.read()
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or _is_utf16(data):
+        raise InputError("The list on standard input is UTF-16; write it as UTF-8, by `iconv -f UTF-16 -t UTF-8`.")
+    data = data.removeprefix(codecs.BOM_UTF8)
     if _is_photo(data):
         raise InputError("Standard input is a photo, and takes a list of paths; give the photo by its path.")
     lines = data.split(b"\0") if b"\0" in data else data.splitlines()
     return [os.fsdecode(line) for line in lines if line.strip()]
+
+
+def _is_utf16(data: bytes) -> bool:
+    """Return whether a list has a zero byte beside each character of its first path; no path is one character long."""
+    first = data[:8]
+    return len(first) >= 4 and (not any(first[1::2]) or not any(first[::2]))
 
 
 def _is_photo(data: bytes) -> bool:
@@ -146,6 +158,7 @@ class _Walk:
     num_below: int = 0
 
     def file_or_folder(self, path: Path) -> list[PhotoFile]:
+        path = as_stored(path)
         if not os.path.isdir(path):  # `Path.is_dir` raises errors that are clearer when the file is opened
             return [PhotoFile(path)]
         names = self._photos(self._names(path, recursive=self.recursive))
@@ -223,6 +236,17 @@ def spellings(stem: str, suffix: str) -> list[str]:
     cases = (str, str.lower, str.upper, str.capitalize)
     stems = dict.fromkeys(change(form) for change in cases for form in forms)
     return [os.path.join(folder, each + ending) for each in stems for ending in (suffix, suffix.upper())]
+
+
+def as_stored(path: Path) -> Path:
+    """Return a path with the accents of each name in the form of the file system: a list may come from another one."""
+    if "\0" in str(path) or os.path.lexists(path):
+        return path
+    found = Path(path.anchor)
+    for name in path.parts[len(found.parts) :]:
+        forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
+        found /= next((form for form in forms if os.path.lexists(found / form)), name)
+    return found
 
 
 def prompt_path(photo: Path) -> Path | None:

@@ -92,8 +92,8 @@ class PostSubmit:
         try:
             if not self.keep and not os.access(self.root, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.root))
-            if self.target:
-                make_folder(self.root, self.target)
+            if self.target and make_folder(self.root, self.target).stat().st_dev != self.root.stat().st_dev:
+                raise OSError(errno.EXDEV, "it is on another disk than the watched folder")
         except OSError as error:
             raise InputError(
                 f"Photos cannot be moved or deleted in {str(self.root / self.target)!r} ({error.strerror}); "

@@ -1,11 +1,14 @@
 import io
 import os
+import unicodedata
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.submitting.photo_requests import PhotoRequest, read_batch
 from svdq.producer.submitting.sources import find_photos
 
 
@@ -125,3 +128,38 @@ def test_nothing_found(tree: Path, words: list[str], says: str) -> None:
         found(*words)
     with pytest.raises(InputError, match=r"no photos in the folder 'empty'\.$"):
         found("empty", recursive=True)
+
+
+@pytest.mark.parametrize(("listed", "stored"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_a_list_may_have_accents_in_the_other_form(tmp_path: Path, listed: str, stored: str) -> None:
+    folder = tmp_path / unicodedata.normalize(stored, "Müller")
+    folder.mkdir()
+    photo = folder / unicodedata.normalize(stored, "café.jpg")
+    photo.touch()
+    named = unicodedata.normalize(listed, str(photo))
+    found = find_photos(["-"], stdin=io.BytesIO(f"{named}\n".encode()))
+    assert [each.path for each in found.photos] == [photo]
+    (tmp_path / "list.csv").write_text(f"photo\n{unicodedata.normalize(listed, 'Müller/café.jpg')}\n")
+    [request] = read_batch(tmp_path / "list.csv", datetime.now)
+    assert isinstance(request, PhotoRequest)
+    assert request.path == photo
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_list_in_utf_16_is_refused(encoding: str) -> None:
+    with pytest.raises(InputError, match="UTF-16"):
+        find_photos(["-"], recursive=True, stdin=io.BytesIO("/photos/a.jpg\r\n".encode(encoding)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("FOUND.000", "iPod Photo Cache", "Trash"),
+        *("a.photolibrary", "b.migratedphotolibrary", "c.lrlibrary", "d.cocatalog"),
+    ],
+)
+def test_folders_that_programs_make_are_left_out(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "a.jpg").touch()
+    (tmp_path / "b.jpg").touch()
+    assert [each.path.name for each in find_photos([str(tmp_path)], recursive=True).photos] == ["b.jpg"]
