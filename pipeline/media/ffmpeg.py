@@ -1,17 +1,12 @@
-"""Finds ffmpeg, and runs it on the frames of a video. Imports numpy only with frames, and torch never."""
+"""Finds and runs ffmpeg. Does not import numpy or torch."""
 
 import errno
 import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from svdq.pipeline.errors import SampleError, UnavailableError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 ADVICE = "pip install imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg"
 
@@ -56,25 +51,11 @@ _MACHINE_ERRORS = (
 )
 
 
-def run_ffmpeg(
-    frames: "NDArray[np.uint8]", fps: int, arguments: Sequence[str], more_inputs: Sequence[str] = ()
-) -> bytes:
-    """Run ffmpeg on one thread with frames (F, H, W, 3), RGB, as its first input; return its output.
+def run_ffmpeg(arguments: Sequence[str], data: memoryview | None = None) -> bytes:
+    """Run ffmpeg with arguments, and `data` as its standard input; return its output.
 
     Raises as `svdq.pipeline.media.video.write_video`.
     """
-    import numpy as np
-
-    _, height, width, _ = frames.shape
-    options = ["-threads", "1", "-filter_threads", "1"]
-    options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{width}x{height}", "-framerate", f"{fps}"]
-    # As a view: a copy of all frames would hold the GIL for milliseconds.
-    data = np.ascontiguousarray(frames).reshape(-1).data
-    return run_ffmpeg_on_files([*options, "-i", "pipe:0", *more_inputs, "-threads", "1", *arguments], data)
-
-
-def run_ffmpeg_on_files(arguments: Sequence[str], data: memoryview | None = None) -> bytes:
-    """Run ffmpeg with the inputs among its arguments, `data` being its standard input; otherwise as `run_ffmpeg`."""
     with _start_ffmpeg(["-hide_banner", "-loglevel", "error", "-y", *arguments]) as process:
         output, messages = process.communicate(data)  # type: ignore[arg-type]  # takes any buffer
     if process.returncode:

@@ -6,7 +6,7 @@ Does not use torch. Each frame is encoded once, and the sound of a video once, f
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svdq.pipeline.media.capture import Capture
-from svdq.pipeline.media.ffmpeg import run_ffmpeg, run_ffmpeg_on_files
+from svdq.pipeline.media.ffmpeg import run_ffmpeg
 from svdq.pipeline.media.sound import Sound
 
 #: The RGB to YUV matrix is set in the conversion and in the file: otherwise players guess it from the size.
@@ -50,10 +50,25 @@ def write_mp4(
     """Write frames behind those of `chain`, if any; `sound` is the sound of all. Otherwise as `write_video`."""
     with _stamps(path.parent, comment, capture) as stamps, _track(path.parent, sound) as (wav, track):
         if chain is None:
-            run_ffmpeg(frames, fps, [*_H264, *track, *_MP4, f"file:{path}"], [*stamps, *wav])
+            encode_frames(frames, fps, [*_H264, *track, *_MP4, f"file:{path}"], [*stamps, *wav])
             return
         with _pictures(path.parent, chain, frames, fps) as pictures:
-            run_ffmpeg_on_files([*pictures, *stamps, *wav, "-c:v", "copy", *track, *_MP4, f"file:{path}"])
+            run_ffmpeg([*pictures, *stamps, *wav, "-c:v", "copy", *track, *_MP4, f"file:{path}"])
+
+
+def encode_frames(
+    frames: NDArray[np.uint8], fps: int, arguments: Sequence[str], more_inputs: Sequence[str] = ()
+) -> bytes:
+    """Run ffmpeg on one thread with frames (F, H, W, 3), RGB, as its first input; return its output.
+
+    Raises as `svdq.pipeline.media.video.write_video`.
+    """
+    _, height, width, _ = frames.shape
+    options = ["-threads", "1", "-filter_threads", "1"]
+    options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{width}x{height}", "-framerate", f"{fps}"]
+    # As a view: a copy of all frames would hold the GIL for milliseconds.
+    data = np.ascontiguousarray(frames).reshape(-1).data
+    return run_ffmpeg([*options, "-i", "pipe:0", *more_inputs, "-threads", "1", *arguments], data)
 
 
 @contextlib.contextmanager
@@ -85,8 +100,8 @@ def _pictures(folder: Path, chain: ChainSoFar, frames: NDArray[np.uint8], fps: i
     with tempfile.TemporaryDirectory(dir=folder) as parts:
         before, own, names = (Path(parts, name) for name in ("before.mp4", "own.mp4", "names.txt"))
         # Without its sound: AAC begins before the first frame, and joining would move all frames by that.
-        run_ffmpeg_on_files(["-i", f"file:{chain.path}", "-map", "0:v", "-c", "copy", f"file:{before}"])
-        run_ffmpeg(frames, fps, [*_H264, f"file:{own}"])
+        run_ffmpeg(["-i", f"file:{chain.path}", "-map", "0:v", "-c", "copy", f"file:{before}"])
+        encode_frames(frames, fps, [*_H264, f"file:{own}"])
         with names.open("w", encoding="utf-8") as file:
             for part, num_frames in ((before, chain.num_frames), (own, len(frames))):
                 quoted = str(part).replace("'", r"'\''")
@@ -101,12 +116,12 @@ def read_mp4(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
     Raises SampleError if ffmpeg cannot decode it, and OSError as `write_mp4`.
     """
     arguments = ["-threads", "1", "-i", f"file:{path}", "-map", "0:v", "-vf", _TO_RGB, "-fps_mode", "passthrough"]
-    data = run_ffmpeg_on_files([*arguments, "-f", "rawvideo", "pipe:1"])
+    data = run_ffmpeg([*arguments, "-f", "rawvideo", "pipe:1"])
     return np.frombuffer(bytearray(data), np.uint8).reshape(-1, size[1], size[0], 3)
 
 
 def read_sound(path: Path, rate: int) -> NDArray[np.float32]:
     """Read the sound (channels, N), -1 to 1, of an mp4, at `rate` samples a second; raises as `read_mp4`."""
     arguments = ["-threads", "1", "-i", f"file:{path}", "-map", "0:a", "-ac", "2", "-ar", f"{rate}"]
-    data = run_ffmpeg_on_files([*arguments, "-f", "f32le", "pipe:1"])
+    data = run_ffmpeg([*arguments, "-f", "f32le", "pipe:1"])
     return np.frombuffer(data, np.float32).reshape(-1, 2).T

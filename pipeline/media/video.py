@@ -14,8 +14,7 @@ from PIL import ExifTags, Image, PngImagePlugin
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.capture import Capture
-from svdq.pipeline.media.ffmpeg import run_ffmpeg
-from svdq.pipeline.media.mp4 import ChainSoFar, write_mp4
+from svdq.pipeline.media.mp4 import ChainSoFar, encode_frames, write_mp4
 from svdq.pipeline.media.sound import Sound
 from svdq.pipeline.video_parameters import Format
 
@@ -79,7 +78,7 @@ def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str, ca
     if fps > GIF_MAX_FPS:
         shown = np.arange(max(1, round(len(frames) * GIF_MAX_FPS / fps))) * fps // GIF_MAX_FPS
         frames, fps = frames[np.minimum(shown, len(frames) - 1)], GIF_MAX_FPS
-    data = with_gif_comment(run_ffmpeg(frames, fps, arguments), comment)
+    data = with_gif_comment(encode_frames(frames, fps, arguments), comment)
     path.write_bytes(_with_gif_xmp(data, capture.xmp) if capture.xmp else data)
 
 
@@ -188,7 +187,7 @@ def change_motion(
     _, height, width, _ = frames.shape
     filters = ",".join(_FILTERS).format(fps=interpolate, width=width, height=height)
     try:
-        run_ffmpeg(
+        encode_frames(
             frames[order + ahead], fps, ["-vf", filters, "-frames:v", str(num_frames), "-f", "rawvideo", f"file:{path}"]
         )
         return np.memmap(path, np.uint8, "r", shape=(num_frames, *frames.shape[1:]))
