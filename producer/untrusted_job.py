@@ -11,7 +11,7 @@ import redis
 import rq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from redis.client import Pipeline
-from rq.exceptions import NoSuchJobError
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import JobStatus, validate_job_id
 from rq.results import Result
 from rq.serializers import JSONSerializer
@@ -67,12 +67,22 @@ class UntrustedJob(rq.job.Job):
             # What RQ's tools have written as pickle is not JSON, and must not keep the job from being written again.
             if not isinstance(self.meta, dict) or "unserialized" in self.meta:
                 self.meta = {}
+            self.group_id = None  # svdq has no groups, and RQ fails to delete a job whose group is gone
             self.owner = raw_data.get(keys.OWNER_FIELD.encode(), b"").decode(errors="replace")
             JobMeta.model_validate(self.meta)
             _Values.model_validate(self)
         except Exception as error:
             reason = error if b"data" in raw_data else ValueError("it has no data")
             raise UnreadableJobError(self.id, raw_data.get(b"status"), reason) from error
+
+    def get_status(self, refresh: bool = True) -> JobStatus:
+        """Return the status; `created` where the record has none, as RQ does when it reads the whole of it."""
+        try:
+            return super().get_status(refresh)
+        except InvalidJobOperation:
+            if not self.connection.exists(self.key):
+                raise
+            return JobStatus.CREATED
 
     def to_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         """Return the fields of the job's record, its owner among them."""

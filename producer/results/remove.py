@@ -57,7 +57,7 @@ def remove_job(connection: redis.Redis, storage: Storage, home: Storage, job_id:
             raise no_such_job(job_id)
         job = read_job(rq_job)
         originals = {job_id: job.original if job else ""}
-        if rq_job.get_status(refresh=False).value not in ENDED:
+        if rq_job.get_status(refresh=False).value in job_control.GOING:
             check_not_kept(connection, originals)
             with contextlib.suppress(InputError):  # it has just ended
                 if cancel(connection, job_id) == "stopping":
@@ -108,7 +108,7 @@ def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) 
     """Delete the record of an ended job, so that the same submission renders again; raises InputError.
 
     Nothing is done if there is no record, or if the job ended in a status that is not in `only`. Returns False if the
-    job has not ended, such as when it has just been queued again.
+    job waits or is in flight, such as when it has just been queued again. A job that was never queued counts as ended.
     """
     with connection.pipeline() as pipeline:
         pipeline.watch(key_of(job_id))  # type: ignore[no-untyped-call]
@@ -116,9 +116,9 @@ def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) 
         if job is None:
             return True
         status = job.get_status(refresh=False).value
-        if status not in ENDED:
+        if status in job_control.GOING or (status not in ENDED and only != ENDED):
             return False
-        if status not in only:
+        if status in ENDED and status not in only:
             return True
         if status == JobStatus.CANCELED.value and connection.scard(job.dependents_key):
             return True  # jobs wait for it, until it is retried or they are canceled
