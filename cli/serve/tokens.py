@@ -1,6 +1,7 @@
 """Tokens of `svdq serve`: one of the server, and one for each person, the owner of what is submitted with it."""
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import json
@@ -9,6 +10,7 @@ import os
 import secrets
 import socket
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
@@ -65,21 +67,37 @@ def add_token(path: Path, name: str) -> tuple[str, bool]:
         checked_owner(name)
     except ValueError as error:
         raise InputError(f"The name {name!r} is not allowed: {error}.") from error
-    tokens = read_tokens(path)
-    is_new = name not in tokens
-    if is_new:
-        tokens[name] = secrets.token_urlsafe()
-        _write(path, json.dumps(tokens, indent=1))
+    with _locked(path):
+        tokens = read_tokens(path)
+        is_new = name not in tokens
+        if is_new:
+            tokens[name] = secrets.token_urlsafe()
+            _write(path, json.dumps(tokens, indent=1))
     return tokens[name], is_new
 
 
 def remove_token(path: Path, name: str) -> None:
     """Remove the token of a name; raises InputError if there is none."""
-    tokens = read_tokens(path)
-    if name not in tokens:
-        raise InputError(f"There is no token of {name!r}; `svdq serve token list` lists the names.")
-    del tokens[name]
-    _write(path, json.dumps(tokens, indent=1))
+    with _locked(path):
+        tokens = read_tokens(path)
+        if name not in tokens:
+            raise InputError(f"There is no token of {name!r}; `svdq serve token list` lists the names.")
+        del tokens[name]
+        _write(path, json.dumps(tokens, indent=1))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one process at a time change a file; a file beside it is locked, because this one is replaced."""
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        make_home(path.parent)
+        file = open(lock, "a", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 - closed below
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        raise InputError(f"The token file {str(path)!r} cannot be written ({error.strerror}).") from error
+    with file:
+        yield
 
 
 def _read(path: Path) -> str | None:
@@ -115,7 +133,7 @@ def _write(path: Path, text: str) -> None:
 
 def cookie_of(token: str) -> str:
     """Return the value of the cookie for a token; nobody can compute the token from it."""
-    return hmac.new(token.encode(), b"svdq serve cookie", hashlib.sha256).hexdigest()
+    return hmac.new(token.encode(errors="replace"), b"svdq serve cookie", hashlib.sha256).hexdigest()
 
 
 def address_of_machine() -> str | None:
@@ -131,36 +149,31 @@ class Tokens:
 
     def __init__(self, token: str, path: Path | None = None) -> None:
         self._path = path
-        self._unnamed = token
         self._state: tuple[int, ...] = ()  # of the file as it was read last; () for no file
-        self._named: dict[str, str] = {}
+        #: Names by the cookies of their tokens. What others send is hashed for the look-up, so its time tells nothing.
+        self._names = self._unchanging = {cookie_of(token): ""}
 
     def name_of(self, token: str) -> str | None:
         """Return the name of a token, "" for the one without a name; None if there is no such token."""
-        return _find(token, self._all())
+        return self.name_of_cookie(cookie_of(token))
 
     def name_of_cookie(self, value: str) -> str | None:
         """Return the name of the token whose cookie this is; as `name_of`."""
-        return _find(value, {name: cookie_of(token) for name, token in self._all().items()})
+        self._read_changes()
+        return self._names.get(value)
 
-    def _all(self) -> dict[str, str]:
-        """Return all tokens by name; of a file that cannot be used, none."""
+    def _read_changes(self) -> None:
+        """Read the file if it has changed; of one that cannot be used, no token is valid."""
         try:
             found = None if self._path is None else self._path.stat()
         except OSError:
             found = None
         state = () if found is None else (found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
         if state != self._state:
-            self._state, self._named = state, {}
+            self._state, self._names = state, self._unchanging
             try:
-                self._named = read_tokens(self._path) if self._path else {}
+                named = read_tokens(self._path) if self._path else {}
             except InputError as error:
                 logger.warning("%s", error)
-        return {**self._named, "": self._unnamed}
-
-
-def _find(given: str, secrets_by_name: dict[str, str]) -> str | None:
-    """Compare a secret with each known one, in constant time for each."""
-    wanted = given.encode(errors="replace")
-    found = [name for name, secret in secrets_by_name.items() if hmac.compare_digest(wanted, secret.encode())]
-    return found[0] if found else None
+            else:
+                self._names = {cookie_of(token): name for name, token in named.items()} | self._unchanging
