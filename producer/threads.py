@@ -78,6 +78,7 @@ class Budget:
                 self._changed.notify_all()
 
 
+Reserve = Callable[[int], contextlib.AbstractContextManager[object]]  # such as `Budget.take`
 DECODED = Budget(1 << 27)  # bytes of memory that decodings of photos take at a time, all of this process together
 MAX_DECODED_BYTES = 480 << 20  # the same for one photo that somebody else has sent or dropped
 

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from svdq.cli.serve.api_errors import ApiError, request_id
+from svdq.cli.serve.api_errors import ApiError, no_token, request_id
 from svdq.cli.serve.tokens import Tokens
 
 #: Paths that need no token, besides static files: probes, and the login.
@@ -139,9 +139,7 @@ class Access:
             return None
         if method in SAFE_METHODS and not path.startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/login", 303)
-        message = "The token is missing or wrong; send the server's token as `Authorization: Bearer TOKEN`."
-        headers = {"WWW-Authenticate": 'Bearer realm="svdq"'}
-        return ApiError(401, message, code="invalid_api_key", headers=headers).response()
+        return no_token().response()
 
 
 def _bearer(request: HTTPConnection) -> str | None:

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from svdq.cli.serve.api_errors import ApiError, Json, RedisAwayError, no_such_video
+from svdq.cli.serve.api_errors import ApiError, Json, RedisAwayError, no_such_video, no_token
 from svdq.cli.serve.backend import options_of
 from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO, PROMPTS, VideoRequest, read_request
@@ -133,7 +133,10 @@ async def create_and_wait(request: Request) -> Response:
 
 async def _wait(request: Request, video_id: str) -> JobView:
     """Return a video when it has ended; an outage of Redis only takes time."""
+    options = request.app.state.options
     while not await request.is_disconnected():
+        if options.owner_of(request) is None:
+            raise no_token()
         with contextlib.suppress(RedisAwayError):
             view = await _view(request, video_id)
             if view.ended:
@@ -250,7 +253,7 @@ async def video_content(request: Request) -> Response:
         return await content.video(view, request.query_params.get("format"), request.headers)
     if view.status != "finished":
         raise not_ready(view)
-    return await content.poster(view)
+    return await content.poster(view, request.state.owner)
 
 
 async def remix_video(request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from http import HTTPStatus
@@ -64,6 +65,25 @@ class RedisAwayError(ApiError):
         super().__init__(503, message, code="redis_unavailable", headers=RETRY)
 
 
+_FOLDERS = re.compile(
+    r"""(?P<quote>['"])/(?:(?:(?!(?P=quote)).)*/)?(?=[^/])   # in quotes, up to the last name
+      | (?<![\w:/.<~'"])/(?:[^\s/'",;()]+/)*(?=[^\s/])        # without
+    """,
+    re.VERBOSE,
+)
+
+
+def without_folders(text: str) -> str:
+    """Return a sentence with only the last names of its absolute paths."""
+    return _FOLDERS.sub(lambda found: found["quote"] or "", text)
+
+
+def no_token() -> ApiError:
+    """Create the error for a request without a valid token."""
+    message = "The token is missing or wrong; send the server's token as `Authorization: Bearer TOKEN`."
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="svdq"'})
+
+
 def add_request_id(record: logging.LogRecord) -> bool:
     """Name the request in a line of the log: a filter of `logging`."""
     if found := request_id.get():
@@ -102,7 +122,7 @@ def answer_error(request: Request, error: Exception) -> Response:
             headers["Allow"] = ", ".join(sorted(_methods(request)))
         error = ApiError(error.status_code, message, code=code, headers=headers)
     elif isinstance(error, InputError):
-        error = ApiError(400, str(error))
+        error = ApiError(400, without_folders(str(error)))
     elif isinstance(error, UnavailableError | OSError):  # such as a full disk for what is being uploaded
         logger.warning("%s", error)
         message = "The storage cannot be used. Try again later; the log of `svdq serve` has the reason."

@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Generic, TypeVar
+from tempfile import SpooledTemporaryFile
+from typing import Any, BinaryIO, Generic, TypeVar, cast
 
 import anyio
 import anyio.to_thread
 import redis
 
-from svdq.cli.serve.api_errors import ApiError, RedisAwayError, no_such_video
+from svdq.cli.serve.api_errors import ApiError, RedisAwayError, no_such_video, without_folders
+from svdq.cli.serve.decoders import Decoders
 from svdq.cli.serve.fields import LAST_PHOTO, PHOTO
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer import job_control
+from svdq.producer.decoder import Decoder
 from svdq.producer.job_control import queue_now
 from svdq.producer.name_templates import literal
 from svdq.producer.queue import connect, fetch_many
@@ -31,6 +34,7 @@ from svdq.producer.submitting.foresight import TooManyWaitingError
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest
+from svdq.producer.submitting.photos import Photo
 from svdq.producer.submitting.submission import Submission, submit_all
 from svdq.producer.threads import Budget
 
@@ -39,7 +43,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PHOTO_BYTES = Budget(1 << 26)  # bytes of photos in memory at a time; a larger photo waits until it is alone
-#: Threads that read Redis, that store photos, and that read the storage; others wait.
+#: Threads that read Redis, that store photos and change jobs, and that read the storage; others wait.
 READING_THREADS = 8
 WRITING_THREADS = 4
 STORAGE_THREADS = 8
@@ -66,6 +70,7 @@ class Backend:
         self.settings = settings
         self.storage = Storage(settings.storage)
         self._home = Storage(str(settings.home))
+        self.decoders = Decoders()
         #: Jobs in flight that are removed when they have stopped, by id.
         self.removals: dict[str, asyncio.Task[None]] = {}
         self._connection: redis.Redis | None = None
@@ -115,10 +120,37 @@ class Backend:
             spec = spec.with_output(self.settings.output)
         spec = spec.below(below) if below else spec
         files = [photo] if last_photo is None else [photo, last_photo]
+        # The last part of the name, whichever system it comes from; never a path.
+        name = file_name.replace("\\", "/").rpartition("/")[2].replace("\0", "").strip()[-MAX_NAME:]
+        paths = [Path(name if name not in ("", ".", "..") else "photo"), Path(LAST_PHOTO)]
         num_bytes = sum(file.seek(0, io.SEEK_END) for file in files)
-        for file in files:
-            file.seek(0)
-        return await self._create(num_bytes, lambda: [file.read() for file in files], file_name, spec, source)
+
+        def check(decoder: Decoder) -> list[Photo]:
+            return [decoder.check(*each, self.settings.max_pixels) for each in zip(files, paths, strict=False)]
+
+        def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
+            with PHOTO_BYTES.take(num_bytes):
+                first, *last = (replace(photo, data=_content(file)) for photo, file in zip(photos, files, strict=True))
+                request = PhotoRequest(path=first.path, spec=spec, photo=first, source=source)
+                if last:
+                    request = replace(request, last=last[0].path, last_photo=last[0])
+                submissions = list(submit_all(self.settings, [request], connection=connection, storage=self.storage))
+            if spec.at is None:  # a scheduled job that is asked for now does not wait for its time
+                for number, submission in enumerate(submissions):
+                    if submission.status == "scheduled":
+                        queue_now(connection, submission.id)
+                        submissions[number] = replace(submission, status="queued")
+            return submissions, view_many(connection, [each.id for each in submissions])
+
+        try:
+            photos = await self.decoders.run(spec.owner, num_bytes, check)
+            return await self.write(work)
+        except TooManyWaitingError as error:
+            raise ApiError(429, str(error), code="too_many_waiting") from error
+        except InputError as error:
+            marks = {LAST_PHOTO: LAST_PHOTO, "LoRA": "loras"}
+            param = next((name for mark, name in marks.items() if mark in str(error)), PHOTO)
+            raise ApiError(400, without_folders(str(error)), param=param) from error
 
     async def create_again(self, view: JobView, spec: JobSpec) -> tuple[list[Submission], list[JobView]]:
         """Make another video of the photos of a video; returns and raises as `create`."""
@@ -126,14 +158,22 @@ class Backend:
         entries = await self.in_thread(lambda: [self.storage.entry(key) for key in keys])
         if None in entries:
             raise ApiError(404, f"The photo of {view.name!r} was removed; add it again.")
-        num_bytes = sum(entry.size for entry in entries if entry)
         photo = PurePosixPath(view.photo.replace("\\", "/"))
         # A job is named by the stem of its photo, unless it was given a name.
         file_name = photo.name if photo.stem == view.name else f"{view.name}.photo"
         spec = replace(spec, folder=spec.folder or literal(view.parameters.get("folder", "")))
-        return await self._create(
-            num_bytes, lambda: [self.storage.read_input(key) for key in keys], file_name, spec, view.source
-        )
+
+        def copied(key: str) -> BinaryIO:
+            file = cast(BinaryIO, SpooledTemporaryFile(max_size=1 << 20))  # noqa: SIM115 - closed below
+            file.write(self.storage.read_input(key))
+            return file
+
+        files = await self.in_thread(lambda: [copied(key) for key in keys])
+        try:
+            return await self.create(files[0], file_name, spec, source=view.source, last_photo=[*files, None][1])
+        finally:
+            for file in files:
+                file.close()
 
     async def upscale(self, job_ids: Sequence[str], owner: str) -> dict[str, str]:
         """Queue kept videos to be upscaled by `UPSCALE`; return a sentence about each that is not, by id."""
@@ -150,7 +190,7 @@ class Backend:
                 try:
                     list(submit_finishing(self.settings, [request], connection=connection, storage=self.storage))
                 except InputError as error:
-                    problems[job_id] = str(error)
+                    problems[job_id] = without_folders(str(error))
             return problems
 
         return await self.write(work)
@@ -182,38 +222,6 @@ class Backend:
             task.add_done_callback(lambda _: self.removals.pop(job_id, None))
             await asyncio.wait({task}, timeout=STOP_S)
 
-    async def _create(
-        self, num_bytes: int, read: Callable[[], list[bytes]], file_name: str, spec: JobSpec, source: str
-    ) -> tuple[list[Submission], list[JobView]]:
-        # The last part of the name, whichever system it comes from; never a path.
-        name = file_name.replace("\\", "/").rpartition("/")[2].replace("\0", "").strip()[-MAX_NAME:]
-        path = Path(name if name not in ("", ".", "..") else "photo")
-
-        def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
-            with PHOTO_BYTES.take(num_bytes):
-                data, last = (*read(), None)[:2]
-                request = PhotoRequest(path=path, spec=spec, data=data, source=source)
-                if last is not None:
-                    request = replace(request, last=Path(LAST_PHOTO), last_data=last)
-                try:
-                    submissions = list(
-                        submit_all(self.settings, [request], connection=connection, storage=self.storage)
-                    )
-                except TooManyWaitingError as error:
-                    raise ApiError(429, str(error), code="too_many_waiting") from error
-                except InputError as error:
-                    marks = {LAST_PHOTO: LAST_PHOTO, "LoRA": "loras"}
-                    param = next((name for mark, name in marks.items() if mark in str(error)), PHOTO)
-                    raise ApiError(400, str(error), param=param) from error
-            if spec.at is None:  # a scheduled job that is asked for now does not wait for its time
-                for number, submission in enumerate(submissions):
-                    if submission.status == "scheduled":
-                        queue_now(connection, submission.id)
-                        submissions[number] = replace(submission, status="queued")
-            return submissions, view_many(connection, [each.id for each in submissions])
-
-        return await self.write(work)
-
     def _with_redis(self, work: Callable[[redis.Redis], T]) -> T:
         connection = self._connect()
         try:
@@ -241,6 +249,11 @@ class Backend:
                     logger.warning("%s", error)
                     raise RedisAwayError() from error
             return self._connection
+
+
+def _content(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
 def options_of(view: JobView) -> SubmitOptions:

@@ -3,7 +3,7 @@
 import contextlib
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from functools import lru_cache, partial
@@ -18,13 +18,14 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 
 from svdq.cli.serve.api_errors import ApiError
-from svdq.cli.serve.backend import PHOTO_BYTES, Backend
+from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.review import StoredVideos
 from svdq.cli.serve.videos import STATUS, failure_of, files_of
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.video_parameters import Fit
+from svdq.producer.decoder import Decoder
 from svdq.producer.results.finished_videos import OUTPUTS
-from svdq.producer.results.poster import poster_of_photo, poster_of_video
+from svdq.producer.results.poster import poster_of_video
 from svdq.producer.status.job_view import JobView
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
@@ -32,7 +33,7 @@ from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp", "wav": "audio/wav"}
 CACHING = {"Cache-Control": "private, no-cache"}  # kept, but asked for: a job may be rendered again
 MAX_PICTURES = 500  # small pictures in memory at a time, of about 20 KB each
-PICTURE_THREADS = 2  # threads that make them
+PICTURE_THREADS = 2  # threads that make those of videos
 PART_BYTES = 1 << 20  # bytes of a zip in memory
 
 
@@ -86,7 +87,7 @@ class Content:
         self._videos = videos
         self._decoders = anyio.CapacityLimiter(PICTURE_THREADS)
         self._picture_of_video = lru_cache(MAX_PICTURES)(self._make_picture_of_video)
-        self._picture_of_photo = lru_cache(MAX_PICTURES)(self._make_picture_of_photo)
+        self._pictures_of_photos: dict[tuple[str, tuple[int, int], Fit], bytes] = {}
 
     async def video(self, view: JobView, kind: str | None, asked: Headers) -> Response:
         """Return a file of a finished video: by format, else its mp4 or first; frames as a zip. Raises ApiError."""
@@ -122,31 +123,32 @@ class Content:
             content_disposition_type="inline",
         )
 
-    async def poster(self, view: JobView) -> Response:
-        """Return the first frame of a finished video, small, or the photo of any other job; else raises ApiError."""
+    async def poster(self, view: JobView, owner: str) -> Response:
+        """Return the first frame of a finished video, small, or the photo of any other job; else raises ApiError.
+
+        `owner` is the name of the token that asks.
+        """
         for kind, key in files_of(await self._located(view)).items():
             if kind != "png":
                 # A video without a picture shows its photo.
                 with contextlib.suppress(ApiError, InputError, UnavailableError):
-                    return await self._picture(partial(self._picture_of_video, kind, key, view.ended_at))
+                    make = partial(self._picture_of_video, kind, key, view.ended_at)
+                    return _picture(await self._backend.in_thread(make, self._decoders))
                 break
-        return await self.photo(view)
+        return await self.photo(view, owner)
 
-    async def photo(self, view: JobView) -> Response:
+    async def photo(self, view: JobView, owner: str) -> Response:
         """Return the photo of a video, as the video shows it; raises as `poster`."""
         parameters = view.parameters
         size = parameters.get("width") or 1024, parameters.get("height") or 576
         image, fit = str(parameters.get("image", "")), parameters.get("fit", "crop")
         try:
-            return await self._picture(partial(self._picture_of_photo, image, size, fit))
+            return _picture(await self._picture_of_photo(image, size, fit, owner))
         except (InputError, UnavailableError) as error:
             raise ApiError(404, f"The video {view.id!r} has no picture.") from error
 
     async def _located(self, view: JobView) -> JobView:
         return await self._backend.in_thread(lambda: self._videos.located(view))
-
-    async def _picture(self, make: Callable[[], bytes]) -> Response:
-        return Response(await self._backend.in_thread(make, self._decoders), headers=CACHING, media_type="image/jpeg")
 
     def _make_picture_of_video(self, kind: str, key: str, _ended_at: datetime | None) -> bytes:
         storage = self._backend.storage
@@ -155,12 +157,25 @@ class Content:
         with _local_file(storage, key) as file:
             return poster_of_video(file, kind)
 
-    def _make_picture_of_photo(self, key: str, size: tuple[int, int], fit: Fit) -> bytes:
-        entry = self._backend.storage.entry(key)
+    async def _picture_of_photo(self, key: str, size: tuple[int, int], fit: Fit, owner: str) -> bytes:
+        if (found := self._pictures_of_photos.get((key, size, fit))) is not None:
+            return found
+        backend = self._backend
+        entry = await backend.in_thread(lambda: backend.storage.entry(key))
         if entry is None or entry.size > MAX_FOREIGN_BYTES:
             raise InputError(f"There is no photo {key!r}, or it is too large.")
-        with PHOTO_BYTES.take(entry.size):
-            return poster_of_photo(self._backend.storage.read(key), size, fit, self._backend.settings.max_pixels)
+
+        def make(decoder: Decoder) -> bytes:
+            return decoder.poster_of_photo(backend.storage.read(key), size, fit, backend.settings.max_pixels)
+
+        found = self._pictures_of_photos[key, size, fit] = await backend.decoders.run(owner, entry.size, make)
+        if len(self._pictures_of_photos) > MAX_PICTURES:
+            del self._pictures_of_photos[next(iter(self._pictures_of_photos))]
+        return found
+
+
+def _picture(data: bytes) -> Response:
+    return Response(data, headers=CACHING, media_type="image/jpeg")
 
 
 def _local_file(storage: Storage, key: str) -> IO[bytes]:

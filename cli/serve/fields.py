@@ -37,6 +37,7 @@ LAST_PHOTO = "last_reference"  # name of the photo of the last frame
 _PHOTO_URL = "image_url"  # the data URL of a photo that is an object
 #: Objects with further parameters; OpenAI's clients flatten them to names such as `extra_params[fps]`.
 EXTRAS = ("extra_params", "extra_body", "extra_json", "video_params")
+MAX_JSON_VALUES = 10_000  # of a body or a field, counted before it is parsed
 _MAX_DEPTH = 3  # such objects within each other
 _OFF = ("false", "0")
 #: Parameters of other servers that svdq has not, with the texts that ask for nothing.
@@ -228,9 +229,19 @@ def _parsed(name: str, value: Any) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
+        return parse_json(value.encode(errors="surrogatepass"))
+    except ValueError as error:
         raise _bad(name, f"{name} is not JSON ({error}).") from error
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON; raises ValueError also for too many values, which take thirty times the memory of their text."""
+    if sum(map(data.count, (b"[", b"{", b","))) > MAX_JSON_VALUES:  # none of which is in a photo as a data URL
+        raise ValueError(f"it has more than {MAX_JSON_VALUES:,} values")
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("its values are too deep in each other") from error
 
 
 def _take_nearest_size(fields: dict[str, Any], multiple: int) -> str:

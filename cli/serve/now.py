@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from svdq.cli.formatting import condition_reason, named
 from svdq.cli.serve.access import ServeOptions
-from svdq.cli.serve.api_errors import ApiError, RedisAwayError
+from svdq.cli.serve.api_errors import ApiError, RedisAwayError, without_folders
 from svdq.cli.serve.backend import FRESH_S, Shared
 from svdq.cli.serve.form import families
 from svdq.cli.view import progress_of
@@ -232,7 +232,7 @@ def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None)
         )
     if lost and snapshot.worker_state not in ("none", "unknown"):
         sentences.append("A worker does not answer; its videos go on as soon as another takes them.")
-    return sentences
+    return list(map(without_folders, sentences))
 
 
 def _disk(storage: Storage) -> tuple[dict[str, int] | None, str]:

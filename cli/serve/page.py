@@ -21,7 +21,7 @@ from starlette.templating import Jinja2Templates
 from svdq.cli.serve import review
 from svdq.cli.serve.access import COOKIE_MAX_AGE_S
 from svdq.cli.serve.api import live
-from svdq.cli.serve.api_errors import ApiError, Json, no_such_video
+from svdq.cli.serve.api_errors import ApiError, Json, no_such_video, without_folders
 from svdq.cli.serve.backend import Backend, options_of
 from svdq.cli.serve.bodies import limited
 from svdq.cli.serve.content import Content, keys_of, zip_of
@@ -62,6 +62,8 @@ templates.env.globals["static"] = STATIC
 _JobId = Annotated[str, StringConstraints(pattern=f"^{JOB_ID.pattern}$")]
 #: Largest number of videos in one action or zip.
 MAX_JOBS = 10_000
+#: What browsers say of a link that no other site has opened; they say nothing to a server without TLS elsewhere.
+_OWN_SITES = ("none", "same-origin")
 MAX_LOGIN_BYTES = 8 << 10  # bytes of a login, which anybody on the network may send
 
 
@@ -189,12 +191,18 @@ async def login(request: Request) -> Response:
             given = form.get("token")
     else:
         given = request.query_params.get("token")
-    if isinstance(given, str) and options.tokens.name_of(given.strip()) is not None:
+    token = given.strip() if isinstance(given, str) else ""
+    name = options.tokens.name_of(token)
+    if name is not None and request.method == "GET" and request.headers.get("sec-fetch-site") not in _OWN_SITES:
+        # A page of another site may have sent the browser here, to log its visitor in as somebody else.
+        known = {"token": token, "name": name or "the owner of this server"}
+        return templates.TemplateResponse(request, "login.html", known)
+    if name is not None:
         response = RedirectResponse("/", 303)
         is_https = request.url.scheme == "https"
         response.set_cookie(
             options.cookie_name,
-            cookie_of(given.strip()),
+            cookie_of(token),
             max_age=COOKIE_MAX_AGE_S,
             secure=is_https,
             httponly=True,
@@ -254,13 +262,13 @@ async def add(request: Request) -> Response:
 async def picture(request: Request) -> Response:
     """Return a small picture of a video: its first frame, or its photo before it is finished."""
     stored: Content = request.app.state.content
-    return await stored.poster(await _find(request, request.path_params["video_id"]))
+    return await stored.poster(await _find(request, request.path_params["video_id"]), request.state.owner)
 
 
 async def photo(request: Request) -> Response:
     """Return the photo of a video, as the video shows it."""
     stored: Content = request.app.state.content
-    return await stored.photo(await _find(request, request.path_params["video_id"]))
+    return await stored.photo(await _find(request, request.path_params["video_id"]), request.state.owner)
 
 
 async def preview(request: Request) -> Response:
@@ -384,11 +392,12 @@ async def _delete(request: Request, job_ids: list[str]) -> dict[str, str]:
 def _named(connection: redis.Redis, problems: dict[str, InputError]) -> dict[str, str]:
     """Return the sentences about jobs, by id, with their names instead of the ids, which the page does not show."""
     names = {job.id: f'"{job.name}"' for job in view_many(connection, problems)}
+    sentences = {job_id: without_folders(str(error)) for job_id, error in problems.items()}
     return {
         job_id: "The video was removed."
-        if str(error) == str(no_such_job(job_id))
-        else str(error).replace(f"Job {job_id!r}", names.get(job_id, "The video"))
-        for job_id, error in problems.items()
+        if text == str(no_such_job(job_id))
+        else text.replace(f"Job {job_id!r}", names.get(job_id, "The video"))
+        for job_id, text in sentences.items()
     }
 
 

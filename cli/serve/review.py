@@ -14,6 +14,7 @@ from typing import Any
 import redis
 
 from svdq.cli.formatting import named
+from svdq.cli.serve.api_errors import without_folders
 from svdq.cli.serve.form import label_of
 from svdq.cli.serve.videos import files_of
 from svdq.pipeline.errors import InputError
@@ -49,8 +50,7 @@ Cursor = tuple[int, str]
 #: Prefix of cursors to videos in the storage, and the cursor before the first one.
 _OLDER = "older:"
 _BEGIN: Cursor = (10**13, "")
-#: The folders of an absolute path in quotes, and a flag.
-_FOLDERS, _FLAG = re.compile(r"(?<=['\"])/(?:[^'\"/]*/)+(?=[^'\"/])"), re.compile(r"--([a-z][a-z-]+)")
+_FLAG = re.compile(r"--([a-z][a-z-]+)")
 #: Formats that a browser plays, the best first.
 _PLAYED = ("mp4", "webp", "gif")
 #: Newest videos that are remembered; a list of more would take much memory, and nobody scrolls that far.
@@ -290,7 +290,7 @@ def _parse_cursor(text: str) -> Cursor | None:
 
 def plain(error: str) -> str:
     """Return a sentence for the command line without folders of the server, and with the form's words for flags."""
-    return _FLAG.sub(lambda flag: label_of(flag[1].replace("-", "_")), _FOLDERS.sub("", error))
+    return _FLAG.sub(lambda flag: label_of(flag[1].replace("-", "_")), without_folders(error))
 
 
 def _brief(job: JobView, mark: job_control.Verdict | None, _older: StoredVideos) -> dict[str, Any]:

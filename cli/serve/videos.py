@@ -7,6 +7,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # of Python 3.12; pydantic describes no older ones
 
+from svdq.cli.serve.api_errors import without_folders
 from svdq.cli.serve.fields import PROMPTS
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.producer import keys
@@ -122,7 +123,7 @@ def failure_of(view: JobView) -> VideoError:
     """Return the code and the reason of a video that has failed or was canceled."""
     if view.status in ("canceled", "stopped"):
         return {"code": "cancelled", "message": "The video was canceled."}
-    return {"code": "failed", "message": view.error or "The video failed."}
+    return {"code": "failed", "message": without_folders(view.error or "The video failed.")}
 
 
 def _own(view: JobView, estimate: Estimate) -> OwnFields:

@@ -14,6 +14,7 @@ Resizing is Pillow's LANCZOS. A photo that already has the video's size keeps it
 
 import contextlib
 import logging
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +58,13 @@ EXTENSIONS = {
 _DECODING_BYTES = {"WEBP": 16, "AVIF": 16, "HEIF": 10, "JPEG2000": 24}
 #: The same of all other formats; of a tile of a TIFF; and of a JPEG's coefficients for each channel.
 _PIXEL_BYTES, _TILE_BYTES, _COEFFICIENT_BYTES = 4, 8, 2
+#: Limits of a JPEG; a segment of a color profile or XMP has up to 64 KiB, and progressive files have about ten scans.
+MAX_SEGMENTS, MAX_SCANS = 5000, 100
+MAX_PPM_HEADER = 1 << 16  # bytes of a PPM before its pixels, with comments
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+_PLAIN_MARKERS = (0xC8, *range(0xF0, 0xFE))  # without a length; Pillow goes on behind them
+_PPM_COMMENT = re.compile(rb"#[^\r\n]*")
 _COMMON = ("JPEG", "PNG")  # formats that Pillow reads without loading more plugins
 
 _lock = threading.Lock()
@@ -67,12 +75,30 @@ _pillow_limits: tuple[int | None, int] = (None, 0)
 
 def open_photo(data: bytes) -> Image.Image:
     """Read only the header of a photo; raises UnidentifiedImageError, or any Exception if it is damaged."""
+    _check_headers(data)
     with pillow_without_limits():
         try:
             return Image.open(BytesIO(data), formats=_COMMON)
         except UnidentifiedImageError:
             _load_plugins(data)
             return Image.open(BytesIO(data), formats=[name for name in EXTENSIONS if name in Image.OPEN])
+
+
+def _check_headers(data: bytes) -> None:
+    """Raise ValueError for a JPEG or PPM with headers that Pillow takes gigabytes or minutes to read."""
+    if data[:2] == b"\xff\xd8":
+        num_segments = num_scans = place = 0
+        while (found := _JPEG_MARKER.search(data, place)) and (kind := data[found.end() - 1]) != _END_OF_IMAGE:
+            num_segments, num_scans = num_segments + 1, num_scans + (kind == _SCAN)
+            if num_segments > MAX_SEGMENTS or num_scans > MAX_SCANS:
+                raise ValueError(f"it has more than {MAX_SCANS} scans or {MAX_SEGMENTS:,} segments")
+            place = found.end()
+            if kind not in _PLAIN_MARKERS:
+                place += int.from_bytes(data[place : place + 2])
+    elif data[:1] == b"P" and len(data) > MAX_PPM_HEADER:
+        words = _PPM_COMMENT.sub(b" ", data[:MAX_PPM_HEADER]).split(maxsplit=4)
+        if len(words) < len(("format", "width", "height", "white or pixels")):
+            raise ValueError(f"its header has more than {MAX_PPM_HEADER:,} bytes")
 
 
 def has_unknown_white(image: Image.Image) -> bool:

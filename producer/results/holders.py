@@ -80,7 +80,7 @@ def check_unneeded(connection: redis.Redis, originals: Mapping[str, str]) -> Non
     """Raise InputError if one of these videos has not ended, is to be kept, or a job is about to use its files."""
     job_ids = list(originals)
     for job_id, status in zip(job_ids, statuses(connection, job_ids), strict=True):
-        if status is not None and status not in ENDED:
+        if status in job_control.GOING:
             raise InputError(f"Job {job_id!r} is {status}: `svdq cancel {job_id}` it first.")
     check_not_kept(connection, originals)
     for job_id, needing in jobs_that_need(connection, job_ids).items():

@@ -10,7 +10,7 @@ from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.ffmpeg import find_ffmpeg
 from svdq.pipeline.media.image import draft, open_photo, pillow_without_limits, prepare_photo, upright_srgb
 from svdq.pipeline.video_parameters import Fit
-from svdq.producer.threads import DECODED, MAX_DECODED_BYTES
+from svdq.producer.threads import DECODED, MAX_DECODED_BYTES, Reserve
 
 MAX_SIDE = 512  # of a poster, in pixels
 MAX_PIXELS = 100_000_000  # of the picture
@@ -36,18 +36,20 @@ def poster_of_picture(data: bytes, side: int = MAX_SIDE, max_pixels: int = MAX_P
         raise InputError(str(error)) from error
 
 
-def poster_of_photo(data: bytes, size: tuple[int, int], fit: Fit, max_pixels: int) -> bytes:
-    """Return a photo as its video shows it, as a JPEG; raises InputError."""
+def poster_of_photo(
+    data: bytes, size: tuple[int, int], fit: Fit, max_pixels: int, reserve: Reserve = DECODED.take
+) -> bytes:
+    """Return a photo as its video shows it, as a JPEG; raises InputError; `reserve` as in `check_data`."""
     scale = min(1.0, MAX_SIDE / max(size))
     width, height = (max(1, round(side * scale)) for side in size)
     try:
-        photo = _reduced(data, max(width, height), max_pixels)
+        photo = _reduced(data, max(width, height), max_pixels, reserve)
         return _encode(prepare_photo(photo, width, height, fit, note=lambda sentence: None))
     except SampleError as error:
         raise InputError(str(error)) from error
 
 
-def _reduced(data: bytes, side: int, max_pixels: int) -> Image.Image:
+def _reduced(data: bytes, side: int, max_pixels: int, reserve: Reserve = DECODED.take) -> Image.Image:
     """Decode the first frame of a picture, and reduce it while its sides stay at least `side`; raises SampleError."""
     try:
         image = open_photo(data)
@@ -57,7 +59,7 @@ def _reduced(data: bytes, side: int, max_pixels: int) -> Image.Image:
         num_bytes = max(num_bytes, image.width * image.height * (9 if image.has_transparency_data else 5))  # to resize
         if num_bytes > MAX_DECODED_BYTES:
             raise SampleError(f"The picture takes {num_bytes >> 20:,} MiB of memory to decode.")
-        with DECODED.take(num_bytes), pillow_without_limits():
+        with reserve(num_bytes), pillow_without_limits():
             image.load()
             factor = max(min(image.size) // side, 1)
             size = min(image.width // factor, MAX_RATIO * side), min(image.height // factor, MAX_RATIO * side)

@@ -8,7 +8,7 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job, latents_key, parse_job
-from svdq.producer.job_control import cancel
+from svdq.producer.job_control import GOING, cancel
 from svdq.producer.queue import ENDED, fetch, fetch_many, is_ours, no_such_job, read_job
 from svdq.producer.results.finished_videos import Result, by_place, results_of_job
 from svdq.producer.results.holders import being_removed, check_not_kept, check_unneeded, forget_marks
@@ -57,7 +57,7 @@ def remove_job(connection: redis.Redis, storage: Storage, home: Storage, job_id:
             raise no_such_job(job_id)
         job = read_job(rq_job)
         originals = {job_id: job.original if job else ""}
-        if rq_job.get_status(refresh=False).value in job_control.GOING:
+        if rq_job.get_status(refresh=False).value in GOING:
             check_not_kept(connection, originals)
             with contextlib.suppress(InputError):  # it has just ended
                 if cancel(connection, job_id) == "stopping":
@@ -116,7 +116,7 @@ def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) 
         if job is None:
             return True
         status = job.get_status(refresh=False).value
-        if status in job_control.GOING or (status not in ENDED and only != ENDED):
+        if status in GOING or (status not in ENDED and only != ENDED):
             return False
         if status in ENDED and status not in only:
             return True

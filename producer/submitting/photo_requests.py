@@ -25,6 +25,7 @@ from svdq.producer.submitting.parameters import (
     read_parameters,
     read_then,
 )
+from svdq.producer.submitting.photos import Photo
 from svdq.producer.submitting.sources import Sources, as_stored
 from svdq.producer.text import parse_future
 
@@ -46,9 +47,9 @@ class PhotoRequest:
     spec: JobSpec
     source: str = ""  # as in `Photo`; "" for its own folder and name
     where: str = ""  # prefix of errors: where the user asked for it, such as `list.csv, line 7: `
-    data: bytes | None = None  # as in `Photo`
+    photo: Photo | None = None  # of an upload, with its bytes, checked already
     last: Path | None = None  # the photo of the last frame
-    last_data: bytes | None = None
+    last_photo: Photo | None = None  # as `photo`
 
 
 def requests_for(sources: Sources, spec: JobSpec, last: Path | None = None) -> list[PhotoRequest]:

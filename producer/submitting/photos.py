@@ -18,7 +18,7 @@ from svdq.pipeline.video_parameters import MAX_SIDE
 from svdq.producer.files import open_regular
 from svdq.producer.job import Job
 from svdq.producer.name_templates import safe_name
-from svdq.producer.threads import DECODED, MAX_DECODED_BYTES, NUM_CORES, Budget, ordered_map
+from svdq.producer.threads import DECODED, MAX_DECODED_BYTES, NUM_CORES, Budget, Reserve, ordered_map
 
 ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 
@@ -80,10 +80,13 @@ def check_photos(
     return checked
 
 
-def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
-    """Decode the first frame of an upload; raises InputError if it cannot be used; `path` is for messages."""
+def check_data(data: bytes, path: Path, max_pixels: int, reserve: Reserve = DECODED.take) -> Photo:
+    """Decode the first frame of an upload; raises InputError if it cannot be used; `path` is for messages.
+
+    `reserve` is entered with the bytes of memory that it takes.
+    """
     with pillow_without_limits():
-        return _decode(data, path, max_pixels, MAX_DECODED_BYTES)
+        return _decode(data, path, max_pixels, MAX_DECODED_BYTES, reserve)
 
 
 def read_file(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
@@ -102,7 +105,9 @@ def read_photo(path: Path, max_pixels: int) -> bytes:
         return read_file(file, path, max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20))
 
 
-def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | None = None) -> Photo:
+def _decode(
+    data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | None = None, reserve: Reserve = DECODED.take
+) -> Photo:
     if not data:
         raise InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
     try:
@@ -124,7 +129,7 @@ def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | N
                 f"The photo {str(path)!r} takes {num_bytes >> 20:,} MiB of memory to decode, and here it may take "
                 f"{max_decoded_bytes >> 20:,}; make it smaller, or give it as a JPEG."
             )
-        with DECODED.take(num_bytes):
+        with reserve(num_bytes):
             image.load()
             capture = Capture.of_photo(image)
             if is_turned(image):

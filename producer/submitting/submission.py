@@ -31,7 +31,7 @@ from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, why_default
 from svdq.producer.submitting.parameters import WITH_PROMPTS, SubmitOptions, as_flag
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
-from svdq.producer.submitting.photos import Photo, check_data, check_photos, crop_warning, source_path
+from svdq.producer.submitting.photos import Photo, check_photos, crop_warning, source_path
 from svdq.producer.submitting.sources import PromptFiles, find_photos, usable_prompt
 from svdq.producer.text import count, in_zone
 from svdq.producer.threads import Budget, ordered_map
@@ -258,7 +258,7 @@ def _with_family_of_prompts(requests: Sequence[PhotoRequest | InputError]) -> Se
     def is_open(request: PhotoRequest | InputError) -> TypeGuard[PhotoRequest]:
         return isinstance(request, PhotoRequest) and id(request.spec) in specs
 
-    if not any(each.data is None and usable_prompt(each.path) for each in filter(is_open, requests)):
+    if not any(each.photo is None and usable_prompt(each.path) for each in filter(is_open, requests)):
         return requests
     return [replace(each, spec=specs[id(each.spec)]) if is_open(each) else each for each in requests]
 
@@ -273,8 +273,8 @@ def _check(
 ) -> list[tuple[Photo, JobSpec]]:
     for spec in _specs(request for request in requests if isinstance(request, PhotoRequest) and not request.where):
         look_up(spec)  # raises once for what is wrong with all photos
-    paths = [request.path for request in requests if isinstance(request, PhotoRequest) and request.data is None]
-    files = (request.last for request in requests if isinstance(request, PhotoRequest) and request.last_data is None)
+    paths = [request.path for request in requests if isinstance(request, PhotoRequest) and request.photo is None]
+    files = (request.last for request in requests if isinstance(request, PhotoRequest) and request.last_photo is None)
     last_paths = list(dict.fromkeys(filter(None, files)))  # several photos may have the same one
     observer.begin("checking", len(paths) + len(last_paths))
     results = iter(check_photos(paths, max_pixels, observer.advance))
@@ -288,21 +288,17 @@ def _check(
             reasons.append(str(request))
             continue
         try:
-            photo = _checked(
-                next(results) if request.data is None else check_data(request.data, request.path, max_pixels)
-            )
-            last = None
-            if request.last and request.last_data is not None:
-                last = replace(check_data(request.last_data, request.last, max_pixels), data=request.last_data)
-            elif request.last:
+            photo = request.photo or _checked(next(results))
+            last = request.last_photo
+            if request.last and last is None:
                 last = _checked(lasts[request.last])
-            spec = look_up(prompts.spec_for(request.spec, request.path) if request.data is None else request.spec)
+            spec = look_up(request.spec if request.photo else prompts.spec_for(request.spec, request.path))
         except InputError as error:
             reasons.append(f"{request.where}{error}")
         else:
-            folder = "" if request.data is not None else request.path.absolute().parent.name
+            folder = "" if request.photo else request.path.absolute().parent.name
             source = request.source or source_path(folder, request.path.name)
-            checked.append((replace(photo, source=source, data=request.data, last=last), spec))
+            checked.append((replace(photo, source=source, last=last), spec))
     if reasons and (not skip_bad or not checked):
         if len(requests) == 1:
             raise InputError(reasons[0])

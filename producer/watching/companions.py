@@ -12,7 +12,7 @@ from typing import TypeVar
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import WITH_PROMPTS, as_key
-from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file
+from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, read_file
 from svdq.producer.submitting.sources import LAST, MAX_BYTES, SUFFIX, SUFFIXES, parse_prompt, spellings
 from svdq.producer.watching.directory import Signature, delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit
@@ -28,7 +28,7 @@ class Companions:
     config: FolderConfig
     post_submit: PostSubmit
     stable_for_s: float  # seconds without a change after which such a file has been written to its end
-    max_pixels: int
+    decoded: Callable[[WaitingFile, bytes, Path], Photo]  # checks the photo of a last frame
 
     def add(self, file: WaitingFile, spec: JobSpec) -> tuple[JobSpec, Photo | None] | None:
         """Return the parameters of a photo with what is beside it, and its last frame; None while that may still grow.
@@ -49,7 +49,7 @@ class Companions:
                 text = self._read(prompt, lambda opened, path: parse_prompt(opened.read(MAX_BYTES + 1), path))
                 spec = replace(spec, options=(spec.options[0].replaced(prompt=text),))
             if last in found:
-                photo = self._read(last, self._check)
+                photo = self._read(last, lambda opened, path: self._check(file, opened, path))
             is_new = any(self._signature(path) != version for path, version in found.items())
         if found and is_new:
             file.due_s = time.monotonic() + self.stable_for_s
@@ -98,9 +98,8 @@ class Companions:
                 "there."
             ) from error
 
-    def _check(self, opened: BufferedReader, path: Path) -> Photo:
-        data = read_file(opened, path, MAX_FOREIGN_BYTES)
-        return replace(check_data(data, path, self.max_pixels), data=data)
+    def _check(self, file: WaitingFile, opened: BufferedReader, path: Path) -> Photo:
+        return self.decoded(file, read_file(opened, path, MAX_FOREIGN_BYTES), path)
 
     def _signature(self, path: str) -> Signature | None:
         is_folder = os.path.isdir(self.post_submit.root / path)

@@ -3,12 +3,15 @@
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.known_model import KnownModel
+from svdq.producer.decoder import CHECK_S, Decoder, StoppedError, TooSlowError
 from svdq.producer.job_control import WAITING, cancel
 from svdq.producer.queue import statuses
 from svdq.producer.settings import Settings
@@ -16,7 +19,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models
-from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
+from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, read_file, source_path
 from svdq.producer.submitting.sources import SUFFIX
 from svdq.producer.submitting.submission import claim_storage, entries_of, submit_checked, with_owner
 from svdq.producer.watching.companions import Companions
@@ -28,6 +31,7 @@ from svdq.producer.watching.state import Event, FileRecord, Kind, OnEvent, State
 REJECTED = "rejected"  # folder in the watched folder for files that are no photos
 #: A file that is no photo must be unchanged for this many times `--stable-for`: it may be half copied.
 BAD_FACTOR = 4
+QUICK_S = 2  # seconds of a processor that a photo may take while others wait
 HOLD_S = 2.0  # seconds until a file on hold is tried again
 REPORT_AGAIN_S = 60.0  # seconds without a file on hold for a reason after which the reason is reported again
 
@@ -44,13 +48,15 @@ class Processor:
     post_submit: PostSubmit
     waiting: Debounce
     report: OnEvent
+    is_stopped: Callable[[], bool] = lambda: False
     model: KnownModel | None = None  # the model that the videos are for if the parameters do not decide
     held_s: dict[str, float] = field(default_factory=dict)  # when a file was last on hold, by the reason
 
     def __post_init__(self) -> None:
         self._root = self.post_submit.root
         stable_for_s = self.options.stable_for_s
-        self._beside = Companions(self.config, self.post_submit, stable_for_s, self.settings.max_pixels)
+        self._decoder = Decoder(is_stopped=self.is_stopped)
+        self._beside = Companions(self.config, self.post_submit, stable_for_s, self._decoded)
 
     def process(self, file: WaitingFile, connection: redis.Redis) -> None:
         """Process a file that is due, if it has not changed; it is still due after UnavailableError and RedisError."""
@@ -66,10 +72,26 @@ class Processor:
             self._submit_or_wait(file, connection)
 
     def _submit_or_wait(self, file: WaitingFile, connection: redis.Redis) -> None:
+        with contextlib.suppress(StoppedError):  # it waits for the next run
+            try:
+                self._submit_checked(file, connection)
+            except TooSlowError as error:
+                if file.is_slow:
+                    self._reject(file, str(error))
+                file.is_slow = True
+
+    def _decoded(self, file: WaitingFile, data: bytes, path: Path) -> Photo:
+        """Check a photo, or its last frame; a `file` that is not slow may take a moment only."""
+        cpu_s = CHECK_S if file.is_slow else QUICK_S
+        return self._decoder.check_data(data, path, self.settings.max_pixels, cpu_s)
+
+    def _submit_checked(self, file: WaitingFile, connection: redis.Redis) -> None:
         try:
             asked = self.config.spec_for(file.path)
             added = self._beside.add(file, asked if asked.model else replace(asked, model=self.model))
             spec = KnownLoras(self.settings, connection).looked_up(added[0]) if added else asked
+        except TooSlowError:
+            raise
         except InputError as error:
             self._hold(file, f"{error} Its photos wait until this is corrected.")
             return
@@ -81,16 +103,18 @@ class Processor:
                 data = read_file(opened, self._root / file.path, MAX_FOREIGN_BYTES)
             if self._has_changed(file):
                 return
-            photo = check_data(data, self._root / file.path, self.settings.max_pixels)
+            photo = self._decoded(file, data, self._root / file.path)
         except OSError as error:
             self._hold(file, f"{self._shown(file)} cannot be read ({error.strerror or error}). It waits.")
             return
+        except TooSlowError:
+            raise
         except InputError as error:
             self._reject(file, str(error))
             return
         source = source_path(self._root.name, *file.path.split("/"))
         try:
-            job_id = self._submit(file, replace(photo, data=data, source=source, last=last), spec, connection)
+            job_id = self._submit(file, replace(photo, source=source, last=last), spec, connection)
         except InputError as error:  # another program has written something under the job's key
             self._hold(file, f"{error} The photo waits until this is corrected.")
             return

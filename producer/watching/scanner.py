@@ -23,6 +23,7 @@ class WaitingFile:
     #: When this version was first seen, and when it is to be processed; infinity means in the next run.
     since_s: float
     due_s: float
+    is_slow: bool = False  # whether it takes long to decode, and others come first
     is_submitted: bool = False  # whether it was submitted and could not be moved or deleted yet
     #: The versions of its prompt and its last frame by their paths, once these are known.
     beside: dict[str, Signature] = field(default_factory=dict)
@@ -44,8 +45,12 @@ class Debounce:
         return file
 
     def due(self, now_s: float) -> list[WaitingFile]:
-        """Return the files that are due, the one that waited longest first; they stay until they are removed."""
-        return sorted((file for file in self.files.values() if file.due_s <= now_s), key=lambda file: file.due_s)
+        """Return the files that are due, the one that waited longest first; they stay until they are removed.
+
+        Of the slow ones it is one, once there are no others.
+        """
+        due = sorted((file for file in self.files.values() if file.due_s <= now_s), key=lambda file: file.due_s)
+        return [file for file in due if not file.is_slow] or due[:1]
 
     def remove(self, file: WaitingFile) -> None:
         """Stop waiting for a file."""

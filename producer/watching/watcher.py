@@ -89,6 +89,7 @@ def watch(
             post_submit=post_submit,
             waiting=Debounce(options.stable_for_s),
             report=count_and_report,
+            is_stopped=is_stopped,
         )
         watcher = _Watcher(settings, named, scanner, processor, report, is_stopped)
         if options.once:

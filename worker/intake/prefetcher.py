@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.chains import why_no_video_before
+from svdq.producer.decoder import Decoder, StoppedError
 from svdq.producer.job import Job, last_frame_key, parse_job
 from svdq.producer.records import Sidecar, sidecar_digest
 from svdq.producer.status.ranks import Condition
@@ -28,7 +28,7 @@ from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec
 from svdq.worker.intake.finished import sample_of
 from svdq.worker.intake.memory_plan import MemoryPlan
-from svdq.worker.outages import FileRefusals, StorageRetry
+from svdq.worker.outages import FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
 from svdq.worker.queue.crashes import CrashSuspect
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,8 @@ class Prefetcher:
         self._checkpoints = checkpoints
         self._retry = StorageRetry("No video is begun", storage.answers)
         self._job_id = self._unwanted = ""  # the job that is being prepared, and the one that is no longer wanted
+        self._is_stopped = False
+        self._decoder = Decoder(is_stopped=lambda: self._is_stopped or self._unwanted == self._job_id != "")
         self._away_since: float | None = None  # when the storage was asked that has not answered since, monotonic
 
     def prepare(self, job_id: str, job: Job, replaced: str = "", *, once: bool = False) -> Prepared:
@@ -113,7 +115,12 @@ class Prefetcher:
         with self._options.mark_prepare(job_id):
             note = partial(logger.warning, "Job %s: %s", job_id)
             size = found.job.width, found.job.height
-            prepared = tuple(prepare_photo(each, *size, job.fit, self._options.max_pixels, note) for each in photos)
+            try:
+                prepared = tuple(
+                    self._decoder.prepare(each, size, job.fit, self._options.max_pixels, note) for each in photos
+                )
+            except StoppedError as error:
+                raise (RetryStoppedError if self._is_stopped else NoLongerWantedError)(str(error)) from error
             with contextlib.suppress(Exception):  # raised again when the video is admitted
                 self._options.embed(found.job.parameters)
             return replace(found, photos=prepared)
@@ -140,7 +147,8 @@ class Prefetcher:
         self._retry.wake()
 
     def stop(self) -> None:
-        """Stop waiting for the storage; from any thread."""
+        """Stop waiting for the storage or a photo; from any thread."""
+        self._is_stopped = True
         self._retry.stop()
 
     def _find(self, job_id: str, job: Job, refusals: FileRefusals, replaced: str) -> tuple[Prepared, list[bytes]]:

@@ -15,6 +15,7 @@ from tests.forks import Fork
 
 TOKEN = "token-of-the-tests-0123456789"
 BOUNDARY = "svdq-test-boundary"
+TYPED = {"Sec-Fetch-Site": "none"}  # what browsers send with an address that was typed, or opened by a program
 TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 
@@ -76,9 +77,11 @@ class Server:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, within_s: float = 60
+    ) -> Answer:
         """Send one request, with the token unless there are other headers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=within_s)
         sent = dict(self.bearer if headers is None else headers)
         if isinstance(body, dict):
             body = json.dumps(body)

@@ -3,7 +3,7 @@
 import pytest
 
 from svdq.cli.serve.page import STATIC
-from tests.cli.serve.servers import TOKEN, TYPE, Serve, Server, multipart
+from tests.cli.serve.servers import TOKEN, TYPE, TYPED, Serve, Server, multipart
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def test_the_link_sets_a_cookie(server: Server) -> None:
     assert server.ask("GET", "/login", headers={}).status == 200
     assert server.ask("GET", "/login?token=wrong", headers={}).status == 401
 
-    answer = server.ask("GET", f"/login?token={TOKEN}", headers={})
+    answer = server.ask("GET", f"/login?token={TOKEN}", headers=TYPED)
     assert (answer.status, answer.headers["Location"]) == (303, "/")
     cookie = answer.headers["Set-Cookie"]
     assert TOKEN not in cookie
@@ -46,7 +46,7 @@ def test_the_link_sets_a_cookie(server: Server) -> None:
     beside_a_proxy = {"Cookie": given, "Authorization": "Basic YTpi"}
     assert server.ask("GET", "/v1/videos", headers=beside_a_proxy).status == 200
     assert server.ask("GET", "/v1/videos", headers={"Cookie": given, "Authorization": "Bearer wrong"}).status == 401
-    secure = server.ask("GET", f"/login?token={TOKEN}", headers={"X-Forwarded-Proto": "https"})
+    secure = server.ask("GET", f"/login?token={TOKEN}", headers={**TYPED, "X-Forwarded-Proto": "https"})
     assert "Secure" in secure.headers["Set-Cookie"].split("; ")
     form = {"Content-Type": "application/x-www-form-urlencoded", "Origin": server.url}
     assert server.ask("POST", "/login", f"token={TOKEN}", form).headers["Set-Cookie"]
@@ -92,8 +92,19 @@ FOREIGN = [
 ]
 
 
+def test_a_link_from_elsewhere_logs_nobody_in_unasked(server: Server) -> None:
+    for headers in ({}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}):
+        answer = server.ask("GET", f"/login?token={TOKEN}", headers=headers)
+        assert (answer.status, answer.headers["Set-Cookie"]) == (200, None)
+        assert b"Log in as the owner of this server?" in answer.body
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    own, other = {**form, "Origin": server.url}, {**form, "Origin": "http://attacker.example"}
+    assert server.ask("POST", "/login", f"token={TOKEN}", own).headers["Set-Cookie"]
+    assert server.ask("POST", "/login", f"token={TOKEN}", other).status == 403
+
+
 def test_writes_from_other_pages_are_refused(server: Server, photo_bytes: bytes) -> None:
-    cookie = server.ask("GET", f"/login?token={TOKEN}", headers={}).headers["Set-Cookie"].partition(";")[0]
+    cookie = server.ask("GET", f"/login?token={TOKEN}", headers=TYPED).headers["Set-Cookie"].partition(";")[0]
     for headers in FOREIGN:
         sent = {"Cookie": cookie, "Content-Type": TYPE, **headers}
         for method, path in [("POST", "/v1/videos"), ("DELETE", "/v1/videos/x"), ("POST", "/login")]:

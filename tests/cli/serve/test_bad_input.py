@@ -12,8 +12,10 @@ import pytest
 import redis
 from PIL import Image
 
+from svdq.cli.serve.api_errors import without_folders
 from svdq.producer.settings import Settings
 from tests.cli.serve.servers import BOUNDARY, TYPE, Serve, Server, multipart
+from tests.queued import JOB, enqueue
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -262,3 +264,21 @@ def target(path: Path) -> str:
         return str(path.readlink())
     except OSError:
         return ""
+
+
+@pytest.mark.parametrize("status", [b"created", b""])
+def test_a_job_that_was_never_queued_is_deleted(server: Server, connection: redis.Redis, status: bytes) -> None:
+    job = enqueue(connection, JOB, "a" * 12)
+    connection.hset(job.key, mapping={"status": status, "group_id": "-1"})
+    assert server.ask("DELETE", f"/v1/videos/{job.id}").status == 200
+    assert not connection.exists(job.key)
+
+
+def test_errors_name_no_folder() -> None:
+    for text, plain in {
+        "There is no LoRA 'x' in '/home/ana/my loras'; put x.safetensors there.": "'x' in 'my loras'; put x",
+        "The file '/srv/loras/x.safetensors' is cut.": "The file 'x.safetensors' is cut.",
+        "It is in /srv/models/wan, see https://example.com/a/b.": "It is in wan, see https://example.com/a/b.",
+        "Either/or 'is' 3/4 fine.": "Either/or 'is' 3/4 fine.",
+    }.items():
+        assert plain in without_folders(text)

@@ -1,8 +1,10 @@
 """Photos of many pixels, uploaded and shown at the same time: the server stays within the memory of its pod."""
 
 import io
+import json
 import os
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,8 @@ from PIL import Image
 
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
-from tests.cli.serve.servers import Answer, Server
+from tests.cli.serve.servers import TYPE, Answer, Server, multipart
+from tests.conftest import Cli
 
 NUM_PHOTOS = 6
 SIZE = (8000, 6250)
@@ -74,6 +77,44 @@ def test_large_photos_at_once(server: Server, kind: str, options: dict, capsys: 
     with capsys.disabled():
         print(f"\n{kind} {options}: {begin >> 20} MiB, uploads {uploads >> 20}, pictures {pictures >> 20}")
     assert pictures < MAX_BYTES
+
+
+def whole_peak(server: Server) -> int:
+    """The largest resident bytes of the server and its children together, about."""
+    children = Path(f"/proc/{server.process.pid}/task").glob("*/children")
+    pids = [server.process.pid, *(int(child) for each in children for child in each.read_text().split())]
+    return sum(int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024 for pid in pids)
+
+
+@pytest.mark.parametrize("kind", ["markers", "values", pytest.param("slow", marks=pytest.mark.long)])
+def test_one_token_leaves_room_for_others(
+    server: Server, svdq: Cli, kind: str, photo_bytes: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ana = json.loads(svdq("serve", "token", "add", "ana", "--json").stdout)["token"]
+    first = server.create(photo_bytes, seed=1).json["id"]
+    body = {
+        "markers": lambda: multipart(b"\xff\xd8" + b"\xff\xe1\x00\x02" * 15_000_000),
+        "values": lambda: multipart(photo_bytes, extra_params="[" + "{}," * 2_700_000 + "{}]"),
+        "slow": lambda: multipart(b"P2 8000 8000 255\n" + b"1 " * 64_000_000),
+    }[kind]()
+    headers = {"Authorization": f"Bearer {ana}", "Content-Type": TYPE}
+    with ThreadPoolExecutor(4) as threads:
+        bad = [threads.submit(server.ask, "POST", "/v1/videos", body, headers, 300) for _ in range(4)]
+        longest_s, number = 0.0, 2
+        while not all(each.done() for each in bad):
+            begun_s = time.monotonic()
+            made = server.create(photo_bytes, seed=number)
+            assert made.status == 200, made.body
+            assert server.ask("DELETE", f"/v1/videos/{made.json['id']}").status == 200
+            longest_s, number = max(longest_s, time.monotonic() - begun_s), number + 1
+        answers = [each.result() for each in bad]
+    assert {answer.status for answer in answers} == {400}, answers[0].body
+    with capsys.disabled():
+        print(f"\n{kind}: {whole_peak(server) >> 20} MiB, {number - 2} uploads and cancels, longest {longest_s:.2f} s")
+        print(answers[0].error["message"])
+    assert whole_peak(server) < MAX_BYTES
+    assert longest_s < 5  # on a machine that does other things, too
+    assert server.get(f"/v1/videos/{first}").status == 200
 
 
 def test_a_zip_is_made_in_parts(server: Server, connection: redis.Redis, storage: Storage) -> None:

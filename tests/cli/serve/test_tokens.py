@@ -3,19 +3,24 @@
 import contextlib
 import http.client
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import redis
 
+from svdq.cli.serve.tokens import Tokens, cookie_of
 from svdq.producer.status.job_view import view
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from tests.cli.serve.ended import finish as finish_video
-from tests.cli.serve.servers import TYPE, Answer, Serve, Server, multipart
+from tests.cli.serve.servers import TOKEN, TYPE, TYPED, Answer, Serve, Server, multipart
 from tests.conftest import Cli
 from tests.finished import add_video
 from tests.queued import JOB, finish
+from tests.waiting import wait_until as until
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +49,7 @@ def test_the_name_of_a_token_owns_what_is_submitted_with_it(
         return view(connection, found["jobs"][0]["id"] if "jobs" in found else found["id"]).owner
 
     ana, ben = add(svdq, "ana"), add(svdq, "ben")
-    cookie = server.ask("GET", f"/login?token={ana}", headers={}).headers["Set-Cookie"].partition(";")[0]
+    cookie = server.ask("GET", f"/login?token={ana}", headers=TYPED).headers["Set-Cookie"].partition(";")[0]
     assert owner_of(1, server.bearer) == "studio"
     assert owner_of(2, bearer(ben)) == "ben"
     assert owner_of(3, {"Cookie": cookie}, "/page/photos") == "ana"
@@ -133,7 +138,7 @@ def test_each_owner_has_a_folder_where_the_template_says_so(
 
 def test_a_running_server_takes_new_tokens_and_refuses_removed_ones(server: Server, svdq: Cli, home: Path) -> None:
     ana = add(svdq, "ana")
-    cookie = {"Cookie": server.ask("GET", f"/login?token={ana}", headers={}).headers["Set-Cookie"].partition(";")[0]}
+    cookie = {"Cookie": server.ask("GET", f"/login?token={ana}", headers=TYPED).headers["Set-Cookie"].partition(";")[0]}
     path = home / "serve-tokens.json"
     assert path.stat().st_mode & 0o777 == 0o600
     for headers in (bearer(ana), cookie, server.bearer):
@@ -152,6 +157,39 @@ def test_a_running_server_takes_new_tokens_and_refuses_removed_ones(server: Serv
         assert server.ask("GET", "/v1/videos", headers=headers).status == 401
     assert server.ask("GET", f"/login?token={ana}", headers={}).status == 401
     assert server.get("/v1/videos").status == 200
+
+
+def test_tokens_of_many_commands_at_once(home: Path) -> None:
+    path = home / "serve-tokens.json"
+    names = [f"person{number}" for number in range(16)]
+    made = "import sys; from pathlib import Path; from svdq.cli.serve.tokens import add_token, remove_token\n"
+    made += "add_token(Path(sys.argv[1]), 'x' + sys.argv[2]); add_token(Path(sys.argv[1]), sys.argv[2])\n"
+    made += "remove_token(Path(sys.argv[1]), 'x' + sys.argv[2])"
+    running = [subprocess.Popen([sys.executable, "-c", made, str(path), name]) for name in names]
+    assert [process.wait(60) for process in running] == [0] * 16
+    assert sorted(json.loads(path.read_text())) == sorted(names)
+
+
+def test_a_cookie_is_found_among_ten_thousand_tokens_in_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "serve-tokens.json"
+    path.write_text(json.dumps({f"person{number}": f"token-of-person-{number:06}" for number in range(10_000)}))
+    path.chmod(0o600)
+    tokens = Tokens(TOKEN, path)
+    assert tokens.name_of("token-of-person-000007") == "person7"
+    begun_s = time.process_time()
+    assert [tokens.name_of_cookie("0" * 64) for _ in range(100)] == [None] * 100
+    assert time.process_time() - begun_s < 0.1
+    assert tokens.name_of_cookie(cookie_of(TOKEN)) == ""
+
+
+def test_a_video_is_not_delivered_after_its_token_was_removed(server: Server, svdq: Cli, photo_bytes: bytes) -> None:
+    ana = add(svdq, "ana")
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as waiting:
+        headers = {**bearer(ana), "Content-Type": TYPE}
+        waiting.request("POST", "/v1/videos/sync", multipart(photo_bytes, seed=9), headers)
+        until(lambda: server.get("/v1/videos").json["data"])
+        svdq("serve", "token", "remove", "ana")
+        assert waiting.getresponse().status == 401
 
 
 def test_tokens_are_added_listed_and_removed(svdq: Cli, home: Path) -> None:

@@ -67,13 +67,14 @@ def _kill_if(owner: object, name: str, is_poison: Callable[..., bool]) -> None:
 
 
 def _poison(phase: str, folder: Path) -> None:
-    from svdq.pipeline.media import image, video
+    from svdq.pipeline.media import video
     from svdq.pipeline.models.simulated import SimulatedModel
+    from svdq.producer.decoder import Decoder
 
     match phase:
         case "prepare":
             poison = (folder / "poison.jpg").read_bytes()
-            _kill_if(image, "load_photo", lambda data, *_: data == poison)
+            _kill_if(Decoder, "prepare", lambda _, data, *__: data == poison)
         case "encode":
             _kill_if(SimulatedModel, "encode", lambda _, photo, parameters: parameters.frames == POISON_FRAMES)
         case "warm-up":
@@ -255,8 +256,9 @@ def _dawdle(folder: Path, *_: object, **__: object) -> None:
 
 
 def _install(where: str, folder: Path) -> None:
-    from svdq.pipeline.media import image, video
+    from svdq.pipeline.media import video
     from svdq.pipeline.models.simulated import SimulatedModel
+    from svdq.producer.decoder import Decoder
     from svdq.producer.storage import local, storage
     from svdq.worker.queue.group_worker import GroupWorker
 
@@ -270,7 +272,7 @@ def _install(where: str, folder: Path) -> None:
         case "before-acknowledgement":  # all files are there, Redis does not know
             _wrap(GroupWorker, "finish", before=_killer(folder))
         case "during-prepare":
-            _wrap(image, "load_photo", before=_killer(folder, PHASE_VISITS))
+            _wrap(Decoder, "prepare", before=_killer(folder, PHASE_VISITS))
         case "during-encode":
             _wrap(SimulatedModel, "encode", before=_killer(folder, PHASE_VISITS))
         case "during-decode":

@@ -1,6 +1,7 @@
 """The prompt in a text file beside a submitted photo."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions, sweep
 from svdq.producer.submitting.photo_requests import PhotoRequest
+from svdq.producer.submitting.photos import check_data
 from svdq.producer.submitting.sources import find_photos, read_prompt
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit, submit_all
 
@@ -142,7 +144,8 @@ def test_an_upload_has_no_file_beside_it(
     data = photo.read_bytes()
     photo.with_suffix(".txt").write_text("of somebody else")
     monkeypatch.chdir(photo.parent)
-    request = PhotoRequest(path=Path(photo.name), spec=JobSpec(options=(WAN,)), data=data)
+    checked = replace(check_data(data, Path(photo.name), settings.max_pixels), data=data)
+    request = PhotoRequest(path=checked.path, spec=JobSpec(options=(WAN,)), photo=checked)
     (submission,) = submit_all(settings, [request])
     assert prompt_of(connection, submission) == ""
 

@@ -1,0 +1,87 @@
+"""Photos that are decoded in a process of their own: the same as here, and within a time and memory."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from svdq.pipeline.errors import InputError, SampleError
+from svdq.pipeline.media.image import prepare_photo
+from svdq.producer.decoder import Decoder, StoppedError, TooSlowError
+from svdq.producer.submitting.photos import check_data
+
+pytestmark = pytest.mark.slow
+
+MAX_PIXELS = 100_000_000
+#: An ASCII PGM, which Pillow reads for about 20 s.
+SLOW = b"P2 8000 8000 255\n" + b"1 " * 64_000_000
+
+
+def test_it_decodes_what_this_process_would(photo: Path) -> None:
+    data, notes = photo.read_bytes(), []
+    decoder = Decoder()
+    checked = decoder.check_data(data, photo, MAX_PIXELS)
+    assert replace(checked, data=None) == check_data(data, photo, MAX_PIXELS)
+    prepared = decoder.prepare(data, (128, 64), "pad", MAX_PIXELS, notes.append)
+    expected = prepare_photo(data, 128, 64, "pad")
+    assert (prepared.size, prepared.mode, prepared.tobytes()) == ((128, 64), "RGB", expected.tobytes())
+    profile = BytesIO()
+    Image.open(photo).save(profile, "PNG", icc_profile=b"no profile")
+    decoder.prepare(profile.getvalue(), (64, 64), "crop", MAX_PIXELS, notes.append)
+    assert len(notes) == 1
+    with pytest.raises(SampleError):
+        decoder.prepare(b"no photo", (64, 64), "crop", MAX_PIXELS, notes.append)
+
+
+def test_what_takes_too_long_is_ended_and_the_next_photo_is_good(photo: Path) -> None:
+    decoder = Decoder()
+    with pytest.raises(TooSlowError):
+        decoder.check_data(SLOW, Path("slow.pgm"), MAX_PIXELS, cpu_s=1)
+    assert decoder.check_data(photo.read_bytes(), photo, MAX_PIXELS).extension == "jpg"
+
+
+def test_a_stop_does_not_wait_for_a_photo() -> None:
+    stop = threading.Event()
+    decoder = Decoder(is_stopped=stop.is_set)
+    threading.Timer(1, stop.set).start()
+    begun_s = time.monotonic()
+    with pytest.raises(StoppedError):
+        decoder.check_data(SLOW, Path("slow.pgm"), MAX_PIXELS)
+    assert time.monotonic() - begun_s < 5
+
+
+def test_a_photo_that_needs_memory_without_saying_so_is_refused() -> None:
+    """Pillow keeps each marker of a JPEG that has no length, gigabytes of them."""
+    hidden = b"\xff\xd8" + b"\xff\xe1\x00\x02" * 15_000_000
+    decoder = Decoder()
+    with pytest.raises(InputError, match="segments"):
+        decoder.check_data(hidden, Path("a.jpg"), MAX_PIXELS)
+
+
+def test_a_killed_process_is_replaced(photo: Path) -> None:
+    decoder = Decoder(reserve=lambda _: KillChildrenOnce())
+    killed.clear()
+    assert decoder.check_data(photo.read_bytes(), photo, MAX_PIXELS).extension == "jpg"
+    assert len(killed) == 1
+
+
+killed: list[int] = []
+
+
+class KillChildrenOnce:
+    def __enter__(self) -> None:
+        if not killed:
+            for task in Path("/proc/self/task").iterdir():
+                for child in (task / "children").read_text().split():
+                    if "decoder_process" in Path(f"/proc/{child}/cmdline").read_text():
+                        killed.append(int(child))
+                        os.kill(int(child), signal.SIGKILL)
+
+    def __exit__(self, *_: object) -> None:
+        pass
