@@ -24,6 +24,11 @@ class InputError(SvdqError):
 
     exit_code = 2
 
+    def __init__(self, message: str, *, field: str = "") -> None:
+        """Make an error; `field` is the parameter that it is about, by the name of the job's field."""
+        super().__init__(message)
+        self.field = field
+
 
 class UnavailableError(SvdqError):
     """A server, storage or program that is required is not available; nothing was done."""

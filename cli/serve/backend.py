@@ -126,7 +126,13 @@ class Backend:
         num_bytes = sum(file.seek(0, io.SEEK_END) for file in files)
 
         def check(decoder: Decoder) -> list[Photo]:
-            return [decoder.check(*each, self.settings.max_pixels) for each in zip(files, paths, strict=False)]
+            checked = []
+            for file, path, field in zip(files, paths, ("image", "last_image"), strict=False):
+                try:
+                    checked.append(decoder.check(file, path, self.settings.max_pixels))
+                except InputError as error:
+                    raise InputError(str(error), field=field) from error
+            return checked
 
         def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
             with PHOTO_BYTES.take(num_bytes):
@@ -148,9 +154,8 @@ class Backend:
         except TooManyWaitingError as error:
             raise ApiError(429, str(error), code="too_many_waiting") from error
         except InputError as error:
-            marks = {LAST_PHOTO: LAST_PHOTO, "LoRA": "loras"}
-            param = next((name for mark, name in marks.items() if mark in str(error)), PHOTO)
-            raise ApiError(400, without_folders(str(error)), param=param) from error
+            param = {"last_image": LAST_PHOTO, "image": PHOTO}.get(error.field, error.field)
+            raise ApiError(400, without_folders(str(error)), param=param or None) from error
 
     async def create_again(self, view: JobView, spec: JobSpec) -> tuple[list[Submission], list[JobView]]:
         """Make another video of the photos of a video; returns and raises as `create`."""

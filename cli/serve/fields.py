@@ -4,7 +4,6 @@ import base64
 import binascii
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -100,9 +99,7 @@ def read_request(
     try:
         return _read(given, now, model, base or SubmitOptions(), spell)
     except InputError as error:
-        # Sentences name the parameter first.
-        param = next((word for word in re.findall(r"\w+", str(error)) if word in (*FIELDS, LAST_PHOTO)), None)
-        raise ApiError(400, str(error), param=param) from error
+        raise ApiError(400, str(error), param=spell(error.field) if error.field else None) from error
 
 
 def _read(
@@ -136,7 +133,7 @@ def _read(
         model=model,
         priority=own.get("priority", "default"),
         name=own.get("name"),
-        at=parse_future(own["at"], "at", now) if "at" in own else None,
+        at=_time(own["at"], now) if "at" in own else None,
         notes=notes,
         keep_location="keep_location" in own and _is_on("keep_location", own["keep_location"]),
     ).with_output(own.get("output", ""))
@@ -264,7 +261,9 @@ def _add_guidance_and_frames(fields: dict[str, Any], own: Mapping[str, str], fam
         if "guidance_scale" in JOBS[family].model_fields:
             fields["guidance_scale"] = scale
         elif "max_guidance_scale" in fields:
-            raise InputError("guidance_scale and max_guidance_scale are the same; leave one of them out.")
+            raise InputError(
+                "guidance_scale and max_guidance_scale are the same; leave one of them out.", field="guidance_scale"
+            )
         else:
             fields["max_guidance_scale"] = scale
             if scale < defaults["min_guidance_scale"]:
@@ -276,12 +275,19 @@ def _add_guidance_and_frames(fields: dict[str, Any], own: Mapping[str, str], fam
         frames = seconds * min(max(fps, 1), 1e6)  # an fps that is not allowed is refused later
         if not 0 < frames < 1e6:
             rule = "more than 0" if frames <= 0 else "shorter; videos have 1,024 frames at most"
-            raise InputError(f"seconds {own['seconds'][:80]} is not allowed: it must be {rule}.")
+            raise InputError(f"seconds {own['seconds'][:80]} is not allowed: it must be {rule}.", field="seconds")
         fields["frames"] = max(0, round((frames - 1) / step)) * step + 1
 
 
 def _is_on(name: str, text: str) -> bool:
     return bool(read_parameters({"sound": text}, lambda _: name)["sound"])
+
+
+def _time(text: str, now: datetime) -> datetime:
+    try:
+        return parse_future(text, "at", now)
+    except InputError as error:
+        raise InputError(str(error), field="at") from error
 
 
 def _number(name: str, text: str) -> float:
@@ -290,7 +296,7 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{name} {text[:80]!r} is not allowed: it must be a number, such as 3.")
+        raise InputError(f"{name} {text[:80]!r} is not allowed: it must be a number, such as 3.", field=name)
     return number
 
 

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, published_model
@@ -117,7 +118,9 @@ class JobSpec:
         """Raise InputError if a value is not allowed; `spell` returns the name of a parameter for it."""
         check_priority(self.priority)
         if self.at is not None and self.depends_on:
-            raise InputError(f"{spell('at')} and {spell('depends_on')} cannot be combined; give one of them.")
+            raise InputError(
+                f"{spell('at')} and {spell('depends_on')} cannot be combined; give one of them.", field="at"
+            )
         if not 1 <= self.num_jobs <= MAX_VIDEOS:
             raise InputError(
                 f"The variations and sweeps ask for {self.num_jobs:,} videos of a photo; ask for 1 to {MAX_VIDEOS:,}."
@@ -163,7 +166,7 @@ class JobSpec:
         try:
             job = type(made).model_validate(values)
         except ValidationError as error:
-            raise InputError(_sentence(error, type(made), values, as_flag)) from error
+            raise _as_input_error(error, type(made), values, as_flag) from error
         of_id, of_files = (
             self._placed(job, self._values(job, stem, source, index=index, variation=0, day=day))
             for index, day in ((0, _ANY_DAY), (index, None))
@@ -206,11 +209,15 @@ class JobSpec:
         then = spell("then")
         for name in ("boomerang", "loop"):
             if getattr(job, name, None):
-                raise InputError(f"{then} and {spell(name)} cannot be combined: the links of a chain must join.")
+                raise InputError(
+                    f"{then} and {spell(name)} cannot be combined: the links of a chain must join.", field="then"
+                )
         if job.formats != ("mp4",):
-            raise InputError(f"{then} makes mp4 files only; leave out {spell('formats')}.")
+            raise InputError(f"{then} makes mp4 files only; leave out {spell('formats')}.", field="formats")
         if job.frames == 1:
-            raise InputError(f"{then} needs at least 2 {spell('frames')}: links share a frame with the one before.")
+            raise InputError(
+                f"{then} needs at least 2 {spell('frames')}: links share a frame with the one before.", field="frames"
+            )
 
     def _links(
         self, job: Job, job_id: str, options: SubmitOptions, spell: Callable[[str], str] = as_flag
@@ -226,12 +233,13 @@ class JobSpec:
             elif prompt:
                 raise InputError(
                     f"{spell('then')} {shorten(prompt)!r} does not apply to {job.title}, which takes no prompts; "
-                    f"continue its videos with {spell('then')} ''."
+                    f"continue its videos with {spell('then')} ''.",
+                    field="then",
                 )
             try:
                 job = JOBS[job.family].model_validate(values)
             except ValidationError as error:
-                raise InputError(_sentence(error, JOBS[job.family], values, lambda _: spell("then"))) from error
+                raise _as_input_error(error, JOBS[job.family], values, lambda _: spell("then"), field="then") from error
             job_id = job.digest(seed_was_drawn=options.seed is None)
             if options.seed is None:
                 job = job.model_copy(update={"seed": _seed_of(job_id)})
@@ -243,7 +251,8 @@ class JobSpec:
         if model is None or model.is_assumed or not self._is_for(model, job):
             raise InputError(
                 f"{spell('step_cache')} {speedup} needs the model, which is not known here; give a threshold, such as "
-                "0.06."
+                "0.06.",
+                field="step_cache",
             )
         assert model.family.threshold_for is not None, "other families have no step_cache"
         return model.family.threshold_for(job.parameters, model.facts, float(speedup.removesuffix("x")))
@@ -269,7 +278,8 @@ class JobSpec:
             raise InputError(
                 f"{spell('loop' if is_loop else 'last_image')} does not apply to the {whose}, which takes no last "
                 f"frame; leave it out, or use a model that takes one, such as {_takes_last_photo()}"
-                f"{' (' + spell('boomerang') + ' works with all)' if is_loop else ''}."
+                f"{' (' + spell('boomerang') + ' works with all)' if is_loop else ''}.",
+                field="loop" if is_loop else "last_image",
             )
 
     def _job(self, photo: Photo, options: SubmitOptions, variation: int, index: int) -> tuple[Job, str]:
@@ -350,11 +360,22 @@ def make_job(
             job = JOBS[family](**values | {"width": width, "height": height})
         return job
     except ValidationError as error:
-        raise InputError(_sentence(error, JOBS[family], values, spell)) from error
+        raise _as_input_error(error, JOBS[family], values, spell) from error
 
 
-def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], spell: Callable[[str], str]) -> str:
+def _as_input_error(
+    error: ValidationError, job: type[Job], values: dict[str, Any], spell: Callable[[str], str], field: str = ""
+) -> InputError:
+    """Return the sentence about the first value that is not allowed, with the parameter that it is about."""
     first = error.errors(include_url=False)[0]
+    # A rule about several parameters names them itself.
+    named = (word for word in re.findall(r"\w+", str(first["msg"])) if word in job.model_fields)
+    own = str(first["loc"][0]) if first["loc"] else next(named, "")
+    own = "size" if own in ("width", "height") else own
+    return InputError(_sentence(first, job, values, spell), field=field or own)
+
+
+def _sentence(first: ErrorDetails, job: type[Job], values: dict[str, Any], spell: Callable[[str], str]) -> str:
     field = str(first["loc"][0]) if first["loc"] else ""
     if field in ("width", "height"):
         given = {side: values.get(side, job.model_fields[side].default) for side in ("width", "height")}

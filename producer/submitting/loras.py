@@ -71,7 +71,9 @@ class KnownLoras:
         halves = self._halves(choice.name)
         wanted = {expert: names for expert, names in halves.items() if choice.expert in (expert, None)}
         if several := next((names for names in wanted.values() if len(names) > 1), None):
-            raise InputError(f"There are several LoRAs for {choice.name!r}: {', '.join(several)}; give one of them.")
+            raise InputError(
+                f"There are several LoRAs for {choice.name!r}: {', '.join(several)}; give one of them.", field="loras"
+            )
         if not all(wanted.values()):
             raise self._unknown(choice.name)
         return [self._chosen(choice, names[0], expert) for expert, names in wanted.items()]
@@ -97,7 +99,9 @@ class KnownLoras:
             return given
         ends = [name for name in self._known if name.rpartition("/")[2] == given]
         if len(ends) > 1:
-            raise InputError(f"There are several LoRAs {given}: {', '.join(ends)}; give one with its folder.")
+            raise InputError(
+                f"There are several LoRAs {given}: {', '.join(ends)}; give one with its folder.", field="loras"
+            )
         return ends[0] if ends else None
 
     def _unknown(self, name: str) -> InputError:
@@ -106,7 +110,7 @@ class KnownLoras:
         meant = f"; did you mean {near[0]}?" if near else f"; put {name.rpartition('/')[2]}{_SUFFIX} there."
         if self._folder is None and not self._known:
             meant = "; set SVDQ_LORAS to the folder with your LoRAs."
-        return InputError(f"There is no LoRA {name!r} {where}{meant}")
+        return InputError(f"There is no LoRA {name!r} {where}{meant}", field="loras")
 
 
 def _without_tags(prompt: str) -> tuple[str, list[LoraChoice]]:
@@ -116,7 +120,8 @@ def _without_tags(prompt: str) -> tuple[str, list[LoraChoice]]:
     except ValueError as error:
         raise InputError(
             f"The prompt {shorten(prompt)!r} has a LoRA that cannot be read: write <lora:NAME:STRENGTH> with a "
-            "strength from -10 to 10."
+            "strength from -10 to 10.",
+            field="loras",
         ) from error
     return (" ".join(_TAG.sub(" ", prompt).split()) if loras else prompt), loras
 

@@ -114,7 +114,9 @@ class SubmitOptions:
         """Return the family that all parameters apply to; None: any. Raises InputError, with names of `spell`."""
         family = self.family
         if family is not None and family not in tuple(JOBS):
-            raise InputError(f"{spell('family')} {family} is not allowed: it must be one of {', '.join(JOBS)}.")
+            raise InputError(
+                f"{spell('family')} {family} is not allowed: it must be one of {', '.join(JOBS)}.", field="family"
+            )
         having = {
             field: [name for name, job in JOBS.items() if field in job.model_fields]
             for field in self.given()
@@ -128,20 +130,23 @@ class SubmitOptions:
         if family is not None:
             raise InputError(
                 f"{spell(wrong)} does not apply to {PARAMETERS[family].title} ({spell('family')} {family}), only to "
-                f"{_titles(having[wrong])}; leave out one of the two."
+                f"{_titles(having[wrong])}; leave out one of the two.",
+                field=wrong,
             )
         if model is not None and model.is_configured:
             raise InputError(
                 f"{spell(wrong)} does not apply to the configured model {model.name}, which is "
                 f"{model.family.parameters.title}; leave it out, or give {spell('family')} {having[wrong][0]} if the "
-                "workers have such a model."
+                "workers have such a model.",
+                field=wrong,
             )
         if not fitting:
             pairs = itertools.combinations(having, 2)
             one, other = next((one, other) for one, other in pairs if not {*having[one]} & {*having[other]})
             raise InputError(
                 f"{spell(one)} applies only to {_titles(having[one])} and {spell(other)} only to "
-                f"{_titles(having[other])}; leave out one of the two."
+                f"{_titles(having[other])}; leave out one of the two.",
+                field=one,
             )
         return None if len(fitting) == len(JOBS) else fitting[0]
 
@@ -171,7 +176,7 @@ def read_parameters(given: Mapping[str, Any], spell: Callable[[str], str] = as_k
     for name, value in given.items():
         values = {} if value is None else _read(name, as_text(name, value, spell(name)).strip(), spell(name))
         if any(field in found and found[field] != each for field, each in values.items()):
-            raise InputError(f"{spell(name)} contradicts another parameter; leave one of them out.")
+            raise InputError(f"{spell(name)} contradicts another parameter; leave one of them out.", field=name)
         found |= values
     return found
 
@@ -181,7 +186,7 @@ def read_then(value: object, called: str) -> tuple[str, ...]:
     prompts = value.split("\n") if isinstance(value, str) else value
     if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
         shown = shorten(json.dumps(value, default=str))
-        raise InputError(f"{called} {shown} is not allowed: it must be a prompt, or a list of prompts.")
+        raise InputError(f"{called} {shown} is not allowed: it must be a prompt, or a list of prompts.", field="then")
     return tuple(" ".join(prompt.split()) for prompt in prompts)
 
 
@@ -193,7 +198,7 @@ def as_text(name: str, value: Any, called: str) -> str:
         return "\n".join(map(str, value))
     if isinstance(value, list | dict) or (isinstance(value, bool) and bool not in _types(name)):
         shown = shorten(json.dumps(value, default=str))
-        raise InputError(f"{called} {shown} is not allowed: it must be a single value.")
+        raise InputError(f"{called} {shown} is not allowed: it must be a single value.", field=name)
     return str(value)
 
 
@@ -214,13 +219,13 @@ def _read(name: str, text: str, called: str) -> dict[str, Any]:
     shown, types = shorten(text), _types(name)
     if bool in types:
         if text.lower() not in _BOOLEANS:
-            raise InputError(f"{called} {shown!r} is not allowed: it must be true or false.")
+            raise InputError(f"{called} {shown!r} is not allowed: it must be true or false.", field=name)
         return {name: _BOOLEANS[text.lower()]}
     try:
         return {name: int(_NO_FRACTION.sub("", text)) if int in types else float(text) if float in types else text}
     except ValueError as error:
         kind = "whole number, such as 25" if int in types else "number, such as 0.5"
-        raise InputError(f"{called} {shown!r} is not allowed: it must be a {kind}.") from error
+        raise InputError(f"{called} {shown!r} is not allowed: it must be a {kind}.", field=name) from error
 
 
 def _read_size(text: str, called: str) -> dict[str, Any]:
@@ -231,7 +236,8 @@ def _read_size(text: str, called: str) -> dict[str, Any]:
     match = _SIZE.fullmatch(of_area if of_photo else text)
     if match is None:
         raise InputError(
-            f"{called} {shorten(text)} is not a size; write width and height in pixels, such as 1024x576, or auto."
+            f"{called} {shorten(text)} is not a size; write width and height in pixels, such as 1024x576, or auto.",
+            field="size",
         )
     return {"width": int(match[1]), "height": int(match[2]), **of_photo}
 
@@ -242,7 +248,8 @@ def _read_loras(text: str, called: str) -> tuple[LoraChoice, ...]:
     except ValueError as error:
         raise InputError(
             f"{called} {shorten(text)!r} is not a LoRA: write it as NAME:STRENGTH with a strength from -10 to 10, such "
-            "as style:0.8, or of two experts high=NAME,low=NAME:STRENGTH."
+            "as style:0.8, or of two experts high=NAME,low=NAME:STRENGTH.",
+            field="loras",
         ) from error
 
 

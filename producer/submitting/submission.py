@@ -171,7 +171,10 @@ def submit_all(
         of_video = {each.last_image or ANY_PHOTO for spec in _specs(requests) for each in spec.options} - {ANY_PHOTO}
         claim_storage(connection, storage)  # before anything is said
         if not all(map(storage.exists, of_video)):
-            raise InputError(f"The last frame of that video was removed from the storage; give {spell('last_image')}.")
+            raise InputError(
+                f"The last frame of that video was removed from the storage; give {spell('last_image')}.",
+                field="last_image",
+            )
         models = current_models(connection, settings)
         for note in _notes_on_models(settings, connection, models, _specs(requests)):
             observer.note(note)
@@ -282,29 +285,29 @@ def _check(
         zip(last_paths, check_photos(last_paths, max_pixels, observer.advance), strict=True)
     )
     prompts = PromptFiles(spell)
-    checked, reasons = [], []
+    checked, reasons = [], list[InputError]()
     for request in requests:
         if isinstance(request, InputError):
-            reasons.append(str(request))
+            reasons.append(request)
             continue
         try:
-            photo = request.photo or _checked(next(results))
+            photo = request.photo or _checked(next(results), "image")
             last = request.last_photo
             if request.last and last is None:
-                last = _checked(lasts[request.last])
+                last = _checked(lasts[request.last], "last_image")
             spec = look_up(request.spec if request.photo else prompts.spec_for(request.spec, request.path))
         except InputError as error:
-            reasons.append(f"{request.where}{error}")
+            reasons.append(InputError(f"{request.where}{error}", field=error.field))
         else:
             folder = "" if request.photo else request.path.absolute().parent.name
             source = request.source or source_path(folder, request.path.name)
             checked.append((replace(photo, source=source, last=last), spec))
     if reasons and (not skip_bad or not checked):
         if len(requests) == 1:
-            raise InputError(reasons[0])
-        raise BadPhotosError(reasons, len(requests), spell("skip_bad"))
+            raise reasons[0]
+        raise BadPhotosError([*map(str, reasons)], len(requests), spell("skip_bad"))
     for reason in reasons:
-        observer.leave_out(reason)
+        observer.leave_out(str(reason))
     if prompts.num_without and len(checked) > 1:
         observer.note(
             f"{prompts.num_without:,} of {len(checked):,} photos have no prompt; write one into a .txt beside each, or "
@@ -318,9 +321,9 @@ def _check(
     return checked
 
 
-def _checked(result: Photo | InputError) -> Photo:
+def _checked(result: Photo | InputError, field: str) -> Photo:
     if isinstance(result, InputError):
-        raise result
+        raise InputError(str(result), field=field)
     return result
 
 

@@ -53,7 +53,7 @@ BAD_PHOTOS = [
 
 def test_bad_photos(server: Server, nothing_left: Any, settings: Settings) -> None:
     for data, reason in BAD_PHOTOS:
-        answer = server.create(data, "../../etc/passwd")
+        answer = server.create(data, "../../etc/my LoRA test.jpg")
         assert answer.status == 400
         assert answer.error["param"] == "input_reference"
         assert any(part in answer.error["message"] for part in reason.split("|")), answer.error
