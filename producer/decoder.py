@@ -100,7 +100,10 @@ class Decoder:
     ) -> tuple[dict[str, Any], bytes]:
         message = {"task": task, "cpu_s": cpu_s, "arguments": arguments}
         for _ in range(2):  # something else may have ended the process
-            process = _idle.pop() if _idle else _start()
+            try:
+                process = _idle.pop()
+            except IndexError:  # all are used by other threads
+                process = _start()
             try:
                 answer, data = self._exchange(process, message, photo, cpu_s)
             except TimeoutError:

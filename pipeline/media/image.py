@@ -61,6 +61,7 @@ _PIXEL_BYTES, _TILE_BYTES, _COEFFICIENT_BYTES = 4, 8, 2
 #: Limits of a JPEG; a segment of a color profile or XMP has up to 64 KiB, and progressive files have about ten scans.
 MAX_SEGMENTS, MAX_SCANS = 5000, 100
 MAX_PPM_HEADER = 1 << 16  # bytes of a PPM before its pixels, with comments
+MAX_PLAIN_PPM = 1 << 24  # bytes of a PPM whose pixels are decimal numbers
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _PLAIN_MARKERS = (0xC8, *range(0xF0, 0xFE))  # without a length; Pillow goes on behind them
@@ -99,6 +100,8 @@ def _check_headers(data: bytes) -> None:
         words = _PPM_COMMENT.sub(b" ", data[:MAX_PPM_HEADER]).split(maxsplit=4)
         if len(words) < len(("format", "width", "height", "white or pixels")):
             raise ValueError(f"its header has more than {MAX_PPM_HEADER:,} bytes")
+        if data[1:2] in b"123" and len(data) > MAX_PLAIN_PPM:
+            raise ValueError(f"its pixels are text of more than {MAX_PLAIN_PPM:,} bytes; save it as a JPEG")
 
 
 def has_unknown_white(image: Image.Image) -> bool:

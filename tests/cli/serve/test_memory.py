@@ -95,7 +95,7 @@ def test_one_token_leaves_room_for_others(
     body = {
         "markers": lambda: multipart(b"\xff\xd8" + b"\xff\xe1\x00\x02" * 15_000_000),
         "values": lambda: multipart(photo_bytes, extra_params="[" + "{}," * 2_700_000 + "{}]"),
-        "slow": lambda: multipart(b"P2 8000 8000 255\n" + b"1 " * 64_000_000),
+        "slow": lambda: multipart(b"P2 2600 2600 255\n" + b"1 " * 2600**2),  # some seconds each
     }[kind]()
     headers = {"Authorization": f"Bearer {ana}", "Content-Type": TYPE}
     with ThreadPoolExecutor(4) as threads:
@@ -108,10 +108,9 @@ def test_one_token_leaves_room_for_others(
             assert server.ask("DELETE", f"/v1/videos/{made.json['id']}").status == 200
             longest_s, number = max(longest_s, time.monotonic() - begun_s), number + 1
         answers = [each.result() for each in bad]
-    assert {answer.status for answer in answers} == {400}, answers[0].body
+    assert {answer.status for answer in answers} == {200 if kind == "slow" else 400}, answers[0].body
     with capsys.disabled():
         print(f"\n{kind}: {whole_peak(server) >> 20} MiB, {number - 2} uploads and cancels, longest {longest_s:.2f} s")
-        print(answers[0].error["message"])
     assert whole_peak(server) < MAX_BYTES
     assert longest_s < 5  # on a machine that does other things, too
     assert server.get(f"/v1/videos/{first}").status == 200

@@ -1,4 +1,5 @@
 import struct
+import time
 import zlib
 from contextlib import suppress
 from io import BytesIO
@@ -206,6 +207,27 @@ def test_a_damaged_heic_or_avif_fails_with_a_sentence(kind, change):
     assert load_photo(data).size == (64, 64)
     with pytest.raises(SampleError, match="cannot be decoded"):
         load_photo(change(data))
+
+
+def test_files_that_take_minutes_to_read_are_refused_by_their_headers():
+    """Each held all threads that store photos: 8,000 scans in 1.3 MB took 25 s, a comment of 50 MB 38 s."""
+    image = Image.effect_noise((320, 240), 60).convert("RGB")
+    image.save(file := BytesIO(), "JPEG", progressive=True)
+    scans = file.getvalue()
+    last = scans.rindex(b"\xff\xda")
+    many = scans[:last] + scans[last:-2] * 8000 + scans[-2:]
+    for data, words in (
+        (many, "more than 100 scans"),
+        (b"\xff\xd8" + b"\xff\xe1\x00\x02" * 15_000_000, "5,000 segments"),
+        (b"P6\n#" + b"x" * 50_000_000 + b"\n4 4 255\n" + bytes(48), "header has more than"),
+        (b"P2 4000 4000 255\n" + b"128 " * 16_000_000, "pixels are text"),
+    ):
+        begun = time.process_time()
+        with pytest.raises(SampleError, match=words):
+            load_photo(data)
+        assert time.process_time() - begun < 2
+    for plain in (scans, b"P2 4 4 255\n" + b"128 " * 16, b"P6\n# by hand\n4 4 255\n" + bytes(48)):
+        load_photo(plain)
 
 
 def test_too_many_pixels():
