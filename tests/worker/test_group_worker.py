@@ -7,8 +7,10 @@ import pickle
 import signal
 import socket
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,7 @@ from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.queue import group_worker, recovery, scripts
 from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.rq_worker import LEASE_S, ActiveJob
+from svdq.worker.queue.rq_worker import LEASE_S, LISTEN_AGAIN_S, ActiveJob
 from tests.worker.jobs import JOB, leases, lossy, pop, put, waiting
 from tests.worker.own_redis import OwnRedis
 
@@ -691,4 +693,26 @@ def test_commands_reach_the_group_after_redis_was_silent(
     until(lambda: commands == ["shutdown"])
     worker.unsubscribe()
     link.close()
+    server.stop()
+
+
+@pytest.mark.slow
+def test_commands_reach_the_group_after_redis_was_busy(tmp_path: Path, until) -> None:
+    """An answer such as BUSY ended the thread that listens, and stop commands were lost until a restart."""
+    server, commands = OwnRedis(tmp_path), []
+    with server.client(server.url()) as connection, server.client(server.url()) as script:
+        connection.config_set("lua-time-limit", 20)
+        worker = GroupWorker(redis.Redis.from_url(server.url()), on_stop=commands.append, on_shutdown=lambda: None)
+        worker.start()
+        until(lambda: connection.pubsub_numsub(worker.pubsub_channel_name)[0][1] == 1)
+        connection.client_kill_filter(_type="pubsub")
+        with ThreadPoolExecutor(1) as threads:
+            busy = threads.submit(script.eval, "while true do end", 0)
+            time.sleep(LISTEN_AGAIN_S + 1)  # it subscribes again meanwhile, and is refused
+            connection.script_kill()
+            assert isinstance(busy.exception(), redis.ResponseError)
+        until(lambda: connection.pubsub_numsub(worker.pubsub_channel_name)[0][1] == 1)
+        rq.command.send_command(connection, worker.name, "stop-job", job_id="b")
+        until(lambda: commands == ["b"])
+        worker.unsubscribe()
     server.stop()
