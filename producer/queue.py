@@ -275,7 +275,9 @@ def make_database_id(connection: redis.Redis) -> None:
 def check_priority(priority: object) -> None:
     """Raise an InputError for a value that is not a priority."""
     if priority not in keys.PRIORITIES:
-        raise InputError(f"There is no priority {priority!r}; choose one of {', '.join(keys.PRIORITIES)}.")
+        raise InputError(
+            f"There is no priority {priority!r}; choose one of {', '.join(keys.PRIORITIES)}.", field="priority"
+        )
 
 
 def priority_of(name: str) -> str:
