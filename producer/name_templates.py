@@ -59,26 +59,30 @@ def render_folder(template: str, values: Mapping[str, Any]) -> str:
         if part == "{folder}":
             parts += map(safe_name, filter(None, values["folder"].split("/")))
         elif part:
-            parts.append(render_name(part, values))
+            parts.append(render_name(part, values, "output"))
     return checked_folder("/".join(parts))
 
 
-def render_name(template: str, values: Mapping[str, Any]) -> str:
+def render_name(template: str, values: Mapping[str, Any], parameter: str = "name") -> str:
     """Render a template of `str.format`, without conversions and nested fields, as a name for all file systems.
 
-    Raises InputError if the template is invalid, or a value does not fit its format or is left to the model.
+    Raises InputError if the template, the value of a parameter, is invalid, or a value does not fit its format or is
+    left to the model.
     """
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
         raise InputError(
-            f"The name {template!r} is not a template ({error}); write fields as {{stem}}, and {{{{ for a brace."
+            f"The name {template!r} is not a template ({error}); write fields as {{stem}}, and {{{{ for a brace.",
+            field=parameter,
         ) from error
     if not template.strip():
-        raise InputError("The name is empty; give one such as {stem}-{seed}, or leave it out.")
+        raise InputError("The name is empty; give one such as {stem}-{seed}, or leave it out.", field=parameter)
     for text, field, layout, conversion in parts:
         if "/" in text or "\\" in text:
-            raise InputError(f"The name {template!r} names a folder; give the name alone, and the folder as output.")
+            raise InputError(
+                f"The name {template!r} names a folder; give the name alone, and the folder as output.", field=parameter
+            )
         if field is None:
             continue
         wrong = ""
@@ -91,11 +95,13 @@ def render_name(template: str, values: Mapping[str, Any]) -> str:
         elif values[field] is None:
             wrong = f", which is left to the model; give {field} or leave the field out"
         if wrong:
-            raise InputError(f"The name {template!r} has the field {{{field}}}{wrong}.")
+            raise InputError(f"The name {template!r} has the field {{{field}}}{wrong}.", field=parameter)
     try:
         return safe_name(template.format_map(values))
     except (ValueError, OverflowError) as error:
-        raise InputError(f"The name {template!r} cannot be made ({error}); change the format of its field.") from error
+        raise InputError(
+            f"The name {template!r} cannot be made ({error}); change the format of its field.", field=parameter
+        ) from error
 
 
 def read_folder(text: str) -> str:
@@ -109,11 +115,13 @@ def checked_folder(text: str, *, is_outside: bool = False) -> str:
     if is_outside or folder.is_absolute() or "://" in text or ".." in folder.parts:
         raise InputError(
             f"The output folder {text!r} is not inside the storage's outputs/; give a relative one such as "
-            "holiday/day1, choose another storage, or copy finished videos anywhere with `svdq fetch ID -o DIR`."
+            "holiday/day1, choose another storage, or copy finished videos anywhere with `svdq fetch ID -o DIR`.",
+            field="output",
         )
     if not all(map(is_folder_name, folder.parts)) or len(text) > MAX_FOLDER_LENGTH:
         raise InputError(
             f"The output folder {text!r} is not allowed by every storage; use shorter names without backslashes "
-            "and control characters, and no dot in front."
+            "and control characters, and no dot in front.",
+            field="output",
         )
     return "" if folder == PurePosixPath(".") else folder.as_posix()
