@@ -7,7 +7,7 @@
 #   make test-all     run `make test`, `make test-long` and what that leaves out
 #   make dist         build the archives for an index into dist, and render a preview from each in a new environment
 #   make docs         build the documentation into build/docs; broken links are errors
-#   make gpu-check    measure what needs a GPU, into gpu-check.md; MODEL=DIR names a model with weights
+#   make gpu-check    measure what needs a GPU, into the folder gpu-check, which needs 64 GB
 #   make lint         run the linters and type checkers only
 #   make format       format the code
 #   make constraints  update constraints.txt to the newest versions
@@ -71,7 +71,7 @@ dist: $(VENV)/made
 	deploy/dist.sh $(BIN)/python
 
 gpu-check: $(VENV)/installed-worker
-	$(BIN)/python deploy/gpu_check.py $(if $(MODEL),--model $(MODEL))
+	$(BIN)/python deploy/gpu_check.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -1,185 +1,226 @@
-"""What all sections share: the options, the report, and the commands of svdq that they run."""
+"""The results, the time limit, and the commands of svdq that sections run."""
 
-import argparse
 import contextlib
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import PIL.Image
+import psutil
 
-from gpu_checks.report import Report
-from svdq.worker.launcher.gpus import is_visible, memory_of_gpus, visible_gpus
+PHOTO = Path(__file__).parents[2] / "docs" / "demo" / "photo.jpg"
+TASK_S = 480.0  # that one command may take: what hangs must not take the time of all others again and again
+STOP_S = 30.0  # that stopping Redis may take after the end, too
 
-#: Bytes of GPU memory that each process takes besides its tensors.
-CONTEXT_BYTES = 700 * 2**20
-T = TypeVar("T")
+
+class OutOfTime(Exception):  # noqa: N818 - no failure
+    """The time of the whole check is over."""
 
 
 class Check:
-    """One run of the check. Each worker has its own home and queue."""
+    """One run of the check on what earlier runs have left in its folder."""
 
-    def __init__(self, report: Report, folder: Path, options: argparse.Namespace) -> None:
-        """Prepare the sections; `folder` is for files that later sections or runs need."""
-        self.report = report
+    def __init__(self, folder: Path, device: str, total_s: float, where: str) -> None:
+        """Read the results of earlier runs."""
         self.folder = folder
-        self.options = options
-        self.on_gpu = options.device == "cuda"
-        self.device = ["--device", options.device]
+        self.on_gpu = device == "cuda"
+        self.device = ["--device", device]
+        self._end = time.monotonic() + total_s
+        self._path = folder / "results.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        #: Of each task that has ended, where it ran and its figures by what they are: measured, wanted, good.
+        self._tasks: dict[str, dict[str, Any]] = {}
+        if self._path.exists():
+            self._tasks = json.loads(self._path.read_text(encoding="utf-8"))
+        self._where = where
+        self._figures: dict[str, dict[str, Any]] = {}
 
-    @property
-    def model(self) -> str:
-        """The model of Stable Video Diffusion; the published sizes with random weights are written at the first use."""
-        if self.options.model:
-            return str(self.options.model)
-        import torch
-
-        from gpu_checks.full_size import COMPONENTS, write_full_size_model
-
-        folder = self.folder / "full-size"
-        write_once(folder, lambda new: write_full_size_model(new, torch.float16, components=COMPONENTS))
-        return str(folder)
-
-    def attempt(self, what: str, measure: Callable[[], T]) -> T | None:
-        """Measure one thing, or return what an earlier run in the folder measured; a failure is a row, and None."""
-        path = self.folder / "measured.json"
-        done = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if what not in done:
-            try:
-                done[what] = measure()
-            except Exception as error:  # noqa: BLE001 - the rest of the section may work
-                self.report.judge(what, f"failed: {error}", "", False)
-                return None
-            path.write_text(json.dumps(done, indent=2), encoding="utf-8")
-        found: T = done[what]
-        return found
-
-    def measure_parts(self, name: str, *arguments: object) -> list[dict[str, Any]]:
-        """Measure parts of a model; return the rows that could be measured, also if the time limit ended the run.
-
-        Rows of an earlier run in the same folder are kept. Each that could not be measured is a row of the report.
-        """
-        path = self.folder / f"{name}.json"
-        command = ["gpu_checks.model_parts", *self.device, "--repeats", self.options.repeats]
+    def task(self, name: str, do: Callable[[], object]) -> None:
+        """Do a task, unless an earlier run has; a failure is a figure. Raises OutOfTime if there is no time."""
+        if name in self._tasks:
+            return
+        if time.monotonic() >= self._end:
+            raise OutOfTime
+        self._figures = {}
         try:
-            self.report.run(*command, *arguments, "--json", path)
-        except RuntimeError as error:
-            if not path.exists():
-                raise
-            self.report.fail(str(error))
-        for row in self._rows(name):
-            if row["failure"]:
-                chosen = ("part", "component", "dtype", "compiled", "approximate", "offload", "decode_chunk_size")
-                words = [str(row[field]) for field in chosen if row[field] not in (None, "off", [])]
-                self.report.judge(f"{name}: {' '.join(words)}", f"failed: {row['failure']}", "", False)
-        if not (rows := self.measured(name)):
-            raise RuntimeError("nothing could be measured")
-        return rows
+            do()
+        except OutOfTime:
+            raise
+        except Exception as error:  # noqa: BLE001 - the other tasks may work
+            self.figure(name, f"failed: {error or type(error).__name__}", good=False)
+        self._tasks[name] = {"where": self._where, "figures": self._figures}
+        self._write()
 
-    def measured(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows that were measured for a section, in this run or an earlier one."""
-        return [row for row in self._rows(name) if not row["failure"]]
+    def figure(self, what: str, measured: object, wanted: object = "", *, good: bool | None = None) -> None:
+        """Add a figure to the task with what it should be; `good` is None if nothing is required."""
+        self._figures[what] = {"measured": str(measured), "wanted": str(wanted), "good": good}
+        print(f"{what}: {measured}" + (f"; wanted: {wanted}" if wanted != "" else ""), flush=True)  # noqa: T201
 
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / f"{name}.json"
-        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-        return rows
+    def forget_failed(self) -> None:
+        """Forget the tasks of which something failed or was not as wanted, and all videos."""
+        for name, task in list(self._tasks.items()):
+            if any(figure["good"] is False for figure in task["figures"].values()):
+                del self._tasks[name]
+        for home in self.folder.glob("home-*"):
+            shutil.rmtree(home)
+        self._write()
 
-    def row(self, part: str, chunk_size: int | None = None) -> dict[str, Any] | None:
-        """Return the first row of a part from the section `model`."""
-        wanted = (part, chunk_size)
-        return next((row for row in self.measured("model") if (row["part"], row["decode_chunk_size"]) == wanted), None)
+    def finish(self) -> int:
+        """Write the table; return 1 if something failed or is not as wanted, else 0."""
+        self._write()
+        bad = [what for what, figure in self._all() if figure["good"] is False]
+        print(f"Not as wanted: {'; '.join(bad)}." if bad else "All that was measured is as wanted.")  # noqa: T201
+        print(f"All figures: {self.folder / 'results.md'}")  # noqa: T201
+        return 1 if bad else 0
 
-    def ranks_that_fit(self) -> tuple[int, int]:
-        """Return the number of ranks that the cards can hold, at least two, and the number of cards."""
-        wanted, step, gpus = self.options.ranks, self.row("step"), self.num_gpus
-        # Of nvidia-smi: torch would hold a context on each card from here on.
-        free_mib = [int(row[3]) for row in memory_of_gpus()[0] if row[3].isdigit() and is_visible(row[0])]
-        if not gpus or gpus >= wanted or step is None or not free_mib:
-            return wanted, gpus
-        # Each rank warms up for a decode of all frames at once, and the first one also has the encoder.
-        encode, decode = self.row("encode"), self.row("decode", self.options.frames)
-        peak = max(step["peak_bytes"], decode["peak_bytes"] if decode else 0)
-        free = min(free_mib) * 2**20 - (encode["weight_bytes"] if encode else 0)
-        return max(2, min(wanted, gpus * int(free // (step["weight_bytes"] + peak + CONTEXT_BYTES)))), gpus
+    def _all(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for task in self._tasks.values():
+            yield from task["figures"].items()
 
-    @property
-    def num_gpus(self) -> int:
-        """The number of cards; 0 for a run on processors."""
-        return len(visible_gpus()) if self.on_gpu else 0
+    def _write(self) -> None:
+        """Write both files of results."""
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps(self._tasks, indent=2), encoding="utf-8")
+        new.replace(self._path)  # a machine that is taken back leaves the old file or the new one
+        lines = [*dict.fromkeys(task["where"] for task in self._tasks.values())]
+        lines += ["", "| what | measured | wanted | reached |", "|---|---|---|---|"]
+        for what, figure in self._all():
+            mark = {True: "yes", False: "**no**", None: ""}[figure["good"]]
+            lines.append(f"| {what} | {figure['measured'].replace('|', '/')} | {figure['wanted']} | {mark} |")
+        (self.folder / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def run(
+        self,
+        module: str,
+        *arguments: object,
+        environment: Mapping[str, str] | None = None,
+        least_s: float = 1.0,
+        limit_s: float = TASK_S,
+    ) -> None:
+        """Run a module in the time that is left, at least `least_s` and at most `limit_s`; its output goes to log.txt.
+
+        Raises:
+            OutOfTime: it was ended because the time of the whole check is over.
+            RuntimeError: it failed, or took longer than a command may.
+        """
+        left_s = max(least_s, min(limit_s, self._end - time.monotonic()))
+        command = [sys.executable, "-m", module, *map(str, arguments)]
+        path = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+        with (self.folder / "log.txt").open("ab+") as log:
+            log.write(f"\n$ {' '.join(command)}\n".encode())
+            log.flush()
+            # `timeout` kills the command's ranks, too.
+            timed = ["/usr/bin/timeout", "--signal=KILL", str(left_s), *command]
+            started = time.monotonic()
+            code = subprocess.run(
+                timed, check=False, stdout=log, stderr=subprocess.STDOUT, env={**(environment or os.environ), **path}
+            ).returncode
+            if code == -signal.SIGKILL and time.monotonic() >= self._end:
+                raise OutOfTime
+            if code == -signal.SIGKILL and time.monotonic() >= started + left_s:
+                raise RuntimeError(f"`{module}` took longer than {left_s:.0f} s")
+            if code != 0:
+                log.seek(max(0, log.tell() - 2000))
+                last = log.read().decode(errors="replace").strip().rpartition("\n")[2]
+                raise RuntimeError(f"`{module}` ended with exit code {code}: {last[:200]}")
 
     @contextlib.contextmanager
-    def home(self, name: str, model: str | None = None) -> Iterator[dict[str, str]]:
-        """Make a home, and yield the environment of its commands; its Redis is stopped at the end."""
-        home = self.folder / name
-        shutil.rmtree(home, ignore_errors=True)  # left by a killed run
-        ours = {"SVDQ_HOME": str(home), "SVDQ_MODEL": model or self.model}
+    def home(self, name: str, model: str) -> Iterator[dict[str, str]]:
+        """Yield the environment of commands with a home and queue of their own; stop its Redis at the end."""
+        ours = {"SVDQ_HOME": str(self.folder / f"home-{name}"), "SVDQ_MODEL": model}
         ours["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "compiled")
         # The user's settings are for other queues.
-        environment = {name: text for name, text in os.environ.items() if not name.startswith("SVDQ_")} | ours
+        environment = {each: text for each, text in os.environ.items() if not each.startswith("SVDQ_")} | ours
         try:
             yield environment
         finally:
-            self.report.run("svdq.cli", "redis", "stop", environment=environment, least_s=30)
+            self.run("svdq.cli", "redis", "stop", environment=environment, least_s=STOP_S)
 
     def render(
         self,
         name: str,
-        photos: Sequence[Path],
-        video: Sequence[object],
+        model: str,
+        jobs: Sequence[Sequence[object]],
         *worker: object,
-        model: str | None = None,
-        beside: Callable[[Path], None] | None = None,
-    ) -> dict[str, dict[str, Any]]:
-        """Queue photos and render them with a worker.
+        num_videos: int,
+        kill_after: int | None = None,
+        limit_s: float = TASK_S,
+    ) -> list[dict[str, Any]]:
+        """Render videos with a worker; one that was interrupted in an earlier run goes on with its queue.
 
         Args:
             name: of its home.
-            photos: with different names.
-            video: options of `svdq submit`.
+            model: of the worker.
+            jobs: arguments of each `svdq submit`.
             *worker: options of `svdq worker`.
-            model: in place of the check's model.
-            beside: called in a thread with the folder of the videos while the worker runs.
+            num_videos: of all jobs.
+            kill_after: number of videos after which a rank is killed with kill -9; None: none is.
+            limit_s: seconds that the worker may take.
 
         Returns:
-            The sidecar of each video by its photo's name.
+            The sidecars, in the order in which the videos ended.
         """
         with self.home(name, model) as environment:
-            outputs = Path(environment["SVDQ_HOME"], "storage", "outputs")
-            submit = ["submit", *photos, *video, "--seed", 1, "--format", "png"]
-            self.report.run("svdq.cli", *submit, environment=environment)
-            if beside is not None:
-                threading.Thread(target=beside, args=[outputs], daemon=True).start()
-            self.report.run("svdq.cli", "worker", "--burst", *self.device, *worker, environment=environment)
+            home = Path(environment["SVDQ_HOME"])
+            outputs, submitted, killed = home / "storage" / "outputs", home / "submitted", home / "killed"
+            if not submitted.exists():
+                for job in jobs:
+                    self.run("svdq.cli", "submit", *job, "--seed", 1, "--format", "png", environment=environment)
+                submitted.touch()
+            if kill_after is not None and not killed.exists():
+                threading.Thread(target=_kill_rank, args=[outputs, kill_after, killed], daemon=True).start()
+            if len(list(outputs.glob("*.json"))) < num_videos:
+                command = ["worker", "--burst", *self.device, *worker]
+                self.run("svdq.cli", *command, environment=environment, limit_s=limit_s)
+            if kill_after is not None and not killed.exists():
+                raise RuntimeError("no rank could be killed")
         sidecars = [json.loads(path.read_text(encoding="utf-8")) for path in outputs.glob("*.json")]
-        found = {sidecar["job"]["name"]: sidecar for sidecar in sidecars}
-        if missing := sorted({photo.stem for photo in photos} - set(found)):
-            raise RuntimeError(f"no video was made of {', '.join(missing)}")
-        if len(sidecars) > len(photos):
-            raise RuntimeError(f"{len(sidecars)} videos were made of {len(photos)} photos")
-        return found
+        if len(sidecars) != num_videos:
+            raise RuntimeError(f"{len(sidecars)} videos were made in place of {num_videos}")
+        return sorted(sidecars, key=lambda sidecar: str(sidecar["finished_at"]))
 
 
-def write_once(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a model into a folder, unless an earlier run has written all of it."""
+def _kill_rank(outputs: Path, num_videos: int, killed: Path) -> None:
+    """Wait until so many videos are written, then kill a rank of this process with kill -9 and write its pid."""
+    while len(list(outputs.glob("*.json"))) < num_videos:
+        time.sleep(0.05)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            # torchrun's arguments name the same module, and the compiler's processes have a rank's environment.
+            if "svdq.worker" in process.cmdline() and "LOCAL_RANK" in process.environ():
+                process.send_signal(signal.SIGKILL)
+                killed.write_text(str(process.pid), encoding="utf-8")
+                return
+
+
+def write_once(folder: Path, write: Callable[[Path], None]) -> Path:
+    """Write a model into a folder, unless an earlier run has written all of it; return the folder."""
     whole = folder.with_name(f"{folder.name}-is-whole")
     if not whole.exists():
         write(folder)
         whole.touch()
+    return folder
 
 
 def frames_of(sidecar: Mapping[str, Any]) -> Any:
     """Read the frames of a video: (F, H, W, 3), uint8."""
-    (folder,) = sidecar["outputs"]
-    return np.stack([np.asarray(PIL.Image.open(path)) for path in sorted(Path(folder).glob("*.png"))])
+    folder = next(path for path in map(Path, sidecar["outputs"]) if path.is_dir())
+    return np.stack([np.asarray(PIL.Image.open(path)) for path in sorted(folder.glob("*.png"))])
 
 
-def pixel_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """Return the largest difference of any pixel between two videos, from 0 to 255."""
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """Return the largest difference of any pixel between two videos, from 0 to 255; 255 for other sound."""
+    sounds = [[Path(path).read_bytes() for path in each["outputs"] if path.endswith(".wav")] for each in (one, other)]
     frames, others = frames_of(one), frames_of(other)
-    return int(np.abs(frames.astype(int) - others).max()) if frames.shape == others.shape else 255
+    if frames.shape != others.shape or sounds[0] != sounds[1]:
+        return 255
+    return int(np.abs(frames.astype(int) - others).max())

@@ -1,258 +1,253 @@
-"""Sections that measure the parts of a model: seconds, memory, and differences of the results."""
+"""Sections `speed` and `memory`: a step, an encode and a decode alone, each in the plain way and in others.
 
+As a program it measures one part: `python -m gpu_checks.parts` in deploy, with nothing else of the model loaded.
+"""
+
+import argparse
+import gc
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_checks.check import Check, write_once
-from gpu_checks.wan import LAYERS, write_model_in_fp8, write_model_with_lora, write_wide_wan
-from svdq.pipeline.models.family import Family
-from svdq.pipeline.models.model_folder import DTYPES
-from svdq.pipeline.models.svd.family import FAMILY as SVD
-from svdq.pipeline.models.wan.family import FAMILY as WAN
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
 
-#: Required speed-up of a step by compiling, and of a whole video by all that is exact.
-WANTED_SPEEDUP = 1.3
-#: Smallest gain for which a candidate is worth its code.
-WORTHWHILE = 1.05
-#: Largest part of its estimate that a measured peak may be.
-WANTED_PEAK = 1.05
-#: Layers of each of Wan's experts as published.
-WAN_LAYERS = WAN.published["transformer"]["num_layers"]
+from gpu_checks.check import PHOTO, Check, frames_of, write_once
+from gpu_checks.full_size import COMPONENTS, write_full_size_model
+from gpu_checks.night import PROMPT, WANTED_PEAK, night_model
+from gpu_checks.wan import write_wide_wan
+from svdq.pipeline.models.components import name_of
+from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.families import family_for, family_named
+from svdq.pipeline.models.loader import dtype_for, open_model
+from svdq.pipeline.models.memory import Activity, shape_for
+from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.svd.tiny import write_tiny_model
+from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.planning.binding import step_costs
+from svdq.pipeline.video_parameters import VideoParameters
+from svdq.worker.device import choose_device
 
-
-def model(check: Check) -> None:
-    """Measure the three parts in each dtype, float16 first."""
-    options = check.options
-    chunks = [f"--decode-chunk-size={size}" for size in (1, 4, 8, options.frames)]
-    common = ["--model", check.model, "--size", options.size, "--frames", options.frames]
-    dtypes = ("fp16", "bf16") if check.on_gpu else ("fp32",)
-    rows = check.measure_parts("model", *common, *(f"--dtype={name}" for name in dtypes), *chunks)
-    for row in rows:
-        if not row["finite"]:
-            what = f"Finite results of the {row['part']} in {row['dtype']}"
-            check.report.judge(what, "no", "yes with trained weights", None)
-    peaks(check, SVD, rows)
-    for dtype in dtypes:
-        costs(check, SVD, [row for row in rows if row["dtype"] == dtype])
-
-
-def decode(check: Check) -> None:
-    """Compare a decode in half precision with one in float32, and chunks with all frames at once; then candidates."""
-    options = check.options
-    sizes = [f"--decode-chunk-size={size}" for size in (4, options.frames)]
-    common = ["--model", check.model, "--size", options.parity_size, "--frames", options.frames, "--part=decode"]
-    dtypes = ["--dtype=fp32", *(["--dtype=fp16"] if check.on_gpu else [])]
-    for row in check.measure_parts("decode", *common, *dtypes, *sizes)[1:]:
-        what = f"Decode in {row['dtype']}, {row['decode_chunk_size']} frames at a time, to float32 4 at a time"
-        check.report.judge(f"{what}: largest difference", shown(row), "", None)
-    candidates(check, "decode")
-    best(check)
-
-
-def attention(check: Check) -> None:
-    """Measure backends of Wan's attention, each against diffusers' own way."""
-    candidates(check, "attention", ["wan"])
+ATTENTION = [f"attention {name}" for name in ("_native_cudnn", "_native_flash", "_flash_3", "flash")]
+#: What each way changes: fields of `ComputeOptions`, or of the video.
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "compiled": {"compiled": "blocks"},
+    "int8": {"approximate": ("int8",)},
+    "streamed": {"offload": "blocks"},
+    "channels last": {},
+    "8 frames at a time": {"decode_chunk_size": 8},
+    "1 frame at a time": {"decode_chunk_size": 1},
+    "tiles": {"decode_chunk_size": 1},
+} | {each: {"attention": each.split()[1]} for each in ATTENTION}
+#: Model, part, and the ways beside the plain one.
+SPEED = [
+    ("wan-2", "step", [*ATTENTION, "compiled", "int8"]),
+    ("svd", "step", ["compiled"]),
+    *((model, part, ["channels last"]) for model in ("svd", "wan-2") for part in ("encode", "decode")),
+]
+MEMORY = [
+    ("svd", "decode", ["8 frames at a time", "1 frame at a time"]),
+    ("wan-2", "decode", ["tiles"]),
+    ("wan", "step", ["streamed"]),
+]
+THRESHOLDS = (0, 0.03, 0.06, 0.12)
+REPEATS = 3
 
 
-def compiled(check: Check) -> None:
-    """Measure compiled steps against diffusers' own way."""
-    candidates(check, "compile")
+def speed(check: Check) -> None:
+    """Measure ways to compute, each a candidate to be kept from a gain of 5% on, and skipped steps."""
+    for task in SPEED:
+        check.task(f"Speed of the {task[1]} of {task[0]}", partial(_compare, check, *task))
+    check.task("Skipped steps", partial(_skip_steps, check))
 
 
-def candidates(check: Check, section: str, families: Sequence[str] = ("svd", "wan")) -> None:
-    """Measure the candidates of a section for some families; a failure of one model is a row."""
-    wan_shape = [] if check.on_gpu else wan_shape_on_cpu(check)
-    shapes = {"svd": ["--size", check.options.size, "--frames", check.options.frames], "wan": wan_shape}
-    script = Path(__file__).with_name("speedups.py")
-    for family in families:
-        shape = shapes[family]
-        path = check.folder / f"{section}-{family}.json"
+def memory(check: Check) -> None:
+    """Measure the memory of decodes, of streamed blocks, and of loading."""
+    for task in MEMORY:
+        check.task(f"Memory of the {task[1]} of {task[0]}", partial(_compare, check, *task))
+
+
+def _model(check: Check, name: str) -> Path:
+    """Write a model: SVD-XT, or Wan 2.2 I2V-A14B with all layers or with two."""
+    if name == "wan":
+        return night_model(check)
+    if name == "wan-2":
+        write: Callable[[Path], None] = partial(write_wide_wan, num_layers=2, narrow=not check.on_gpu)
+    elif check.on_gpu:
+        write = partial(write_full_size_model, dtype=torch.float16, components=COMPONENTS)
+    else:
+        write = write_tiny_model
+    return write_once(check.folder / name, write)
+
+
+def _compare(check: Check, name: str, part: str, others: Sequence[str]) -> None:
+    path = check.folder / "part.json"
+    shape = [] if check.on_gpu else ["--shape", "64x64x5"]
+    arguments = ["--model", _model(check, name), "--part", part, *check.device, *shape, "--json", path]
+    check.run("gpu_checks.parts", *arguments, "plain", *others)
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    for way, row in rows.items():
+        what = f"{name}, {part}, {way}"
+        if "failure" in row:  # an attention backend may be missing
+            check.figure(what, f"failed: {row['failure']}", good=None if way in ATTENTION else False)
+            continue
+        measured = f"{row['seconds']:.4g} s, {row['difference']} apart"
+        if plain_s := rows["plain"].get("seconds"):
+            measured += f", {plain_s / row['seconds']:.3f} times as fast"
+        if not row["peak"]:
+            check.figure(what, measured)
+            continue
+        measured += f", peak {row['peak']:.2f} GB, in loading {row['load_peak']:.2f} GB"
+        wanted = f"peak at most {row['estimate']:.2f} GB and 5%; weights of {row['weights']:.2f} GB"
+        good = row["peak"] <= WANTED_PEAK * row["estimate"] if way != "channels last" else None
+        check.figure(what, measured, wanted, good=good)
+
+
+def _skip_steps(check: Check) -> None:
+    """Render a video at each threshold, with few layers: seconds, and PSNR to the one whose steps are all computed."""
+    shape = [] if check.on_gpu else ["--size", "64x64", "--frames", 5]
+    jobs = [[PHOTO, *PROMPT, *shape, "--steps", 40, "--step-cache", each] for each in THRESHOLDS]
+    made = check.render("skipped", str(_model(check, "wan-2")), jobs, "--ranks", 1, num_videos=len(jobs))
+    videos = {sidecar["job"].get("step_cache", 0): sidecar for sidecar in made}
+    whole = frames_of(videos[0]).astype(float)
+    for threshold, video in sorted(videos.items()):
+        error = float(np.mean((frames_of(video) - whole) ** 2))
+        psnr = 10 * np.log10(255**2 / error) if error else np.inf
+        what = f"Steps skipped at {threshold:g}: seconds of the steps, PSNR in dB"
+        check.figure(what, f"{video['seconds']['denoise']:.2f}, {psnr:.1f}")
+
+
+def measure(name: str, part: Activity, way: str, device: torch.device, shape: str | None) -> dict[str, Any]:
+    """Measure one part in one way; return seconds, GB, and the first result as `result`."""
+    resolved = resolve(name)
+    assert resolved.family is not None
+    family, facts, changes = family_named(resolved.family), resolved.facts, WAYS[way]
+    of_video = {each: value for each, value in changes.items() if each == "decode_chunk_size"}
+    parameters = family.parameters.of_shape(shape) if shape else family.parameters.model_validate({"seed": 1})
+    video = family.complete(parameters, facts)
+    video = video.model_copy(update={"decode_chunk_size": video.num_frames} | of_video)
+    options = ComputeOptions(**changes if not of_video else {})
+    dtype = dtype_for(resolved, device, options)
+    component = family.unit_costs(video, facts).segments[0].component
+    encodes = part == "encode"
+    components = frozenset({component} if part == "step" else ())
+    role = Role(embed=encodes, encode=encodes, components=components, decode=part == "decode")
+    before = _reset_peak(device)
+    started = time.perf_counter()
+    model: Any = open_model(resolved, role, device, dtype, options)
+    load_s, load_peak = time.perf_counter() - started, _peak(device) - before
+    if way == "channels last":
+        channels_last(model.pipeline.vae)
+    work = _work(model, part, video)
+    _reset_peak(device)
+    seconds, results = [], []
+    for number in range(REPEATS + 1):  # the first is not counted: it compiles and reserves memory
+        started = time.perf_counter()
+        result = work(number)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+        results = results or [result.float().cpu()]
+        del result
+    weights = model.info.weight_bytes
+    estimate = weights + family.memory(part, shape_for(part, video), name_of(dtype), facts, has_decoder=False)
+    found = {"seconds": statistics.median(seconds[1:]), "first_s": seconds[0], "load_s": load_s}
+    sizes = {"weights": weights, "estimate": estimate, "load_peak": load_peak, "peak": _peak(device) - before}
+    return found | {each: size / 1e9 for each, size in sizes.items()} | {"result": results[0]}
+
+
+def channels_last(module: nn.Module) -> None:
+    """Store the weights of convolutions with the channels last, which cuDNN's kernels for half precision prefer."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.to(memory_format=torch.channels_last)
+        elif isinstance(layer, nn.Conv3d):
+            layer.to(memory_format=torch.channels_last_3d)
+
+
+def _reset_peak(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _work(model: Any, part: str, video: VideoParameters) -> Callable[[int], Tensor]:
+    """Return a function that does the part for the n-th time and returns its result; of a step, the prediction."""
+    if part == "encode":
+        photo = Image.effect_mandelbrot((video.width, video.height), (-2, -1, 1, 1), 90).convert("RGB")
+
+        def encode(number: int) -> Tensor:
+            # Another prompt each time, as for most photos: the embeddings of known ones are cached.
+            new = {"prompt": f"Photo {number}."} if hasattr(video, "prompt") else {}
+            state = model.encode(photo, video.model_copy(update=new))
+            return torch.cat([state[name].flatten() for name in family_for(video).encoded])
+
+        return encode
+    # An artificial state, the same in all ways; latents of SVD are as noisy as before a step.
+    generator = torch.Generator().manual_seed(1)
+    state = {
+        name: torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+        for name, tensor in model.zeros(video).items()
+    }
+    if part == "decode":
+        return lambda _: torch.as_tensor(model.decode(state, video, video.decode_chunk_size))
+    if isinstance(video, SvdParameters):
+        model.pipeline.scheduler.set_timesteps(video.steps)
+        state["latents"] *= (float(model.pipeline.scheduler.sigmas[0]) ** 2 + 1) ** 0.5
+    denoiser = model.denoiser(state, video, step_costs(model.segments(video)))
+    component = getattr(model.pipeline, model.segments(video)[0].component)
+
+    def step(number: int) -> Tensor:
+        predicted: list[Tensor] = []
+        with component.register_forward_hook(lambda _module, _inputs, output: predicted.append(output[0])):
+            state.update(denoiser.step(state, number))
+        return predicted[0]
+
+    return step
+
+
+def main() -> None:
+    """Measure a part in some ways, and write what was found; a way that fails has the reason."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--part", choices=["encode", "step", "decode"], required=True)
+    parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
+    parser.add_argument("--shape", help="WIDTHxHEIGHTxFRAMES [default: the model's]")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("ways", nargs="+", choices=list(WAYS))
+    options = parser.parse_args()
+    device = choose_device(options.device, 0)
+    rows: dict[str, dict[str, Any]] = {}
+    plain: Tensor | None = None
+    for way in options.ways:
+        torch.compiler.reset()
         try:
-            model = check.model if family == "svd" else wide_wan(check, LAYERS[0])
-            common = ["--model", model, "--section", section, *check.device, *shape]
-            check.report.run(script, *common, "--repeats", check.options.repeats, "--json", path)
-        except RuntimeError as error:
-            check.report.judge(f"Candidates of `{section}` for {family}", f"failed: {error}", "", False)
-        for row in json.loads(path.read_text(encoding="utf-8")) if path.exists() else ():
-            what = f"Speed of the {row['part']} of {family} with {row['candidate']}"
-            if row["failure"]:
-                check.report.judge(what, f"failed: {row['failure']}", "", None)
-            else:
-                what = f"{what} (largest difference {shown(row)})"
-                check.report.judge(what, f"{row['speedup']:.3f}", f"at least {WORTHWHILE} to be kept", None)
-
-
-def best(check: Check) -> None:
-    """Report the speed of a whole video with the best of each part, of what all sections have measured."""
-    options = check.options
-    paths = [check.folder / f"{section}-svd.json" for section in ("compile", "decode")]
-    found = [row for path in paths if path.exists() for row in json.loads(path.read_text(encoding="utf-8"))]
-    plain_s, best_s = {}, {}
-    for part in ("encode", "step", "decode"):
-        measured = [row for row in found if row["part"] == part and not row["failure"]]
-        if not measured:
-            why = f"nothing: no candidate for the {part} was measured"
-            check.report.judge("Speed of a whole video over eager", why, "", None)
-            return
-        plain_s[part] = statistics.median(row["plain_s"] for row in measured)
-        best_s[part] = min(plain_s[part], *(row["seconds"] for row in measured))
-    speedup = video_seconds(plain_s, options.steps) / video_seconds(best_s, options.steps)
-    what = f"Speed of a video of {options.steps} steps over eager, with the best of each part"
-    good = speedup >= WANTED_SPEEDUP if check.on_gpu else None
-    check.report.judge(what, f"{speedup:.2f}", f"1.6, at least {WANTED_SPEEDUP}", good)
-
-
-def video_seconds(seconds: Mapping[str, float], steps: int) -> float:
-    """Return the seconds of a whole video from the seconds of its parts."""
-    return seconds["encode"] + steps * seconds["step"] + seconds["decode"]
-
-
-def shown(row: Mapping[str, Any]) -> str:
-    """Format the largest difference of a row; there is none where results are not finite."""
-    difference = row.get("difference")
-    return "unknown" if difference is None else f"{difference:.2g}"
-
-
-def wan_shape_on_cpu(check: Check) -> list[object]:
-    """Return options for a small video; on a GPU, videos have the model's own size."""
-    return ["--size", check.options.parity_size, "--frames", 5]
-
-
-def wide_wan(check: Check, layers: int) -> Path:
-    """Write Wan 2.2 I2V-A14B at its full width with a few layers, unless an earlier run has; return the folder."""
-    folder = check.folder / f"wan-{layers}"
-    write_once(folder, partial(write_wide_wan, layers=layers, narrow=not check.on_gpu))
-    return folder
-
-
-def judge_whole_steps(check: Check, step_s: Mapping[tuple[int, bool], float], size: str) -> dict[bool, float]:
-    """Report and return the seconds of a step of the whole model with and without guidance, from few layers.
-
-    `step_s` has the seconds by the number of layers and by whether guidance is on.
-    """
-    few, many = LAYERS
-    whole_s = {}
-    for guided in (True, False):
-        what = f"Seconds of a step of Wan 2.2 I2V-A14B {'with' if guided else 'without'} guidance at {size}"
-        what += f", from {few} and {many} of {WAN_LAYERS} layers"
-        if not {(few, guided), (many, guided)} <= step_s.keys():
-            check.report.judge(what, "failed: a step could not be measured", "", False)
+            row = measure(options.model, options.part, way, device, options.shape)
+        except Exception as error:  # noqa: BLE001 - torch raises many types; the next way may work
+            rows[way] = {"failure": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}
             continue
-        layer_s = (step_s[many, guided] - step_s[few, guided]) / (many - few)
-        whole_s[guided] = step_s[many, guided] + (WAN_LAYERS - many) * layer_s
-        check.report.judge(what, f"{whole_s[guided]:.3f}", "", None)
-    return whole_s
+        result = row.pop("result")
+        plain = result if plain is None else plain
+        row["difference"] = f"{float((result - plain).abs().max() / (plain.abs().max() or 1)):.2g}"
+        rows[way] = row
+    options.json.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    print(json.dumps(rows, indent=2))  # noqa: T201
 
 
-def wan(check: Check) -> None:
-    """Measure Wan 2.2 I2V-A14B at its full width and with a few of its layers, and scale its step up to all of them."""
-    shape = [] if check.on_gpu else wan_shape_on_cpu(check)
-    step_s: dict[tuple[int, bool], float] = {}
-    for layers in LAYERS:
-        folder = wide_wan(check, layers)
-        parts = ["--part=step"] if layers != LAYERS[-1] else []
-        rows = check.measure_parts(
-            f"wan-{layers}", "--model", folder, *shape, *parts, "--guidance=on", "--guidance=off"
-        )
-        for row in rows:
-            if row["part"] == "step":
-                step_s.setdefault((layers, row["guidance"] == "on"), row["seconds"])
-    few, many = LAYERS
-    whole_s = judge_whole_steps(check, step_s, "{width}x{height}x{frames}".format_map(rows[0]))
-    for row in rows:
-        if row["load_s"]:
-            part = " ".join(filter(None, (row["part"], row["component"])))
-            what = f"Seconds to load {row['weight_bytes'] / 1e9:.2f} GB of weights for the {part} of {many} layers"
-            check.report.judge(what, f"{row['load_s']:.2f}", "", None)
-    lora = write_model_with_lora(check.folder / f"wan-{few}")
-    fused, at_use = by_weights(
-        check.measure_parts("wan-lora", "--model", lora, *shape, "--part=step", "--weights=stored")
-    )
-    if (few, True) in step_s:
-        what = "Seconds of a step with a LoRA, which is fused, over one without"
-        check.report.judge(what, f"{fused['seconds'] / step_s[few, True]:.3f}", "1", None)
-    what = (
-        "A step that adds a LoRA of rank 64 at use, like the LoRAs of jobs, over one with it fused: seconds, difference"
-    )
-    found = f"{at_use['seconds'] / fused['seconds']:.3f}, {at_use['difference']}"
-    check.report.judge(what, found, "difference 0", at_use["difference"] == 0)
-    fp8 = write_model_in_fp8(check.folder / f"wan-{few}")
-    made, stored = by_weights(check.measure_parts("wan-fp8", "--model", fp8, *shape, "--part=step", "--weights=stored"))
-    what = "A step with weights that stay in fp8 over one that has made them at load: seconds, weights, difference"
-    found = f"{stored['seconds'] / made['seconds']:.3f}, {stored['weight_bytes'] / made['weight_bytes']:.2f}"
-    is_same = stored["difference"] == 0
-    check.report.judge(what, f"{found}, {stored['difference']}", "difference 0", is_same)
-    peaks(check, WAN, rows)
-    if True in whole_s:
-        others = [row for row in rows if row["part"] != "step"]
-        costs(check, WAN, [*others, {"part": "step", "seconds": whole_s[True]}])
-    text_encoder = check.attempt("Text encoder of Wan", lambda: measure_text_encoder(check))
-    for what, measured in (text_encoder or {}).items():
-        check.report.judge(f"Text encoder of Wan: {what}", measured, "", None)
-
-
-def by_weights(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the row of weights made at load, and the row of weights that stay as stored."""
-    return [next(row for row in rows if row["weights"] == weights) for weights in ("made", "stored")]
-
-
-def measure_text_encoder(check: Check) -> dict[str, str]:
-    """Measure UMT5 XXL with random weights, in a process of its own; return figures by what they are."""
-    path = check.folder / "text-encoder.json"
-    check.report.run("gpu_checks.text_encoder", *check.device, "--repeats", check.options.repeats, "--json", path)
-    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
-def offload(check: Check) -> None:
-    """Measure a step with streamed blocks and one with int8 weights against a resident one in bfloat16."""
-    shape = [] if check.on_gpu else wan_shape_on_cpu(check)
-    ways = ["--compile=off", "--offload=blocks", "--approximate=int8"]
-    rows = check.measure_parts("offload", "--model", wide_wan(check, LAYERS[-1]), *shape, "--part=step", *ways)
-    component = rows[0]["component"]
-    plain = next((row for row in rows if row["offload"] == "off" and not row["approximate"]), None)
-    for row in rows:
-        if plain is None or row["component"] != component or row is plain:
-            continue
-        name, wanted = ("int8 weights", None) if row["approximate"] else ("streamed blocks", 1.05)
-        ratio = row["seconds"] / plain["seconds"]
-        what = f"Seconds of a step with {name} over one without (largest difference {shown(row)})"
-        good = ratio <= wanted if wanted and check.on_gpu else None
-        check.report.judge(what, f"{ratio:.3f}", f"at most {wanted}" if wanted else "", good)
-
-
-def costs(check: Check, family: Family, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Report what an encode and a decode cost in steps, which a worker assumes until it has measured."""
-    seconds = {row["part"]: row["seconds"] for row in rows}
-    prior = family.prior(family.published)
-    if len(seconds) == 3:
-        encode, decode = (seconds[part] / seconds["step"] for part in ("encode", "decode"))
-        wanted = f"the prior, {prior.encode_steps} and {prior.decode_steps}"
-        check.report.judge("Cost of an encode and a decode in steps", f"{encode:.2f} and {decode:.2f}", wanted, None)
-
-
-def peaks(check: Check, family: Family, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the measured peaks of memory with the estimates of the family."""
-    for row in rows:
-        if row["peak_bytes"] is not None:
-            measured, estimated = row["peak_bytes"] / 1e9, estimate(family, row) / 1e9
-            chunk = f", {row['decode_chunk_size']} frames at a time" if row["decode_chunk_size"] else ""
-            what = f"Peak of a {row['part']} in {row['dtype']}{chunk}, GB"
-            wanted = f"the estimate, {estimated:.2f}, and at most 5% more"
-            check.report.judge(what, f"{measured:.2f}", wanted, measured <= WANTED_PEAK * estimated)
-
-
-def estimate(family: Family, row: Mapping[str, Any]) -> int:
-    """Return the bytes that a family estimates for a row of the measured parts, with guidance."""
-    size = (row["width"], row["height"])
-    shape = {
-        "encode": size,
-        "step": (*size, row["frames"], 2),
-        "decode": (*size, row["frames"], row["decode_chunk_size"]),
-    }[row["part"]]
-    # An encode is measured without the decoder.
-    return family.memory(row["part"], shape, DTYPES[row["dtype"]], family.published, has_decoder=False)
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_checks.references import call_diffusers, open_diffusers
 from numpy.typing import NDArray
 from PIL.Image import Image
 
@@ -18,6 +17,7 @@ from svdq.pipeline.models.video_model import Denoiser, State, VideoModel
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters, curve_of
 from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.video_parameters import VideoParameters
+from tests.pipeline.references import call_diffusers, open_diffusers
 
 
 @contextmanager

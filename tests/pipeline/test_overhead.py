@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gpu_checks.references import call_diffusers
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,6 +17,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
 from tests.pipeline.fakes import Alone, request
+from tests.pipeline.references import call_diffusers
 from tests.pipeline.rendering import pipeline_of
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,6 @@ import os
 import numpy as np
 import pytest
 import torch
-from gpu_checks import compare
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.loader import open_model
@@ -14,6 +13,7 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.trace import steps_by_job
 from svdq.worker.bench.loop_runs import Workload, run_loop
+from tests.pipeline import ranks
 from tests.pipeline.rendering import diffusers_frames, render
 from tests.pipeline.test_chain import VIDEOS
 
@@ -28,7 +28,7 @@ def reference(tiny_model, image):
 @pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [3, 7])
 def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_model, image, reference, num_ranks) -> None:
-    ours = compare.render(str(tiny_model), image, VIDEOS, num_ranks=num_ranks)
+    ours = ranks.render(str(tiny_model), image, VIDEOS, num_ranks=num_ranks)
     for frames, expected in zip(ours, reference, strict=True):
         assert frames.std() > 5, "a picture without contrast would compare equal to anything alike"
         np.testing.assert_array_equal(frames, expected)
@@ -37,7 +37,7 @@ def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_model, image
 def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
     videos = [SvdParameters(seed=seed, steps=5, frames=4, width=64, height=64) for seed in (1, 2)]
     alone = open_model(resolve("preview"), Role.of_rank(0), torch.device("cpu"), torch.float32)
-    for frames, video in zip(compare.render("preview", image, videos, num_ranks=3), videos, strict=True):
+    for frames, video in zip(ranks.render("preview", image, videos, num_ranks=3), videos, strict=True):
         assert frames.std() > 5
         np.testing.assert_array_equal(frames, render(alone, image, video))
 
@@ -54,4 +54,4 @@ def test_the_simulated_model_checks_that_every_step_is_done_once_in_order() -> N
 
 def test_a_model_that_is_not_there_ends_every_rank_with_its_sentence(image) -> None:
     with pytest.raises(InputError, match="no model folder"):
-        compare.render("/nowhere/at/all", image, VIDEOS[:1], num_ranks=2)
+        ranks.render("/nowhere/at/all", image, VIDEOS[:1], num_ranks=2)

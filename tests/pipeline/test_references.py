@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from gpu_checks.references import call_diffusers
 from PIL import Image
 
 from svdq.pipeline.models.loader import open_model
@@ -13,6 +12,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
+from tests.pipeline.references import call_diffusers
 from tests.pipeline.rendering import pipeline_of, render
 
 SHAPE = {"seed": 3, "frames": 5, "steps": 1, "width": 64, "height": 64}

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu_checks.references import open_diffusers
 from PIL import Image
 
 from svdq.cli.formatting import describe
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from tests.pipeline.models.test_job_loras import save_loras
+from tests.pipeline.references import open_diffusers
 from tests.pipeline.rendering import diffusers_frames
 
 pytestmark = pytest.mark.slow

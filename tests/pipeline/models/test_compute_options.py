@@ -5,7 +5,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from gpu_checks import compare
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +17,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
-from tests.pipeline import rendering
+from tests.pipeline import ranks, rendering
 
 CPU = torch.device("cpu")
 PARAMETERS = SvdParameters(seed=3, steps=2, frames=2, width=64, height=64)
@@ -118,7 +117,7 @@ def test_frames_do_not_depend_on_the_ranks_with_int8_weights(tiny_model, photo) 
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
     options = ComputeOptions(approximate=("int8",))
     videos = [PARAMETERS, PARAMETERS.model_copy(update={"seed": 4, "steps": 3, "max_guidance_scale": 1.0})]
-    shared = compare.render(str(tiny_model), photo, videos, num_ranks=2, options=options)
+    shared = ranks.render(str(tiny_model), photo, videos, num_ranks=2, options=options)
     alone = SvdModel(resolve(str(tiny_model)), Role.of_rank(0), CPU, torch.float32, options)
     for frames, video in zip(shared, videos, strict=True):
         made = alone.encode(photo, video)

@@ -12,7 +12,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from gpu_checks.compare import run_stage
 from gpu_checks.full_size import write_full_size_model
 from PIL import Image
 
@@ -24,6 +23,7 @@ from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.transport.topology import Links, Topology
 from svdq.worker.bench.loop_runs import spawn_ranks
 from tests.pipeline.fakes import ListPlanner
+from tests.pipeline.ranks import run_stage
 
 #: Free memory for the weights, which are in it twice while they are written, and for three processes.
 NEEDED_BYTES = 10 * 2**30

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu_checks import compare
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.weights import open_file
+from tests.pipeline import ranks
 from tests.pipeline.models.wan_files import SAVE, TYPES, finish, original_name, pack, write_model_file
 from tests.pipeline.rendering import denoise
 
@@ -83,10 +83,10 @@ def test_stored_weights_have_the_same_bits_on_any_number_of_ranks(wide_wan, tmp_
     model = str(write_model_file(tmp_path, wide_wan, name, lora=True))
     facts = resolve(model).facts
     videos = [FAMILY.complete(USUAL.model_copy(update={"seed": seed}), facts) for seed in range(3)]
-    expected = compare.render(model, image, videos, num_ranks=1, options=ComputeOptions(weights="made"))
+    expected = ranks.render(model, image, videos, num_ranks=1, options=ComputeOptions(weights="made"))
     assert expected[0].std() > 20
     for group in GROUPS:
-        ours = compare.render(model, image, videos, options=ComputeOptions(weights="stored"), **group)
+        ours = ranks.render(model, image, videos, options=ComputeOptions(weights="stored"), **group)
         np.testing.assert_array_equal(ours, expected)
 
 

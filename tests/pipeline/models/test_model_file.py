@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu_checks import compare
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
@@ -15,6 +14,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.wan.denoiser import Schedule
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
+from tests.pipeline import ranks
 from tests.pipeline.models.wan_files import save_lora
 
 SIGMAS = [1.0, 0.75, 0.5, 0.25]
@@ -92,14 +92,14 @@ def test_frames_are_those_of_diffusers_and_the_same_on_all_ranks(
         for seed, steps in ((1, None), (2, 9))
     ]
     assert [video.steps for video in videos] == [4, 4]  # sigmas are for their number of steps
-    plain = compare.render(str(tiny_wan), image, videos, num_ranks=1)
-    first = compare.render(str(path), image, videos, num_ranks=1)
+    plain = ranks.render(str(tiny_wan), image, videos, num_ranks=1)
+    first = ranks.render(str(path), image, videos, num_ranks=1)
     for frames, video, unchanged in zip(first, videos, plain, strict=True):
         theirs = with_diffusers(tiny_wan, tmp_path, image, video)
         assert np.abs(frames.astype(int) - theirs).max() <= 1
         assert np.abs(frames.astype(int) - unchanged).max() > 10
     for components in ((None,) * 2, (None,) * 3, (None,) * 7, (HIGH, LOW), (HIGH, HIGH, LOW)):
-        again = compare.render(str(path), image, videos, num_ranks=len(components), components=components)
+        again = ranks.render(str(path), image, videos, num_ranks=len(components), components=components)
         for frames, expected in zip(again, first, strict=True):
             np.testing.assert_array_equal(frames, expected)
 

@@ -7,13 +7,13 @@ the real arithmetic is compared in `svd/test_model.py`, and here for whole video
 import numpy as np
 import pytest
 import torch
-from gpu_checks.references import call_diffusers
 
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
+from tests.pipeline.references import call_diffusers
 from tests.pipeline.rendering import pipeline_of
 
 pytestmark = pytest.mark.slow

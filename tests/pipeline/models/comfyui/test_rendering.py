@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gpu_checks import compare
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -19,6 +18,7 @@ from svdq.pipeline.models.ltx.family import LtxParameters
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY
+from tests.pipeline import ranks
 from tests.pipeline.models.comfyui.test_ltx import ltx
 from tests.pipeline.models.comfyui.test_recipe import TEMPLATES
 from tests.pipeline.models.ltx.test_files import stored, without_weights
@@ -74,7 +74,7 @@ sigmas = [1.0, 0.75, 0.5, 0.25]
 """)
     video = FAMILY.complete(VIDEO, resolve(str(target), dtype="fp32").facts)
     assert (video.steps, video.guidance_scale) == (4, 1.0)
-    ours, theirs = (compare.render(str(path), image, [video], num_ranks=1)[0] for path in (target, by_hand))
+    ours, theirs = (ranks.render(str(path), image, [video], num_ranks=1)[0] for path in (target, by_hand))
     np.testing.assert_array_equal(ours, theirs)
     reference = with_diffusers(tiny_wan, tmp_path, image, video, strengths=(1.0, 1.0))
     assert np.abs(ours.astype(int) - reference).max() <= 1

@@ -5,7 +5,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from gpu_checks.references import call_ltx
 from PIL import Image
 from safetensors.torch import load, save
 
@@ -14,6 +13,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
 from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Role
+from tests.pipeline.references import call_ltx
 from tests.pipeline.rendering import denoise, pipeline_of
 
 pytestmark = pytest.mark.slow

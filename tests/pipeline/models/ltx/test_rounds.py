@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gpu_checks.references import call_ltx
 
 from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.models.loader import open_model
@@ -15,6 +14,7 @@ from svdq.pipeline.models.needs import published
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER
 from tests.pipeline.fakes import Alone
+from tests.pipeline.references import call_ltx
 from tests.pipeline.rendering import pipeline_of
 
 CPU = torch.device("cpu")

@@ -10,7 +10,6 @@ from multiprocessing import get_context
 import psutil
 import pytest
 import torch
-from gpu_checks.references import call_diffusers
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute_options as compute
@@ -20,6 +19,7 @@ from svdq.pipeline.models.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.tiny import write_tiny_wan
+from tests.pipeline.references import call_diffusers
 from tests.pipeline.rendering import denoise, pipeline_of
 
 CPU = torch.device("cpu")
