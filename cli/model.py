@@ -229,8 +229,9 @@ def convert_command(source: str, target: Path, dtype: str, as_json: bool) -> Non
     require_torch("conversion")
     if Path(source).suffix in PICKLES:
         from svdq.pipeline.models.convert import convert_pickle
+        from svdq.producer.settings import given_path
 
-        num_bytes = convert_pickle(Path(source), target)
+        num_bytes = convert_pickle(given_path(source), target)
         if as_json:
             echo_json({"file": str(target), "bytes": num_bytes})
             return

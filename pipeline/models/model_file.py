@@ -122,8 +122,8 @@ class ModelFile(_Section):
 
 
 def with_presets(name: str) -> str:
-    """Return the path of a preset in place of its name, and any other name of a model as it is."""
-    return name if os.path.exists(name) else PRESETS.get(name, name)
+    """Return the path of a preset in place of its name, a path with the home for `~`, and any other name as it is."""
+    return name if os.path.exists(name) else os.path.expanduser(PRESETS.get(name, name))
 
 
 def is_model_file(name: str) -> bool:

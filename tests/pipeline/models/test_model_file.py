@@ -243,3 +243,8 @@ def test_svd_has_no_other_scheduler(tiny_model: Path, tmp_path: Path) -> None:
     path.write_text(f'base = "{tiny_model}"\n[defaults]\nmotion_bucket_id = 60\n[scheduler]\nshift = 3.0\n')
     with pytest.raises(InputError, match="has a scheduler, which Stable Video Diffusion cannot change"):
         resolve(str(path))
+
+
+def test_a_path_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somebody")
+    assert with_presets("~/models/mine.toml") == "/somebody/models/mine.toml"
