@@ -278,7 +278,7 @@ def faster_in_rounds(name: str, options: ComputeOptions, cards: Cards) -> float:
 def _residencies(known: SizedModel, number: int, *, streamed: bool) -> list[Residency]:
     """Return the ways to hold a model, those first that `svdq worker` chooses or advises."""
     found: list[Residency] = ["resident"]
-    if known.has_experts or "text_encoder" in known.size.num_weights:
+    if known.has_experts or known.size.has_text:
         found.append("rounds")
     if known.has_experts and number > 1:
         faster = _bound_costs(known, known.video()).faster_in_rounds(number)

@@ -64,9 +64,7 @@ class Experts:
             return None
         try:
             experts = cls(model, compute, dtype, WORKSPACE_BYTES if device.type == "cuda" else 0)
-            comes_and_goes = experts.are_several or (
-                model.layout is not None and "text_encoder" in experts.size().num_weights
-            )
+            comes_and_goes = experts.are_several or (model.layout is not None and experts.size().has_text)
         except Exception:  # noqa: BLE001 - of an unusual config, diffusers raises many types
             return None
         return experts if comes_and_goes else None

@@ -79,6 +79,11 @@ class ModelSize:
             kept=compute.weights == "stored",
         )
 
+    @property
+    def has_text(self) -> bool:
+        """Whether it has components that encode prompts, and can take turns with the others."""
+        return bool(self.layout.of_phases("embed") & self.num_weights.keys())
+
     def weights(self, component: str) -> int:
         """Return the bytes of a component's weights on the GPU."""
         num_weights = self.num_weights[component]
@@ -131,7 +136,7 @@ class ModelSize:
         An expert leaves only if it is the only one there, of a group of several ranks: else bound ranks or rounds are
         better. Streamed ones are small.
         """
-        if not self.layout.of_phases("embed") & self.num_weights.keys():
+        if not self.has_text:
             return "nothing"
         is_only = residency == "bound" or len(self.layout.denoisers & self.num_weights.keys()) == 1
         choices: list[Leaves] = ["nothing", "text"]
