@@ -127,10 +127,11 @@ class SizedModel:
 
     def video(self, shape: str | None = None) -> VideoParameters:
         """Return the default video, or one of a shape such as 1280x720x81, decoded a frame at a time or in tiles."""
-        family = self.size.family
-        facts = self.size.facts
-        found = family.complete(family.parameters.of_shape(shape), facts) if shape else family.usual(facts)
-        return found.model_copy(update={"decode_chunk_size": 1})
+        family, given = self.size.family, dict[str, int | None]()
+        if shape:
+            of_shape = family.parameters.of_shape(shape)
+            given = {"width": of_shape.width, "height": of_shape.height, "frames": of_shape.frames}
+        return family.usual(self.size.facts, **given).model_copy(update={"decode_chunk_size": 1})
 
 
 @dataclass(frozen=True, kw_only=True)

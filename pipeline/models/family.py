@@ -109,7 +109,7 @@ class Family:
     name: str  # value of `VideoParameters.family`, and the name of the package
     parameters: type[VideoParameters]
     layouts: Mapping[str, FolderLayout]  # its kinds of folders, by the pipeline class in model_index.json
-    model: str  # target: its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`
+    model: str  # target: its `VideoModel`, a class that is called as in `loader.open_model`
     tiny: str  # target: the function that writes its untrained model into a folder
     encoded: tuple[str, ...]  # tensors that encoders compute, to compare dtypes by
     #: The component of each of two experts, where a model may have two.
@@ -178,9 +178,9 @@ class Family:
             raise InputError(f"The default {name} of the model file {path!r} cannot be used: {what}.") from error
         return facts | {"defaults": defaults} if defaults else facts
 
-    def usual(self, facts: Facts) -> VideoParameters:
-        """Return the parameters of a video whose job leaves all of them open."""
-        return self.complete(self.parameters.model_validate({"seed": 0}), facts)
+    def usual(self, facts: Facts, **given: Any) -> VideoParameters:
+        """Return the parameters of a video of which only some are `given`; the defaults of a model file count."""
+        return self.complete(self.parameters.model_validate({"seed": 0} | facts.get("defaults", {}) | given), facts)
 
     def fill_in(self, parameters: VideoParameters, model: str, facts: Facts) -> VideoParameters:
         """Fill in what a job leaves open; raises InputError, with the name `model`, if it cannot make the video."""

@@ -113,6 +113,16 @@ def test_a_folder_is_known_by_the_headers_of_its_files(tiny_wan: Path, tmp_path:
     assert changed.size == known.size
 
 
+def test_the_defaults_of_a_model_file_count_for_its_usual_video(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(f'base = "{SVD}"\n[defaults]\nsteps = 6\nwidth = 512\n')
+    known = know(str(tmp_path / "mine.toml"))
+    videos = [known.video(), known.video("256x128x5")]
+    assert [(each.width, each.height, each.frames, each.steps) for each in videos] == [
+        (512, 576, 25, 6),
+        (256, 128, 5, 6),
+    ]
+
+
 def test_weights_that_nothing_is_known_of_are_said_to_be_so(tiny_wan: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_wan, tmp_path / "wan", ignore=shutil.ignore_patterns("*.safetensors"))
     for component in ("vae", "text_encoder"):
