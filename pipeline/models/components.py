@@ -14,7 +14,7 @@ import torch
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute_options import ComputeOptions, apply, quantization, stream_layers
 from svdq.pipeline.models.failures import in_a_sentence
-from svdq.pipeline.models.family import FileNames, FolderLayout
+from svdq.pipeline.models.family import Family, FileNames, FolderLayout
 from svdq.pipeline.models.loras import Lora, open_lora, warnings_of
 from svdq.pipeline.models.made_weights import load_weights
 from svdq.pipeline.models.memory import Phase
@@ -23,6 +23,7 @@ from svdq.pipeline.models.model_folder import (
     class_in,
     is_half,
     is_rounded,
+    is_untrained,
     loaded_files,
     read_index,
     read_json,
@@ -30,7 +31,7 @@ from svdq.pipeline.models.model_folder import (
 )
 from svdq.pipeline.models.resolved_model import LoraFile, ResolvedModel
 from svdq.pipeline.models.tokenizer_file import load_tokenizer
-from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.video_model import ModelInfo, Role
 from svdq.pipeline.models.weights import (
     Stored,
     empty_component,
@@ -64,6 +65,27 @@ class ComponentLoader:
     def name(self) -> str:
         """The name of the model, for messages."""
         return self.model.name
+
+    def info(self, family: Family, options: ComputeOptions, *, weight_bytes: int, streamed_bytes: int = 0) -> ModelInfo:
+        """Describe the model for sidecars, checkpoints and estimates; the bytes are as in `ModelInfo`."""
+        model, facts = self.model, self.model.facts
+        notices = ["tiny (untrained: shows noise)"] if is_untrained(self.path) else []
+        notices += [f"approximate ({way})" for way in options.ways]
+        return ModelInfo(
+            name=model.name,
+            notice=", ".join(notices),
+            family=family,
+            facts=facts,
+            made_of=model.described(),
+            identity=model.name if model.base is None else "a model file",
+            prior=family.prior(facts),
+            sound_rate=facts.get("sound_rate", 0),
+            weight_bytes=weight_bytes,
+            streamed_bytes=streamed_bytes,
+            compute=options.changed()
+            | {"dtype": name_of(self.dtype)}
+            | ({"weights": model.fingerprint} if model.fingerprint is not None else {}),
+        )
 
     def needed(self) -> list[str]:
         """Return the components with weights that the role needs, of those that the model has."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError, SampleError
-from svdq.pipeline.models.components import ComponentLoader, name_of
+from svdq.pipeline.models.components import ComponentLoader
 from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, stored_parts, weight_bytes
 from svdq.pipeline.models.failures import in_a_sentence
 from svdq.pipeline.models.family import Family
@@ -22,11 +22,10 @@ from svdq.pipeline.models.job_loras import JobLoras
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.models.made_weights import MadeWeight
 from svdq.pipeline.models.memory import ACTIVITIES, Activity, MemoryShape, Phase, shape_for
-from svdq.pipeline.models.model_folder import is_untrained
 from svdq.pipeline.models.residency import Residency, read_ahead
 from svdq.pipeline.models.resolved_model import ResolvedModel
-from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel, all_finite, nan_advice
-from svdq.pipeline.planning.binding import Segment, step_costs
+from svdq.pipeline.models.video_model import Role, State, VideoModel, all_finite, nan_advice
+from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS, REST, TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -90,8 +89,7 @@ class DiffusersModel(VideoModel):
         """Load the components that a role needs; raises InputError if one cannot be loaded."""
         started = time.perf_counter()
         assert model.layout is not None
-        name, layout = model.name, self.family.layouts[model.layout]
-        found = ComponentLoader(model=model, layout=layout, role=role, dtype=dtype)
+        found = ComponentLoader(model=model, layout=self.family.layouts[model.layout], role=role, dtype=dtype)
         self._facts = model.facts
         self._role = role
         self._device = device
@@ -115,24 +113,13 @@ class DiffusersModel(VideoModel):
         if role.in_rounds or role.leaves != "nothing":
             self._take_turns()
         self._meter = MemoryMeter(device)
-        notices = ["tiny (untrained: shows noise)"] if is_untrained(found.path) else []
-        notices += [f"approximate ({way})" for way in options.ways]
-        self.info = ModelInfo(
-            name=name,
-            notice=", ".join(notices),
-            family=self.family,
-            facts=self._facts,
-            made_of=model.described(),
-            identity=name if model.base is None else "a model file",
-            prior=self.family.prior(self._facts),
-            sound_rate=self._facts.get("sound_rate", 0),
+        self.info = found.info(
+            self.family,
+            options,
             weight_bytes=self._weight_bytes(streamed=options.offload == "blocks"),
             streamed_bytes=self._weight_bytes(streamed=True),
-            compute=options.changed()
-            | {"dtype": name_of(dtype)}
-            | ({"weights": model.fingerprint} if model.fingerprint is not None else {}),
         )
-        logger.info("Loaded %s (%s) in %.1f s.", name, role, time.perf_counter() - started)
+        logger.info("Loaded %s (%s) in %.1f s.", model.name, role, time.perf_counter() - started)
 
     def _take_turns(self) -> None:
         needed, denoisers = self._found.needed(), self._found.layout.denoisers
@@ -229,10 +216,6 @@ class DiffusersModel(VideoModel):
     def _measure_step(self, parameters: VideoParameters) -> Callable[[], None]:
         """Measure the step of a shape; of a video without LoRAs, which would count among what a step needs."""
         return (lambda: None) if parameters.loras else self._meter.begin("step", shape_for("step", parameters))
-
-    def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
-        """Return which component does which steps of a video."""
-        return self.family.unit_costs(parameters, self._facts).segments
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
         """Return the memory that was measured for a shape; see `VideoModel`."""

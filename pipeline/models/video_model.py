@@ -95,9 +95,10 @@ class VideoModel(ABC):
         SampleError if it cannot apply one of its LoRAs.
         """
 
-    @abstractmethod
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
-        """Return which component does which steps of a video: contiguous, from step 0 to the last."""
+        """Return which component does which steps of a video; a model of no one family has its own."""
+        assert self.info.family is not None
+        return self.info.family.unit_costs(parameters, self.info.facts).segments
 
     def warm_up(self, parameters: VideoParameters) -> None:  # noqa: B027 - some models need none
         """Run once with artificial tensors, so that the first sample of a shape does not pay for initialization."""
