@@ -123,7 +123,8 @@ def being_removed(connection: redis.Redis, job_id: str) -> Iterator[None]:
 
 
 def forget_marks(connection: redis.Redis, job_ids: Collection[str]) -> None:
-    """Forget the verdicts about videos that were removed, and of what they were copies."""
+    """Forget the verdicts about videos that were removed, of what they were copies, and who needed them."""
     job_control.give(connection, list(job_ids), None)
     if job_ids:
         connection.hdel(keys.COPIES, *job_ids)
+        connection.delete(*(f"{keys.NEEDED}{job_id}" for job_id in job_ids))
