@@ -83,7 +83,10 @@ def test_a_video_that_is_gone_fails_its_job_with_a_sentence(site, upscaler: dict
     made = site.submit(formats=("mp4",))
     render(site)
     [later] = finish(site, made, "--upscale", "2")
-    assert site.run("svdq", "remove", made, "--yes").returncode == 0
+    refused = site.run("svdq", "remove", made, "--yes")
+    assert (refused.returncode, f"is needed by job {later!r}" in refused.stderr) == (2, True)
+    for path in Path(site.settings.storage).glob(f"outputs/photo-{made}.*"):
+        path.unlink()  # by hand
     site.start(1, "--burst", wait=False, **upscaler).end()
     assert site.view(later).error == (
         f"The video 'photo-{made}' that it upscales was removed from the storage; submit it anew."
