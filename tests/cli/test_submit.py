@@ -249,7 +249,7 @@ def test_what_continues_a_preview_is_replaced_with_it(
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("~/nope.toml", "There is no model at '~/nope.toml'"),
+        ("~/nope.toml", "/nope.toml'; check the path"),
         ("nope.toml", "There is no model at 'nope.toml'"),
         ("/nope/svd-xt", "There is no model at '/nope/svd-xt'"),
         ("Wan-AI/Wan2.2-I2V-A14B", "give Wan-AI/Wan2.2-I2V-A14B-Diffusers."),
@@ -304,7 +304,14 @@ def test_the_place_of_a_photo_is_recorded_only_with_keep_location(
 ) -> None:
     exif, gps, path = Image.Exif(), ExifTags.GPS, tmp_path / "cup.jpg"
     exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = "2024:05:06 23:08:09"
-    exif.get_ifd(ExifTags.IFD.GPSInfo).update({gps.GPSLatitude: (48.0, 15.0, 0.0), gps.GPSLongitude: (11.0, 30.0, 0.0)})
+    exif.get_ifd(ExifTags.IFD.GPSInfo).update(
+        {
+            gps.GPSLatitudeRef: "N",
+            gps.GPSLatitude: (48.0, 15.0, 0.0),
+            gps.GPSLongitudeRef: "E",
+            gps.GPSLongitude: (11.0, 30.0, 0.0),
+        }
+    )
     Image.effect_noise((64, 64), 60).save(path, exif=exif)
     recorded = []
     for options in ([], ["--keep-location", "--force"]):

@@ -25,7 +25,7 @@ def test_the_folder_of_a_model_is_relative_to_the_file(home: Path) -> None:
     (home / "preview").mkdir()
     for name in ("preview", "org/model", "/models/svd", "~/models/svd"):
         (home / "svdq.toml").write_text(f'model = "{name}"')
-        assert load_settings().model == name
+        assert load_settings().model == os.path.expanduser(name)
     (home / "svdq.toml").write_text('model = "models/svd"')
     assert load_settings().model == str(home / "models/svd")
     assert load_settings(model="models/svd").model == "models/svd"
