@@ -19,6 +19,7 @@ def record_link(pipeline: Pipeline, job_id: str, later_id: str) -> None:
     """Record that a job continues the chain of another one, which exists; a job may be continued in several ways."""
     pipeline.hset(rq.job.Job.key_for(job_id), f"{keys.LATER_FIELD}{later_id}", "")
     pipeline.sadd(f"{keys.NEEDED}{job_id}", later_id)
+    pipeline.expire(f"{keys.NEEDED}{job_id}", keys.FAILURE_TTL_S)
 
 
 def later_links(connection: redis.Redis, job_ids: Iterable[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ if KEYS[4] then
     return -1
   end
   redis.call('sadd', KEYS[5], ARGV[1])
+  redis.call('expire', KEYS[5], 2592000) -- FAILURE_TTL_S: as long as a job may be retried
 end
 redis.call('hset', KEYS[1], unpack(ARGV, 4))
 redis.call('sadd', KEYS[2], ARGV[2])
