@@ -1,4 +1,4 @@
-"""Says which installed package cannot be imported, and how to mend that. Does not import torch."""
+"""Names the installed package that cannot be imported, and how to fix it. Does not import torch."""
 
 import contextlib
 import importlib.metadata

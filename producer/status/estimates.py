@@ -127,7 +127,7 @@ def estimate_all(
     if reason or not waiting.num_jobs:
         eta_s = max([_written_s(len(in_flight), groups), *(end.eta_s or 0.0 for end in ends)])
         return Estimate(eta_s=None if reason else eta_s, reason=reason)
-    takers, why_none = _takers(groups, pauses, no_group)
+    takers, why_none = _groups_that_take(groups, pauses, no_group)
     able = [costs[group.name] for group in takers]
     interval_s = _mean_interval_s(waiting.sample, able)
     alone_s = _alone_s(waiting.sample[-1], able) if waiting.sample else None
@@ -159,7 +159,9 @@ def videos_per_s(groups: Sequence[GroupStatus]) -> float:
     return sum(1 / intake.pace_s for intake in live if intake and intake.pace_s)
 
 
-def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str) -> tuple[list[GroupStatus], str]:
+def _groups_that_take(
+    groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str
+) -> tuple[list[GroupStatus], str]:
     """Return the measured groups that take jobs, and why there may be none."""
     able = [group for group in groups if not group.waits_for_storage]
     whole = [group for group in able if group.is_whole]
@@ -189,7 +191,7 @@ class _Takers:
         rests: Sequence[tuple[str, float]],
     ) -> None:
         """Look at groups that run the model of the job; `rests` are the seconds that jobs in flight need, by group."""
-        takers, self.why_none = _takers(groups, pauses, no_group)
+        takers, self.why_none = _groups_that_take(groups, pauses, no_group)
         self._costs = [costs[group.name] for group in takers]
         self._interval_s = _mean_interval_s(sample, self._costs)
         rounds = [group.intake for group in takers if group.intake and group.intake.round_size]
