@@ -14,15 +14,15 @@ from svdq.pipeline.models.comfyui.folders import find_folders
 from svdq.pipeline.models.comfyui.model_toml import command, to_model_file
 from svdq.pipeline.models.comfyui.recipe import read_recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow
+from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, PARAMETERS, family_named
 from svdq.pipeline.models.family import imported
-from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import PRESETS, SUFFIX, is_model_file, read_model_file, with_presets
-from svdq.pipeline.models.model_folder import DTYPES
-from svdq.pipeline.models.model_names import family_of_model, find_base, find_folder, has_weights, resolve
-from svdq.pipeline.models.pull import pull as fetch
-from svdq.pipeline.models.pull import pull_model_file
+from svdq.pipeline.models.names.model_names import family_of_model, find_base, find_folder, has_weights, resolve
+from svdq.pipeline.models.names.pull import pull as fetch
+from svdq.pipeline.models.names.pull import pull_model_file
 from svdq.pipeline.models.upscaler_file import PICKLES
+from svdq.pipeline.models.weights.model_folder import DTYPES
 from svdq.worker.launcher.gpus import visible_gpus
 
 
@@ -117,8 +117,8 @@ def check_command(name: str, as_json: bool) -> None:
         doctor = svdq_command("doctor", options=("--model", name))
         raise InputError(f"{name!r} is no model file (.toml); `{doctor}` checks any other model.")
     require_torch("the check of a model file")
-    from svdq.pipeline.models.components import check_model_file
     from svdq.pipeline.models.families import layout_of
+    from svdq.pipeline.models.weights.components import check_model_file
 
     model = resolve(name)
     sentences = check_model_file(model, layout_of(model))
@@ -228,7 +228,7 @@ def convert_command(source: str, target: Path, dtype: str, as_json: bool) -> Non
     """
     require_torch("conversion")
     if Path(source).suffix in PICKLES:
-        from svdq.pipeline.models.convert import convert_pickle
+        from svdq.pipeline.models.names.convert import convert_pickle
         from svdq.producer.settings import given_path
 
         num_bytes = convert_pickle(given_path(source), target)
@@ -240,7 +240,7 @@ def convert_command(source: str, target: Path, dtype: str, as_json: bool) -> Non
     model = resolve(with_presets(source))
     import torch
 
-    from svdq.pipeline.models.convert import convert
+    from svdq.pipeline.models.names.convert import convert
 
     total = convert(
         model,

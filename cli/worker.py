@@ -21,8 +21,8 @@ from svdq.cli.formatting import echo
 from svdq.cli.option_types import GivenPath, SectionedCommand, storage_options
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, require_torch
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
-from svdq.pipeline.models.compute_options import KEPT
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.compute.options import KEPT
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.upscaler_file import find_upscaler
 from svdq.producer.files import check_target, write_file

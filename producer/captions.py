@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install, reason_of
 from svdq.pipeline.models.families import PARAMETERS
-from svdq.pipeline.models.model_names import family_of_model
+from svdq.pipeline.models.names.model_names import family_of_model
 from svdq.pipeline.video_parameters import MAX_PROMPT
 from svdq.producer.files import check_target, create_file, sweep
 from svdq.producer.results.poster import poster_of_picture

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model_file import is_model_file
-from svdq.pipeline.models.model_names import has_weights
+from svdq.pipeline.models.names.model_names import has_weights
 from svdq.pipeline.toml_file import MAX_BYTES, parse_toml
 from svdq.producer.files import open_regular
 from svdq.producer.job import PARAMETER_KEYS

@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from diffusers import WanTransformer3DModel
 
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE

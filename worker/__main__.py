@@ -98,7 +98,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
 def _resolve_here(rank: RankConfig) -> RunConfig:
     """Do what a launcher does, under a plain torchrun; every rank of a host finds the same."""
     # Ranks of a launcher need neither.
-    from svdq.pipeline.models.model_names import resolve
+    from svdq.pipeline.models.names.model_names import resolve
     from svdq.producer.settings_loader import load_settings
 
     settings = load_settings()

@@ -10,7 +10,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_file import is_model_file, read_model_file
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE

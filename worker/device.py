@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models import compute_options
-from svdq.pipeline.models.compute_options import ComputeOptions
-from svdq.pipeline.models.memory import RESERVE_BYTES
+from svdq.pipeline.models.compute import options as compute_options
+from svdq.pipeline.models.compute.memory import RESERVE_BYTES
+from svdq.pipeline.models.compute.options import ComputeOptions
 
 
 def check_device(wanted: str) -> None:

@@ -21,13 +21,13 @@ from typing import Literal, NamedTuple, get_args
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, how_to_install
 from svdq.pipeline.imports import plain_imports
 from svdq.pipeline.media.ffmpeg import ffmpeg_version
+from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.families import FAMILIES, family_of, layout_of
-from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import is_model_file
-from svdq.pipeline.models.model_folder import find_problems, is_untrained, variants
-from svdq.pipeline.models.model_names import find_folder, has_weights, resolve
+from svdq.pipeline.models.names.model_names import find_folder, has_weights, resolve
 from svdq.pipeline.models.needs import Residency, published
 from svdq.pipeline.models.upscaler_file import find_upscaler
+from svdq.pipeline.models.weights.model_folder import find_problems, is_untrained, variants
 from svdq.producer.processes import die_with_parent
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, shown_redis_url
@@ -138,7 +138,7 @@ def _check_folder(name: str) -> Iterator[Finding]:
     if is_model_file(name):
         model = resolve(name)
         if can_read := importlib.util.find_spec("torch") is not None:
-            from svdq.pipeline.models.components import check_model_file
+            from svdq.pipeline.models.weights.components import check_model_file
 
             list(check_model_file(model, layout_of(model)))
         files = "its files belong together" if can_read else "its files are not checked, which needs torch"
@@ -251,7 +251,7 @@ def check_packages() -> Iterator[Finding]:
         return
     try:
         with plain_imports():
-            from svdq.pipeline.models.components import check_installation
+            from svdq.pipeline.models.weights.components import check_installation
 
             check_installation(layout for family in FAMILIES for layout in family.layouts.values())
     except InputError as error:
@@ -277,7 +277,7 @@ def multiply(device: str, parent: int) -> None:
     warnings.simplefilter("ignore")
     import torch
 
-    from svdq.pipeline.models.failures import is_out_of_memory
+    from svdq.pipeline.models.compute.failures import is_out_of_memory
 
     try:
         ones = torch.ones((SIDE, SIDE), device="cuda")

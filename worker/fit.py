@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, RESERVE_BYTES, size_text
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.family import PublishedModel, PublishedStep
-from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES, size_text
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES, find_file, is_model_file, read_model_file
-from svdq.pipeline.models.model_folder import DTYPES, check_folder
-from svdq.pipeline.models.model_names import find_folder
+from svdq.pipeline.models.names.model_names import find_folder
 from svdq.pipeline.models.needs import ModelSize, Residency, num_weights, published, stored_bytes
 from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.pipeline.models.weights.model_folder import DTYPES, check_folder
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.planning.rounds import LOAD_SHARE

@@ -8,15 +8,15 @@ from typing import Literal
 
 import torch
 
-from svdq.pipeline.models.components import name_of
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.families import DEFAULT_FAMILY, family_named, layout_of, published_model
-from svdq.pipeline.models.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
-from svdq.pipeline.models.model_folder import WEIGHTS, is_rounded, loaded_files
 from svdq.pipeline.models.needs import ModelSize, Residency
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.weights.components import name_of
+from svdq.pipeline.models.weights.model_folder import WEIGHTS, is_rounded, loaded_files
 from svdq.pipeline.planning.binding import Components, Segment, bind
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.costs import Costs

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, Valida
 
 from svdq.pipeline import errors
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.families import family_named
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer.files import make_home, sweep, temporary_name, unusable

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.model_folder import writing
 from svdq.pipeline.models.svd.tiny import write_model
+from svdq.pipeline.models.weights.components import be_quiet
+from svdq.pipeline.models.weights.model_folder import writing
 
 #: The components' settings as published with stable-video-diffusion-img2vid-xt.
 UNET_CONFIG: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typing import Any
 from gpu_checks.check import Check, write_once
 from gpu_checks.runs import photos
 from gpu_checks.wan import NUM_LAYERS, write_model_file, write_wide_wan
-from svdq.pipeline.models.memory import CONTEXT_BYTES, shape_for
+from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, shape_for
 from svdq.worker.fit import Cards, SizedModel, costs_of, know, ways
 from svdq.worker.launcher.gpus import memory_of_gpus
 

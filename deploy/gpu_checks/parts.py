@@ -22,15 +22,15 @@ from gpu_checks.check import PHOTO, Check, frames_of, write_once
 from gpu_checks.full_size import COMPONENTS, write_full_size_model
 from gpu_checks.night import PROMPT, WANTED_PEAK, night_model
 from gpu_checks.wan import write_wide_wan
-from svdq.pipeline.models.components import name_of
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute.memory import Activity, shape_for
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.families import family_for, family_named
 from svdq.pipeline.models.loader import dtype_for, open_model
-from svdq.pipeline.models.memory import Activity, shape_for
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.tiny import write_tiny_model
 from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.weights.components import name_of
 from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.worker.device import choose_device

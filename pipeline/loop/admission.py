@@ -11,7 +11,7 @@ import torch
 from svdq.pipeline.loop.protocols import Report, Request, Source
 from svdq.pipeline.loop.rounds import RoundsInbox
 from svdq.pipeline.loop.sample import PHOTOS, Sample
-from svdq.pipeline.models.failures import describe_failure
+from svdq.pipeline.models.compute.failures import describe_failure
 from svdq.pipeline.models.video_model import VideoModel
 from svdq.pipeline.planning.binding import Bounds, Components, Segment, bounds_of, step_costs
 from svdq.pipeline.planning.blocks import Row

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from svdq.pipeline.loop.protocols import Surroundings
 from svdq.pipeline.loop.sample import KEPT, LAST_FRAME, PHOTOS, SHOWN, SOUND, Sample, sample_body
-from svdq.pipeline.models.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
-from svdq.pipeline.models.memory import chunk_of
+from svdq.pipeline.models.compute.failures import describe_failure, is_out_of_memory, release_memory, with_second_try
+from svdq.pipeline.models.compute.memory import chunk_of
 from svdq.pipeline.models.upscaler import Upscaler
 from svdq.pipeline.models.video_model import State, VideoModel, all_finite, nan_advice
 from svdq.pipeline.planning.costs import Shape

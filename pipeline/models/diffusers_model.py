@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError, SampleError
-from svdq.pipeline.models.components import ComponentLoader
-from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions, stored_parts, weight_bytes
-from svdq.pipeline.models.failures import in_a_sentence
+from svdq.pipeline.models.compute.failures import in_a_sentence
+from svdq.pipeline.models.compute.memory import ACTIVITIES, Activity, MemoryShape, Phase, shape_for
+from svdq.pipeline.models.compute.options import DEFAULTS, ComputeOptions, stored_parts, weight_bytes
+from svdq.pipeline.models.compute.residency import Residency, read_ahead
 from svdq.pipeline.models.family import Family
-from svdq.pipeline.models.job_loras import JobLoras
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
-from svdq.pipeline.models.made_weights import MadeWeight
-from svdq.pipeline.models.memory import ACTIVITIES, Activity, MemoryShape, Phase, shape_for
-from svdq.pipeline.models.residency import Residency, read_ahead
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role, State, VideoModel, all_finite, nan_advice
+from svdq.pipeline.models.weights.components import ComponentLoader
+from svdq.pipeline.models.weights.job_loras import JobLoras
+from svdq.pipeline.models.weights.made_weights import MadeWeight
 from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS, REST, TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters

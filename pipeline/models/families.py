@@ -11,10 +11,10 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Family, FolderLayout
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.ltx.family import FAMILY as LTX
-from svdq.pipeline.models.model_folder import pipeline_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.models.wan.family import FAMILY as WAN
+from svdq.pipeline.models.weights.model_folder import pipeline_of
 from svdq.pipeline.video_parameters import VideoParameters
 
 _Class = TypeVar("_Class")

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.memory import Phase
+from svdq.pipeline.models.compute.memory import Phase
 from svdq.pipeline.models.model_file import ModelFile, SchedulerEntry, StepCacheEntry
 from svdq.pipeline.planning.binding import UnitCosts
 from svdq.pipeline.planning.costs import CostPrior

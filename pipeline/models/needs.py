@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from svdq.pipeline.models.compute_options import DEFAULTS, STREAMED_BLOCKS, ComputeOptions
+from svdq.pipeline.models.compute.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Leaves, Phase, shape_for
+from svdq.pipeline.models.compute.options import DEFAULTS, STREAMED_BLOCKS, ComputeOptions
 from svdq.pipeline.models.families import FAMILIES, family_named, layout_of
 from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel
-from svdq.pipeline.models.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Leaves, Phase, shape_for
-from svdq.pipeline.models.model_folder import DTYPES, EMBEDDINGS, WEIGHTS, is_rounded, loaded_files, weights_in
 from svdq.pipeline.models.resolved_model import ResolvedModel
+from svdq.pipeline.models.weights.model_folder import DTYPES, EMBEDDINGS, WEIGHTS, is_rounded, loaded_files, weights_in
 from svdq.pipeline.video_parameters import VideoParameters
 
 #: What a rank holds: all of the model, one denoising component and the others, or what the present phase needs.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model_folder import UNTRAINED, is_untrained, writing
+from svdq.pipeline.models.weights.model_folder import UNTRAINED, is_untrained, writing
 
 _README = """# An untrained model
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError, SampleError, how_to_install, reason_of
-from svdq.pipeline.models.failures import in_a_sentence, is_out_of_memory, release_memory
+from svdq.pipeline.models.compute.failures import in_a_sentence, is_out_of_memory, release_memory
 from svdq.pipeline.models.lora_folder import digest_of
 from svdq.pipeline.models.video_model import all_finite
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
+from svdq.pipeline.models.compute.memory import Leaves
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.memory import Leaves
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters

@@ -273,7 +273,7 @@ def read_workers() -> Read[tuple[list[WorkerView], WorkerState]]:
 def running_models(connection: redis.Redis) -> dict[str, str | None]:
     """Return the models that workers run or load, by name, with their families; None where that is any or unknown."""
     # Imported here so that `svdq status` stays fast.
-    from svdq.pipeline.models.model_names import family_of_model
+    from svdq.pipeline.models.names.model_names import family_of_model
 
     found = {
         rank.model: rank.family or family_of_model(rank.model)

@@ -9,7 +9,7 @@ from rq.job import JobStatus
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS, published_model
 from svdq.pipeline.models.known_model import KnownModel
-from svdq.pipeline.models.model_names import check_name, family_of_model, has_weights, known_model
+from svdq.pipeline.models.names.model_names import check_name, family_of_model, has_weights, known_model
 from svdq.producer import job_control
 from svdq.producer.chains import link_before
 from svdq.producer.embedded_redis import running_url

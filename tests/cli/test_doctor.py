@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.worker.doctor import Finding, check_model, check_upscaler, limited

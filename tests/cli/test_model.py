@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from svdq.cli.main import run
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
 from tests.conftest import Cli

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu_checks import full_size
 
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
 

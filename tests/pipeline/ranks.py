@@ -17,9 +17,9 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.protocols import Report, Request, Sink, Source, Surroundings
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
-from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions
+from svdq.pipeline.models.compute.options import DEFAULTS, ComputeOptions
 from svdq.pipeline.models.loader import dtype_for, open_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Frames, Role, VideoModel
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.transport.topology import Links, Topology

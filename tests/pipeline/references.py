@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from PIL.Image import Image
 
-from svdq.pipeline.models.components import name_of
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.ltx.family import LtxParameters, stages_of
 from svdq.pipeline.models.ltx.layout import GIVEN_SIGMAS, UPSAMPLER, read_facts
-from svdq.pipeline.models.model_folder import WEIGHTS, is_half, loaded_files
-from svdq.pipeline.models.model_names import find_folder
+from svdq.pipeline.models.names.model_names import find_folder
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import SHIFT_SETTINGS
+from svdq.pipeline.models.weights.components import name_of
+from svdq.pipeline.models.weights.model_folder import WEIGHTS, is_half, loaded_files
 from svdq.pipeline.video_parameters import VideoParameters
 
 

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.families import family_of
 from svdq.pipeline.models.video_model import Denoiser, State, VideoModel
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters, curve_of
+from svdq.pipeline.models.weights.components import be_quiet
 from svdq.pipeline.planning.binding import step_costs
 from svdq.pipeline.video_parameters import VideoParameters
 from tests.pipeline.references import call_diffusers, open_diffusers

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import Timings
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.svd.family import SvdParameters

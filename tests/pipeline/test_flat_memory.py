@@ -20,7 +20,7 @@ from svdq.pipeline.loop.protocols import Report, Request, Sink, Source, Surround
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Frames, Role
 from svdq.pipeline.models.wan.family import WanParameters

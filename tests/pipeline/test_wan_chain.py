@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
 from tests.conftest import Cli
 from tests.pipeline.rendering import one_thread, pipeline_of

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.sample import Sample
-from svdq.pipeline.models.compute_options import APPROXIMATE, COMPILED, OFFLOADED, ComputeOptions
-from svdq.pipeline.models.model_folder import DTYPES
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.compute.options import APPROXIMATE, COMPILED, OFFLOADED, ComputeOptions
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.weights.model_folder import DTYPES
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.storage.storage import Storage

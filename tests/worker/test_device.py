@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models import compute_options as options
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute import options
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.loader import dtype_for
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.worker.device import check_computes, check_device, choose_device

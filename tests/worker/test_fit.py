@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from svdq.cli.main import cli
 from svdq.cli.worker import divide
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.memory import size_text
+from svdq.pipeline.models.compute.memory import size_text
 from svdq.producer.text import duration
 from svdq.worker.fit import NUM_VIDEOS, Cards, know, ways
 from svdq.worker.launcher.launcher import LaunchOptions

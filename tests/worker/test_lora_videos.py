@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.conftest import Cli
-from tests.pipeline.models.test_job_loras import choices, save_loras, with_set
 from tests.pipeline.models.wan_files import write_model_file
+from tests.pipeline.models.weights.test_job_loras import choices, save_loras, with_set
 
 SETS = ("", "high=style_high,low=style_low:0.7", "both:-0.5", "high=style_high:0.3;edges:2")
 

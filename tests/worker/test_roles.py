@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from svdq.pipeline.models.compute_options import ComputeOptions
-from svdq.pipeline.models.memory import WORKSPACE_BYTES
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.compute.memory import WORKSPACE_BYTES
+from svdq.pipeline.models.compute.options import ComputeOptions
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.transport.topology import Topology
 from svdq.worker.intake.memory_plan import RankInfo

@@ -14,7 +14,7 @@ from PIL import Image
 from svdq.cli.formatting import describe
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
-from tests.pipeline.models.test_job_loras import save_loras
+from tests.pipeline.models.weights.test_job_loras import save_loras
 from tests.pipeline.references import open_diffusers
 from tests.pipeline.rendering import diffusers_frames
 

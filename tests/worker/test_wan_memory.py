@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES, WORKSPACE_BYTES, size_text
+from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, RESERVE_BYTES, WORKSPACE_BYTES, size_text
 from svdq.pipeline.models.needs import INT8_BYTES, Residency, published
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters

@@ -12,7 +12,7 @@ import torch
 from svdq.pipeline.errors import InputError, how_to_install
 from svdq.pipeline.models.families import family_named, parameters_of
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.binding import Components, bind, split_steps

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.models.compute.memory import WORKSPACE_BYTES, Activity, Phase, chunk_of, shape_for, size_text
 from svdq.pipeline.models.families import family_for
 from svdq.pipeline.models.family import Facts, Family
-from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, Phase, chunk_of, shape_for, size_text
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.video_parameters import VideoParameters

@@ -15,8 +15,8 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.folders import Folders, split_photo
 from svdq.pipeline.models.comfyui.model_chain import UNREAD
 from svdq.pipeline.models.comfyui.source import Recipe
+from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.families import FAMILIES
-from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.model_file import LORA_SUFFIXES, WEIGHTS_SUFFIXES, ModelFile
 
 #: Bits of a weight by a part of a file's name, in its order; of GGUF with the factors of its blocks.

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.compute.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.family import Facts, Family, PublishedModel
 from svdq.pipeline.models.ltx.layout import (
     AUDIO_VAE_DEFAULTS,
@@ -24,7 +25,6 @@ from svdq.pipeline.models.ltx.layout import (
     read_facts,
     use_scheduler,
 )
-from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import (

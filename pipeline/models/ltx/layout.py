@@ -11,7 +11,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, FileNames, FolderLayout
 from svdq.pipeline.models.model_file import SchedulerEntry
-from svdq.pipeline.models.model_folder import read_index, read_json
+from svdq.pipeline.models.weights.model_folder import read_index, read_json
 
 #: From names of Gemma in GGUF to transformers'.
 _GEMMA_GGUF = {

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch
 
-from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.ltx.family import LtxParameters
 from svdq.pipeline.models.ltx.layout import GIVEN_SIGMAS, UPSAMPLER
 from svdq.pipeline.models.untrained import claim, enlarge, save
+from svdq.pipeline.models.weights.components import be_quiet
 
 #: LTX-2.3 distilled, the same not distilled, and 2.5.
 Variant = Literal["2.3", "2.3-dev", "2.5"]

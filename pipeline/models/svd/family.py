@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from svdq.pipeline.models.compute.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel, PublishedStep
-from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
-from svdq.pipeline.models.model_folder import read_json
+from svdq.pipeline.models.weights.model_folder import read_json
 from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side

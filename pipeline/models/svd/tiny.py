@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.untrained import CLIP, claim, enlarge, image_processor, save
+from svdq.pipeline.models.weights.components import be_quiet
 
 _EMBEDDING_DIM = 32  # of CLIP
 #: The scheduler's settings as published with stable-video-diffusion-img2vid-xt.

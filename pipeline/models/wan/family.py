@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.compute.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.family import Facts, Family, PublishedModel, PublishedStep
-from svdq.pipeline.models.memory import ITEM_BYTES, VAE_COPIES, Activity, MemoryShape
 from svdq.pipeline.models.wan.experts import experts_of
 from svdq.pipeline.models.wan.layout import (
     HIGH_NOISE,

@@ -8,7 +8,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, FileNames, FolderLayout
 from svdq.pipeline.models.model_file import CONFIGS, SchedulerEntry
-from svdq.pipeline.models.model_folder import class_in, read_json
+from svdq.pipeline.models.weights.model_folder import class_in, read_json
 
 #: The schedulers whose state is passed on, and the name of the shift in the config of each.
 SHIFT_SETTINGS = {"UniPCMultistepScheduler": "flow_shift", "FlowMatchEulerDiscreteScheduler": "shift"}

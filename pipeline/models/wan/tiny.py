@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch
 
-from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.untrained import CLIP, claim, enlarge, image_processor, save
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
+from svdq.pipeline.models.weights.components import be_quiet
 
 #: Wan with two experts (2.2 I2V-A14B), CLIP's image encoder (2.1 I2V-14B), the same for first and last frame (2.1
 #: FLF2V-14B), or the photo as first latent frame (2.2 TI2V-5B).

@@ -16,7 +16,7 @@ from gpu_checks.full_size import write_full_size_model
 from PIL import Image
 
 from svdq.pipeline.loop.protocols import Report, Request, Sink
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from svdq.pipeline.models.compute_options import weight_bytes
+from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, RESERVE_BYTES
+from svdq.pipeline.models.compute.options import weight_bytes
 from svdq.pipeline.models.families import FAMILIES
-from svdq.pipeline.models.memory import CONTEXT_BYTES, RESERVE_BYTES
 from svdq.pipeline.models.needs import ModelSize, published
 
 A14B = "Wan-AI/Wan2.2-I2V-A14B-Diffusers"

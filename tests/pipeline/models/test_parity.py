@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import preview
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.tiny import SVD_SCHEDULER
 from svdq.pipeline.models.video_model import Role

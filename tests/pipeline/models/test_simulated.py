@@ -5,7 +5,7 @@ import torch
 
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.models.families import parse_parameters
-from svdq.pipeline.models.model_names import timings_of
+from svdq.pipeline.models.names.model_names import timings_of
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.video_model import Role
 

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from svdq.cli.main import cli
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model_folder import UNTRAINED, is_untrained
 from svdq.pipeline.models.svd.tiny import SVD_SCHEDULER, write_tiny_model
 from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
+from svdq.pipeline.models.weights.model_folder import UNTRAINED, is_untrained
 from tests.full_disk import files_of_at_most
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model_names import known_model
+from svdq.pipeline.models.names.model_names import known_model
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photos import Photo, check_data, crop_warning, nearest_size

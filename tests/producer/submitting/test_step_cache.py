@@ -9,7 +9,7 @@ from svdq.cli.serve import form
 from svdq.cli.serve.fields import flatten, read_request
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.known_model import KnownModel
-from svdq.pipeline.models.model_names import known_model
+from svdq.pipeline.models.names.model_names import known_model
 from svdq.producer.job import Job
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import SubmitOptions, as_flag, read_parameters, sweep

@@ -12,7 +12,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.models.families import published_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer import keys
 from svdq.producer.queue import server_url

@@ -15,7 +15,7 @@ from svdq.pipeline.models.comfyui.recipe import read_recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY
 from tests.pipeline import ranks

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load, save
 
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from tests.pipeline.references import call_ltx
 from tests.pipeline.rendering import denoise, pipeline_of

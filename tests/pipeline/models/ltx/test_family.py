@@ -11,7 +11,7 @@ from svdq.pipeline.models.family import Facts
 from svdq.pipeline.models.ltx import layout
 from svdq.pipeline.models.ltx.family import FAMILY, MODELS, PUBLISHED, LtxParameters, audio_frames, stages_of
 from svdq.pipeline.models.model_file import SchedulerEntry
-from svdq.pipeline.models.model_folder import read_json
+from svdq.pipeline.models.weights.model_folder import read_json
 
 DEV: Facts = {name: value for name, value in PUBLISHED.items() if name != "sigmas"}
 

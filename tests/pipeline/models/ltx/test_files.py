@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from svdq.pipeline.models.components import check_model_file
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.families import layout_of
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
 from svdq.pipeline.models.ltx.layout import FILE_NAMES
-from svdq.pipeline.models.model_folder import weights_in
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.needs import ModelSize
 from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.weights.components import check_model_file
+from svdq.pipeline.models.weights.model_folder import weights_in
 from tests.pipeline.models.wan_files import finish
 
 pytestmark = pytest.mark.slow

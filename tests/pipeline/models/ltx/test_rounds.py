@@ -9,7 +9,7 @@ import torch
 from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import FAMILY, LtxParameters
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.needs import published
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER

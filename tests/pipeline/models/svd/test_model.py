@@ -12,7 +12,7 @@ from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.diffusers_model import to_uint8
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models import compute_options as compute
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute import options as compute
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.loader import dtype_for, open_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters
 from svdq.pipeline.models.wan.tiny import write_tiny_wan

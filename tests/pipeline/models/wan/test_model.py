@@ -18,10 +18,10 @@ from svdq.pipeline.errors import SampleError
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.loop.work import Decoder
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.latent_rgb import rgb_of_latents
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import WanParameters

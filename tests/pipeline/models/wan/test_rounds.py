@@ -10,9 +10,9 @@ import torch
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.loop.protocols import Request
-from svdq.pipeline.models.compute_options import DEFAULTS, ComputeOptions
+from svdq.pipeline.models.compute.options import DEFAULTS, ComputeOptions
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS, TEXT_ENCODER

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models import compute_options
-from svdq.pipeline.models.compute_options import ComputeOptions
+from svdq.pipeline.models.compute import options as compute_options
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.model_file import StepCacheEntry, read_model_file
-from svdq.pipeline.models.model_names import resolve
+from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.experts import experts_of

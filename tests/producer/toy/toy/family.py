@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from svdq.pipeline.models.compute.memory import ITEM_BYTES, Activity, MemoryShape
 from svdq.pipeline.models.family import Facts, Family, FolderLayout
-from svdq.pipeline.models.memory import ITEM_BYTES, Activity, MemoryShape
-from svdq.pipeline.models.model_folder import read_json
+from svdq.pipeline.models.weights.model_folder import read_json
 from svdq.pipeline.planning.binding import Segment, UnitCosts
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from svdq.pipeline.errors import InputError, SampleError
-from svdq.pipeline.models.components import ComponentLoader
-from svdq.pipeline.models.compute_options import ComputeOptions
-from svdq.pipeline.models.failures import in_a_sentence
+from svdq.pipeline.models.compute.failures import in_a_sentence
+from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.lora_folder import LoraFolder
-from svdq.pipeline.models.model_folder import read_json
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Role, State, VideoModel, all_finite, nan_advice
+from svdq.pipeline.models.weights.components import ComponentLoader
+from svdq.pipeline.models.weights.model_folder import read_json
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS
 from svdq.pipeline.video_parameters import VideoParameters
 from toy.family import BLOCK, COARSE, CODEC, FAMILY, FINE, LAYOUT, ToyParameters

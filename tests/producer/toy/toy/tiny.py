@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from svdq.pipeline.models.model_folder import writing
 from svdq.pipeline.models.untrained import claim, enlarge
+from svdq.pipeline.models.weights.model_folder import writing
 from toy.family import COARSE, CODEC, FINE, LAYOUT, PUBLISHED, ToyParameters
 from toy.model import ToyCodec, ToyExpert
 

@@ -1,0 +1,303 @@
+"""The weights of one component by diffusers' names, as their files store them, and how each is dequantized.
+
+They come from a folder of diffusers, or from one file as ComfyUI has it: safetensors, also `fp8_scaled`, or GGUF.
+"""
+
+import json
+import math
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.weights.loras import open_safetensors
+from svdq.pipeline.models.weights.model_folder import NO_WEIGHTS, NOTE, SCALES, gguf_fields, gguf_tensors
+
+_PREFIXES = ("model.diffusion_model.", "diffusion_model.")  # what ComfyUI puts before the names of a denoiser
+DATA, SCALE = "data", "scale"  # names of the tensors that store a weight
+
+
+def plain(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return a weight that is stored as it is."""
+    return tensors[DATA]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A weight in a file, read when it is asked for."""
+
+    num_elements: int
+    read: Callable[[], dict[str, Tensor]]  # the tensors that store it, mapped where the file allows it
+    dequantize: Callable[[Mapping[str, Tensor]], Tensor] = plain  # makes it of them, on their device
+
+
+def open_folder(files: Sequence[Path]) -> dict[str, Stored]:
+    """Return the weights in the safetensors files of a diffusers folder."""
+    found: dict[str, Stored] = {}
+    for file in files:
+        found |= _open_safetensors(file)
+    return found
+
+
+def open_file(file: Path, names: Collection[str], rename: Callable[[str], str]) -> dict[str, Stored]:
+    """Return the weights in a file of safetensors or GGUF, by the `names` of diffusers.
+
+    `rename` converts the original name of a weight to diffusers'. Raises InputError for other files, and for weights
+    that would be read wrongly.
+    """
+    renamed = {}
+    for name, stored in _opened(file).items():
+        for prefix in _PREFIXES:
+            name = name.removeprefix(prefix)
+        renamed[name if name in names else rename(name)] = stored
+    return renamed
+
+
+def _opened(file: Path) -> dict[str, Stored]:
+    return _open_gguf(file) if file.suffix == ".gguf" else _open_safetensors(file)
+
+
+def _open_safetensors(file: Path) -> dict[str, Stored]:
+    tensors = open_safetensors(file, "weights file")
+    keys = set(tensors.keys())
+    found: dict[str, Stored] = {}
+    quantized = set()  # modules whose weights mean nothing without what is beside them
+    for key in keys:
+        module, _, kind = key.rpartition(".")
+        if kind in NO_WEIGHTS or key in NO_WEIGHTS:
+            continue
+        scale = next((f"{module}.{name}" for name in SCALES if kind == "weight" and f"{module}.{name}" in keys), None)
+        stored = tensors.get_slice(key)
+        shape, dtype = stored.get_shape(), stored.get_dtype()
+        if scale is not None and not _is_known(factors := tensors.get_slice(scale).get_shape(), shape):
+            raise InputError(
+                f"The weights file {file} has {scale} of shape {factors} for a weight of {shape}, and svdq reads one "
+                "scale for all, one a row, or one a block; give other weights."
+            )
+        if kind == "weight" and f"{module}.{NOTE}" in keys:
+            _check_note(file, key, tensors.get_tensor(f"{module}.{NOTE}"))
+        if kind == "weight" and dtype.startswith(("I", "U")) and scale is None:
+            raise InputError(
+                f"The weights file {file} has {key} of {dtype} without a scale, which svdq cannot read; give weights "
+                "in bf16, fp8 or GGUF."
+            )
+        if kind == "weight" and dtype.startswith(("F8", "I", "U")):
+            quantized.add(module)
+        read = partial(_read, tensors, {DATA: key} | ({SCALE: scale} if scale else {}))
+        how = scaled if scale else unrounded if dtype.startswith("F8") else plain
+        found[key] = Stored(num_elements=math.prod(shape), read=read, dequantize=how)
+    for key in found:
+        if key.endswith((".weight", ".bias")):
+            continue
+        if beside := next((module for module in quantized if key.startswith((f"{module}.", f"{module}_"))), ""):
+            raise InputError(
+                f"The weights file {file} has {key} beside {beside}.weight, of which svdq does not know how it changes "
+                "that; give weights in bf16, fp8 (scale_weight or weight_scale) or GGUF."
+            )
+    return found
+
+
+def _read(tensors: Any, keys: Mapping[str, str]) -> dict[str, Tensor]:
+    return {name: tensors.get_tensor(key) for name, key in keys.items()}
+
+
+def _check_note(file: Path, key: str, note: Tensor) -> None:
+    """Refuse a weight that ComfyUI stores in a format that is not read here; a note is JSON in bytes."""
+    try:
+        written = json.loads(bytes(note.tolist()))
+    except ValueError:
+        return
+    form = written.get("format", "") if isinstance(written, dict) else ""
+    if form and not str(form).startswith("float8_"):
+        raise InputError(
+            f"The weights file {file} has {key} in ComfyUI's format {str(form)[:40]!r}, which svdq cannot read; give "
+            "weights in bf16, fp8 or GGUF."
+        )
+
+
+def _is_known(factors: Sequence[int], shape: Sequence[int]) -> bool:
+    """Return whether `scaled` can apply scales of a shape: one for all, one a row, or one a block of a matrix."""
+    if math.prod(factors) == 1 or (math.prod(factors) == factors[0] == shape[0]):
+        return True
+    is_matrix = len(factors) == len(shape) == 2
+    return is_matrix and all(size % number == 0 for number, size in zip(factors, shape, strict=True))
+
+
+def unrounded(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return a weight that is stored in fp8 without a scale; float32."""
+    return tensors[DATA].to(torch.float32)
+
+
+def scaled(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return a weight that is stored in fp8 as a fraction of a scale; float32."""
+    weight, factor = unrounded(tensors), tensors[SCALE].to(torch.float32)
+    if factor.ndim == 2 and weight.ndim == 2 and factor.numel() not in (1, len(weight)):  # one a block
+        rows, columns = (size // number for size, number in zip(weight.shape, factor.shape, strict=True))
+        factor = factor.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    elif factor.ndim:  # one for all, or one a row
+        factor = factor.reshape(-1, *(1,) * (weight.ndim - 1))
+    return weight * factor
+
+
+def _open_gguf(file: Path) -> dict[str, Stored]:
+    from diffusers.quantizers.gguf.utils import dequantize_functions
+
+    found = {}
+    architecture = gguf_fields(file).get("general.architecture")
+    has_one_added = architecture is not None and architecture.contents() == "gemma3"
+    for tensor in gguf_tensors(file):
+        if not (tensor.tensor_type in dequantize_functions or tensor.data.dtype.kind == "f"):
+            raise InputError(
+                f"The weights file {file} has {tensor.name} as {tensor.tensor_type.name}, which diffusers cannot read; "
+                "give another quantization, such as Q4_K_M."
+            )
+        read = partial(_mapped, tensor.data)
+        how: Callable[[Mapping[str, Tensor]], Tensor] = partial(_of_blocks, int(tensor.tensor_type))
+        if has_one_added and tensor.name.endswith("norm.weight"):
+            how = partial(_without_one, how)
+        found[tensor.name] = Stored(num_elements=int(tensor.n_elements), read=read, dequantize=how)
+    return found
+
+
+def _without_one(how: Callable[[Mapping[str, Tensor]], Tensor], tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the weight of a norm of Gemma 3; llama.cpp's conversion adds 1, which transformers adds in the norm."""
+    return how(tensors).to(torch.float32) - 1
+
+
+def _mapped(data: Any) -> dict[str, Tensor]:
+    with warnings.catch_warnings():  # the mapped file cannot be written, and nobody writes
+        warnings.simplefilter("ignore")
+        return {DATA: torch.from_numpy(data)}
+
+
+def _of_blocks(kind: int, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return a weight that GGUF stores in blocks of a type; float32, or as it is stored."""
+    from diffusers.quantizers.gguf import utils
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    data, quantization = tensors[DATA], GGMLQuantizationType(kind)
+    if data.is_floating_point():
+        return data
+    block_size, num_bytes = GGML_QUANT_SIZES[quantization]
+    blocks = data.reshape(-1, num_bytes)
+    made: Tensor = utils.dequantize_functions[quantization](blocks, block_size, num_bytes, dtype=torch.float32)
+    return made
+
+
+def empty_component(kind: Any, config: Mapping[str, Any]) -> Any:
+    """Create a component without memory for its weights; its buffers have their values."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights():
+        if hasattr(kind, "config_class"):  # of transformers
+            return kind(kind.config_class.from_dict(dict(config)))
+        return kind.from_config(dict(config))
+
+
+def without(model: Any, modules: Collection[str]) -> None:
+    """Remove modules from a component by the last part of their names."""
+    for place, module in list(model.named_modules()):
+        parent, _, name = place.rpartition(".")
+        if name in modules and module is not None:
+            setattr(model.get_submodule(parent), name, None)
+
+
+def shapes_of(model: Any) -> dict[str, torch.Size]:
+    """Return the shapes of a component's weights by name, each once: some have a second name."""
+    tied = {*(getattr(model, "_tied_weights_keys", None) or ())}
+    return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
+
+
+#: From names of T5 encoders in GGUF (llama.cpp) and in Wan's original code to transformers'.
+_T5 = {
+    "token_embd": "shared",
+    "enc.output_norm": "encoder.final_layer_norm",
+    "enc.blk.": "encoder.block.",
+    **{f".attn_{each}": f".layer.0.SelfAttention.{each}" for each in "qkvo"},
+    ".attn_rel_b": ".layer.0.SelfAttention.relative_attention_bias",
+    ".attn_norm": ".layer.0.layer_norm",
+    ".ffn_gate": ".layer.1.DenseReluDense.wi_0",
+    ".ffn_up": ".layer.1.DenseReluDense.wi_1",
+    ".ffn_down": ".layer.1.DenseReluDense.wo",
+    ".ffn_norm": ".layer.1.layer_norm",
+}
+_T5_OF_WAN = {
+    "token_embedding": "shared",
+    ".norm1": ".layer.0.layer_norm",
+    **{f".attn.{each}": f".layer.0.SelfAttention.{each}" for each in "qkvo"},
+    ".pos_embedding.embedding": ".layer.0.SelfAttention.relative_attention_bias",
+    ".norm2": ".layer.1.layer_norm",
+    ".ffn.gate.0": ".layer.1.DenseReluDense.wi_0",
+    ".ffn.fc1": ".layer.1.DenseReluDense.wi_1",
+    ".ffn.fc2": ".layer.1.DenseReluDense.wo",
+}
+
+
+def _name_in_t5(name: str) -> str:
+    if name.startswith(("blocks.", "token_embedding.", "norm.")):
+        for theirs, ours in _T5_OF_WAN.items():
+            name = name.replace(f"{theirs}.", f"{ours}.")
+        return re.sub(r"^blocks\.", "encoder.block.", re.sub(r"^norm\.", "encoder.final_layer_norm.", name))
+    for theirs, ours in _T5.items():
+        name = name.replace(f"{theirs}.", f"{ours}.") if not theirs.endswith(".") else name.replace(theirs, ours)
+    return name
+
+
+#: A layer of a level of Wan 2.2's VAE in the original names: encoder.downsamples.0.downsamples.2.resample.1.weight.
+_LEVEL = re.compile(r"(encoder|decoder)\.(?:down|up)samples\.(\d+)\.(?:down|up)samples\.(\d+)\.(.+)")
+_RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2"}
+
+
+def _name_in_residual_vae(name: str) -> str | None:
+    """Return diffusers' name of a layer of Wan 2.2's VAE, whose levels diffusers' own conversion does not know."""
+    if (found := _LEVEL.fullmatch(name)) is None:
+        return None
+    half, level, place, rest = found.groups()
+    way = "down" if half == "encoder" else "up"
+    if rest.startswith(("resample.", "time_conv.")):
+        return f"{half}.{way}_blocks.{level}.{way}sampler.{rest}"
+    for theirs, ours in {**_RESIDUAL, "shortcut": "conv_shortcut"}.items():
+        rest = re.sub(rf"^{re.escape(theirs)}\.", f"{ours}.", rest)
+    return f"{half}.{way}_blocks.{level}.resnets.{place}.{rest}"
+
+
+def renaming(kind: Any, renames: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """Return the conversion of names in files to the names in a class of diffusers or transformers; most have none.
+
+    `renames` are patterns and what replaces them, after the conversion.
+    """
+    convert = _conversion(kind)
+
+    def rename(name: str) -> str:
+        name = convert(name)
+        for pattern, ours in (renames or {}).items():
+            name = re.sub(pattern, ours, name)
+        return name
+
+    return rename
+
+
+def _conversion(kind: Any) -> Callable[[str], str]:
+    if hasattr(kind, "config_class"):
+        # Versions of transformers differ in whether CLIP's names have the prefix.
+        return _name_in_t5 if "T5" in kind.__name__ else lambda name: name.removeprefix("vision_model.")
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+
+    convert = SINGLE_FILE_LOADABLE_CLASSES.get(kind.__name__, {}).get("checkpoint_mapping_fn")
+    if not convert:
+        return str
+
+    def rename(name: str) -> str:
+        if (found := _name_in_residual_vae(name)) is not None:
+            return found
+        # It renames the keys of a dict, leaves the values alone, and drops the keys of other components.
+        return str(next(iter(convert({name: name})), name))
+
+    return rename

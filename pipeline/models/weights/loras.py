@@ -1,0 +1,203 @@
+"""LoRAs: reads the files in which they are published, and adds them to the weights of a component.
+
+W + strength * (alpha / rank) * B @ A (Hu et al. 2021, arXiv:2106.09685), computed in float32 and rounded once. Keys are
+matched to weights by their names alone, so that a rank reads only the tensors of its components: diffusers' converters
+would load all of them, refuse some files of trainers, and cover neither SVD nor keys that LTX-2's trainers flatten.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.resolved_model import LoraFile
+from svdq.pipeline.models.weights.model_folder import unreadable
+
+#: The parts of a LoRA by the end of their keys, and the parameter of a module that each changes.
+_PARTS = {
+    "lora_A.weight": ("down", "weight"),
+    "lora_down.weight": ("down", "weight"),
+    "lora_A.default.weight": ("down", "weight"),
+    "lora_B.weight": ("up", "weight"),
+    "lora_up.weight": ("up", "weight"),
+    "lora_B.default.weight": ("up", "weight"),
+    "alpha": ("alpha", "weight"),
+    "diff": ("diff", "weight"),
+    "diff_m": ("diff", "weight"),
+    "lora_B.bias": ("diff", "bias"),
+    "diff_b": ("diff", "bias"),
+}
+_COMPONENTS = ("transformer.", "transformer_2.", "unet.")  # what keys begin with in files for several components
+#: What programs put before the names of weights: peft, ComfyUI, diffusers, kohya's trainers.
+_PREFIXES = (
+    "base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_model_",
+    "lora_unet_",
+)  # fmt: skip
+#: The original names of Wan's layers as musubi-tuner flattens them: `blocks_3_self_attn_q`.
+_FLAT = re.compile(r"blocks_(\d+)_(?:(self_attn|cross_attn)_(q|k|v|o|k_img|v_img)|ffn_(\d))")
+
+
+@dataclass(kw_only=True)
+class Lora:
+    """An open LoRA whose keys are matched to the weights of a component; tensors are read when they are added."""
+
+    file: LoraFile
+    tensors: Any
+    parts: dict[str, dict[str, str]] = field(default_factory=dict)  # keys of parts by weight and kind of part
+    #: By weight, alpha / rank of peft's configuration, and of the two factors, which may have an alpha beside them.
+    scales: dict[str, float] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)
+    #: Keys that match no weight, and those that are dropped as in diffusers: whole differences of norms and the like.
+    unmatched: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    num_keys: int = 0
+
+    def read(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors that change a weight, by kind; mapped from the file."""
+        return {kind: self.tensors.get_tensor(key) for kind, key in self.parts[name].items() if kind != "alpha"}
+
+    def add(self, name: str, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return a weight, float32, with what the LoRA adds to it by such `tensors`, which are on its device."""
+        added = {kind: tensor.to(torch.float32) for kind, tensor in tensors.items()}
+        if "diff" in added:
+            weight = weight + (self.file.strength * self.scales[name]) * added["diff"].reshape(weight.shape)
+        if "down" in added:
+            # Kernels of convolutions are flattened: B has a kernel of 1.
+            product = (added["up"].flatten(1) @ added["down"].flatten(1)).reshape(weight.shape)
+            weight = weight + (self.file.strength * self.factors[name]) * product
+        return weight
+
+
+def open_lora(file: LoraFile, shapes: Mapping[str, Sequence[int]], rename: Callable[[str], str]) -> Lora:
+    """Match the keys of a LoRA to the weights of a component, whose `shapes` have diffusers' names.
+
+    `rename` converts the original name of a weight. Raises InputError for other files, or if none of them match.
+    """
+    component, tensors = file.component, open_safetensors(file.file, "LoRA")
+    lora = Lora(file=file, tensors=tensors)
+    keys = list(tensors.keys())
+    metadata = json.loads((tensors.metadata() or {}).get("lora_adapter_metadata", "{}"))
+    if is_of_several := any(key.startswith(f"{component}.") for key in keys):
+        keys = [key for key in keys if key.startswith(f"{component}.") or not key.startswith(_COMPONENTS)]
+    lora.num_keys = len(keys)
+    flattened = {name.removesuffix(".weight").replace(".", "_"): name for name in shapes}
+    for key in keys:
+        name, kind = _weight_of(key.removeprefix(f"{component}.") if is_of_several else key, shapes, flattened, rename)
+        if not kind:
+            raise InputError(
+                f"The LoRA {file.file.name} has {key}: only plain LoRAs are supported, no DoRA, LoHa or LoKr, and no "
+                "whole weights; give another file."
+            )
+        if name is None:
+            lora.unmatched.append(key)
+        else:
+            lora.parts.setdefault(name, {})[kind] = key
+    for name in [name for name, kinds in lora.parts.items() if kinds.keys() == {"alpha"}]:
+        lora.unmatched += lora.parts.pop(name).values()
+    for name in [name for name in lora.parts if _is_dropped(name, lora.parts)]:
+        lora.dropped += lora.parts.pop(name).values()
+    if not lora.parts:
+        example = keys[0] if keys else "no keys"
+        raise InputError(
+            f"None of the {len(keys)} keys of the LoRA {file.file.name} (such as {example}) match a weight of the "
+            f"{component}; give a LoRA of this model, or name the component that it is for."
+        )
+    others = [name for name, kinds in lora.parts.items() if not _fits(tensors, name, kinds, shapes[name], file)]
+    if unfit := [key for name in others for key in lora.parts[name].values()]:
+        num_matching = len(keys) - len(unfit) - len(lora.unmatched) - len(lora.dropped)
+        raise InputError(
+            f"The LoRA {file.file.name} is of another model: {num_matching} of its {len(keys)} keys match a weight of "
+            f"the {component}, and {unfit[0]} has another shape; give a LoRA of this model."
+        )
+    for name, kinds in lora.parts.items():
+        lora.scales[name] = _scale(name.removesuffix(".weight").removesuffix(".bias"), metadata, component)
+        lora.factors[name] = lora.scales[name]
+        if "alpha" in kinds and "down" in kinds:
+            rank = tensors.get_slice(kinds["down"]).get_shape()[0]
+            lora.factors[name] = float(tensors.get_tensor(kinds["alpha"])) / rank
+    return lora
+
+
+def _fits(tensors: Any, name: str, kinds: Mapping[str, str], shape: Sequence[int], file: LoraFile) -> bool:
+    """Return whether the two factors of a weight make one of a shape; raises InputError for only one of them."""
+    if ("down" in kinds) != ("up" in kinds):
+        raise InputError(f"The LoRA {file.file.name} has only one of the two factors for {name}; fetch it again.")
+    if "diff" in kinds and math.prod(tensors.get_slice(kinds["diff"]).get_shape()) != math.prod(shape):
+        return False
+    if "down" not in kinds:
+        return True
+    down, up = (tensors.get_slice(kinds[kind]).get_shape() for kind in ("down", "up"))
+    return (up[0], math.prod(down[1:])) == (shape[0], math.prod(shape[1:]))
+
+
+def _is_dropped(name: str, parts: Mapping[str, Collection[str]]) -> bool:
+    """Return whether diffusers drops it: of a norm, a whole difference but of the head, some biases without a LoRA."""
+    if name.endswith(".bias"):
+        is_alone = "down" not in parts.get(f"{name.removesuffix('bias')}weight", ())
+        return "norm" in name or (is_alone and name.endswith(("time_proj.bias", "patch_embedding.bias")))
+    return "norm" in name or ("diff" in parts[name] and name != "proj_out.weight")
+
+
+def _weight_of(
+    key: str, names: Collection[str], flattened: Mapping[str, str], rename: Callable[[str], str]
+) -> tuple[str | None, str]:
+    """Return the weight that a key changes, None if there is none, and the kind of the part, "" if that is unknown."""
+    end = next((end for end in _PARTS if key.endswith(f".{end}")), None)
+    if end is None:
+        return None, ""
+    kind, parameter = _PARTS[end]
+    module = key.removesuffix(f".{end}")
+    for prefix in _PREFIXES:
+        module = module.removeprefix(prefix)
+    if flat := _FLAT.fullmatch(module):
+        block, attention, projection, layer = flat.groups()
+        module = f"blocks.{block}.{attention}.{projection}" if attention else f"blocks.{block}.ffn.{layer}"
+    candidates = (f"{module}.{parameter}", rename(f"{module}.{parameter}"), flattened.get(module))
+    return next((name for name in candidates if name in names), None), kind
+
+
+def _scale(module: str, metadata: dict[str, Any], component: str) -> float:
+    """Return alpha / rank of a module by the configuration that peft writes; 1 without one."""
+    # In files of several components each setting has the component before it.
+    settings = {
+        name.removeprefix(f"{component}.").removeprefix("transformer."): value for name, value in metadata.items()
+    }
+    if "r" not in settings:
+        return 1.0
+    alpha, rank = settings.get("lora_alpha", settings["r"]), settings["r"]
+    for pattern, value in (settings.get("alpha_pattern") or {}).items():
+        alpha = value if module == pattern or module.endswith(f".{pattern}") else alpha
+    for pattern, value in (settings.get("rank_pattern") or {}).items():
+        rank = value if module == pattern or module.endswith(f".{pattern}") else rank
+    return float(alpha / (rank**0.5 if settings.get("use_rslora") else rank))
+
+
+def open_safetensors(path: Path, what: str) -> Any:
+    """Open a file, whose tensors are mapped; raises InputError for others; `what` is for the message."""
+    if path.suffix != ".safetensors":
+        raise InputError(f"The {what} {path} is no safetensors file; svdq reads no pickles (.pt, .ckpt, .bin).")
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise unreadable(what, path, error) from error
+
+
+def warnings_of(lora: Lora) -> Iterator[str]:
+    """Yield sentences about keys of a LoRA that change nothing."""
+    named = f"The LoRA {lora.file.file.name}"
+    num_used = lora.num_keys - len(lora.unmatched) - len(lora.dropped)
+    if lora.unmatched:
+        yield (
+            f"{named}: {num_used} of {lora.num_keys} keys match the {lora.file.component}; {len(lora.unmatched)} do "
+            f"not, such as {lora.unmatched[0]}."
+        )
+    if lora.dropped:
+        yield f"{named}: {len(lora.dropped)} differences are dropped, as in diffusers, such as {lora.dropped[0]}."
