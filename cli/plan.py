@@ -12,7 +12,8 @@ from svdq.pipeline.models.model_file import with_presets
 from svdq.pipeline.models.names.model_names import has_weights
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.settings_loader import load_settings
-from svdq.producer.submitting.parameters import as_flag, read_parameters
+from svdq.producer.submitting.draft import read_draft
+from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.text import count, duration
 from svdq.worker.fit import NUM_VIDEOS, Cards, SizedModel, know, ways
 
@@ -30,7 +31,8 @@ def _skipping(video: VideoParameters, step_cache: str, known: SizedModel) -> Vid
     family, facts = known.size.family, known.size.facts
     if family.threshold_for is None:
         raise InputError(f"--step-cache does not apply to {video.title}; leave it out.")
-    threshold = read_parameters({"step_cache": step_cache}, as_flag)["step_cache"]
+    threshold = read_draft({"step_cache": step_cache}, as_flag).step_cache
+    assert threshold is not None
     if isinstance(threshold, str):
         threshold = family.threshold_for(video, facts, float(threshold.removesuffix("x")))
     if not 0 <= threshold <= 1:

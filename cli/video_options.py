@@ -1,8 +1,10 @@
 """Options that several commands share: the parameters of videos, derived from the jobs, and the submission options."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -10,7 +12,8 @@ from svdq.cli.option_types import Command, GivenPath, SectionedCommand, amount_o
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.keys import PRIORITIES
-from svdq.producer.submitting.parameters import SubmitOptions, as_flag, read_parameters, rules_of, sweep
+from svdq.producer.submitting.draft import Draft, read_draft, sweep
+from svdq.producer.submitting.parameters import as_flag, rules_of
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -79,7 +82,13 @@ def _size(family: str) -> str:
 
 
 def parameter_options(command: Command) -> Command:
-    """Add the options of video parameters to a `VideoCommand`; `read_options` converts their values."""
+    """Add the options of video parameters to a `VideoCommand`, and hand over what they give as `draft`."""
+
+    @functools.wraps(command)
+    def with_draft(*args: Any, **values: Any) -> Any:
+        given = {name: value for name in (*VIDEO_FIELDS, "size") if (value := values.pop(name, None)) != ()}
+        return command(*args, draft=read_draft(given, as_flag), **values)
+
     family = click.option(
         "--family",
         type=click.Choice(tuple(JOBS)),
@@ -115,7 +124,9 @@ def parameter_options(command: Command) -> Command:
     )
     own = ("family", "width", "height", "formats", "fit", "loras", "step_cache")
     plain = [_option(name) for name in VIDEO_FIELDS if name not in own]
-    return with_options(command, [family, size, *plain, step_cache, loras, file_format, _option("fit")])
+    return with_options(
+        cast(Command, with_draft), [family, size, *plain, step_cache, loras, file_format, _option("fit")]
+    )
 
 
 priority_option = click.option(
@@ -195,45 +206,40 @@ def job_options(command: Command) -> Command:
     return with_options(command, _JOB_OPTIONS)
 
 
-def read_options(**values: Any) -> SubmitOptions:
-    """Convert the values of `parameter_options`."""
-    return SubmitOptions(**read_parameters({name: value for name, value in values.items() if value != ()}, as_flag))
-
-
-def with_defaults_from(like: Path | None, options: Sequence[SubmitOptions]) -> tuple[SubmitOptions, ...]:
+def with_defaults_from(like: Path | None, drafts: Sequence[Draft]) -> tuple[Draft, ...]:
     """Fill the parameters that were not given from a video's; raises InputError if they cannot be read."""
     if like is None:
-        return tuple(options)
+        return tuple(drafts)
     from svdq.producer.results.finished_videos import read_provenance
 
     recorded = read_provenance(like).job
-    return tuple(each.with_defaults_from(recorded) for each in options)
+    return tuple(each.with_defaults_from(recorded) for each in drafts)
 
 
 def read_spec(
     settings: "Settings",
     *,
+    draft: Draft,
     sweeps: Sequence[str],
     at: str | None,
     depends_on: Sequence[str],
     output: str,
     like: Path | None,
-    **values: Any,
+    **plain: Any,
 ) -> "JobSpec":
-    """Convert the values of `job_options` and `parameter_options`; asks which model workers run if that decides."""
+    """Convert the values of `job_options`, of which `plain` are as they are; asks which model workers run."""
     from svdq.producer.queue import time_by_redis
     from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.model_choice import expected_model
     from svdq.producer.text import parse_future
 
-    plain = {name: values.pop(name) for name in ("variations", "priority", "name", "force", "keep_location", "then")}
-    options = with_defaults_from(like, sweep(read_options(**values), sweeps))
-    models = {name: expected_model(settings, named=name) for name in dict.fromkeys(each.model for each in options)}
+    drafts = with_defaults_from(like, sweep(draft, sweeps))
+    models = {name: expected_model(settings, named=name) for name in dict.fromkeys(each.model for each in drafts)}
     if len(models) > 1:  # each decides the family of its videos
         families = {name: model.family.name for name, model in models.items() if model and not model.is_configured}
-        options = tuple(each.replaced(**{"family": families.get(each.model)} | each.given()) for each in options)
+        drafts = tuple(replace(each, family=each.family or families.get(each.model)) for each in drafts)
     return JobSpec(
-        options=options,
+        options=drafts,
         model=next(iter(models.values())) if len(models) == 1 else expected_model(settings),
         at=parse_future(at, "--at", time_by_redis(settings)) if at is not None else None,
         depends_on=tuple(dict.fromkeys(depends_on)),

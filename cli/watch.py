@@ -16,12 +16,12 @@ from svdq.cli.video_options import (
     output_option,
     parameter_options,
     priority_option,
-    read_options,
     then_option,
     with_defaults_from,
 )
 from svdq.pipeline.errors import InputError
 from svdq.producer.settings_loader import load_for_watching
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.text import parse_duration
 from svdq.producer.watching.folder_config import PHOTO_GLOBS, FileFilter, WatchOptions
@@ -72,6 +72,7 @@ def watch(
     recursive: bool,
     globs: tuple[str, ...],
     once: bool,
+    draft: Draft,
     like: Path | None,
     priority: str,
     then: tuple[str, ...],
@@ -80,7 +81,7 @@ def watch(
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
-    **others: Any,
+    **watching: Any,
 ) -> int:
     """Submit photos as they are dropped into FOLDER, each once.
 
@@ -100,9 +101,8 @@ def watch(
       svdq watch ~/inbox --recursive --output '{folder}/{photo}-{date}'
     """
     settings = load_for_watching(folder, redis_url=redis_url, storage=storage)
-    watching = {name: others.pop(name) for name in ("existing", "stable_for_s", "on_success")}
     spec = JobSpec(
-        options=with_defaults_from(like, [read_options(**others)]),
+        options=with_defaults_from(like, [draft]),
         priority=priority,
         then=then,
         keep_location=keep_location,

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from svdq.producer.settings import Settings
     from svdq.producer.settings_loader import load_settings
     from svdq.producer.status.job_view import JobView, cancel, job_status, retry, wait_for_jobs
-    from svdq.producer.submitting.parameters import SubmitOptions
+    from svdq.producer.submitting.draft import SubmitOptions
     from svdq.producer.submitting.submission import Submission, submit
 
 __all__ = [
@@ -34,7 +34,7 @@ _MODULES = {
     **dict.fromkeys(("Submission", "submit"), "svdq.producer.submitting.submission"),
     "Settings": "svdq.producer.settings",
     "load_settings": "svdq.producer.settings_loader",
-    "SubmitOptions": "svdq.producer.submitting.parameters",
+    "SubmitOptions": "svdq.producer.submitting.draft",
 }
 
 # Type checkers see the imports above; with __getattr__ they would accept any name.

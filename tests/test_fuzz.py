@@ -32,8 +32,8 @@ from svdq.producer.status import snapshot
 from svdq.producer.status.job_view import view_many
 from svdq.producer.status.selection import list_jobs
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import read_batch
 from svdq.producer.submitting.photos import check_data
 from svdq.producer.watching.folder_config import FolderConfig
@@ -185,7 +185,7 @@ def test_the_settings_of_a_watched_folder_are_read_or_refused(tmp_path: Path, da
 def read_like(path: Path) -> None:
     """Read as `svdq submit --like` and `svdq inspect` do."""
     with contextlib.suppress(InputError):
-        JobSpec(options=(SubmitOptions().with_defaults_from(read_provenance(path).job),)).check()
+        JobSpec(options=(Draft().with_defaults_from(read_provenance(path).job),)).check()
 
 
 def test_a_broken_sidecar_hides_no_other_video(tmp_path: Path) -> None:

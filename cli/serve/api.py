@@ -31,9 +31,10 @@ from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.status.selection import place_of, read_page
 from svdq.producer.status.snapshot import Snapshot
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
 from svdq.producer.submitting.model_choice import expected_model
-from svdq.producer.submitting.parameters import SEED_BITS, SubmitOptions
+from svdq.producer.submitting.parameters import SEED_BITS
 from svdq.producer.submitting.submission import Submission
 
 MAX_ENDS = 1000  # ends of pages that are remembered: their jobs may be deleted before the next page is asked for
@@ -150,7 +151,7 @@ async def _create(request: Request) -> tuple[Submission, JobView, VideoRequest]:
     form = await request.app.state.reader.read(request)
     try:
         last_photo = form.files.get(LAST_PHOTO)
-        base = SubmitOptions(last_image=ANY_PHOTO) if last_photo else None
+        base = Draft(last_image=ANY_PHOTO) if last_photo else None
         asked = await _read_fields(request, form.fields, base)
         if PHOTO not in form.files:
             message = f"The photo is missing; send it as the file {PHOTO}, or as a data URL."
@@ -163,9 +164,7 @@ async def _create(request: Request) -> tuple[Submission, JobView, VideoRequest]:
     return submission, view, asked
 
 
-async def _read_fields(
-    request: Request, fields: Sequence[tuple[str, Any]], base: SubmitOptions | None = None
-) -> VideoRequest:
+async def _read_fields(request: Request, fields: Sequence[tuple[str, Any]], base: Draft | None = None) -> VideoRequest:
     backend = request.app.state.backend
     wanted, names = str(dict(fields).get("model") or ""), await _models(request)
     # Of a model that runs alone, the job is the same as without its name.
@@ -178,7 +177,7 @@ async def _read_fields(
     if not asked.model:
         return asked
     _find_model(asked.model, names, HTTPStatus.BAD_REQUEST)
-    options = tuple(each.replaced(model=stem) for each in asked.spec.options)
+    options = tuple(replace(each, model=stem) for each in asked.spec.options)
     return replace(asked, spec=replace(asked.spec, options=options))
 
 
@@ -261,14 +260,14 @@ async def remix_video(request: Request) -> Response:
     view = await _find(request)
     form = await request.app.state.reader.read(request)
     form.close()
-    base = options_of(view).replaced(seed=None)
+    base = replace(options_of(view), seed=None)
     asked = await _read_fields(request, form.fields, base)
     if form.files:
         raise ApiError(400, "A remix has the photos of its video; leave photos out.", param=next(iter(form.files)))
     spec = _for_key(request, asked.spec, view.id)
     [options] = spec.options
     if options.seed is None:
-        options = options.replaced(seed=secrets.randbits(SEED_BITS))
+        options = replace(options, seed=secrets.randbits(SEED_BITS))
     spec = replace(spec, options=(options,), notes=(*spec.notes, ("remixed_from", view.id)))
     submission, made = await _submit(request, lambda: request.app.state.backend.create_again(view, spec))
     return await _answer(request, submission, made, asked)
@@ -282,7 +281,7 @@ def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
     [options] = spec.options
     if options.seed is None:
         seed = int.from_bytes(hashlib.sha256(f"{video_id} {key}".encode()).digest()[: SEED_BITS // 8])
-        options = options.replaced(seed=seed)
+        options = replace(options, seed=seed)
     return replace(spec, options=(options,), request_key=key)
 
 

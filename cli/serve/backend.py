@@ -29,10 +29,10 @@ from svdq.producer.results.remove import remove_job
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view_many
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.finishing import FinishRequest, submit_finishing
 from svdq.producer.submitting.foresight import TooManyWaitingError
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.photos import Photo
 from svdq.producer.submitting.submission import Submission, submit_all
@@ -182,7 +182,7 @@ class Backend:
 
     async def upscale(self, job_ids: Sequence[str], owner: str) -> dict[str, str]:
         """Queue kept videos to be upscaled by `UPSCALE`; return a sentence about each that is not, by id."""
-        spec = JobSpec(options=(SubmitOptions(upscale=UPSCALE),), owner=owner)
+        spec = JobSpec(options=(Draft(upscale=UPSCALE),), owner=owner)
 
         def work(connection: redis.Redis) -> dict[str, str]:
             problems: dict[str, str] = {}
@@ -261,11 +261,11 @@ def _content(file: BinaryIO) -> bytes:
     return file.read()
 
 
-def options_of(view: JobView) -> SubmitOptions:
+def options_of(view: JobView) -> Draft:
     """Return the parameters of a video; raises ApiError or InputError if no video can be made with them."""
     if "image" not in view.parameters:
         raise no_such_video(view.id)
-    return SubmitOptions().with_defaults_from(view.parameters | {"formats": tuple(view.parameters["formats"])})
+    return Draft().with_defaults_from(view.parameters)
 
 
 class Shared(Generic[T]):

@@ -15,14 +15,9 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.producer.job import JOBS, VIDEO_FIELDS
+from svdq.producer.submitting.draft import Draft, as_text, read_draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import (
-    WITH_PROMPTS,
-    SubmitOptions,
-    as_key,
-    as_text,
-    read_parameters,
-)
+from svdq.producer.submitting.parameters import WITH_PROMPTS, as_key
 from svdq.producer.submitting.photos import nearest_side
 from svdq.producer.text import parse_future
 
@@ -81,7 +76,7 @@ def read_request(
     fields: Iterable[tuple[str, Any]],
     now: datetime,
     model: KnownModel | None = None,
-    base: SubmitOptions | None = None,
+    base: Draft | None = None,
 ) -> VideoRequest:
     """Read the fields of a request: names with texts or, of JSON, values.
 
@@ -97,7 +92,7 @@ def read_request(
         return next((name for name, own in names.items() if own == field), as_key(field))
 
     try:
-        return _read(given, now, model, base or SubmitOptions(), spell)
+        return _read(given, now, model, base or Draft(), spell)
     except InputError as error:
         raise ApiError(400, str(error), param=spell(error.field) if error.field else None) from error
 
@@ -106,17 +101,18 @@ def _read(
     given: Mapping[str, Any],
     now: datetime,
     model: KnownModel | None,
-    base: SubmitOptions,
+    base: Draft,
     spell: Callable[[str], str],
 ) -> VideoRequest:
     texts = {name: as_text("sound" if name in _SWITCHES else name, value, name) for name, value in given.items()}
     own = {name: text.strip() for name, text in texts.items() if name in _OWN}
     prompts: dict[str, Any] = {name: text for name, text in texts.items() if name in PROMPTS}
-    plain = read_parameters({RENAMED.get(name, name): text for name, text in texts.items() if name not in _OWN}, spell)
+    others = {RENAMED.get(name, name): text for name, text in texts.items() if name not in _OWN}
+    plain = read_draft(others, spell).given()
     sound = [_is_on(name, own[name]) for name in SOUND if name in own]
     if any(sound):
         plain["sound"] = True
-    asked = SubmitOptions(**({"family": base.family, "last_image": base.last_image} | plain))
+    asked = Draft(**({"family": base.family, "last_image": base.last_image} | plain))
     family = asked.family_for(model, spell) or DEFAULT_FAMILY
     notice = _take_nearest_size(plain, JOBS[family].side_multiple)
     notes: tuple[tuple[str, str], ...] = ()
@@ -125,11 +121,11 @@ def _read(
     if family in WITH_PROMPTS:
         plain |= prompts
     else:  # recorded, and so as clean as prompts that are used
-        JobSpec(options=(SubmitOptions(family=WITH_PROMPTS[0], **prompts),)).check(spell)
+        JobSpec(options=(Draft(family=WITH_PROMPTS[0], **prompts),)).check(spell)
         notes = tuple(prompts.items())
     _add_guidance_and_frames(plain, own, family, base)
     spec = JobSpec(
-        options=(base.overridden(plain | {"family": family}),),
+        options=(base.overridden(Draft(**plain | {"family": family})),),
         model=model,
         priority=own.get("priority", "default"),
         name=own.get("name"),
@@ -253,7 +249,7 @@ def _take_nearest_size(fields: dict[str, Any], multiple: int) -> str:
     return f"The size is {width}x{height}, the nearest to {asked[0]}x{asked[1]} that this family of models renders."
 
 
-def _add_guidance_and_frames(fields: dict[str, Any], own: Mapping[str, str], family: str, base: SubmitOptions) -> None:
+def _add_guidance_and_frames(fields: dict[str, Any], own: Mapping[str, str], family: str, base: Draft) -> None:
     """Add guidance_scale by its names in the family, and frames for seconds."""
     defaults = {name: field.default for name, field in JOBS[family].model_fields.items()} | base.given()
     if "guidance_scale" in own:
@@ -280,7 +276,7 @@ def _add_guidance_and_frames(fields: dict[str, Any], own: Mapping[str, str], fam
 
 
 def _is_on(name: str, text: str) -> bool:
-    return bool(read_parameters({"sound": text}, lambda _: name)["sound"])
+    return bool(read_draft({"sound": text}, lambda _: name).sound)
 
 
 def _time(text: str, now: datetime) -> datetime:

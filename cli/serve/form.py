@@ -10,8 +10,9 @@ from svdq.pipeline.models.families import DEFAULT_FAMILY
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.names.model_names import family_of_model, has_weights
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
+from svdq.producer.submitting.draft import Draft, read_draft, read_then
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions, read_parameters, read_then, rules_of
+from svdq.producer.submitting.parameters import rules_of
 from svdq.producer.text import parse_future
 
 #: Words for a photographer; other parameters show their name without underscores.
@@ -159,7 +160,7 @@ def read_spec(
     values = {name: text for name, text in given.items() if text.strip()}
     own = {name: values.pop(name) for name in OWN_FIELDS if name in values}
     spec = JobSpec(
-        options=(SubmitOptions(**read_changes(values)),),
+        options=(read_changes(values),),
         model=model,
         variations=whole_number(own.get("variations", "1"), "Videos of each photo"),
         priority=own.get("priority", "default"),
@@ -172,11 +173,11 @@ def read_spec(
     return spec
 
 
-def read_changes(given: Mapping[str, str]) -> dict[str, Any]:
-    """Read parameters of a video as fields of `SubmitOptions`; raises InputError."""
+def read_changes(given: Mapping[str, str]) -> Draft:
+    """Read parameters of a video; raises InputError."""
     if unknown := set(given).difference(VIDEO_FIELDS, ["auto_size", "size"]):
         raise InputError(f"There is no setting {min(unknown)[:80]!r}; load the page again.")
-    return read_parameters(given, label_of)
+    return read_draft(given, label_of)
 
 
 def whole_number(text: str, called: str) -> int:

@@ -440,10 +440,9 @@ async def repeat(request: Request) -> Response:
     backend = request.app.state.backend
     asked = await _read(request, _Repetition)
     view = await _find(request, asked.id)
-    changes = read_changes(asked.changes) if asked.changes else {"seed": None}
-    options = options_of(view).overridden(changes)
-    if options.seed is None:
-        options = options.replaced(seed=secrets.randbits(SEED_BITS))
+    options = options_of(view).overridden(read_changes(asked.changes))
+    if options.seed is None or not asked.changes:
+        options = replace(options, seed=secrets.randbits(SEED_BITS))
     priority = priority_of(view.queue) or "default"
     wanted = JobSpec(options=(options,), priority=priority, owner=request.state.owner)
     wanted.check(label_of)

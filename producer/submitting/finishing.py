@@ -19,11 +19,11 @@ from svdq.producer.results.finished_videos import OUTPUTS, Result, find_results
 from svdq.producer.results.holders import record_copies
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.submitting.foresight import check_max_waiting
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.model_choice import render_again
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import Observer, Submission, claim_storage, foresee, submission_of
 
 
@@ -44,7 +44,7 @@ def finish_requests(
     there is none.
     """
     plain = JobSpec(
-        options=(SubmitOptions(upscale=spec.options[0].upscale),),
+        options=(Draft(upscale=spec.options[0].upscale),),
         **{name: getattr(spec, name) for name in ("model", "priority", "name", "folder", "at", "force", "owner")},
     )
     if not spec.options[0].upscale or spec != plain:

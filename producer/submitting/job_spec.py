@@ -27,14 +27,8 @@ from svdq.producer.name_templates import (
     template_values,
 )
 from svdq.producer.queue import check_priority
-from svdq.producer.submitting.parameters import (
-    MAX_VIDEOS,
-    SEED_BITS,
-    WITH_PROMPTS,
-    SubmitOptions,
-    as_flag,
-    shorten,
-)
+from svdq.producer.submitting.draft import Draft
+from svdq.producer.submitting.parameters import MAX_VIDEOS, SEED_BITS, WITH_PROMPTS, as_flag, shorten
 from svdq.producer.submitting.photos import Photo, nearest_side, nearest_size
 
 _AUTO_MULTIPLE = 32  # of sides that are chosen: Wan 2.2 TI2V-5B needs 32
@@ -47,7 +41,7 @@ ANY_PHOTO = f"inputs/{'0' * 64}.jpg"
 class JobSpec:
     """The videos to make of a photo."""
 
-    options: tuple[SubmitOptions, ...] = (SubmitOptions(),)  # parameters of its videos: one set, or several for a sweep
+    options: tuple[Draft, ...] = (Draft(),)  # parameters of its videos: one set, or several for a sweep
     model: KnownModel | None = None  # decides the family of videos whose parameters do not
     variations: int = 1  # number of videos for each set, each with its own seed
     priority: str = "default"
@@ -80,7 +74,7 @@ class JobSpec:
         """Whether nothing decides the family of one of its videos."""
         return any(self._family_of(options) is None for options in self.options)
 
-    def _family_of(self, options: SubmitOptions) -> str | None:
+    def _family_of(self, options: Draft) -> str | None:
         """Return the family of videos, None if it is open; the prompts of further links decide it, too."""
         return options.family_for(self.model) or (WITH_PROMPTS[0] if any(self.then) else None)
 
@@ -103,16 +97,16 @@ class JobSpec:
     def with_prompt(self, prompt: str) -> "JobSpec":
         """Return it with a prompt for the videos that have none; itself if their families have no prompts."""
 
-        def add(each: SubmitOptions) -> SubmitOptions:
+        def add(each: Draft) -> Draft:
             takes_one = each.prompt is None and self._family_of(each) in WITH_PROMPTS
-            return each.replaced(prompt=prompt) if takes_one else each
+            return replace(each, prompt=prompt) if takes_one else each
 
         options = tuple(map(add, self.options))
         return self if options == self.options else replace(self, options=options)
 
     def with_last_photo(self) -> "JobSpec":
         """Return it for photos that have another one for the last frame."""
-        return replace(self, options=tuple(each.replaced(last_image=ANY_PHOTO) for each in self.options))
+        return replace(self, options=tuple(replace(each, last_image=ANY_PHOTO) for each in self.options))
 
     def check(self, spell: Callable[[str], str] = as_flag) -> None:
         """Raise InputError if a value is not allowed; `spell` returns the name of a parameter for it."""
@@ -149,7 +143,7 @@ class JobSpec:
         """Create the jobs of a photo, each with its id; the first is number `first_index` of the submission, from 1."""
         videos = product(self.options, range(self.variations))
         for number, (options, variation) in enumerate(videos):
-            options = options.replaced(last_image=photo.last.key) if photo.last else options
+            options = replace(options, last_image=photo.last.key) if photo.last else options
             job, job_id = self._job(photo, options, variation, first_index + number * self.num_links)
             index = first_index + number * self.num_links
             folder = self._folder_of(self._values(job, photo.name, photo.source, index=index, variation=variation))
@@ -191,14 +185,14 @@ class JobSpec:
         own = {"index": index, "n": index, "variation": variation + 1, "owner": self.owner}
         return template_values(job, stem, source, model, day or date.today()) | own
 
-    def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
+    def _make(self, options: Draft, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
         folder = "" if "{" in self.folder or "}" in self.folder else self.folder
         photo |= {"folder": folder, "chained": bool(self.then)}
         if options.family_for(self.model, spell) is None:
-            options = options.replaced(family=self._family_of(options))
+            options = replace(options, family=self._family_of(options))
         if isinstance(options.step_cache, str):
-            plain = make_job(options.replaced(step_cache=None), model=self.model, spell=spell, **photo)
-            options = options.replaced(step_cache=self._threshold(plain, options.step_cache, spell))
+            plain = make_job(replace(options, step_cache=None), model=self.model, spell=spell, **photo)
+            options = replace(options, step_cache=self._threshold(plain, options.step_cache, spell))
         job = make_job(options, model=self.model, spell=spell, variation=variation, **photo)
         # The last frame is for the last link.
         return job.model_copy(update={"last_image": None}) if self.then and getattr(job, "last_image", None) else job
@@ -220,7 +214,7 @@ class JobSpec:
             )
 
     def _links(
-        self, job: Job, job_id: str, options: SubmitOptions, spell: Callable[[str], str] = as_flag
+        self, job: Job, job_id: str, options: Draft, spell: Callable[[str], str] = as_flag
     ) -> Iterator[tuple[Job, str]]:
         """Create the jobs that continue a chain, each with its id, which the id of the link before is part of."""
         of_video = job.loras
@@ -282,7 +276,7 @@ class JobSpec:
                 field="loop" if is_loop else "last_image",
             )
 
-    def _job(self, photo: Photo, options: SubmitOptions, variation: int, index: int) -> tuple[Job, str]:
+    def _job(self, photo: Photo, options: Draft, variation: int, index: int) -> tuple[Job, str]:
         job = self._make(options, variation, image=photo.key, name=photo.name, photo_size=photo.size)
         drawn = options.seed is None
         given_name = ""
@@ -326,7 +320,7 @@ def _seed_of(job_id: str) -> int:
 
 
 def make_job(
-    options: SubmitOptions,
+    options: Draft,
     *,
     model: KnownModel | None = None,
     spell: Callable[[str], str] = as_flag,

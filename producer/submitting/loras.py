@@ -15,6 +15,7 @@ from svdq.pipeline.video_parameters import Expert, LoraChoice
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import running_loras
+from svdq.producer.submitting.draft import choices_of
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.parameters import shorten
 
@@ -49,8 +50,8 @@ class KnownLoras:
         options = []
         for each in spec.options:
             prompt, loras = _without_tags(each.prompt or "")
-            plain = {"prompt": prompt} if loras else {}
-            options.append(each.replaced(loras=self._all([*(each.loras or ()), *loras]), **plain))
+            each = replace(each, prompt=prompt if loras else each.prompt)
+            options.append(replace(each, loras=self._all([*choices_of(each.loras), *loras])))
         then = [_without_tags(prompt) for prompt in spec.then]
         return replace(
             spec,

@@ -15,16 +15,9 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.producer.job import PARAMETER_KEYS
 from svdq.producer.settings import given_path
+from svdq.producer.submitting.draft import as_text, read_draft, read_then
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import (
-    FIELDS,
-    as_flag,
-    as_key,
-    as_text,
-    no_such,
-    read_parameters,
-    read_then,
-)
+from svdq.producer.submitting.parameters import FIELDS, as_flag, as_key, no_such
 from svdq.producer.submitting.photos import Photo
 from svdq.producer.submitting.sources import Sources, as_stored
 from svdq.producer.text import parse_future
@@ -126,12 +119,12 @@ def _parse(
     given = {name: text for name, text in texts.items() if text}
     if "photo" not in given:
         raise InputError("The row names no photo; give its path in the column photo.")
-    parameters = read_parameters({name: text for name, text in given.items() if name not in OWN_COLUMNS})
-    options = (each.overridden(parameters) for each in defaults.options)
+    draft = read_draft({name: text for name, text in given.items() if name not in OWN_COLUMNS})
+    options = (each.overridden(draft) for each in defaults.options)
     spec = replace(
         defaults,
         options=tuple(dict.fromkeys(options)),  # a row may make sets of a sweep the same
-        model=model_of(parameters["model"]) if "model" in parameters else defaults.model,
+        model=model_of(draft.model) if draft.model is not None else defaults.model,
         priority=given.get("priority", defaults.priority),
         name=given.get("name", defaults.name),
         at=parse_future(given["at"], "at", now()) if "at" in given else defaults.at,

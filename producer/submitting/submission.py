@@ -24,12 +24,13 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.registries import counts
 from svdq.producer.status.selection import complete_ids
 from svdq.producer.storage.storage import MARKER, Storage
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_chain, enqueue_many
 from svdq.producer.submitting.foresight import check_max_waiting, existing
 from svdq.producer.submitting.job_spec import ANY_PHOTO, JobSpec
 from svdq.producer.submitting.loras import KnownLoras
 from svdq.producer.submitting.model_choice import current_models, expected_model, render_again, why_default
-from svdq.producer.submitting.parameters import WITH_PROMPTS, SubmitOptions, as_flag
+from svdq.producer.submitting.parameters import WITH_PROMPTS, as_flag
 from svdq.producer.submitting.photo_requests import PhotoRequest, requests_for
 from svdq.producer.submitting.photos import Photo, check_photos, crop_warning, source_path
 from svdq.producer.submitting.sources import PromptFiles, find_photos, usable_prompt
@@ -90,7 +91,7 @@ class Observer:
 def submit(
     settings: Settings,
     photos: str | Path | Iterable[str | Path],
-    options: SubmitOptions = SubmitOptions(),  # noqa: B008 - it is frozen
+    options: Draft = Draft(),  # noqa: B008 - it is frozen
     priority: str = "default",
     force: bool = False,
     *,

@@ -13,8 +13,9 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.name_templates import safe_name
 from svdq.producer.settings import ENV_PREFIX, Settings, checked_owner
 from svdq.producer.settings_loader import FILE_NAME, PHOTO_KEYS, cannot_be_read, read_toml
+from svdq.producer.submitting.draft import read_draft, read_then
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import as_key, no_such, read_parameters, read_then
+from svdq.producer.submitting.parameters import as_key, no_such
 from svdq.producer.submitting.sources import SUFFIXES, is_photo_folder
 from svdq.producer.watching.directory import make_folder, open_file
 
@@ -179,7 +180,7 @@ class FolderConfig:
                 raise InputError(f"output {output!r} is not allowed: it must be a text, such as '{{date}}/{{photo}}'.")
             if self.prompt is not None:
                 given.pop("prompt", None)
-            options = spec.options[0].overridden(read_parameters(given))
+            options = spec.options[0].overridden(read_draft(given))
             spec = replace(spec, options=(options,), priority=priority, then=then, owner=owner)
             spec = spec if output is None else replace(spec, name=None).with_output(output)
             spec.check(spell=as_key)

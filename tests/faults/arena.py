@@ -21,7 +21,7 @@ from redis.retry import Retry
 from svdq.producer.job import Job
 from svdq.producer.queue import ENDED, fetch, read_job
 from svdq.producer.settings_loader import load_settings
-from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.submission import submit
 from tests.faults.bucket import Bucket
 from tests.faults.frames import Reference, SimulatedReference
@@ -110,9 +110,7 @@ class Arena:
         settings = self.settings.model_copy(update={"owner": owner or self.settings.owner})
         seed = self.rng.getrandbits(31) if seed is None else seed
         options = {"frames": 2, "width": 64, "height": 64, "formats": ("mp4",), **more}
-        submitted = submit(
-            settings, [self.folder / photo], SubmitOptions(steps=steps, seed=seed, **options), force=True
-        )
+        submitted = submit(settings, [self.folder / photo], Draft(steps=steps, seed=seed, **options), force=True)
         self.jobs[submitted[0].id] = expected
         return submitted[0].id
 

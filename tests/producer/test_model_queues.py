@@ -17,8 +17,8 @@ from svdq.producer.status import snapshot
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.registries import counts, newest_ids
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.model_choice import expected_model
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
 from tests.conftest import Cli
 from tests.queued import SvdJob, enqueue
@@ -122,7 +122,7 @@ def test_lists_folders_and_python_take_the_family_of_a_named_model(
     watched = svdq("watch", tmp_path / "inbox", "--once", "--stable-for", "10ms", "--model", name, "--json")
     found = [json.loads(line) for line in watched.stdout.splitlines()]
     ids = [json.loads(listed.stdout)["id"], *(event["id"] for event in found if event["event"] == "submitted")]
-    ids += [submit(settings, photo, SubmitOptions(model=name, seed=1))[0].id]
+    ids += [submit(settings, photo, Draft(model=name, seed=1))[0].id]
     assert len(ids) == 3
     for each in ids:
         parameters = view(connection, each).parameters

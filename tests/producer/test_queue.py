@@ -28,7 +28,7 @@ from svdq.producer.queue import (
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.registries import read_workers
-from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.submission import submit
 from svdq.producer.text import parse_future
 from svdq.producer.together import ask_one
@@ -62,7 +62,7 @@ def test_the_home_is_private_whatever_the_umask(home: Path, photo: Path, is_old:
             home.mkdir(mode=0o777)
             connect(load_settings()).close()
         else:
-            submit(load_settings(), [photo], SubmitOptions(family="svd"))
+            submit(load_settings(), [photo], Draft(family="svd"))
     finally:
         os.umask(before)
     assert stat.S_IMODE(home.stat().st_mode) == 0o700

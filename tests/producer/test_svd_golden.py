@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from svdq.producer.queue import SvdqQueue
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.enqueue import Entry, new_rq_job
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photos import Photo
 
-#: Made by the code before there were families: the fields of `SubmitOptions` and `JobSpec`, and what became of them.
+#: Made by the code before there were families: the fields of `Draft` and `JobSpec`, and what became of them.
 GOLDEN = json.loads(Path(__file__).with_name("svd_golden.json").read_text(encoding="utf-8"))
 
 
@@ -26,7 +26,7 @@ def record(options: dict[str, Any], spec: dict[str, Any], photo: dict[str, str])
     formats = options.get("formats")
     options = options | ({"formats": tuple(formats)} if formats else {})
     made = []
-    for job, job_id in JobSpec(options=(SubmitOptions(**options),), **spec).jobs(
+    for job, job_id in JobSpec(options=(Draft(**options),), **spec).jobs(
         Photo(path=Path("x.jpg"), **photo, num_bytes=1), first_index=1
     ):
         if options.get("seed") is None:  # random

@@ -25,7 +25,7 @@ from svdq.producer.queue import connect, server_url
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import JobView, view, view_many
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.submission import submit
 from svdq.worker import outages
 from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
@@ -95,7 +95,7 @@ class Site:
     def submit(self, *, photo: Path | None = None, priority: str = "default", **options: object) -> str:
         """Submit a photo and return the job's id; small and quick unless asked otherwise."""
         options = {"frames": 2, "steps": 4, "width": 64, "height": 64, "formats": ("gif",), **options}
-        return submit(self.settings, [photo or self.photo], SubmitOptions(**options), priority, force=True)[0].id
+        return submit(self.settings, [photo or self.photo], Draft(**options), priority, force=True)[0].id
 
     def view(self, job_id: str) -> JobView:
         """Return the state of a job."""

@@ -12,8 +12,8 @@ from svdq.cli.serve.api_errors import ApiError
 from svdq.cli.serve.fields import EXTRAS, FIELDS, NO_OPS, PHOTOS, VideoRequest, decode_data_url, flatten, read_request
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.wan.family import FAMILY, MODELS
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import ANY_PHOTO
-from svdq.producer.submitting.parameters import SubmitOptions
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 NAMES = (*FIELDS, *NO_OPS, *PHOTOS, *EXTRAS, "extra_params[fps]", "formats[]", "input_reference[image_url]")
@@ -23,10 +23,8 @@ SIZES = ("1024x576", "0x0", "99999x99999", "auto", "auto:1x1", "mp4 mp4", "png,g
 #: The parameters of a video that is made again; None for a new one.
 BASES = (
     None,
-    SubmitOptions(
-        family="svd", frames=14, width=1024, height=576, fps=7, min_guidance_scale=1.0, max_guidance_scale=3.0
-    ),
-    SubmitOptions(family="wan", frames=81, prompt="A cup.", guidance_scale=5.0),
+    Draft(family="svd", frames=14, width=1024, height=576, fps=7, min_guidance_scale=1.0, max_guidance_scale=3.0),
+    Draft(family="wan", frames=81, prompt="A cup.", guidance_scale=5.0),
 )
 values = st.one_of(
     st.sampled_from((*WORDS, *SIZES, 10**400, float("inf"), "\ud800", "\0")),
@@ -39,7 +37,7 @@ values = st.one_of(
 @settings(max_examples=500)
 @given(st.lists(st.tuples(st.sampled_from(NAMES) | st.text(max_size=10), values), max_size=4), st.sampled_from(BASES))
 @example([("size", "auto")], BASES[1])
-def test_any_fields_are_a_request_or_a_clear_error(fields: list[tuple[str, Any]], base: SubmitOptions | None) -> None:
+def test_any_fields_are_a_request_or_a_clear_error(fields: list[tuple[str, Any]], base: Draft | None) -> None:
     found = read(fields, base)
     if isinstance(found, ApiError):
         error = json.loads(found.response().body)["error"]
@@ -48,7 +46,7 @@ def test_any_fields_are_a_request_or_a_clear_error(fields: list[tuple[str, Any]]
         found.spec.check()
 
 
-def read(fields: list[tuple[str, Any]], base: SubmitOptions | None = None) -> VideoRequest | ApiError:
+def read(fields: list[tuple[str, Any]], base: Draft | None = None) -> VideoRequest | ApiError:
     try:
         plain, *photos = flatten(fields)
         for name, photo in zip(("input_reference", "last_reference"), photos, strict=True):
@@ -59,7 +57,7 @@ def read(fields: list[tuple[str, Any]], base: SubmitOptions | None = None) -> Vi
         return error
 
 
-def options_of(fields: list[tuple[str, Any]]) -> SubmitOptions:
+def options_of(fields: list[tuple[str, Any]]) -> Draft:
     found = read(fields)
     assert isinstance(found, VideoRequest), found
     [options] = found.spec.options
@@ -217,9 +215,9 @@ def test_an_error_names_what_was_sent(scale: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [(SubmitOptions(loop=True), "loop"), (SubmitOptions(last_image=ANY_PHOTO), "last_reference")],
+    [(Draft(loop=True), "loop"), (Draft(last_image=ANY_PHOTO), "last_reference")],
 )
-def test_a_last_frame_that_no_worker_takes_is_refused(options: SubmitOptions, field: str) -> None:
+def test_a_last_frame_that_no_worker_takes_is_refused(options: Draft, field: str) -> None:
     model = KnownModel(name="ti2v", family=FAMILY, facts=MODELS["Wan-AI/Wan2.2-TI2V-5B-Diffusers"].facts)
     with pytest.raises(ApiError, match=f"^{field} does not apply to the workers' model ti2v,") as caught:
         read_request([], NOW, model, options)
@@ -235,11 +233,11 @@ def test_prompts_have_no_control_characters(family: str) -> None:
 
 
 def test_a_remix_keeps_the_pace_and_the_guidance_of_its_video() -> None:
-    base = SubmitOptions(family="svd", frames=14, fps=24, min_guidance_scale=2.0, max_guidance_scale=3.0)
+    base = Draft(family="svd", frames=14, fps=24, min_guidance_scale=2.0, max_guidance_scale=3.0)
     [options] = read_request([("seconds", "2"), ("guidance_scale", 1.5)], NOW, base=base).spec.options
     assert (options.frames, options.fps) == (48, 24)
     assert (options.min_guidance_scale, options.max_guidance_scale) == (1.5, 1.5)
-    base = SubmitOptions(family="wan", fps=24)
+    base = Draft(family="wan", fps=24)
     [options] = read_request([("seconds", "2")], NOW, base=base).spec.options
     assert (options.frames, options.fps) == (49, 24)
 

@@ -1,7 +1,7 @@
 """Chains whose workers are killed in the middle of their links."""
 
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import submit_all
 from tests.faults.arena import PHOTO, Arena
@@ -16,7 +16,7 @@ def chains(arena: Arena) -> None:
     """kill -9 of a rank or of everything: each link is rendered once, with the frames of the chain up to it."""
     for _ in range(arena.size.num_jobs // LINKS):
         shape = {"steps": STEPS, "frames": 5, "width": 64, "height": 64}
-        options = SubmitOptions(seed=arena.rng.getrandbits(31), **shape)
+        options = Draft(seed=arena.rng.getrandbits(31), **shape)
         spec = JobSpec(options=(options,), then=("",) * (LINKS - 1), force=True)
         for submission in submit_all(arena.settings, [PhotoRequest(path=arena.folder / PHOTO, spec=spec)]):
             arena.jobs[submission.id] = FINISHED

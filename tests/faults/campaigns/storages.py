@@ -11,8 +11,8 @@ from svdq.pipeline.errors import UnavailableError
 from svdq.producer.embedded_redis import ensure_server, stop_server
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.job_view import view_many
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import submit, submit_all
 from tests.faults.arena import PHOTO, Arena
@@ -46,9 +46,7 @@ def redis_restored(arena: Arena) -> None:
 
 def two_servers(arena: Arena) -> None:
     """Submit the same photos from a second Redis server that shares the storage: no video is made twice."""
-    options = [
-        SubmitOptions(steps=STEPS, seed=seed, frames=2, width=64, height=64) for seed in range(arena.size.num_jobs)
-    ]
+    options = [Draft(steps=STEPS, seed=seed, frames=2, width=64, height=64) for seed in range(arena.size.num_jobs)]
     made = {submit(arena.settings, [arena.folder / PHOTO], each)[0].id: each for each in options}
     arena.jobs |= dict.fromkeys(made, FINISHED)
     arena.start()
@@ -94,7 +92,7 @@ def disk_away(arena: Arena) -> None:
         until, num_refused = time.monotonic() + (arena.size.hold_s or AWAY_S), 0
         while time.monotonic() < until:
             try:
-                submit(arena.settings, [arena.folder / PHOTO], SubmitOptions(steps=STEPS, seed=1), force=True)
+                submit(arena.settings, [arena.folder / PHOTO], Draft(steps=STEPS, seed=1), force=True)
             except UnavailableError:
                 num_refused += 1
             time.sleep(1)
@@ -113,7 +111,7 @@ def link_deleted(arena: Arena) -> None:
     options = {"steps": STEPS, "frames": 5, "width": 64, "height": 64}
     second_of = {}
     for _ in range(arena.size.num_jobs // 2):
-        spec = JobSpec(options=(SubmitOptions(seed=arena.rng.getrandbits(31), **options),), then=("",))
+        spec = JobSpec(options=(Draft(seed=arena.rng.getrandbits(31), **options),), then=("",))
         request = PhotoRequest(path=arena.folder / PHOTO, spec=spec)
         first, second = [submission.id for submission in submit_all(arena.settings, [request])]
         arena.jobs |= {first: FINISHED, second: FINISHED}

@@ -17,17 +17,17 @@ from svdq.producer.results.prune import check_clock, find_removals, remove_all
 from svdq.producer.results.remove import remove_job
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.finishing import finish_requests, submit_finishing
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from tests.finished import add_video
 from tests.queued import finish, write_files
 
-UPSCALE = JobSpec(options=(SubmitOptions(upscale="2"),))
+UPSCALE = JobSpec(options=(Draft(upscale="2"),))
 
 
 def submit_copy(settings: Settings, job_id: str, upscale: str = "2") -> str:
-    spec = JobSpec(options=(SubmitOptions(upscale=upscale),))
+    spec = JobSpec(options=(Draft(upscale=upscale),))
     [submission] = submit_finishing(settings, finish_requests(settings, spec, [job_id]))
     return submission.id
 

@@ -19,8 +19,8 @@ from svdq.producer.status import snapshot
 from svdq.producer.status.job_view import view
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest, read_batch
 from svdq.producer.submitting.submission import Submission, submit_all
 from svdq.producer.submitting.submission import submit as submit_photos
@@ -30,7 +30,7 @@ SMALL = {"frames": 5, "steps": 2, "width": 64, "height": 64}
 
 
 def submit(settings: Settings, photo: Path, *then: str, prompt: str = "A", **spec: object) -> list[Submission]:
-    options = SubmitOptions(prompt=prompt, **SMALL)
+    options = Draft(prompt=prompt, **SMALL)
     request = PhotoRequest(path=photo, spec=JobSpec(options=(options,), then=then, **spec))
     return list(submit_all(settings, [request]))
 
@@ -74,7 +74,7 @@ def test_the_same_chain_is_the_same_jobs_and_a_longer_one_begins_with_them(setti
 
 
 def test_seeds_and_variations_are_those_of_each_chain(connection: redis.Redis, settings: Settings, photo: Path) -> None:
-    options = (SubmitOptions(prompt="A", seed=7, **SMALL),)
+    options = (Draft(prompt="A", seed=7, **SMALL),)
     request = PhotoRequest(path=photo, spec=JobSpec(options=options, then=("A",), variations=2, name="{stem}-{index}"))
     made = list(submit_all(settings, [request]))
     assert [each.seed for each in made] == [7, 7, 8, 8]
@@ -97,7 +97,7 @@ def test_seeds_and_variations_are_those_of_each_chain(connection: redis.Redis, s
 def test_impossible_chains_are_refused(
     home: Path, settings: Settings, photo: Path, options: dict[str, object], then: str, reason: str
 ) -> None:
-    spec = JobSpec(options=(SubmitOptions(**{"prompt": "A", **options}),), then=(then,))
+    spec = JobSpec(options=(Draft(**{"prompt": "A", **options}),), then=(then,))
     with pytest.raises(InputError, match=reason):
         list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert not home.exists()
@@ -107,7 +107,7 @@ def test_a_last_frame_is_that_of_the_last_link(
     connection: redis.Redis, settings: Settings, photo: Path, tmp_path: Path
 ) -> None:
     Image.new("RGB", (64, 64)).save(last := tmp_path / "last.png")
-    options = SubmitOptions(seed=1, prompt="A", **SMALL)
+    options = Draft(seed=1, prompt="A", **SMALL)
     made = submit_photos(settings, photo, options, last_image=last, then=["B", "", "C"])
     jobs = [read_job(fetch(connection, submission.id)) for submission in made]
     assert [(job.prompt, job.seed) for job in jobs] == [("A", 1), ("B", 1), ("", 1), ("C", 1)]
@@ -171,7 +171,7 @@ def test_the_prompt_of_a_further_link_decides_the_family(
 def test_models_without_prompts_have_chains_without_prompts(
     connection: redis.Redis, settings: Settings, photo: Path
 ) -> None:
-    spec = JobSpec(options=(SubmitOptions(family="svd", **SMALL),), then=("", ""))
+    spec = JobSpec(options=(Draft(family="svd", **SMALL),), then=("", ""))
     made = list(submit_all(settings, [PhotoRequest(path=photo, spec=spec)]))
     assert len({*ids_of(made)}) == 3
     assert {read_job(fetch(connection, job_id)).family for job_id in ids_of(made)} == {"svd"}

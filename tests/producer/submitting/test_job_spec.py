@@ -8,8 +8,9 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import MAX_VIDEOS, SubmitOptions
+from svdq.producer.submitting.parameters import MAX_VIDEOS
 from svdq.producer.submitting.photos import Photo, nearest_side
 
 PHOTO = Photo(path=Path("a/cup.jpg"), sha256="0" * 64, extension="jpg", num_bytes=1, name="cup")
@@ -36,13 +37,13 @@ def test_drawn_seeds_of_variations() -> None:
 
 
 def test_given_seeds_of_variations() -> None:
-    spec = JobSpec(options=(SubmitOptions(seed=10),), variations=3)
+    spec = JobSpec(options=(Draft(seed=10),), variations=3)
     assert [job.seed for job in jobs(spec)] == [10, 11, 12]
-    assert ids(spec)[2:] == ids(JobSpec(options=(SubmitOptions(seed=12),)))
+    assert ids(spec)[2:] == ids(JobSpec(options=(Draft(seed=12),)))
 
 
 def test_a_sweep_with_variations() -> None:
-    spec = JobSpec(options=(SubmitOptions(seed=1, fps=7), SubmitOptions(seed=1, fps=8)), variations=2)
+    spec = JobSpec(options=(Draft(seed=1, fps=7), Draft(seed=1, fps=8)), variations=2)
     assert spec.num_jobs == 4
     assert [(job.fps, job.seed) for job in jobs(spec)] == [(7, 1), (7, 2), (8, 1), (8, 2)]
     assert len(set(ids(spec))) == 4
@@ -71,7 +72,7 @@ def test_each_owner_may_have_a_folder() -> None:
 
 
 def test_names_have_parameters() -> None:
-    spec = JobSpec(options=(SubmitOptions(frames=14),), name="{frames}-{fps}-{width}x{height}-{fit}")
+    spec = JobSpec(options=(Draft(frames=14),), name="{frames}-{fps}-{width}x{height}-{fit}")
     assert [job.name for job in jobs(spec)] == ["14-7-1024x576-crop"]
 
 
@@ -81,11 +82,11 @@ def test_names_have_parameters() -> None:
         (JobSpec(priority="highest"), "priority 'highest'"),
         (JobSpec(at=datetime(2099, 1, 1, tzinfo=UTC), depends_on=("a",)), "--at and --depends-on"),
         (JobSpec(variations=0), "ask for 0 videos"),
-        (JobSpec(variations=MAX_VIDEOS // 2 + 1, options=(SubmitOptions(), SubmitOptions(fps=8))), "for 10,002 videos"),
-        (JobSpec(options=(SubmitOptions(), SubmitOptions(fps=0))), "--fps 0"),
-        (JobSpec(options=(SubmitOptions(seed=2**63 - 2),), variations=3), "--seed"),
-        (JobSpec(options=(SubmitOptions(model=""),)), "--model '' is not allowed: it must be at least one"),
-        (JobSpec(options=(SubmitOptions(model=".."),)), "--model .. is not allowed: it must be a name that a file may"),
+        (JobSpec(variations=MAX_VIDEOS // 2 + 1, options=(Draft(), Draft(fps=8))), "for 10,002 videos"),
+        (JobSpec(options=(Draft(), Draft(fps=0))), "--fps 0"),
+        (JobSpec(options=(Draft(seed=2**63 - 2),), variations=3), "--seed"),
+        (JobSpec(options=(Draft(model=""),)), "--model '' is not allowed: it must be at least one"),
+        (JobSpec(options=(Draft(model=".."),)), "--model .. is not allowed: it must be a name that a file may"),
         (JobSpec(name="{colour}"), "colour"),
         (JobSpec(name="{frames}"), "left to the model"),
         (JobSpec(name="{stem:d}"), "cannot be made"),
@@ -98,16 +99,16 @@ def test_specs_that_are_not_allowed(spec: JobSpec, says: str) -> None:
 
 def test_errors_name_parameters_as_the_user_does() -> None:
     with pytest.raises(InputError, match=r"^motion_bucket_id -1 is not allowed"):
-        JobSpec(options=(SubmitOptions(motion_bucket_id=-1),)).check(spell=str)
+        JobSpec(options=(Draft(motion_bucket_id=-1),)).check(spell=str)
     with pytest.raises(InputError, match=r"^size 100x100 is not allowed"):
-        JobSpec(options=(SubmitOptions(width=100, height=100),)).check(spell=str)
+        JobSpec(options=(Draft(width=100, height=100),)).check(spell=str)
 
 
 @pytest.mark.parametrize(("pixels", "side"), [(-1, 64), (0, 64), (95, 64), (97, 128), (10**400, 4096)])
 def test_the_nearest_size_of_any_number(pixels: int, side: int) -> None:
     assert nearest_side(pixels, 64) == side
     with pytest.raises(InputError, match=rf"the nearest such size is {side}x576"):
-        JobSpec(options=(SubmitOptions(width=pixels),)).check()
+        JobSpec(options=(Draft(width=pixels),)).check()
 
 
 def placed(spec: JobSpec, source: str = "trip/day 1/cup.jpg") -> list[str]:
@@ -116,7 +117,7 @@ def placed(spec: JobSpec, source: str = "trip/day 1/cup.jpg") -> list[str]:
 
 
 def test_one_template_for_folder_and_name() -> None:
-    seeded = JobSpec(options=(SubmitOptions(seed=7, family="wan", prompt="A wave: it breaks / rolls."),))
+    seeded = JobSpec(options=(Draft(seed=7, family="wan", prompt="A wave: it breaks / rolls."),))
     assert placed(seeded.with_output("{folder}/{photo}-{seed}-{n}")) == ["day 1/cup-7-1"]
     assert placed(seeded.with_output("a/{prompt:.8}")) == ["a/A wave_"]
     assert placed(seeded.with_output("{folder}/{photo}"), "trip/cup.jpg") == ["trip/cup"]

@@ -14,7 +14,7 @@ from svdq.producer.results.prune import find_removals
 from svdq.producer.results.remove import forget
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.photo_requests import read_batch
 from svdq.producer.submitting.sources import find_photos
 from svdq.producer.submitting.submission import Submission, submit, submit_all
@@ -43,14 +43,14 @@ def job_of(connection: redis.Redis, submission: Submission) -> WanJob:
 def test_a_folder_of_pairs(connection: redis.Redis, settings: Settings, pairs: Path) -> None:
     found = {photo.path.name: photo.last and photo.last.name for photo in find_photos([str(pairs)]).photos}
     assert found == {"a.jpg": "a.last.jpg", "b.1.png": "b.1.LAST.webp", "c.jpg": None, "d.last.jpg": None}
-    made = submit(settings, [pairs], SubmitOptions(family="wan"))
+    made = submit(settings, [pairs], Draft(family="wan"))
     jobs = [job_of(connection, each) for each in made]
     assert [job.name for job in jobs] == ["a", "b.1", "c", "d.last"]
     assert [job.last_image is None for job in jobs] == [False, False, True, True]
     stored = {f"inputs/{path.name}" for path in Path(settings.storage, "inputs").iterdir()}
     assert stored == {key for job in jobs for key in job.photos}
     assert len(stored) == 6
-    assert [each.is_new for each in submit(settings, [pairs], SubmitOptions(family="wan"))] == [False] * 4
+    assert [each.is_new for each in submit(settings, [pairs], Draft(family="wan"))] == [False] * 4
 
 
 def test_files_given_by_name_are_pairs_too(pairs: Path) -> None:
@@ -61,12 +61,12 @@ def test_files_given_by_name_are_pairs_too(pairs: Path) -> None:
 
 
 def test_the_last_frame_is_part_of_the_id(connection: redis.Redis, settings: Settings, pairs: Path) -> None:
-    photo, wan = pairs / "c.jpg", SubmitOptions(family="wan")
+    photo, wan = pairs / "c.jpg", Draft(family="wan")
     made = [
         submit(settings, [photo], wan),
         submit(settings, [photo], wan, last_image=pairs / "a.jpg"),
-        submit(settings, [photo], SubmitOptions(), last_image=pairs / "a.last.jpg"),  # decides the family
-        submit(settings, [photo], SubmitOptions(loop=True)),
+        submit(settings, [photo], Draft(), last_image=pairs / "a.last.jpg"),  # decides the family
+        submit(settings, [photo], Draft(loop=True)),
     ]
     assert len({each.id for [each] in made}) == 4
     [again] = submit(settings, [photo], wan, last_image=pairs / "a.jpg")
@@ -104,7 +104,7 @@ def test_impossible_last_frames_are_sentences(
 ) -> None:
     (pairs / "text.jpg").write_text("no photo")
     with pytest.raises(InputError) as caught:
-        submit(settings, [pairs / "c.jpg"], SubmitOptions(**options), last_image=last and pairs / last)
+        submit(settings, [pairs / "c.jpg"], Draft(**options), last_image=last and pairs / last)
     assert "\n" not in str(caught.value)
     caught.match(words)
     assert not home.exists()

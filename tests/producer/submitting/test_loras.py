@@ -11,9 +11,9 @@ from svdq.pipeline.models.lora_folder import digest_of
 from svdq.pipeline.video_parameters import MAX_LORAS
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import IntakeStatus
+from svdq.producer.submitting.draft import Draft, sweep
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.loras import KnownLoras
-from svdq.producer.submitting.parameters import SubmitOptions, sweep
 from tests.conftest import Cli
 from tests.ranks import rank, save
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def look_up(settings: Settings, connection: redis.Redis, *texts: str, **more: object) -> JobSpec:
-    spec = JobSpec(options=(SubmitOptions(loras=texts, family="wan"),), **more)
+    spec = JobSpec(options=(Draft(loras=texts, family="wan"),), **more)
     return KnownLoras(settings, connection).looked_up(spec)
 
 
@@ -100,13 +100,13 @@ def test_a_prompt_may_name_loras_and_each_link_of_a_chain_has_its_own(
 
 
 def test_a_sweep_over_strengths(settings) -> None:
-    options = SubmitOptions(loras=("a:0.3", "high=b,low=c"), family="wan")
+    options = Draft(loras=("a:0.3", "high=b,low=c"), family="wan")
     found = sweep(options, ["lora=0.6,0.8", "steps=4,8"])
     assert [(each.steps, *(lora.strength for lora in each.loras)) for each in found] == [
         (4, 0.6, 0.6, 0.6), (8, 0.6, 0.6, 0.6), (4, 0.8, 0.8, 0.8), (8, 0.8, 0.8, 0.8),
     ]  # fmt: skip
     with pytest.raises(InputError, match=r"--sweep lora=0\.6 needs a LoRA whose strength it changes"):
-        sweep(SubmitOptions(), ["lora=0.6"])
+        sweep(Draft(), ["lora=0.6"])
     with pytest.raises(InputError, match="--sweep lora=11 must have strengths from -10 to 10"):
         sweep(options, ["lora=11"])
 

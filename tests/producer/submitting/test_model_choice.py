@@ -18,20 +18,20 @@ from svdq.producer.job import Job
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.status.job_view import job_status
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec, make_job
 from svdq.producer.submitting.model_choice import configured_model, expected_model
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.submission import submit
 from tests.ranks import rank, save
 
 PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 SVD = replace(published_model("svd"), name="/models/svd", is_configured=True)
 WAN = replace(published_model("wan"), name="/models/wan", is_configured=True)
-LOOP = SubmitOptions(loop=True)
+LOOP = Draft(loop=True)
 
 
 def job_of(model: KnownModel | None = None, **options) -> Job:
-    return make_job(SubmitOptions(**options), model=model, **PHOTO)
+    return make_job(Draft(**options), model=model, **PHOTO)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_prompts_make_other_jobs() -> None:
 
 
 def test_templates_have_the_fields_of_the_family() -> None:
-    spec = JobSpec(options=(SubmitOptions(prompt="A cat: jumps"),), name="{stem}-{prompt:.10}")
+    spec = JobSpec(options=(Draft(prompt="A cat: jumps"),), name="{stem}-{prompt:.10}")
     spec.check()
     with pytest.raises(InputError, match=r"\{motion_bucket_id\}, which such videos do not have"):
         replace(spec, name="{motion_bucket_id}").check()
@@ -116,9 +116,9 @@ def test_templates_have_the_fields_of_the_family() -> None:
 
 
 def test_the_parameters_of_a_video_bring_their_family() -> None:
-    like_svd = SubmitOptions(frames=3).with_defaults_from(job_of(seed=1).model_dump(mode="json"))
+    like_svd = Draft(frames=3).with_defaults_from(job_of(seed=1).model_dump(mode="json"))
     assert like_svd.family == "svd"
-    like_wan = SubmitOptions(seed=3).with_defaults_from(job_of(seed=1, prompt="a cat").model_dump(mode="json"))
+    like_wan = Draft(seed=3).with_defaults_from(job_of(seed=1, prompt="a cat").model_dump(mode="json"))
     assert (like_wan.family, like_wan.prompt, like_wan.seed) == ("wan", "a cat", 3)
 
 
@@ -155,7 +155,7 @@ def test_the_models_of_workers_decide_if_they_agree(connection: redis.Redis, set
     assert family_of(settings) == "wan"
     assert family_of(settings.model_copy(update={"model": "stabilityai/stable-video-diffusion-img2vid-xt"})) == "svd"
     for options, family in (({}, "wan"), ({"motion_bucket_id": 5}, "svd"), ({"family": "svd"}, "svd")):
-        [submission] = submit(settings, [photo], SubmitOptions(seed=1, **options))
+        [submission] = submit(settings, [photo], Draft(seed=1, **options))
         assert job_status(settings, submission.id).parameters.get("family", "svd") == family
     running(connection, "stabilityai/stable-video-diffusion-img2vid-xt", group="i")
     assert family_of(settings) is None
@@ -167,15 +167,15 @@ def test_prompts_beside_the_photos_decide_where_nothing_else_does(
     plain = tmp_path / "plain.png"
     Image.new("RGB", (8, 8)).save(plain)
     photo.with_suffix(".txt").write_text("A wave breaks.")
-    found = submit(settings, [plain, photo], SubmitOptions(seed=1))
+    found = submit(settings, [plain, photo], Draft(seed=1))
     jobs = [job_status(settings, each.id) for each in found]
     assert [(job.parameters.get("family"), job.prompt) for job in jobs] == [("wan", ""), ("wan", "A wave breaks.")]
-    [plain_again] = submit(settings, [plain], SubmitOptions(seed=1))
+    [plain_again] = submit(settings, [plain], Draft(seed=1))
     assert "family" not in job_status(settings, plain_again.id).parameters
 
 
 def test_a_last_frame_is_refused_where_the_configured_model_takes_none(settings: Settings, photo: Path) -> None:
-    def refuse(model: str, options: SubmitOptions = LOOP, **others: object) -> str:
+    def refuse(model: str, options: Draft = LOOP, **others: object) -> str:
         with pytest.raises(InputError, match="; ") as caught:
             submit(settings.model_copy(update={"model": model}), photo, options, **others)
         return str(caught.value)
@@ -184,13 +184,13 @@ def test_a_last_frame_is_refused_where_the_configured_model_takes_none(settings:
         "loop does not apply to the configured model Wan-AI/Wan2.2-TI2V-5B-Diffusers, which takes no last frame; leave "
         "it out, or use a model that takes one, such as Wan-AI/Wan2.2-I2V-A14B-Diffusers (boomerang works with all)."
     )
-    says = refuse("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", SubmitOptions(), last_image=photo)
+    says = refuse("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", Draft(), last_image=photo)
     assert says.startswith("last_image does not apply to the configured model Wan-AI/Wan2.1-I2V-14B-480P-Diffusers")
     assert "configured model stabilityai/" in refuse("stabilityai/stable-video-diffusion-img2vid-xt")
     for name in ("Wan2.2-I2V-A14B-Diffusers", "Wan2.1-FLF2V-14B-720P-diffusers"):
         submit(settings.model_copy(update={"model": f"Wan-AI/{name}"}), photo, LOOP)
     svd = settings.model_copy(update={"model": "stabilityai/stable-video-diffusion-img2vid-xt"})
-    submit(svd, photo, LOOP.replaced(family="wan"))
+    submit(svd, photo, replace(LOOP, family="wan"))
 
 
 def test_a_last_frame_is_refused_where_no_worker_takes_one(
@@ -208,7 +208,7 @@ def test_a_last_frame_is_refused_where_no_worker_takes_one(
     with pytest.raises(InputError, match="takes no last frame"):
         submit(settings, photo, LOOP)
     connection.zadd(keys.STARTING, {"h:2 wan /models/other": now + 9})
-    submit(settings, photo, LOOP.replaced(seed=2))
+    submit(settings, photo, replace(LOOP, seed=2))
     connection.delete(keys.STARTING)
     running(connection, "/models/other", "wan", "h")
-    submit(settings, photo, LOOP.replaced(seed=3))
+    submit(settings, photo, replace(LOOP, seed=3))

@@ -1,18 +1,28 @@
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_type_hints
 
 import pytest
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.video_parameters import LoraChoice
 from svdq.producer.job import VIDEO_FIELDS
-from svdq.producer.submitting.parameters import FIELDS, MAX_VIDEOS, SubmitOptions, as_flag, read_parameters, sweep
+from svdq.producer.submitting.draft import Draft, read_draft, sweep
+from svdq.producer.submitting.parameters import FIELD_OF, FIELDS, MAX_VIDEOS, as_flag
 
 
 def test_every_parameter_of_a_job_can_be_read() -> None:
     assert set(VIDEO_FIELDS) == set(FIELDS) - {"size", "format", "lora"}
     given = dict.fromkeys((*VIDEO_FIELDS, "auto_size", "last_image"), 1)
-    assert SubmitOptions(**given).given() == given
-    with pytest.raises(TypeError, match="there is no parameter 'sparkle'; the parameters are"):
-        SubmitOptions(sparkle=3)
+    assert Draft(**given).given() == given
+
+
+def test_type_checkers_know_every_parameter() -> None:
+    hints = get_type_hints(Draft)
+    assert hints.keys() == {*VIDEO_FIELDS, "last_image", "auto_size"}
+    given_otherwise = {"family": str, "negative_prompt": str, "formats": Sequence[str], "fit": str}
+    given_otherwise |= {"loras": Sequence[LoraChoice | str], "step_cache": float | str}
+    for name in VIDEO_FIELDS:
+        assert hints[name] == given_otherwise.get(name, FIELD_OF[name].annotation) | None, name
 
 
 @pytest.mark.parametrize(
@@ -32,7 +42,7 @@ def test_every_parameter_of_a_job_can_be_read() -> None:
     ],
 )
 def test_fields(name: str, text: str, values: dict[str, Any]) -> None:
-    assert read_parameters({name: text, "negative_prompt": None}) == values
+    assert read_draft({name: text, "negative_prompt": None}).given() == values
 
 
 @pytest.mark.parametrize(
@@ -49,21 +59,21 @@ def test_fields(name: str, text: str, values: dict[str, Any]) -> None:
 )
 def test_invalid_values(name: str, text: str) -> None:
     with pytest.raises(InputError, match=f"^--{name} .?{text}"):
-        read_parameters({name: text}, as_flag)
+        read_draft({name: text}, as_flag)
 
 
 @pytest.mark.parametrize("name", ["frames", "size", "boomerang"])
 def test_a_long_value_is_cut_in_the_error(name: str) -> None:
     with pytest.raises(InputError) as caught:
-        read_parameters({name: "9" * 5000})
+        read_draft({name: "9" * 5000})
     assert len(str(caught.value)) < 250
 
 
 def test_a_sweep_has_all_combinations() -> None:
-    swept = sweep(SubmitOptions(steps=4), ["motion-bucket-id=60,127", "size=64x64,128x64,64x64"])
+    swept = sweep(Draft(steps=4), ["motion-bucket-id=60,127", "size=64x64,128x64,64x64"])
     seen = [(options.steps, options.motion_bucket_id, options.width, options.height) for options in swept]
     assert seen == [(4, 60, 64, 64), (4, 60, 128, 64), (4, 127, 64, 64), (4, 127, 128, 64)]
-    assert sweep(SubmitOptions(steps=4), []) == (SubmitOptions(steps=4),)
+    assert sweep(Draft(steps=4), []) == (Draft(steps=4),)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +93,9 @@ def test_a_sweep_has_all_combinations() -> None:
 )
 def test_invalid_sweeps(sweeps: list[str], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        sweep(SubmitOptions(steps=4), sweeps)
+        sweep(Draft(steps=4), sweeps)
 
 
 def test_a_huge_sweep_is_cut() -> None:
     numbers = ",".join(map(str, range(1, 1000)))
-    assert len(sweep(SubmitOptions(), [f"seed={numbers}", f"steps={numbers}", f"frames={numbers}"])) == MAX_VIDEOS + 1
+    assert len(sweep(Draft(), [f"seed={numbers}", f"steps={numbers}", f"frames={numbers}"])) == MAX_VIDEOS + 1

@@ -8,8 +8,8 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import COLUMNS, PhotoRequest, read_batch
 
 NOW = datetime(2027, 1, 30, 21, 0).astimezone()
@@ -69,10 +69,10 @@ def test_every_parameter_of_a_job_has_a_column() -> None:
 def test_a_list(tmp_path: Path, name: str, text: str, lines: tuple[int, int]) -> None:
     plain, full = read(tmp_path, name, text)
     assert [request.where for request in (plain, full)] == [f"{name}, line {line}: " for line in lines]
-    assert (plain.path, plain.spec.options, plain.spec.at) == (tmp_path / "cup.jpg", (SubmitOptions(),), None)
+    assert (plain.path, plain.spec.options, plain.spec.at) == (tmp_path / "cup.jpg", (Draft(),), None)
     assert full.path == tmp_path / "sub" / "a, b.jpg"
     assert full.spec.options == (
-        SubmitOptions(frames=25, width=576, height=320, noise_aug_strength=0.05, formats=("mp4", "gif"), seed=7),
+        Draft(frames=25, width=576, height=320, noise_aug_strength=0.05, formats=("mp4", "gif"), seed=7),
     )
     spec = full.spec
     assert (spec.priority, spec.at, spec.name, spec.folder) == ("high", TEN, "{stem}-{seed}", "x/y")
@@ -83,7 +83,7 @@ def test_prompts_and_families(tmp_path: Path) -> None:
     text += 'a.jpg,"A cat, ""Tom"",\njumps.",blur,3.5,4,5,\nb.jpg,,,,,,wan\nc.jpg,,,,,,\n'
     a, b, c = read(tmp_path, "list.csv", text)
     assert a.spec.options == (
-        SubmitOptions(
+        Draft(
             prompt='A cat, "Tom",\njumps.',
             negative_prompt="blur",
             guidance_scale=3.5,
@@ -91,7 +91,7 @@ def test_prompts_and_families(tmp_path: Path) -> None:
             flow_shift=5.0,
         ),
     )
-    assert (b.spec.options, c.spec.options) == ((SubmitOptions(family="wan"),), (SubmitOptions(),))
+    assert (b.spec.options, c.spec.options) == ((Draft(family="wan"),), (Draft(),))
     rows = '{"photo": "a.jpg", "prompt": "Käse 日本"}\n{"photo": "b.jpg", "prompt": "x", "motion_bucket_id": 5}\n'
     (reason,) = reasons(tmp_path, "list.jsonl", rows)
     assert reason.startswith("line 2: motion_bucket_id applies only to Stable Video Diffusion and prompt only to Wan")
@@ -187,9 +187,9 @@ def test_no_such_list(tmp_path: Path) -> None:
 def test_a_row_takes_what_it_leaves_open_from_the_options(tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
     path.write_text("photo,frames,size,prompt\na.jpg,,,\nb.jpg,21,320x64,One.\nc.jpg,,auto,\n")
-    defaults = SubmitOptions(frames=17, width=128, height=64, auto_size=True, prompt="All.")
+    defaults = Draft(frames=17, width=128, height=64, auto_size=True, prompt="All.")
     found = []
     for request in read_batch(path, lambda: NOW, JobSpec(options=(defaults,))):
         assert isinstance(request, PhotoRequest)
         found.append(request.spec.options[0])
-    assert found == [defaults, SubmitOptions(frames=21, width=320, height=64, prompt="One."), defaults]
+    assert found == [defaults, Draft(frames=21, width=320, height=64, prompt="One."), defaults]

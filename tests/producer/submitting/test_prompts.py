@@ -11,14 +11,14 @@ from PIL import Image
 from svdq.pipeline.errors import InputError
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
+from svdq.producer.submitting.draft import Draft, sweep
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions, sweep
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.photos import check_data
 from svdq.producer.submitting.sources import find_photos, read_prompt
 from svdq.producer.submitting.submission import BadPhotosError, Observer, Submission, submit, submit_all
 
-WAN = SubmitOptions(family="wan", seed=1)
+WAN = Draft(family="wan", seed=1)
 
 
 class Notes(Observer):
@@ -78,27 +78,27 @@ def test_the_file_beside_a_photo_is_its_prompt(connection: redis.Redis, settings
     photo.with_suffix(".txt").write_text("A wave breaks.\n")
     (submission,) = submit(settings, [photo], WAN)
     assert prompt_of(connection, submission) == "A wave breaks."
-    (again,) = submit(settings, [photo], SubmitOptions(prompt="A wave breaks.", seed=1))
+    (again,) = submit(settings, [photo], Draft(prompt="A wave breaks.", seed=1))
     assert (again.id, again.is_new) == (submission.id, False)
-    (given,) = submit(settings, [photo], SubmitOptions(prompt="Another.", seed=1))
+    (given,) = submit(settings, [photo], Draft(prompt="Another.", seed=1))
     assert prompt_of(connection, given) == "Another."
-    (none,) = submit(settings, [photo], SubmitOptions(prompt="", seed=1))
+    (none,) = submit(settings, [photo], Draft(prompt="", seed=1))
     assert none.id == plain.id
 
 
-@pytest.mark.parametrize("options", [WAN, SubmitOptions(family="svd")])
+@pytest.mark.parametrize("options", [WAN, Draft(family="svd")])
 def test_a_photo_whose_name_has_no_room_for_a_suffix(
-    connection: redis.Redis, settings: Settings, photo: Path, options: SubmitOptions
+    connection: redis.Redis, settings: Settings, photo: Path, options: Draft
 ) -> None:
     (submission,) = submit(settings, [photo.rename(photo.with_name("x" * 255))], options)
     assert prompt_of(connection, submission) == ("" if options is WAN else None)
 
 
 def test_a_family_without_prompts_ignores_them(connection: redis.Redis, settings: Settings, photo: Path) -> None:
-    (before,) = submit(settings, [photo], SubmitOptions(seed=1))
+    (before,) = submit(settings, [photo], Draft(seed=1))
     photo.with_suffix(".txt").write_bytes(b"\xff not even text")
     observer = Notes()
-    request = PhotoRequest(path=photo, spec=JobSpec(options=(SubmitOptions(seed=1),)))
+    request = PhotoRequest(path=photo, spec=JobSpec(options=(Draft(seed=1),)))
     (submission,) = submit_all(settings, [request], observer=observer)
     assert submission.id == before.id
     ignored, default = observer.notes

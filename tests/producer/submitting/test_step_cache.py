@@ -11,8 +11,9 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.names.model_names import known_model
 from svdq.producer.job import Job
+from svdq.producer.submitting.draft import Draft, read_draft, sweep
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions, as_flag, read_parameters, sweep
+from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.submitting.photos import Photo
 
 A14B = known_model("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
@@ -21,7 +22,7 @@ PHOTO = Photo(path=Path("cup.jpg"), sha256="0" * 64, extension="jpg", num_bytes=
 
 def jobs(text: str | None, model: KnownModel | None = A14B, **given: object) -> list[Job]:
     asked = {"family": "wan", "seed": 1} | given | ({} if text is None else {"step_cache": text})
-    spec = JobSpec(options=(SubmitOptions(**read_parameters(asked, as_flag)),), model=model)
+    spec = JobSpec(options=(read_draft(asked, as_flag),), model=model)
     spec.check()
     return [job for job, _ in spec.jobs(PHOTO, 1)]
 
@@ -41,7 +42,7 @@ def test_a_speedup_becomes_the_smallest_threshold_that_reaches_it(text: str, thr
 
 
 def test_a_sweep_has_thresholds_and_speedups() -> None:
-    options = sweep(SubmitOptions(family="wan"), ["step_cache=0,0.06,1.5x"])
+    options = sweep(Draft(family="wan"), ["step_cache=0,0.06,1.5x"])
     spec = JobSpec(options=options, model=A14B)
     assert [job.step_cache for job, _ in spec.jobs(PHOTO, 1)] == [0.0, 0.06, 0.03]
 
@@ -97,4 +98,4 @@ def test_the_form_has_a_text_field_for_it() -> None:
 
 def test_it_is_taken_from_the_parameters_of_another_video() -> None:
     [job] = jobs("0.06")
-    assert SubmitOptions(family="wan").with_defaults_from(job.model_dump(mode="json")).step_cache == 0.06
+    assert Draft(family="wan").with_defaults_from(job.model_dump(mode="json")).step_cache == 0.06

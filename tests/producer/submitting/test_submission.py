@@ -8,18 +8,18 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.settings import Settings
 from svdq.producer.status.job_view import view
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.submitting.photo_requests import PhotoRequest
 from svdq.producer.submitting.submission import BadPhotosError, Observer, submit, submit_all
 
 
 def test_like(settings: Settings) -> None:
     recorded = {"image": "x", "name": "y", "frames": 9, "seed": 5, "formats": ["gif"], "decode_chunk_size": None}
-    options = SubmitOptions(frames=3).with_defaults_from(recorded)
+    options = Draft(frames=3).with_defaults_from(recorded)
     assert (options.frames, options.seed, options.formats) == (3, 5, ("gif",))
     with pytest.raises(InputError, match="sparkle"):
-        SubmitOptions().with_defaults_from({"sparkle": 1})
+        Draft().with_defaults_from({"sparkle": 1})
 
 
 class Log(Observer):
@@ -53,7 +53,7 @@ def photos(tmp_path: Path) -> list[Path]:
 
 
 def test_many_photos(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
-    spec = JobSpec(options=(SubmitOptions(fps=7), SubmitOptions(fps=8)), variations=2)
+    spec = JobSpec(options=(Draft(fps=7), Draft(fps=8)), variations=2)
     log = Log()
     requests = [PhotoRequest(path=path, spec=spec) for path in photos[::2]]
     first = list(submit_all(settings, requests, observer=log))

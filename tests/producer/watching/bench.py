@@ -9,8 +9,8 @@ from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.watching.directory import signature
 from svdq.producer.watching.folder_config import FileFilter, FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.processor import Processor
@@ -21,7 +21,7 @@ from svdq.producer.watching.state import Event, FileRecord, OnEvent, State
 class Bench:
     """Processes files that have stopped growing, with a real Redis, storage and state."""
 
-    def __init__(self, settings: Settings, root: Path, options: SubmitOptions) -> None:
+    def __init__(self, settings: Settings, root: Path, options: Draft) -> None:
         self.settings, self.root, self.options = settings, root, options
         self.on_success = "keep"
         self.waiting = Debounce(0)

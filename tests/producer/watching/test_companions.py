@@ -9,7 +9,7 @@ from PIL import Image
 from svdq.producer.queue import queues, read_job, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.draft import Draft
 from tests.producer.watching import bench as shared
 from tests.producer.watching.test_processor import LETHAL, Killed
 
@@ -38,7 +38,7 @@ def bench(settings: Settings, connection: redis.Redis, photo: Path, tmp_path: Pa
     root = tmp_path / "inbox"
     (root / "day").mkdir(parents=True)
     photo.rename(root / "day" / "a.jpg")
-    bench = Bench(settings, root, SubmitOptions(family="wan", seed=1))
+    bench = Bench(settings, root, Draft(family="wan", seed=1))
     bench.connection = connection
     return bench
 

@@ -9,11 +9,11 @@ from svdq.cli.watch import watch as watch_command
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import VIDEO_FIELDS
 from svdq.producer.settings_loader import PHOTO_KEYS, load_for_watching
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.parameters import SubmitOptions
 from svdq.producer.watching.folder_config import FileFilter, FolderConfig
 
-FLAGS = JobSpec(options=(SubmitOptions(frames=14, fps=6),), priority="low")
+FLAGS = JobSpec(options=(Draft(frames=14, fps=6),), priority="low")
 
 
 def write(path: Path, text: str) -> None:
@@ -27,11 +27,11 @@ def test_the_nearest_file_wins_over_the_flags(tmp_path: Path) -> None:
     config = FolderConfig(tmp_path, FLAGS)
 
     top = config.spec_for("a.jpg")
-    assert top.options == (SubmitOptions(frames=3, steps=9, fps=6),)
+    assert top.options == (Draft(frames=3, steps=9, fps=6),)
     assert (top.priority, top.folder) == ("low", "")
 
     deep = config.spec_for("day/roll 1/a.jpg")
-    assert deep.options == (SubmitOptions(frames=5, fps=6, width=128, height=64, formats=("gif", "mp4")),)
+    assert deep.options == (Draft(frames=5, fps=6, width=128, height=64, formats=("gif", "mp4")),)
     assert (deep.priority, deep.folder) == ("high", "day/roll 1")
 
 
@@ -108,7 +108,7 @@ def test_errors_name_the_file(tmp_path: Path, text: str, reason: str) -> None:
 
 def test_the_flags_are_checked_at_once_and_a_file_stops_no_watcher(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--frames 0"):
-        FolderConfig(tmp_path, JobSpec(options=(SubmitOptions(frames=0),)))
+        FolderConfig(tmp_path, JobSpec(options=(Draft(frames=0),)))
     write(tmp_path / "svdq.toml", "framez = 3")
     config = FolderConfig(tmp_path, FLAGS)
     with pytest.raises(InputError, match="framez"):

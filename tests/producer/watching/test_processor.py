@@ -11,7 +11,7 @@ import redis
 from svdq.producer.queue import SvdqQueue, fetch, read_arguments
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.draft import Draft
 from svdq.producer.watching.scanner import Debounce
 from svdq.producer.watching.state import Event, FileRecord, State
 from tests.producer.watching import bench as shared
@@ -66,7 +66,7 @@ def bench(settings: Settings, connection: redis.Redis, photo: Path, tmp_path: Pa
     root = tmp_path / "inbox"
     (root / "day").mkdir(parents=True)
     photo.rename(root / "day" / "a.jpg")
-    return Bench(settings, root, SubmitOptions(frames=2))
+    return Bench(settings, root, Draft(frames=2))
 
 
 def queued(connection: redis.Redis) -> list[int | None]:

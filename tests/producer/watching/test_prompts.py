@@ -8,10 +8,10 @@ import pytest
 import redis
 
 from svdq.producer.settings import Settings
-from svdq.producer.submitting.parameters import SubmitOptions
+from svdq.producer.submitting.draft import Draft
 from tests.producer.watching import bench as shared
 
-WAN = SubmitOptions(family="wan", seed=1)
+WAN = Draft(family="wan", seed=1)
 
 
 class Bench(shared.Bench):
@@ -80,7 +80,7 @@ def test_the_command_wins_over_the_file_and_the_file_over_the_folder(bench: Benc
     text.write_text("of the photo")
     os.utime(text.with_suffix(".jpg"))
     bench.process("day/a.jpg")
-    bench.options = SubmitOptions(family="wan", seed=1, prompt="of the command")
+    bench.options = Draft(family="wan", seed=1, prompt="of the command")
     os.utime(text.with_suffix(".jpg"))
     bench.process("day/a.jpg")
     bench.options = WAN
@@ -165,7 +165,7 @@ def test_text_files_are_reported_where_they_are_no_prompts(bench: Bench, text: P
     assert bench.events == []
     bench.process("day/b.txt")
     assert bench.events[-1].text == "day/b.txt is ignored: there is no photo beside it whose prompt it can be."
-    bench.options = SubmitOptions(seed=1, family="svd")
+    bench.options = Draft(seed=1, family="svd")
     bench.process("day/a.txt")
     assert bench.events[-1].text == "day/a.txt is ignored: this family of models takes no prompts."
     bench.process("day/a.jpg")
