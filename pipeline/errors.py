@@ -10,7 +10,11 @@ Messages are whole sentences, shown to users unchanged. Chain with `raise … fr
 
 import importlib.util
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 
 class SvdqError(Exception):
@@ -43,6 +47,13 @@ class SampleError(SvdqError):
 def reason_of(error: Exception) -> str:
     """Return the message of a library's exception on one line, for use inside a sentence."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def first_error(error: "ValidationError") -> "ErrorDetails":
+    """Return the first of pydantic's errors; what svdq's own checks say is without the words before it."""
+    first = error.errors(include_url=False)[0]
+    first["msg"] = first["msg"].removeprefix("Value error, ")
+    return first
 
 
 def how_to_install(extra: str) -> str:

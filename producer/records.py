@@ -14,6 +14,7 @@ import redis
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError
 from rq.job import Job as RqJob
 
+from svdq.pipeline.errors import first_error
 from svdq.producer import keys, lua
 from svdq.producer.job import Job, parse_job
 
@@ -37,7 +38,7 @@ class Record(BaseModel):
 
 def reason_invalid(error: ValidationError) -> str:
     """Return the first field that a record lacks or has wrong, and why, as a clause."""
-    first = error.errors(include_url=False)[0]
+    first = first_error(error)
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 

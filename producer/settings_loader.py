@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.model_file import is_model_file
 from svdq.pipeline.models.names.model_names import has_weights
 from svdq.pipeline.toml_file import MAX_BYTES, parse_toml
@@ -122,7 +122,7 @@ def cannot_be_read(path: Path, reason: object) -> InputError:
 
 def _sentence(error: ValidationError) -> str:
     """Describe the first error for a person who set a flag, a variable or a line of svdq.toml."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = first_error(error)
     name = str(first["loc"][0]) if first["loc"] else "?"
     if first["type"] == "extra_forbidden":
         if name.replace("-", "_") in PHOTO_KEYS:
@@ -133,7 +133,7 @@ def _sentence(error: ValidationError) -> str:
         return f"There is no setting {name!r}, which a svdq.toml names; the settings are {known}."
     shown = shown_redis_url if name == "redis_url" else without_secrets
     value = HIDDEN if name in SECRETS else shown(str(first["input"]))
-    reason = first["msg"].removeprefix("Value error, ").replace("Input should", "it must").partition(", unable")[0]
+    reason = first["msg"].replace("Input should", "it must").partition(", unable")[0]
     return (
         f"The setting {ENV_PREFIX}{name.upper()} (or {name} in {FILE_NAME}) is {value!r}: "
         f"{reason[0].lower()}{reason[1:]}; correct or unset it."

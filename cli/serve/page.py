@@ -30,7 +30,7 @@ from svdq.cli.serve.form import families, fields, label_of, read_changes, read_s
 from svdq.cli.serve.now import counts_of, events
 from svdq.cli.serve.tokens import cookie_of
 from svdq.cli.serve.videos import JOB_ID, files_of
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.families import PARAMETERS
 from svdq.pipeline.models.lora_folder import LoraFolder
 from svdq.producer import job_control, keys
@@ -475,5 +475,5 @@ async def _read(request: Request, model: type[_Body]) -> _Body:
     try:
         return model.model_validate_json(await limited(request).body())
     except ValidationError as error:
-        reason = error.errors()[0]["msg"]
+        reason = first_error(error)["msg"]
         raise ApiError(400, f"The request is not one that the page sends ({reason}); load the page again.") from error

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.compute.memory import Phase
 from svdq.pipeline.models.model_file import ModelFile, SchedulerEntry, StepCacheEntry
 from svdq.pipeline.planning.binding import UnitCosts
@@ -166,7 +166,7 @@ class Family:
         try:
             self.parameters.model_validate({"seed": 0} | defaults)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
+            first = first_error(error)
             name = str(first["loc"][0])
             if first["type"] == "extra_forbidden":
                 near = difflib.get_close_matches(name, self.parameters.model_fields, 1)
@@ -174,7 +174,7 @@ class Family:
                 raise InputError(
                     f"The model file {path!r} has a default {name}, which this model has no parameter for{meant}"
                 ) from error
-            what = first["msg"].replace("Value error, ", "Input should be ")
+            what = f"Input should be {first['msg']}" if first["type"] == "value_error" else first["msg"]
             raise InputError(f"The default {name} of the model file {path!r} cannot be used: {what}.") from error
         return facts | {"defaults": defaults} if defaults else facts
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.toml_file import MAX_BYTES, parse_toml
 
 SUFFIX = ".toml"
@@ -146,13 +146,9 @@ def read_model_file(path: Path) -> ModelFile:
     try:
         return ModelFile.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = first_error(error)
         place = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
-        what = (
-            "is no key of a model file"
-            if first["type"] == "extra_forbidden"
-            else first["msg"].removeprefix("Value error, ")
-        )
+        what = "is no key of a model file" if first["type"] == "extra_forbidden" else first["msg"]
         raise InputError(
             f"The model file {str(path)!r} cannot be used: {place}{': ' * bool(place)}{what}; see docs/models.md."
         ) from error

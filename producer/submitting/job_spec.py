@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, first_error
 from svdq.pipeline.models.families import DEFAULT_FAMILY, FAMILIES, published_model
 from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.video_parameters import MAX_SIDE, LoraChoice
@@ -361,9 +361,9 @@ def _as_input_error(
     error: ValidationError, job: type[Job], values: dict[str, Any], spell: Callable[[str], str], field: str = ""
 ) -> InputError:
     """Return the sentence about the first value that is not allowed, with the parameter that it is about."""
-    first = error.errors(include_url=False)[0]
+    first = first_error(error)
     # A rule about several parameters names them itself.
-    named = (word for word in re.findall(r"\w+", str(first["msg"])) if word in job.model_fields)
+    named = (word for word in re.findall(r"\w+", first["msg"]) if word in job.model_fields)
     own = str(first["loc"][0]) if first["loc"] else next(named, "")
     own = "size" if own in ("width", "height") else own
     return InputError(_sentence(first, job, values, spell), field=field or own)
@@ -383,7 +383,7 @@ def _sentence(first: ErrorDetails, job: type[Job], values: dict[str, Any], spell
             f"{spell(called)} {shown} is not allowed: both sides must be multiples of {multiple} from {multiple} to "
             f"{MAX_SIDE}{hint}."
         )
-    allowed = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    allowed = first["msg"].removeprefix("Input should be ")
     if not field:  # a rule about several parameters, which names them itself
         allowed = re.sub(r"\w+", lambda word: spell(word[0]) if word[0] in job.model_fields else word[0], allowed)
         return f"{allowed}; change one of them."

@@ -13,7 +13,7 @@ from typing import Any
 from PIL.Image import Image
 from pydantic import ValidationError
 
-from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, first_error
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.models.video_model import ModelInfo
@@ -161,7 +161,7 @@ class Prefetcher:
             except InputError as error:
                 raise RefusedError(str(error)) from error
             except ValidationError as error:
-                reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+                reason = first_error(error)["msg"]
                 raise RefusedError(
                     f"The job does not fit the defaults of the model {self._model.name}: {reason}; choose others."
                 ) from error
