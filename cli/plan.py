@@ -10,12 +10,14 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import size_text
 from svdq.pipeline.models.model_file import with_presets
 from svdq.pipeline.models.names.model_names import has_weights
+from svdq.pipeline.models.needs import SizedModel
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.settings_loader import load_settings
 from svdq.producer.submitting.draft import read_draft
 from svdq.producer.submitting.parameters import as_flag
 from svdq.producer.text import count, duration
-from svdq.worker.fit import NUM_VIDEOS, Cards, SizedModel, know, ways
+from svdq.worker.cards import Cards
+from svdq.worker.fit import NUM_VIDEOS, know, to_fetch, ways
 
 
 def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Cards | None:
@@ -28,7 +30,7 @@ def _parse_gpus(_context: click.Context, _parameter: click.Parameter, value: str
 
 def _skipping(video: VideoParameters, step_cache: str, known: SizedModel) -> VideoParameters:
     """Return a video with a threshold, or with a speedup, of skipped steps; raises InputError if none is skipped."""
-    family, facts = known.size.family, known.size.facts
+    family, facts = known.family, known.facts
     if family.threshold_for is None:
         raise InputError(f"--step-cache does not apply to {video.title}; leave it out.")
     threshold = read_draft({"step_cache": step_cache}, as_flag).step_cache
@@ -93,10 +95,10 @@ def plan(
     if as_json:
         echo_json({"download_bytes": known.download_bytes, "ways": [asdict(way) for way in found]})
         return
-    num_steps, costs = count(video.steps, "step"), known.size.family.unit_costs(video, known.size.facts).steps
+    num_steps, costs = count(video.steps, "step"), known.family.unit_costs(video, known.facts).steps
     num_steps = f"{sum(map(bool, costs))} of {num_steps} computed" if 0.0 in costs else num_steps
     echo(f"{model}: {video.width}x{video.height}, {count(video.num_frames, 'frame')}, {num_steps}.")
-    echo(f"{known.to_fetch() or 'Its files are here'}.", f"{cards}: {size_text(cards.room_bytes)} for each rank.", "")
+    echo(f"{to_fetch(known) or 'Its files are here'}.", f"{cards}: {size_text(cards.room_bytes)} for each rank.", "")
     rows = [["command", "a rank needs", "host memory", "fits", count(videos, "video")]]
     for way in found:
         fits = "no" if not way.fits else "in parts" if way.in_parts else "yes"
@@ -106,7 +108,7 @@ def plan(
     echo(*table(rows), "")
     best = next((way for way in found if way.fits), None)
     if best is None:
-        is_text = known.size.phases(video, "rounds")["embed"] > cards.room_bytes
+        is_text = known.phases(video, "rounds")["embed"] > cards.room_bytes
         files = "files in fp8 or GGUF, the text encoder's too (docs/gpus.md), " if is_text else ""
         echo(f"Nothing fits: choose {files}a smaller --shape, or GPUs with more memory.")
         return

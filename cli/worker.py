@@ -29,7 +29,8 @@ from svdq.producer.files import check_target, write_file
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.settings_loader import load_settings
-from svdq.worker.fit import Cards, faster_in_rounds
+from svdq.worker.cards import Cards
+from svdq.worker.fit import faster_in_rounds
 from svdq.worker.launcher.gpus import visible_gpus
 from svdq.worker.outages import check_storage
 from svdq.worker.run_folder import RankConfig, check_home, rank_options

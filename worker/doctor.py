@@ -34,7 +34,8 @@ from svdq.producer.settings import Settings, shown_redis_url
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import duration
 from svdq.producer.threads import within
-from svdq.worker.fit import NUM_VIDEOS, Cards, know, ways
+from svdq.worker.cards import Cards
+from svdq.worker.fit import NUM_VIDEOS, know, to_fetch, ways
 from svdq.worker.launcher.gpus import GPUS_BY_BUS, memory_of_gpus
 
 OLDEST_REDIS = (6, 2)  # oldest server version that supports the commands we use
@@ -169,13 +170,13 @@ def _check_fit(name: str) -> Iterator[Finding]:
         known = know(name)
     except InputError:
         return
-    if fetch := known.to_fetch():
+    if fetch := to_fetch(known):
         yield Finding("download", "ok", fetch)
     video, cards = known.video(), Cards.here()
     shape = f"{video.width}x{video.height} with {video.num_frames} frames"
     if cards is None:
-        needs = {each: max(known.size.phases(video, each).values()) for each in get_args(Residency)}
-        text = f"{shape} needs at most about {size_text(needs['resident'])} of a GPU in {known.size.dtype}"
+        needs = {each: known.peak(video, each) for each in get_args(Residency)}
+        text = f"{shape} needs at most about {size_text(needs['resident'])} of a GPU in {known.dtype}"
         if known.has_experts:
             bound, rounds = size_text(needs["bound"]), size_text(needs["rounds"])
             text += f", {bound} on a rank with one of the two experts, or {rounds} on a rank that works in rounds"

@@ -173,8 +173,8 @@ class Rank:
             logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: SVD, Wan or LTX-2.")
         logger.info("Videos go to %s.", self._storage.location("outputs"))
         try:
-            if info.family is not None:
-                plan.admit(info.family.usual(info.facts))
+            if info.known is not None:
+                plan.admit(info.known.usual)
         except DoesNotFitError as error:
             logger.warning("The usual video of this model will be refused: %s `svdq plan` lists what fits.", error)
         if run.settings.loras is not None and loras_for(run).folder is None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
@@ -10,10 +11,10 @@ import torch
 
 from svdq.pipeline.models.compute.memory import WORKSPACE_BYTES, Leaves, Phase, size_text
 from svdq.pipeline.models.compute.options import ComputeOptions
-from svdq.pipeline.models.families import DEFAULT_FAMILY, family_named, layout_of, published_model
-from svdq.pipeline.models.needs import ModelSize, Residency
+from svdq.pipeline.models.families import family_named, layout_of
+from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.needs import Residency, SizedModel
 from svdq.pipeline.models.resolved_model import ResolvedModel
-from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights.components import name_of
 from svdq.pipeline.models.weights.model_folder import WEIGHTS, is_rounded, loaded_files
@@ -45,15 +46,15 @@ class Experts:
         self._compute = compute
         self._dtype = dtype
         self._workspace = workspace
-        if model.timings is not None:
-            simulated = SimulatedModel(model.timings, Role(), torch.device("cpu"))
-            self.segments, self._prior = simulated.segments(published_model(DEFAULT_FAMILY).usual), simulated.info.prior
+        if (timings := model.timings) is not None:
+            self.segments, self._prior = timings.segments_of(sum(timings.segments or [1])), timings.prior
+            costs = Costs(step_s=(1.0,), encode_s=self._prior.encode_steps, decode_s=self._prior.decode_steps)
+            self._costs = VideoCosts.of(self.segments, costs)
             return
         assert model.family is not None
-        self._family = family_named(model.family)
-        self._typical = self._family.usual(model.facts)
-        self.segments = self._family.unit_costs(self._typical, model.facts).segments
-        self._prior = self._family.prior(model.facts)
+        known = KnownModel(name=model.name, family=family_named(model.family), facts=model.facts)
+        self.segments, self._prior = known.unit_costs(known.usual).segments, known.family.prior(known.facts)
+        self._costs = known.video_costs(known.usual)
 
     @classmethod
     def of(
@@ -64,7 +65,7 @@ class Experts:
             return None
         try:
             experts = cls(model, compute, dtype, WORKSPACE_BYTES if device.type == "cuda" else 0)
-            comes_and_goes = experts.are_several or (model.layout is not None and experts.size().has_text)
+            comes_and_goes = experts.are_several or (model.layout is not None and experts.size.has_text)
         except Exception:  # noqa: BLE001 - of an unusual config, diffusers raises many types
             return None
         return experts if comes_and_goes else None
@@ -87,7 +88,7 @@ class Experts:
                 return None
         if self._model.layout is None:
             return PhaseWeights(by_phase={}, streamed=None)
-        size = self.size()
+        size = self.size
         logger.info(
             "All of %s takes %s; this rank holds one expert at a time, in rounds over many videos.",
             self._model.name,
@@ -103,9 +104,8 @@ class Experts:
         """Return what leaves rank 0, of so many bytes and with these components, between uses, and what it holds."""
         if capacity is None or self._model.layout is None:
             return "nothing", None
-        size, one_by_one = self.size(), self._typical.model_copy(update={"decode_chunk_size": 1})
-        residency: Residency = "resident" if components is None else "bound"
-        found = size.leaves(capacity, one_by_one, residency, alone=num_ranks == 1, workspace=self._workspace)
+        size, residency = self.size, _residency_of(components)
+        found = size.leaves(capacity, size.video(), residency, alone=num_ranks == 1, workspace=self._workspace)
         if found == "nothing":
             return found, None
         logger.info(
@@ -127,10 +127,7 @@ class Experts:
         components = bind(self.segments, has_room, self._prior)
         if any(components):
             logger.info("%s", _described(components, self.segments, max(needs)))
-            costs = Costs(step_s=(1.0,), encode_s=self._prior.encode_steps, decode_s=self._prior.decode_steps)
-            first, second = (segment.stop - segment.start for segment in self.segments)
-            video = VideoCosts(steps=first + second, costs=costs, segments=(first, second))
-            faster = video.faster_in_rounds(len(capacities))
+            faster = self._costs.faster_in_rounds(len(capacities))
             if faster > LOAD_SHARE:
                 logger.info(
                     "Groups of one rank in rounds would be about %.0f%% faster: `svdq worker --experts rounds --groups "
@@ -142,16 +139,19 @@ class Experts:
         """Return the bytes of a typical video with all experts, the text encoder not beside them."""
         if self._model.layout is None:
             return 0  # simulated
-        one_by_one = self._typical.model_copy(update={"decode_chunk_size": 1})
-        encodes, decodes = rank == 0, rank == num_ranks - 1
-        phases = self.size().phases(
-            one_by_one, "resident", encodes=encodes, decodes=decodes, leaves="text", workspace=self._workspace
+        return self.size.peak(
+            self.size.video(),
+            "resident",
+            encodes=rank == 0,
+            decodes=rank == num_ranks - 1,
+            leaves="text",
+            workspace=self._workspace,
         )
-        return max(phases.values())
 
-    def size(self) -> ModelSize:
-        """Return the size of the model, in the smallest way that the options allow."""
-        size = ModelSize.of(self._model, name_of(self._dtype), self._compute)
+    @cached_property
+    def size(self) -> SizedModel:
+        """The model with its sizes, in the smallest way that the options allow."""
+        size = SizedModel.of(self._model, name_of(self._dtype), self._compute)
         return replace(size, kept=self._compute.may_keep)
 
 
@@ -181,27 +181,26 @@ def choose_weights(
     mine = [loaded_files(model.folder, component, precisions) for component in denoisers if role.has(component)]
     if not model.weights and not any(map(is_rounded, mine)):
         return "made"
-    size = ModelSize.of(model, name_of(dtype), compute)
+    size = SizedModel.of(model, name_of(dtype), compute)
     if not size.stored:
         return "made"
     is_forced = for_loras or compute.weights == "stored" or role.in_rounds or role.leaves != "nothing"
-    if not is_forced and (capacity is None or _need_made(size, role, topology, device) <= capacity):
-        return "made"
+    if not is_forced:
+        need = size.peak(
+            size.video(),
+            _residency_of(role.components),
+            encodes=topology.first,
+            decodes=topology.last,
+            workspace=WORKSPACE_BYTES if device.type == "cuda" else 0,
+        )
+        if capacity is None or need <= capacity:
+            return "made"
     logger.info("Weights stay as their files store them; layers make them when they use them.")
     return "stored"
 
 
-def _need_made(size: ModelSize, role: Role, topology: Topology, device: torch.device) -> int:
-    """Return the bytes of a rank that makes all of its weights at load, with a typical video."""
-    video = size.family.usual(size.facts)
-    phases = size.phases(
-        video.model_copy(update={"decode_chunk_size": 1}),
-        "resident" if role.components is None else "bound",
-        encodes=topology.first,
-        decodes=topology.last,
-        workspace=WORKSPACE_BYTES if device.type == "cuda" else 0,
-    )
-    return max(phases.values())
+def _residency_of(components: Components) -> Residency:
+    return "resident" if components is None else "bound"
 
 
 def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:

@@ -14,7 +14,9 @@ from gpu_checks.check import Check, write_once
 from gpu_checks.runs import photos
 from gpu_checks.wan import NUM_LAYERS, write_model_file, write_wide_wan
 from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, shape_for
-from svdq.worker.fit import Cards, SizedModel, costs_of, know, ways
+from svdq.pipeline.models.needs import SizedModel
+from svdq.worker.cards import Cards
+from svdq.worker.fit import know, ways
 from svdq.worker.launcher.gpus import memory_of_gpus
 
 PROMPT = ["--prompt", "A wave breaks."]
@@ -57,7 +59,7 @@ def _night(check: Check) -> None:
         seconds = statistics.median(sidecar["seconds"][what] for sidecar in made)
         check.figure(f"Night, seconds to {what} a video", f"{seconds:.2f}")
     # The plan counts in steps of the default video, with guidance.
-    costs = costs_of(known, video, 1.0)
+    costs = known.video_costs(video)
     step_s = statistics.median(sidecar["seconds"]["denoise"] for sidecar in made) / (costs.work() * costs.step_s(1))
     planned_s = next(
         each.time_s / number
@@ -75,7 +77,7 @@ def _stored(check: Check, stored: str) -> None:
     """Render a video in rounds with experts that stay as their file stores them, as on small cards."""
     path = _model_file(check, stored)
     known = know(str(path))
-    need = max(known.size.phases(known.video(), "rounds").values())
+    need = known.peak(known.video(), "rounds")
     worker = ["--ranks", 1, "--experts", "rounds", "--weights", "stored"]
     jobs = [[*photos(check, 1), *PROMPT]]
     try:
@@ -92,10 +94,9 @@ def _memory(
     check: Check, name: str, known: SizedModel, need: int, made: Mapping[str, Any], peaks: Mapping[str, int]
 ) -> None:
     """Compare the peaks of activities, and what the driver has seen, with the estimates."""
-    size = known.size
     video = known.video().model_copy(update={"decode_chunk_size": made["job"]["decode_chunk_size"]})
     for what, taken in made.get("memory_bytes", {}).items():
-        estimated = size.family.memory(what, shape_for(what, video), size.dtype, size.facts, has_decoder=True)
+        estimated = known.family.memory(what, shape_for(what, video), known.dtype, known.facts, has_decoder=True)
         wanted, good = f"at most {estimated / 1e9:.2f} and 5%", taken <= WANTED_PEAK * estimated
         check.figure(f"{name}, peak of a {what} besides weights, GB", f"{taken / 1e9:.2f}", wanted, good=good)
     if peaks:

@@ -5,6 +5,8 @@ from functools import cached_property
 
 from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.planning.binding import UnitCosts
+from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.video_parameters import VideoParameters
 
 
@@ -35,3 +37,16 @@ class KnownModel:
     def unit_costs(self, completed: VideoParameters) -> UnitCosts:
         """Return what the units of a video cost whose parameters are complete."""
         return self.family.unit_costs(completed, self.facts)
+
+    def video_costs(self, completed: VideoParameters, step_s: float = 1.0) -> VideoCosts:
+        """Return the costs of a video by the seconds of a step of the published model's usual video.
+
+        Where the model has two experts, each rank holds one of them.
+        """
+        units, prior = self.unit_costs(completed), self.family.prior(self.facts)
+        usual = self.family.usual({**self.facts, "defaults": {}})
+        pixels = [each.width * each.height * each.num_frames for each in (completed, usual)]
+        linear = pixels[0] / pixels[1]
+        costs = Costs(step_s=(step_s,), encode_s=prior.encode_steps * step_s, decode_s=prior.decode_steps * step_s)
+        factor = units.step_work / self.unit_costs(usual).step_work
+        return VideoCosts.of(units.segments, costs.scaled(step=factor, encode=linear, decode=linear))

@@ -5,15 +5,17 @@ denoising component, and decodes. So it needs what the largest phase needs; in r
 and elsewhere the rank that encodes can do without the text encoder between embeds.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from svdq.pipeline.models.compute.memory import ITEM_BYTES, WORKSPACE_BYTES, Activity, Leaves, Phase, shape_for
 from svdq.pipeline.models.compute.options import DEFAULTS, STREAMED_BLOCKS, ComputeOptions
 from svdq.pipeline.models.families import FAMILIES, family_named, layout_of
-from svdq.pipeline.models.family import Facts, Family, FolderLayout, PublishedModel
+from svdq.pipeline.models.family import FolderLayout, PublishedModel
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.weights.model_folder import DTYPES, EMBEDDINGS, WEIGHTS, is_rounded, loaded_files, weights_in
 from svdq.pipeline.video_parameters import VideoParameters
@@ -23,13 +25,35 @@ Residency = Literal["resident", "bound", "rounds"]
 INT8_BYTES = 1.05  # bytes of a weight in int8, with its share of the scales and of the layers that stay as they are
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSize:
-    """A model, as far as it decides what a GPU holds."""
+def bytes_by_phase(
+    model: KnownModel,
+    dtype: str,
+    video: VideoParameters,
+    activities: Iterable[Activity],
+    held: Callable[[Phase], int],
+    *,
+    workspace: int = WORKSPACE_BYTES,
+    has_decoder: bool = True,
+) -> dict[Phase, int]:
+    """Return the bytes that a rank needs in each phase of its activities; an encode begins with an embed.
 
-    family: Family
+    `dtype` is torch's name of the dtype computed in, `held` returns the bytes of the weights in a phase, and
+    `has_decoder` says whether the encoding rank also has the decoder.
+    """
+    peaks: dict[Phase, int] = {}
+    for each in activities:
+        shape = shape_for(each, video)
+        peaks[each] = model.family.memory(each, shape, dtype, model.facts, has_decoder=has_decoder)
+    if "encode" in peaks:
+        peaks["embed"] = 0
+    return {phase: held(phase) + peak + workspace for phase, peak in peaks.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedModel(KnownModel):
+    """A model that is known, with the sizes that decide what a GPU holds."""
+
     layout: FolderLayout
-    facts: Facts
     num_weights: Mapping[str, float]  # number of weights of each component that the model has
     dtype: str  # torch's name of the dtype computed in
     int8: bool = False  # whether the denoising components have int8 weights
@@ -37,10 +61,13 @@ class ModelSize:
     #: Bytes of components as their files store them, LoRAs included, where that is less than in the dtype.
     stored: Mapping[str, float] = field(default_factory=dict)
     kept: bool = False  # whether they stay so: each layer makes its weight when it uses it
+    published: PublishedModel | None = None  # what is known of it without its files
+    download_bytes: int = 0  # 0: its files are here
+    missing_files: int = 0  # of those that a model file names, whose sizes are not known
 
     @classmethod
-    def of(cls, model: ResolvedModel, dtype: str, compute: ComputeOptions = DEFAULTS) -> "ModelSize":
-        """Return the size of a model with a folder, by the headers of its files; `dtype` is torch's name of it.
+    def of(cls, model: ResolvedModel, dtype: str, compute: ComputeOptions = DEFAULTS) -> "SizedModel":
+        """Return a model with a folder, sized by the headers of its files; `dtype` is torch's name of its dtype.
 
         No rank opens files that it does not load: the sizes of files stand for all experts but the first.
         """
@@ -68,9 +95,10 @@ class ModelSize:
             if lora.component in stored:
                 stored[lora.component] += lora.file.stat().st_size
         return cls(
+            name=model.name,
             family=family_named(model.family),
-            layout=layout,
             facts=model.facts,
+            layout=layout,
             num_weights={name: number for name, number in found.items() if number},
             dtype=dtype,
             int8="int8" in compute.approximate,
@@ -83,6 +111,19 @@ class ModelSize:
     def has_text(self) -> bool:
         """Whether it has components that encode prompts, and can take turns with the others."""
         return bool(self.layout.of_phases("embed") & self.num_weights.keys())
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it has two denoising components."""
+        return len(self.layout.denoisers & self.num_weights.keys()) > 1
+
+    def video(self, shape: str | None = None) -> VideoParameters:
+        """Return the usual video, or one of a shape such as 1280x720x81, decoded a frame at a time or in tiles."""
+        given = dict[str, int | None]()
+        if shape:
+            of_shape = self.family.parameters.of_shape(shape)
+            given = {"width": of_shape.width, "height": of_shape.height, "frames": of_shape.frames}
+        return self.family.usual(self.facts, **given).model_copy(update={"decode_chunk_size": 1})
 
     def weights(self, component: str) -> int:
         """Return the bytes of a component's weights on the GPU."""
@@ -138,13 +179,12 @@ class ModelSize:
         """
         if not self.has_text:
             return "nothing"
-        is_only = residency == "bound" or len(self.layout.denoisers & self.num_weights.keys()) == 1
+        is_only = residency == "bound" or not self.has_experts
         choices: list[Leaves] = ["nothing", "text"]
         if is_only and not alone and not self.streamed:
             choices.append("experts")
         for choice in choices:
-            needs = self.phases(video, residency, decodes=alone, leaves=choice, workspace=workspace)
-            if max(needs.values()) <= room:
+            if self.peak(video, residency, decodes=alone, leaves=choice, workspace=workspace) <= room:
                 return choice
         return choices[-1]
 
@@ -159,18 +199,22 @@ class ModelSize:
         workspace: int = WORKSPACE_BYTES,
     ) -> dict[Phase, int]:
         """Return the bytes that a rank needs in each phase; `encodes`: if it is the first, `decodes`: if the last."""
-        peaks: dict[Phase, int] = {"step": self._peak("step", video)}
-        if encodes:
-            peaks |= {"embed": 0, "encode": self._peak("encode", video)}
-        if decodes:
-            peaks["decode"] = self._peak("decode", video)
-        return {
-            each: self.held(each, residency, encodes=encodes, leaves=leaves) + peak + workspace
-            for each, peak in peaks.items()
-        }
+        done: dict[Activity, bool] = {"encode": encodes, "step": True, "decode": decodes}
+        held = partial(self.held, residency=residency, encodes=encodes, leaves=leaves)
+        activities = [each for each, is_done in done.items() if is_done]
+        return bytes_by_phase(self, self.dtype, video, activities, held, workspace=workspace)
 
-    def _peak(self, activity: Activity, video: VideoParameters) -> int:
-        return self.family.memory(activity, shape_for(activity, video), self.dtype, self.facts, has_decoder=True)
+    def peak(self, video: VideoParameters, residency: Residency, **rank: Any) -> int:
+        """Return the bytes of the largest phase of a rank, which is as of `phases`."""
+        return max(self.phases(video, residency, **rank).values())
+
+    def least(self, video: VideoParameters, residency: Residency, num_ranks: int) -> int:
+        """Return the peak bytes of the busiest rank, with all offloaded that can be."""
+        if residency == "rounds":
+            return self.peak(video, residency)
+        alone = num_ranks == 1
+        first = self.peak(video, residency, decodes=alone, leaves=self.leaves(0, video, residency, alone=alone))
+        return first if alone else max(first, self.peak(video, residency, encodes=False))
 
 
 def num_weights(files: Iterable[Path], layout: FolderLayout, dtype: str, component: str = "") -> float:
@@ -193,15 +237,17 @@ def stored_bytes(files: Iterable[Path], layout: FolderLayout, dtype: str, compon
     return total
 
 
-def published(name: str) -> tuple[PublishedModel, ModelSize] | None:
-    """Return what is known of a published model by its hub id, and its size on GPUs; None if it is no known one."""
+def published(name: str) -> SizedModel | None:
+    """Return a published model by its hub id; None if it is no known one."""
     for family in FAMILIES:
-        if (found := family.models.get(name.partition("@")[0])) is not None:
-            return found, ModelSize(
+        if (found := family.models.get(hub_id := name.partition("@")[0])) is not None:
+            return SizedModel(
+                name=hub_id,
                 family=family,
-                layout=family.layouts[found.layout],
                 facts=found.facts,
+                layout=family.layouts[found.layout],
                 num_weights=found.num_weights,
                 dtype=DTYPES[family.half],
+                published=found,
             )
     return None

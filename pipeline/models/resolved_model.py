@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from svdq.pipeline.planning.binding import parse_segments
+from svdq.pipeline.planning.binding import Segment, parse_segments, split_steps
+from svdq.pipeline.planning.costs import CostPrior
 
 
 def _parsed(segments: object) -> object:
@@ -32,6 +33,24 @@ class Timings(BaseModel):
     #: The costs of successive steps, relative to `step_ms`, such as 1+1+0+4; the others cost 1. See `Segment.costs`.
     costs: Annotated[tuple[Annotated[float, Field(ge=0)], ...], BeforeValidator(_parsed_costs)] = ()
     slowdown: float = Field(1.0, gt=0)  # factor by which this rank's steps are slower than `step_ms`
+
+    def segments_of(self, num_steps: int) -> tuple[Segment, ...]:
+        """Return the segment of each simulated expert of a video; an empty one is left out."""
+        first = num_steps if self.segments is None else split_steps(num_steps, self.segments)[0]
+        costs = self.costs and (*self.costs, *[1.0] * num_steps)[:num_steps]
+        segments = (
+            Segment(component="simulated", start=0, stop=first, costs=costs[:first]),
+            Segment(component="simulated_2", start=first, stop=num_steps, costs=costs[first:]),
+        )
+        return tuple(segment for segment in segments if segment.start < segment.stop)
+
+    @property
+    def prior(self) -> CostPrior:
+        """What encode and decode cost before they are measured."""
+        step_ms = max(self.step_ms, 0.01)
+        return CostPrior(
+            encode_steps=self.encode_ms / step_ms, decode_steps=self.decode_ms / step_ms, step_s=step_ms / 1000
+        )
 
 
 class LoraFile(BaseModel):

@@ -18,8 +18,7 @@ from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.families import family_for
 from svdq.pipeline.models.resolved_model import Timings
 from svdq.pipeline.models.video_model import ModelInfo, Role, State, VideoModel
-from svdq.pipeline.planning.binding import Segment, split_steps
-from svdq.pipeline.planning.costs import CostPrior
+from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.rounds import DECODER, ENCODERS
 from svdq.pipeline.video_parameters import VideoParameters
 
@@ -36,11 +35,7 @@ class SimulatedModel(VideoModel):
         self._timings = timings
         self._device = device
         self._role = role
-        step_ms = max(timings.step_ms, 0.01)
-        prior = CostPrior(
-            encode_steps=timings.encode_ms / step_ms, decode_steps=timings.decode_ms / step_ms, step_s=step_ms / 1000
-        )
-        self.info = ModelInfo(name=name, notice=NOTICE, prior=prior, facts={"num_frames": DEFAULT_FRAMES})
+        self.info = ModelInfo(name=name, notice=NOTICE, prior=timings.prior, facts={"num_frames": DEFAULT_FRAMES})
         if role.in_rounds:
             experts = ("simulated",) if timings.segments is None else ("simulated", "simulated_2")
             self.sets = (ENCODERS, *experts, DECODER)
@@ -70,19 +65,8 @@ class SimulatedModel(VideoModel):
         return family.complete(parameters, {**family.published, **self.info.facts})
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
-        """Return the segment of each simulated expert, which does the steps of any family; an empty one is left out."""
-        given = self._timings.segments
-        first = parameters.steps if given is None else split_steps(parameters.steps, given)[0]
-        costs = self._costs(parameters)
-        segments = (
-            Segment(component="simulated", start=0, stop=first, costs=costs[:first]),
-            Segment(component="simulated_2", start=first, stop=parameters.steps, costs=costs[first:]),
-        )
-        return tuple(segment for segment in segments if segment.start < segment.stop)
-
-    def _costs(self, parameters: VideoParameters) -> tuple[float, ...]:
-        given = self._timings.costs
-        return given and (*given, *[1.0] * parameters.steps)[: parameters.steps]
+        """Return the segments of the simulated experts, which do the steps of any family."""
+        return self._timings.segments_of(parameters.steps)
 
     def warm_up(self, parameters: VideoParameters) -> None:
         self._clock_s = time.perf_counter()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from svdq.pipeline.models.compute.memory import Leaves
 from svdq.pipeline.models.family import Facts, Family
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.planning.binding import Segment
 from svdq.pipeline.planning.costs import CostPrior
 from svdq.pipeline.video_parameters import VideoParameters
@@ -68,6 +69,11 @@ class ModelInfo:
     #: What encode and decode cost before they are measured.
     prior: CostPrior = field(default_factory=lambda: CostPrior(encode_steps=0.18, decode_steps=4.4))
 
+    @property
+    def known(self) -> KnownModel | None:
+        """The model as it is known without being opened; None if it is of no one family."""
+        return None if self.family is None else KnownModel(name=self.name, family=self.family, facts=self.facts)
+
 
 class Denoiser(Protocol):
     """The denoising of one sample: holds what is constant over its steps (scheduler, repeated conditioning)."""
@@ -97,8 +103,8 @@ class VideoModel(ABC):
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return which component does which steps of a video; a model of no one family has its own."""
-        assert self.info.family is not None
-        return self.info.family.unit_costs(parameters, self.info.facts).segments
+        assert self.info.known is not None
+        return self.info.known.unit_costs(parameters).segments
 
     def warm_up(self, parameters: VideoParameters) -> None:  # noqa: B027 - some models need none
         """Run once with artificial tensors, so that the first sample of a shape does not pay for initialization."""

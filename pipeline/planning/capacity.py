@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from svdq.pipeline.planning.binding import Segment, step_costs
 from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.planning.rounds import LOAD_SHARE
 
@@ -26,6 +27,13 @@ class VideoCosts:
     costs: Costs
     #: T1 and T2, if each rank of a pipeline holds one of two experts; None if every rank holds all of the model.
     segments: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], costs: Costs) -> "VideoCosts":
+        """Return the costs of a video whose steps are of one or two experts, of which each rank holds one."""
+        steps = step_costs(segments)
+        bound = (segments[0].stop, len(steps) - segments[0].stop) if len(segments) > 1 else None
+        return cls(steps=len(steps), step_costs=steps, costs=costs, segments=bound)
 
     def work(self, stop: int | None = None) -> float:
         """Return the work of the steps before `stop`, or of all, in steps of cost 1."""

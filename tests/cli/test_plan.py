@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from svdq.cli.main import cli, run
-from svdq.worker.fit import Cards
+from svdq.worker.cards import Cards
 from tests.conftest import Cli
 
 A14B = "Wan-AI/Wan2.2-I2V-A14B-Diffusers"

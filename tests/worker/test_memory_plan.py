@@ -40,7 +40,7 @@ def ranks(*capacities_gb: float) -> list[RankInfo]:
 
 
 def plan(*capacities_gb: float) -> MemoryPlan:
-    return MemoryPlan(ranks(*capacities_gb), "float16")
+    return MemoryPlan(ranks(*capacities_gb), "float16", MODEL.known)
 
 
 def refusal(memory: MemoryPlan, parameters: SvdParameters) -> str:
@@ -58,7 +58,7 @@ def test_a_video_that_fits_is_not_changed() -> None:
 def test_ranks_with_the_decoder_and_enough_memory_decode() -> None:
     video = SvdParameters(seed=1, frames=25, decode_chunk_size=8)
     there = [rank.model_copy(update={"decodes": number != 1}) for number, rank in enumerate(ranks(24, 24, 24, 12, 24))]
-    memory = MemoryPlan(there, "float16")
+    memory = MemoryPlan(there, "float16", MODEL.known)
     assert memory.able("decode", video) == (0, 2, 4)
     assert memory.need(3, video, "decode") > 12 * GB > memory.need(3, video)
     small = SvdParameters(seed=1, frames=2, width=64, height=64, decode_chunk_size=1)

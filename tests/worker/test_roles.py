@@ -118,7 +118,7 @@ def test_the_text_encoder_leaves_rank_0_where_it_has_no_room(experts: Experts, c
     for capacity, components, num_ranks in ((None, HIGH, 3), (ROOM, HIGH, 3), (ROOM, None, 1)):
         assert experts.leaves(capacity, components, num_ranks) == ("nothing", None)
     assert not caplog.text
-    size = experts.size()
+    size = experts.size
     text, expert = size.weights("text_encoder"), size.weights("transformer")
     found, held = experts.leaves(NO_ROOM, HIGH, 3)
     assert found == "experts"

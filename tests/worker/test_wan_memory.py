@@ -9,12 +9,14 @@ import torch
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, RESERVE_BYTES, WORKSPACE_BYTES, size_text
+from svdq.pipeline.models.known_model import KnownModel
 from svdq.pipeline.models.needs import INT8_BYTES, Residency, published
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, WanParameters
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
 from svdq.worker.intake.memory_plan import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 
+MODEL = KnownModel(name="A14B", family=FAMILY, facts=PUBLISHED)
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
 GPUS_GB = (16, 24, 40, 48, 80)
 SIZES = {"480p": (832, 480), "720p": (1280, 720)}
@@ -72,7 +74,7 @@ def need(size: str, weight_bytes: float, *, decodes: bool = False, chunk: int | 
     """Return what a worker expects a rank in the middle to need for 81 frames."""
     rank = RankInfo(capacity=None, weights=int(weight_bytes), device="a GPU", decodes=decodes)
     other = RankInfo(capacity=None, weights=0, device="a GPU")
-    plan = MemoryPlan([other, rank, other], "bfloat16", family=FAMILY, workspace=WORKSPACE_BYTES)
+    plan = MemoryPlan([other, rank, other], "bfloat16", MODEL, workspace=WORKSPACE_BYTES)
     return plan.need(1, video_of(size, chunk), *(["decode"] if decodes else []))
 
 
@@ -80,7 +82,7 @@ def rank_in_rounds(gpu_gb: int, *, int8: bool, streamed: bool = False) -> RankIn
     """Return what a rank reports that works in rounds alone, with the published sizes."""
     found = published("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
     assert found is not None
-    size, with_streams = (replace(found[1], int8=int8, streamed=each) for each in (streamed, True))
+    size, with_streams = (replace(found, int8=int8, streamed=each) for each in (streamed, True))
     return RankInfo(
         capacity=room(gpu_gb),
         weights=size.held("step", "rounds"),
@@ -95,7 +97,7 @@ def rank_in_rounds(gpu_gb: int, *, int8: bool, streamed: bool = False) -> RankIn
 def in_rounds(gpu_gb: int, *, int8: bool, streamed: bool = False) -> MemoryPlan:
     """Return the plan of that rank."""
     rank = rank_in_rounds(gpu_gb, int8=int8, streamed=streamed)
-    return MemoryPlan([rank], "bfloat16", family=FAMILY, workspace=WORKSPACE_BYTES)
+    return MemoryPlan([rank], "bfloat16", MODEL, workspace=WORKSPACE_BYTES)
 
 
 def video_of(size: str, chunk: int | None = None) -> WanParameters:
@@ -115,7 +117,7 @@ def first(size: str, dtype: str, *, alone: bool) -> int:
     """Return what the rank that encodes needs at least: a replica, or the first of ranks with one expert each."""
     found = published("Wan-AI/Wan2.2-I2V-A14B-Diffusers")
     assert found is not None
-    model, video = replace(found[1], int8=dtype == "int8"), video_of(size)
+    model, video = replace(found, int8=dtype == "int8"), video_of(size)
     residency: Residency = "resident" if alone else "bound"
     leaves = model.leaves(0, video, residency, alone=alone)
     return max(model.phases(video, residency, decodes=alone, leaves=leaves).values())

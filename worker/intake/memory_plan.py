@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.compute.memory import WORKSPACE_BYTES, Activity, Phase, chunk_of, shape_for, size_text
-from svdq.pipeline.models.families import family_for
-from svdq.pipeline.models.family import Facts, Family
+from svdq.pipeline.models.compute.memory import WORKSPACE_BYTES, Activity, Phase, chunk_of, size_text
+from svdq.pipeline.models.known_model import KnownModel
+from svdq.pipeline.models.needs import bytes_by_phase
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.video_parameters import VideoParameters
@@ -46,22 +46,15 @@ class MemoryPlan:
     """The memory that the ranks of a group have and need."""
 
     def __init__(
-        self,
-        ranks: Sequence[RankInfo],
-        dtype: str,
-        *,
-        family: Family | None = None,
-        facts: Facts | None = None,
-        workspace: int = 0,
+        self, ranks: Sequence[RankInfo], dtype: str, model: KnownModel | None = None, *, workspace: int = 0
     ) -> None:
         """Plan for ranks, rank 0 first; `dtype` is torch's name, `workspace` the bytes added to estimates.
 
-        Without a `family` any may come.
+        Without a `model`, which a capacity needs, everything fits.
         """
         self._ranks = ranks
         self._dtype = dtype
-        self._family = family
-        self._facts = facts
+        self._model = model
         self._workspace = workspace
 
     def admit(self, parameters: _Parameters) -> _Parameters:
@@ -94,15 +87,18 @@ class MemoryPlan:
         return max(self._phases(rank, parameters, *also).values())
 
     def _phases(self, rank: int, parameters: VideoParameters, *also: Activity) -> dict[Phase, int]:
-        there = self._ranks[rank]
+        there, first = self._ranks[rank], self._ranks[0]
+        assert self._model is not None
         steps: list[Activity] = ["step"] if there.components is None or there.components else []
-        activities = {*steps, *self._in_any_case(rank), *also}
-        needs: dict[Phase, int] = {
-            each: there.phase_weights.get(each, there.weights) + self._expected(each, parameters) for each in activities
-        }
-        if "encode" in activities and "embed" in there.phase_weights:
-            needs["embed"] = there.phase_weights["embed"] + self._workspace
-        return needs
+        return bytes_by_phase(
+            self._model,
+            self._dtype,
+            parameters,
+            {*steps, *self._in_any_case(rank), *also},
+            lambda phase: there.phase_weights.get(phase, there.weights),
+            workspace=self._workspace,
+            has_decoder=first.decodes or len(self._ranks) == 1,
+        )
 
     def _would_fit_streamed(self, rank: int, parameters: VideoParameters) -> bool:
         there, needs = self._ranks[rank], self._phases(rank, parameters)
@@ -110,12 +106,6 @@ class MemoryPlan:
             return False
         needs["step"] += there.streamed_weights - there.phase_weights.get("step", there.weights)
         return max(needs.values()) <= there.capacity
-
-    def _expected(self, activity: Activity, parameters: VideoParameters) -> int:
-        has_decoder = self._ranks[0].decodes or len(self._ranks) == 1
-        shape, family = shape_for(activity, parameters), self._family or family_for(parameters)
-        facts = self._facts or family.published
-        return self._workspace + family.memory(activity, shape, self._dtype, facts, has_decoder=has_decoder)
 
     def _lacking(self, parameters: VideoParameters) -> int | None:
         excesses = {
@@ -160,8 +150,7 @@ def plan_of(info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None, *, mu
         _check_weights(ranks, "--memory-limit (SVDQ_MEMORY_LIMIT) grants" if limit is not None else "there are")
     if there := [rank.capacity for rank in ranks if rank.capacity is not None]:
         logger.info("Ranks have at least %s of memory; videos that need more are refused.", size_text(min(there)))
-    dtype = str(info.compute.get("dtype", "float32"))
-    return MemoryPlan(ranks, dtype, family=info.family, facts=info.facts, workspace=workspace)
+    return MemoryPlan(ranks, str(info.compute.get("dtype", "float32")), info.known, workspace=workspace)
 
 
 def _check_weights(ranks: Sequence[RankInfo], granted: str) -> None:

@@ -8,24 +8,24 @@ import pytest
 from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, RESERVE_BYTES
 from svdq.pipeline.models.compute.options import weight_bytes
 from svdq.pipeline.models.families import FAMILIES
-from svdq.pipeline.models.needs import ModelSize, published
+from svdq.pipeline.models.needs import SizedModel, published
 
 A14B = "Wan-AI/Wan2.2-I2V-A14B-Diffusers"
 IDS = [model for family in FAMILIES for model in family.models]
 
 
-def video_of(size: ModelSize, **shape: Any) -> Any:
+def video_of(size: SizedModel, **shape: Any) -> Any:
     parameters = size.family.parameters.model_validate({"seed": 0, "decode_chunk_size": 1, **shape})
     return size.family.complete(parameters, size.facts)
 
 
-def size_of(name: str, **options: bool) -> ModelSize:
+def size_of(name: str, **options: bool) -> SizedModel:
     found = published(name)
     assert found is not None
-    return replace(found[1], **options)
+    return replace(found, **options)
 
 
-def need(size: ModelSize, residency: Any, **shape: Any) -> int:
+def need(size: SizedModel, residency: Any, **shape: Any) -> int:
     return max(size.phases(video_of(size, **shape), residency).values())
 
 

@@ -16,8 +16,8 @@ from svdq.pipeline.errors import UnavailableError
 from svdq.producer import keys
 from svdq.producer.processes import is_running
 from svdq.worker import doctor
+from svdq.worker.cards import Cards
 from svdq.worker.device import choose_device
-from svdq.worker.fit import Cards
 from svdq.worker.launcher.gpus import all_gpus, ask, lasting_names, probe, title, visible_gpus
 from tests.faults.arena import INJECTION
 from tests.waiting import wait_until

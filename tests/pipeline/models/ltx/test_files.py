@@ -15,7 +15,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
 from svdq.pipeline.models.ltx.layout import FILE_NAMES
 from svdq.pipeline.models.names.model_names import resolve
-from svdq.pipeline.models.needs import ModelSize
+from svdq.pipeline.models.needs import SizedModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights.components import check_model_file
 from svdq.pipeline.models.weights.model_folder import weights_in
@@ -169,7 +169,7 @@ def test_parts_of_comfyui_make_the_video_of_the_folder(folder_of, image, tmp_pat
     named |= {"vocoder": named["audio_vae"], "connectors": named["transformer"]}
     base = without_weights(folder, tmp_path / "base", named)
     assert_same(write_model_file(tmp_path, base, **named), folder, image)
-    size = ModelSize.of(resolve(str(tmp_path / "mine.toml")), "bfloat16")
+    size = SizedModel.of(resolve(str(tmp_path / "mine.toml")), "bfloat16")
     for component in ("transformer", "vae", "audio_vae", "vocoder", "connectors"):
         weights = load_file(next((folder / component).glob("*.safetensors")))
         assert size.num_weights[component] == sum(weight.numel() for weight in weights.values()), component

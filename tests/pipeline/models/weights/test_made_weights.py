@@ -16,7 +16,7 @@ from torch import Tensor
 from svdq.pipeline.models.compute.options import ComputeOptions, weight_bytes
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names.model_names import resolve
-from svdq.pipeline.models.needs import ModelSize
+from svdq.pipeline.models.needs import SizedModel
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY, WanParameters
@@ -147,7 +147,7 @@ def test_layers_of_the_published_width_take_what_is_estimated(tiny_wan: Path, tm
     for weights in ("stored", "made"):
         compute = ComputeOptions(weights=weights)
         opened = open_model(model, Role(components=HIGH), CPU, torch.bfloat16, compute)
-        estimated = ModelSize.of(model, "bfloat16", compute).weights("transformer")
+        estimated = SizedModel.of(model, "bfloat16", compute).weights("transformer")
         assert weight_bytes(opened.pipeline.transformer) == pytest.approx(estimated, rel=0.03)
 
 
@@ -203,7 +203,7 @@ def test_a_text_encoder_of_comfyui_embeds_as_its_dequantized_weights(tiny_wan, t
     embedded = [model.embed(video)["prompt_embeds"] for model in (made, stored)]
     assert torch.equal(*embedded)
     assert embedded[0].std() > 0.01
-    assert ModelSize.of(resolve(str(file)), "float32", ComputeOptions(weights="stored")).stored["text_encoder"] > 0
+    assert SizedModel.of(resolve(str(file)), "float32", ComputeOptions(weights="stored")).stored["text_encoder"] > 0
 
 
 def test_a_folder_of_diffusers_in_fp8(tiny_wan: Path, tmp_path: Path, photo) -> None:

@@ -1,0 +1,72 @@
+"""The GPUs that a model is to fit: those of this machine, or usual cards by name. Does not import torch."""
+
+import re
+from dataclasses import dataclass
+
+from svdq.pipeline.models.compute.memory import CONTEXT_BYTES, RESERVE_BYTES
+from svdq.pipeline.models.family import PublishedModel, PublishedStep
+from svdq.producer.text import count
+from svdq.worker.launcher.gpus import is_visible, memory_of_gpus
+
+#: Usual cards by what people call them: the driver's name, and gigabytes of memory (NVIDIA's data sheets).
+KNOWN_CARDS = {
+    name.lower().replace("rtx ", "").replace(" ", ""): (name, gigabytes)
+    for gigabytes, names in {
+        12: ("RTX 3060", "RTX 4070", "RTX 5070"),
+        16: ("RTX 4060 Ti", "RTX 4080", "RTX 5060 Ti", "RTX 5070 Ti", "RTX 5080", "RTX A4000", "T4", "V100"),
+        20: ("RTX A4500",),
+        24: ("RTX 3090", "RTX 4090", "RTX A5000", "A10", "A10G", "L4"),
+        32: ("RTX 5090",),
+        48: ("RTX A6000", "A40", "L40", "L40S"),
+        80: ("A100", "H100"),
+        141: ("H200",),
+    }.items()
+    for name in names
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cards:
+    """Some equal GPUs."""
+
+    number: int
+    total_bytes: int  # of each
+    name: str = ""  # as the driver names it; "" if it is not known
+    limit_bytes: int | None = None  # that the user grants a rank in place of what a GPU has
+
+    @classmethod
+    def parse(cls, text: str) -> "Cards | None":
+        """Parse a number of GPUs and their memory or name, such as 7x24, 4090 or 2xA5000; None for anything else."""
+        text = re.sub(r"[\s_-]|nvidia|geforce|rtx", "", text.lower())
+        found = re.fullmatch(r"(?:([1-9]\d{0,2})x)?(.+)", text)
+        number, card = (int(found[1] or 1), found[2]) if found else (1, "")
+        if card in KNOWN_CARDS:
+            name, gigabytes = KNOWN_CARDS[card]
+            return cls(number=number, total_bytes=gigabytes * 2**30, name=name)
+        if found and found[1] and re.fullmatch(r"[1-9]\d{0,3}", card):
+            return cls(number=number, total_bytes=int(card) * 2**30)
+        return None
+
+    @classmethod
+    def here(cls) -> "Cards | None":
+        """Return the GPUs that ranks will see, of which the smallest counts; None if there are none."""
+        rows = [row for row in memory_of_gpus()[0] if row[2].isdigit() and is_visible(row[0])]
+        if not rows:
+            return None
+        smallest = min(rows, key=lambda row: int(row[2]))
+        return cls(number=len(rows), total_bytes=int(smallest[2]) * 2**20, name=smallest[1])
+
+    def __str__(self) -> str:
+        return f"{count(self.number, 'GPU')} of {self.total_bytes / 2**30:.0f} GiB"
+
+    @property
+    def room_bytes(self) -> int:
+        """The bytes of each that a rank may use."""
+        return self.limit_bytes or self.total_bytes - CONTEXT_BYTES - RESERVE_BYTES
+
+    def step_of(self, published: PublishedModel | None) -> PublishedStep | None:
+        """Return the published time of a step: of this card by its name, or of one with as much memory."""
+        steps = published.steps if published is not None else ()
+        if self.name:
+            return next((each for each in steps if each.gpu in self.name), None)
+        return next((each for each in steps if each.gpu_gb == round(self.total_bytes / 2**30)), None)
