@@ -23,8 +23,8 @@ class Request:
     """A video to make, from the source of rank 0."""
 
     job_id: str  # id of its job
-    parameters: VideoParameters  # its parameters, with `frames` filled in
-    photo: Image | None  # the photo, exactly width x height; None if the model needs none or the video is resumed
+    parameters: VideoParameters  # its parameters, with the model's defaults filled in
+    photo: Image | None = None  # exactly width x height; None if the model needs none or the video is resumed
     last_photo: Image | None = None  # photo of the last frame, of the same size, unless it is the first
     job: Mapping[str, Any] = field(default_factory=dict)  # the job, as JSON that its sample carries to the sink
     chunk_chosen: bool = False  # whether the worker chose `decode_chunk_size`, because the job leaves it open

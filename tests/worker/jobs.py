@@ -5,8 +5,8 @@ from collections.abc import Callable
 import redis
 
 from svdq.producer.queue import SvdqQueue
+from svdq.worker.active_job import ActiveJob
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.rq_worker import ActiveJob
 from tests.queued import SvdJob, enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
@@ -38,7 +38,7 @@ class Clock:
 
 def pop(worker: GroupWorker) -> ActiveJob | None:
     """Have a group take the next job."""
-    return next(iter(worker.take().jobs), None)
+    return next(iter(worker.take()[0]), None)
 
 
 def _nothing(commands: str) -> None: ...

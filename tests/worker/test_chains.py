@@ -24,10 +24,10 @@ from svdq.producer.queue import fetch
 from svdq.producer.results.finished_videos import read_provenance
 from svdq.producer.status.selection import Selection, select
 from svdq.producer.storage.storage import Storage
+from svdq.worker.active_job import SampleJob
 from svdq.worker.intake.prefetcher import find_result
 from svdq.worker.output.writer import ResultWriter
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.rq_worker import TakenJob
 from tests.queued import SvdJob
 from tests.waiting import wait_until
 from tests.worker.conftest import Site
@@ -57,7 +57,7 @@ def write(
 ) -> Report:
     names = {"name": "cup", "folder": "a b's"}
     job = SvdJob(**SHAPE, **names, fps=fps, image=image, chained=True, interpolate=interpolate)
-    taken = TakenJob(job=job, notes={"taken": "2024-05-06T23:08:09"}, execution=("registry", "execution")).model_dump(
+    taken = SampleJob(job=job, notes={"taken": "2024-05-06T23:08:09"}, execution=("registry", "execution")).model_dump(
         mode="json"
     )
     sample = Sample(

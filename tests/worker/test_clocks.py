@@ -45,7 +45,7 @@ worker.start()
 """
 #: It takes a job, holds it, fails another one that has a Retry, and does for a minute what a group does beside them.
 WORKS = """
-[held], [failed] = worker.take().jobs, worker.take().jobs
+[held], [failed] = worker.take()[0], worker.take()[0]
 worker.renew_leases([held, failed])
 worker.fail(failed, "It broke.")
 recovery = Recovery(worker, 2, itertools.count(0, 100).__next__)

@@ -36,10 +36,11 @@ from svdq.producer.status.job_view import view
 from svdq.producer.status.registries import read_workers
 from svdq.producer.together import ask_one
 from svdq.producer.untrusted_job import UntrustedJob
+from svdq.worker.active_job import ActiveJob
 from svdq.worker.queue import group_worker, recovery, scripts
 from svdq.worker.queue.crashes import MAX_ID_LENGTH
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.rq_worker import LEASE_S, LISTEN_AGAIN_S, ActiveJob
+from svdq.worker.queue.rq_worker import LEASE_S, LISTEN_AGAIN_S
 from tests.worker.jobs import JOB, leases, lossy, pop, put, waiting
 from tests.worker.own_redis import OwnRedis
 
@@ -86,12 +87,12 @@ def test_a_worker_with_nothing_in_flight_is_idle_again(connection: redis.Redis, 
 def test_groups_share_what_waits(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b", "c", "d")
     put(connection, "high", priority="high")
-    assert worker.take(0).num_queued == 5
+    assert worker.take(0)[1].num_queued == 5
     other = GroupWorker(connection, on_stop=lambda _: None, on_shutdown=lambda: None)
     other.start()
-    assert worker.take(0).num_queued == 2
+    assert worker.take(0)[1].num_queued == 2
     other.end()
-    assert worker.take(0).num_queued == 5
+    assert worker.take(0)[1].num_queued == 5
 
 
 def test_a_begin_that_is_sent_again_is_the_same_begin(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -116,7 +117,7 @@ def test_jobs_are_taken_by_priority_and_then_by_age(connection: redis.Redis, wor
     put(connection, "high", priority="high")
 
     taken = []
-    while (following := worker.take(0).next) is not None:
+    while (following := worker.take(0)[1].next) is not None:
         active = take(worker)[0]
         assert active.rq_job.id.encode() == following.job_id  # what is looked at is what is taken
         taken.append((active.rq_job.id, active.queue.name))
@@ -598,7 +599,7 @@ def test_an_unreadable_job_is_dropped(
     UNREADABLE[what](connection)
     put(connection, "good")
 
-    following = worker.take(0).next
+    following = worker.take(0)[1].next
     assert following is not None
     assert UntrustedJob.find(following.job_id, connection) is None
     active = take(worker)[0]

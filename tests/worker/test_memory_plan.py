@@ -14,6 +14,7 @@ from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.svd.family import FAMILY, SvdParameters
 from svdq.pipeline.models.video_model import ModelInfo
+from svdq.producer.records import JobArguments
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.store import Codec, open_checkpoint_store
@@ -204,7 +205,7 @@ def test_a_half_done_video_goes_on_as_it_was_admitted(tmp_path: Path) -> None:
     checkpoints = Checkpoints(store, codec)
     prefetcher = Prefetcher(storage, MODEL, IntakeOptions(memory=plan(0.1, 0.1)), checkpoints)
     with pytest.raises(DoesNotFitError):
-        prefetcher.prepare("id", JOB, once=True)
+        prefetcher.prepare("id", JobArguments(job=JOB), once=True)
 
     begun = SvdParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1)
     half_done = Sample(
@@ -212,9 +213,9 @@ def test_a_half_done_video_goes_on_as_it_was_admitted(tmp_path: Path) -> None:
     )
     checkpoints.open("id")
     store.write("id", 2, codec.encode(half_done))
-    found = prefetcher.prepare("id", JOB, once=True)
+    found = prefetcher.prepare("id", JobArguments(job=JOB), once=True)
     assert found.resume is not None
-    assert (found.resume.step, found.job.parameters) == (2, begun)
+    assert (found.resume.step, found.parameters) == (2, begun)
 
 
 # All of it.

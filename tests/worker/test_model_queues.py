@@ -25,10 +25,10 @@ def test_a_group_takes_the_jobs_for_its_model_first_and_none_for_others(connecti
     )
     mine.start()
     yours.start()
-    assert mine.take(0).num_queued == 2  # its own, and half of two
+    assert mine.take(0)[1].num_queued == 2  # its own, and half of two
     taken = [pop(mine) for _ in range(4)]
     assert [each and each.rq_job.id for each in taken] == ["urgent", "own", "any", None]
-    assert yours.take(0).num_queued == 1
+    assert yours.take(0)[1].num_queued == 1
     active = pop(yours)
     assert active is not None
     assert active.rq_job.id == "other"

@@ -12,13 +12,15 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.models.video_model import ModelInfo
 from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.job import Job, last_frame_key
+from svdq.producer.records import JobArguments, JobResult
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
 from svdq.worker.intake.memory_plan import MemoryPlan, RankInfo
-from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared, RefusedError
+from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, RefusedError
 from svdq.worker.outages import NoLongerWantedError, RetryStoppedError, StorageRetry
 from tests.queued import SvdJob, WanJob
 from tests.worker.conftest import with_frames
@@ -194,8 +196,12 @@ def open_prefetcher(
     return Prefetcher(storage, MODEL, IntakeOptions(memory=memory, max_pixels=10**6, complete=complete), None)
 
 
-def prepare(pool: ThreadPoolExecutor, prefetcher: Prefetcher, job: Job) -> "Future[Prepared]":
-    return pool.submit(prefetcher.prepare, "a-job", job)
+def find(prefetcher: Prefetcher, job: Job, *, once: bool = False) -> Request | JobResult:
+    return prefetcher.prepare("a-job", JobArguments(job=job), once=once)
+
+
+def prepare(pool: ThreadPoolExecutor, prefetcher: Prefetcher, job: Job) -> "Future[Request | JobResult]":
+    return pool.submit(find, prefetcher, job)
 
 
 def test_a_photo_is_waited_for_while_the_storage_is_away(
@@ -208,7 +214,7 @@ def test_a_photo_is_waited_for_while_the_storage_is_away(
     condition = until(lambda: (found := prefetcher.condition) and found.attempts >= 3 and found)
     assert (condition.effect, condition.job_ids) == ("No video is begun", ("a-job",))
     shutil.move(folder.with_name("away"), folder)
-    assert done.result(60).photos[0].size == (64, 64)
+    assert done.result(60).photo.size == (64, 64)
     assert prefetcher.condition is None
 
 
@@ -222,14 +228,14 @@ def test_a_link_waits_for_its_storage_and_else_fails_with_the_link_before(folder
     done = prepare(pool, prefetcher, link)
     until(lambda: prefetcher.condition)
     shutil.move(folder.with_name("away"), folder)
-    for failing in (done.result, lambda _: open_prefetcher(Storage(str(folder)), refuse).prepare("a-job", link)):
+    for failing in (done.result, lambda _: find(open_prefetcher(Storage(str(folder)), refuse), link)):
         with pytest.raises(SvdqError, match=f"It continues the video of job {'1' * 20}, which failed") as caught:
             failing(60)
         assert not isinstance(caught.value, RefusedError)  # three of those in a row pause the intake
 
 
 def test_a_photo_is_there_again_when_its_storage_is(folder: Path, job: Job) -> None:
-    assert open_prefetcher(Mounted(str(folder))).prepare("a-job", job).photos
+    assert find(open_prefetcher(Mounted(str(folder))), job).photo
 
 
 def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(
@@ -240,12 +246,12 @@ def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(
     done = prepare(pool, prefetcher, job)
     until(lambda: prefetcher.condition)
     storage.is_locked = False
-    assert done.result(60).photos
+    assert done.result(60).photo
 
     storage.is_locked = True
     monkeypatch.setattr(outages, "FILE_TIMEOUT_S", 0.0)
     with pytest.raises(SvdqError, match=r"could not be read or written for 0 minutes, though .*: SlowDown\.") as caught:
-        open_prefetcher(storage).prepare("a-job", job)
+        find(open_prefetcher(storage), job)
     assert "svdq retry" in str(caught.value)
 
 
@@ -255,25 +261,26 @@ def test_the_last_photo_is_read_and_missed_like_the_first(folder: Path, job: Job
     key = Storage(str(folder)).put_input(path.read_bytes(), "png")
     size = {"width": 64, "height": 64, "frames": 5, "steps": 2, "fps": 16}
     both = WanJob(image=job.image, name="photo", seed=1, last_image=key, **size)
-    first, last = open_prefetcher(Storage(str(folder))).prepare("a-job", both).photos
+    found = find(open_prefetcher(Storage(str(folder))), both)
+    first, last = found.photo, found.last_photo
     assert (first.size, last.size, last.getpixel((9, 9))) == ((64, 64), (64, 64), (255, 0, 0))
     (folder / key).unlink()
     with pytest.raises(SvdqError, match=rf"^Its photo {key} is not in the storage, or it was damaged"):
-        open_prefetcher(Storage(str(folder))).prepare("a-job", both)
+        find(open_prefetcher(Storage(str(folder))), both)
 
 
 def test_a_color_profile_that_cannot_be_used_is_in_the_log_of_the_job(folder: Path, job: Job, caplog) -> None:
     path = folder.with_name("other.png")
     Image.new("RGB", (80, 80)).save(path, icc_profile=b"no profile")
     key = Storage(str(folder)).put_input(path.read_bytes(), "png")
-    assert open_prefetcher(Storage(str(folder))).prepare("a-job", job.model_copy(update={"image": key})).photos
+    assert find(open_prefetcher(Storage(str(folder))), job.model_copy(update={"image": key})).photo
     assert any("Job a-job: The photo's color profile is ignored" in message for message in caplog.messages)
 
 
 def test_a_folder_in_the_place_of_a_sidecar_fails_its_job(folder: Path, job: Job) -> None:
     (folder / "outputs/photo-a-job.json").mkdir(parents=True)
     with pytest.raises(SvdqError, match="Its output 'outputs/photo-a-job' cannot be read or written: Is a directory"):
-        open_prefetcher(Storage(str(folder))).prepare("a-job", job)
+        find(open_prefetcher(Storage(str(folder))), job)
 
 
 def test_a_job_that_does_not_fit_the_defaults_of_the_model_fails(folder: Path, job: Job) -> None:
@@ -281,13 +288,13 @@ def test_a_job_that_does_not_fit_the_defaults_of_the_model_fails(folder: Path, j
     fill_in = {"frames": 5, "steps": 2, "width": 64, "height": 64, "fps": 24}
     prefetcher = open_prefetcher(Storage(str(folder)), lambda found: found.model_copy(update=fill_in))
     with pytest.raises(SvdqError, match="of the model fake: interpolate 20 is not more than fps 24; choose others"):
-        prefetcher.prepare("a-job", wan)
+        find(prefetcher, wan)
 
 
 def test_looking_ahead_waits_for_nothing(folder: Path, job: Job) -> None:
     prefetcher = open_prefetcher(Locked(str(folder)))
     with pytest.raises(UnavailableError):
-        prefetcher.prepare("a-job", job, once=True)
+        find(prefetcher, job, once=True)
     assert prefetcher.condition is None
 
 
@@ -296,12 +303,12 @@ def test_a_storage_that_hangs_is_said_while_looking_ahead(folder: Path, job: Job
     caplog.set_level(logging.INFO)
     storage = Silent(str(folder))
     prefetcher = open_prefetcher(storage)
-    done = pool.submit(prefetcher.prepare, "a-job", job, once=True)
+    done = pool.submit(find, prefetcher, job, once=True)
     condition = until(lambda: prefetcher.condition)
     assert "has not answered for" in condition.reason
     assert condition.job_ids == ("a-job",)
     storage.opened.set()
-    assert done.result(60).photos
+    assert done.result(60).photo
     assert prefetcher.condition is None
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
@@ -317,12 +324,12 @@ def test_a_job_that_is_abandoned_is_waited_for_no_longer(folder: Path, job: Job,
     with pytest.raises(NoLongerWantedError):
         done.result(60)
     storage.is_locked = False
-    assert prefetcher.prepare("a-job", job).photos
+    assert find(prefetcher, job).photo
 
 
 def test_a_name_that_no_file_system_takes_fails_its_job(folder: Path, job: Job) -> None:
     (folder / "outputs").mkdir()
     too_long = job.model_copy(update={"name": "ä" * 190})
     with pytest.raises(SvdqError, match="File name too long") as caught:
-        open_prefetcher(Storage(str(folder))).prepare("a-job", too_long)
+        find(open_prefetcher(Storage(str(folder))), too_long)
     assert not isinstance(caught.value, UnavailableError), "which would be waited for"

@@ -19,20 +19,20 @@ from svdq.pipeline.transport.topology import Topology
 from svdq.producer.queue import fetch
 from svdq.producer.records import read_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
+from svdq.worker.active_job import SampleJob
 from svdq.worker.health import progress
 from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import BusyMeter, Pace, RankReporter, describe
 from svdq.worker.queue.crashes import CrashMarker
-from svdq.worker.queue.rq_worker import TakenJob
 from tests.queued import SvdJob, enqueue
 from tests.worker.jobs import JOB
 
 pytestmark = pytest.mark.slow
 
 PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)
-TAKEN = TakenJob(
+TAKEN = SampleJob(
     job=SvdJob(image=f"inputs/{'a' * 64}.png", name="photo", seed=1), execution=("registry", "execution")
 ).model_dump(mode="json")
 SAMPLE = Sample(job_id="0123456789abcdef0123", parameters=PARAMETERS, boundaries=(0, 4, 10), step=3, job=TAKEN)

@@ -28,10 +28,10 @@ from svdq.producer.job import Job
 from svdq.producer.records import SOURCE_NOTE
 from svdq.producer.storage.storage import Storage
 from svdq.worker import outages
+from svdq.worker.active_job import SampleJob
 from svdq.worker.intake.prefetcher import find_result
 from svdq.worker.output.video_files import notice_for
 from svdq.worker.output.writer import MAX_WAITING, ResultWriter
-from svdq.worker.queue.rq_worker import TakenJob
 from tests.queued import SvdJob, WanJob
 
 pytestmark = pytest.mark.usefixtures("short_delays")
@@ -43,7 +43,7 @@ FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
 
 def job_of(job: Job, source: str = "", owner: str = "", **notes: str) -> dict[str, Any]:
     notes = {SOURCE_NOTE: source, **notes}
-    taken = TakenJob(job=job, notes=notes, execution=("registry", "execution"), owner=owner)
+    taken = SampleJob(job=job, notes=notes, execution=("registry", "execution"), owner=owner)
     return taken.model_dump(mode="json")
 
 
@@ -94,7 +94,8 @@ def wait_for_refusal(until, caplog: pytest.LogCaptureFixture) -> None:
 def test_source_and_owner_are_beside_a_boomerang_and_its_frames_in_it(folder: Path) -> None:
     writer, reports = open_writer(folder), Reports()
     sample = sample_of("one", formats=("mp4", "png"))
-    job = TakenJob.model_validate(sample.job).job.model_copy(update={"frames": 4, "interpolate": 24, "boomerang": True})
+    made = SampleJob.model_validate(sample.job).job
+    job = made.model_copy(update={"frames": 4, "interpolate": 24, "boomerang": True})
     frames = np.stack([np.full((64, 64, 3), value, np.uint8) for value in (0, 80, 160, 240)])
     parameters = sample.parameters.model_copy(update={"frames": 4})
     writer.deliver(replace(sample, job=job_of(job, "holiday/cup.jpg", "ana"), parameters=parameters), frames, reports)
@@ -120,7 +121,7 @@ def test_a_video_has_the_date_of_its_photo_or_else_of_its_render(folder: Path) -
     started = datetime.now(UTC).replace(microsecond=0)
     for name, notes in (("photo", {"taken": "2024-05-06T23:08:09-02:00"}), ("render", {})):
         sample = sample_of(name, formats=("mp4",))
-        writer.deliver(replace(sample, job=job_of(TakenJob.model_validate(sample.job).job, **notes)), FRAMES, reports)
+        writer.deliver(replace(sample, job=job_of(SampleJob.model_validate(sample.job).job, **notes)), FRAMES, reports)
     reports.wait(2)
     writer.close()
     times = []
@@ -307,8 +308,8 @@ def test_a_finished_video_is_recognised_by_its_sidecar_and_all_its_files(folder:
     writer = open_writer(folder)
     writer.deliver(sample, FRAMES, reports)
     writer.close()
-    job = TakenJob.model_validate(sample.job).job
-    assert find_result(storage, MODEL, job, "id-one") == reports.all[0].result
+    job = SampleJob.model_validate(sample.job).job
+    assert find_result(storage, MODEL, job, "id-one").model_dump(mode="json") == reports.all[0].result
     sidecar = folder / "outputs/one-id-one.json"
     assert json.loads(sidecar.read_text())["resumed"] == [{"from_step": 2, "steps_done_again": 1}]
     assert json.loads(sidecar.read_text())["memory_bytes"] == {"step": 9}
@@ -318,9 +319,9 @@ def test_a_finished_video_is_recognised_by_its_sidecar_and_all_its_files(folder:
     for change in ({"decode_chunk_size": 1}, {"seed": 2}):
         found = find_result(storage, MODEL, job.model_copy(update=change), "id-one")
         assert found is not None
-        assert found["used"]["seed"] == job.seed
+        assert found.used["seed"] == job.seed
     other = ModelInfo(name="other", notice="")
-    assert find_result(storage, other, job, "id-one")["model"] == MODEL.name  # a finished video is not overwritten
+    assert find_result(storage, other, job, "id-one").model == MODEL.name  # a finished video is not overwritten
     assert find_result(storage, MODEL, job, "id-two") is None
     for data, is_found in ((sidecar.read_bytes(), False), (b"of another video", True)):
         replaced = hashlib.sha256(data).hexdigest()

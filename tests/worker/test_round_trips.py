@@ -15,10 +15,10 @@ def test_jobs_are_taken_and_finished_in_few_round_trips(settings, connection, wo
         worker.queues = [type(queue)(queue.name, connection=worker.connection) for queue in worker.queues]
         worker.take(0)  # connects
         before = proxy.num_round_trips
-        taken = worker.take(5)
-        assert [active.rq_job.id for active in taken.jobs] == job_ids
+        taken, _ = worker.take(5)
+        assert [active.rq_job.id for active in taken] == job_ids
         assert proxy.num_round_trips - before <= 2
-        assert all(worker.finish([(active, {"outputs": ["a.gif"]}) for active in taken.jobs]))
+        assert all(worker.finish([(active, {"outputs": ["a.gif"]}) for active in taken]))
         assert proxy.num_round_trips - before <= 3
         worker.connection.close()
         worker.connection = connection

@@ -19,12 +19,12 @@ from svdq.pipeline.loop.protocols import Monitor
 from svdq.pipeline.loop.sample import Sample
 from svdq.producer import keys
 from svdq.producer.records import JobMeta, append_log
+from svdq.worker.active_job import SampleJob
 from svdq.worker.health.pictures import Pictures
 from svdq.worker.health.rank_log import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter
 from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import CrashMarker, phase_of
-from svdq.worker.queue.rq_worker import TakenJob
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class ProgressMonitor(Monitor):
             self._execute(pipeline)
 
     def _update(self, note: tuple[Sample, int] | None) -> None:
-        execution = TakenJob.model_validate(note[0].job).execution if note is not None else None
+        execution = SampleJob.model_validate(note[0].job).execution if note is not None else None
         with self._connection.pipeline(transaction=False) as pipeline:
             if note is not None:
                 pipeline.smembers(keys.CANCELED)

@@ -6,34 +6,29 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.loop.protocols import Report, Request
 from svdq.producer import keys
 from svdq.producer.queue import priority_of, read_arguments
-from svdq.producer.records import JobArguments, JobMeta
+from svdq.producer.records import JobArguments, JobMeta, JobResult
 from svdq.producer.untrusted_job import UntrustedJob, restored
+from svdq.worker.active_job import ActiveJob
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
-from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, Prepared, RefusedError
+from svdq.worker.intake.prefetcher import IntakeOptions, Prefetcher, RefusedError
 from svdq.worker.intake.reporter import Reporter
 from svdq.worker.outages import GIVE_BACK_S, NoLongerWantedError
 from svdq.worker.queue.group_worker import GroupWorker, refusal_of
 from svdq.worker.queue.recovery import Recovery
-from svdq.worker.queue.rq_worker import ActiveJob
-from svdq.worker.queue.scripts import QueuedJob
+from svdq.worker.queue.scripts import QueuedJob, text_of
 
 logger = logging.getLogger(__name__)
 
 NUM_PERIODS = 4  # between jobs, from which follows how many are taken at once
 MOST_LEAD_S = 2.0
-
-
-@dataclass(kw_only=True)
-class _Waiting:
-    active: ActiveJob
-    preparing: Future[Prepared] | None = None  # once it may start
 
 
 class Dispatcher:
@@ -61,11 +56,12 @@ class Dispatcher:
         self.ready: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self.draining = threading.Event()  # set when the group takes no more jobs
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-        #: What is being prepared for the job that is probably next.
-        self._ahead: tuple[str, Future[Prepared]] | None = None
+        #: What is found for jobs, by their ids: for those below that may start, and for the one that is probably next.
+        self._preparing: dict[str, Future[Request | JobResult]] = {}
+        self._ahead = ""  # id of the latter
         self._num_given = 0
         self._num_queued = 0  # jobs that were queued when the last one was taken
-        self._taken: deque[_Waiting] = deque()  # jobs that are not given to the stage yet
+        self._taken: deque[ActiveJob] = deque()  # jobs that are not given to the stage yet
         self._num_at_once = 1  # jobs that were taken the last time
         self.lead_s = 0.0  # seconds from when the stage wants a job until it is taken
         #: Seconds from when the stage gets a job until it wants the next one, of the last few.
@@ -111,24 +107,27 @@ class Dispatcher:
         return min(number, room)
 
     def _take(self, number: int) -> None:
-        known = self._ahead[0] if self._ahead is not None else ""
         began_at = time.monotonic()
-        taken = self._worker.take(number, known)
-        if taken.jobs:
+        jobs, popped = self._worker.take(number, self._ahead)
+        if jobs:
             # As long again may pass before the bookkeeping comes to it.
             self.lead_s = min(MOST_LEAD_S, 2 * (time.monotonic() - began_at))
-            self._num_at_once, self._num_queued = len(taken.jobs), taken.num_queued
-        for active in taken.jobs:
+            self._num_at_once, self._num_queued = len(jobs), popped.num_queued
+        for active in jobs:
             self._reporter.take(active)
-            self._taken.append(_Waiting(active=active, preparing=None if active.is_suspect else self._prepared(active)))
+            self._taken.append(active)
+            if active.is_suspect:
+                self._drop_ahead()
+            else:
+                self._prepare(active)
         if self._worker.paused != self._was_paused:
             self._was_paused = self._worker.paused
             logger.info("Intake is paused; `svdq resume` ends that." if self._was_paused else "Intake is resumed.")
-        is_empty = number > 0 and not taken.jobs and not self._reporter.active
+        is_empty = number > 0 and not jobs and not self._reporter.active
         if is_empty and self._options.burst and not self._more_will_come():
             self.draining.set()
-        if not any(active.is_suspect for active in taken.jobs) and not self._is_alone():
-            self._prefetch(taken.next)
+        if not any(active.is_suspect for active in jobs) and not self._is_alone():
+            self._prefetch(popped.next)
 
     def close(self) -> None:
         """Stop preparing jobs."""
@@ -142,7 +141,7 @@ class Dispatcher:
         if due:
             return True
         # Taken back just now, or queued by another group as the last that was due.
-        if not self._worker.paused and self._worker.take(0).next is not None:
+        if not self._worker.paused and self._worker.take(0)[1].next is not None:
             return True
         if later:
             logger.info("The queue is empty; scheduled for later: %d.", later)
@@ -151,21 +150,20 @@ class Dispatcher:
     def _give(self) -> None:
         """Give the stage what is prepared, in the order of the queue."""
         while self._taken:
-            first = self._taken[0]
-            if first.preparing is None:
-                if not self._may_start(first.active.rq_job.id):
+            active = self._taken[0]
+            if active.id not in self._preparing:
+                if not self._may_start(active.id):
                     return
-                first.preparing = self._prepared(first.active)
-            if not first.preparing.done():
-                self._abandon_if_lost(first.active)
+                self._prepare(active)
+            if not self._preparing[active.id].done():
+                self._abandon_if_lost(active)
                 return
-            self._hand_over(first.active, first.preparing)
+            self._hand_over(active)
 
     def _abandon_if_lost(self, active: ActiveJob) -> None:
-        job_id = active.rq_job.id
         waits = self._prefetcher.condition is not None
-        if waits and (self._reporter.is_lost(active) or self._worker.was_canceled(job_id)):
-            self._prefetcher.abandon(job_id)
+        if waits and (self._reporter.is_lost(active) or self._worker.was_canceled(active.id)):
+            self._prefetcher.abandon(active.id)
 
     def _give_back(self) -> None:
         """Return what was taken to the queue: another host may reach the storage."""
@@ -176,42 +174,40 @@ class Dispatcher:
         )
         self._prefetcher.give_back()
         while self._taken:  # the last one first: each goes to the front
-            waiting = self._taken.pop()
-            if waiting.preparing is not None:
-                waiting.preparing.cancel()
-            self._reporter.add(Report(job_id=waiting.active.rq_job.id, body={}, canceled=True))
+            job_id = self._taken.pop().id
+            if (preparing := self._preparing.pop(job_id, None)) is not None:
+                preparing.cancel()
+            self._reporter.add(Report(job_id=job_id, body={}, canceled=True))
 
-    def _hand_over(self, active: ActiveJob, preparing: Future[Prepared]) -> None:
-        job_id = active.rq_job.id
+    def _hand_over(self, active: ActiveJob) -> None:
+        """Give the stage the first of the taken jobs, or report its end."""
+        ended = partial(Report, job_id=active.id, body={})
+        outcome: Request | Report
         try:
-            prepared = preparing.result()
-            request = self._request(active, prepared) if prepared.result is None else None
+            found = self._preparing.pop(active.id).result()
+            if isinstance(found, JobResult):
+                logger.info("The files of job %s exist already; nothing is rendered again.", active.id)
+                outcome = ended(result=found.model_dump(mode="json"))
+            else:
+                outcome = self._completed(found, active)
         except UnavailableError:
             # Preparing in advance tries once; now that the job is taken, wait for the storage.
-            self._taken[0].preparing = self._load(job_id, active.arguments)
+            self._load(active.id, active.arguments)
             return
         except NoLongerWantedError:
-            self._drop_taken(Report(job_id=job_id, body={}, canceled=True))
-            return
+            outcome = ended(canceled=True)
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
-            is_refused = isinstance(error, RefusedError)
-            self._drop_taken(Report(job_id=job_id, body={}, failure=_sentence(error), refused=is_refused))
-            return
-        if request is None:
-            logger.info("The files of job %s exist already; nothing is rendered again.", job_id)
-            self._drop_taken(Report(job_id=job_id, body={}, result=prepared.result or {}))
-            return
+            outcome = ended(failure=_sentence(error), refused=isinstance(error, RefusedError))
         self._taken.popleft()
+        if isinstance(outcome, Report):
+            self._reporter.add(outcome)
+            return
         if self._checkpoints is not None:
-            self._checkpoints.open(job_id)
+            self._checkpoints.open(active.id)
         self._num_given += 1
-        self.ready.put(request)
+        self.ready.put(outcome)
         # The next round prepares the job that is next while the stage encodes this one.
         self._wake.set()
-
-    def _drop_taken(self, report: Report) -> None:
-        self._taken.popleft()
-        self._reporter.add(report)
 
     def _may_start(self, job_id: str) -> bool:
         """Whether a suspect of a crash can be started: only while nothing else is in flight."""
@@ -224,7 +220,7 @@ class Dispatcher:
         return self._alone in self._reporter.active
 
     def _prefetch(self, found: QueuedJob | None) -> None:
-        if self._ahead is not None and found is not None and self._ahead[0].encode() == found.job_id:
+        if found is not None and text_of(found.job_id) in self._preparing:
             return
         self._drop_ahead()  # another group has that job, and may leave a checkpoint, or it waits for a more urgent one
         if found is None or found.is_suspect:
@@ -233,45 +229,38 @@ class Dispatcher:
         if isinstance(rq_job, UntrustedJob) and refusal_of(rq_job) is None:
             arguments = read_arguments(rq_job)
             if arguments is not None:
-                self._ahead = (rq_job.id, self._load(rq_job.id, arguments, once=True))
+                self._load(rq_job.id, arguments, once=True)
+                self._ahead = rq_job.id
 
-    def _prepared(self, active: ActiveJob) -> Future[Prepared]:
-        if self._ahead is None or self._ahead[0] != active.rq_job.id:
+    def _prepare(self, active: ActiveJob) -> None:
+        if self._ahead == active.id:
+            self._ahead = ""
+        else:
             self._drop_ahead()
-            return self._load(active.rq_job.id, active.arguments)
-        (_, prepared), self._ahead = self._ahead, None
-        return prepared
+            self._load(active.id, active.arguments)
 
     def _drop_ahead(self) -> None:
         """Drop what is prepared in advance: where the queue moves fast, jobs that others take must not pile up."""
-        if self._ahead is not None:
-            self._ahead[1].cancel()
-            self._ahead = None
+        if self._ahead:
+            self._preparing.pop(self._ahead).cancel()
+            self._ahead = ""
 
-    def _load(self, job_id: str, asked: JobArguments, *, once: bool = False) -> Future[Prepared]:
-        prepared = self._loader.submit(self._prefetcher.prepare, job_id, asked.job, asked.replaced, once=once)
-        prepared.add_done_callback(lambda _: self._wake.set())
-        return prepared
+    def _load(self, job_id: str, asked: JobArguments, *, once: bool = False) -> None:
+        self._preparing[job_id] = found = self._loader.submit(self._prefetcher.prepare, job_id, asked, once=once)
+        found.add_done_callback(lambda _: self._wake.set())
 
-    def _request(self, active: ActiveJob, prepared: Prepared) -> Request:
-        job_id, parameters = active.rq_job.id, prepared.job.parameters
-        photo, last_photo = (*prepared.photos, None, None)[:2]
-        resume = prepared.resume
-        if resume is not None and not prepared.job.finishes:
+    def _completed(self, request: Request, active: ActiveJob) -> Request:
+        """Add what is known of a job since it was taken."""
+        resume = request.resume
+        if resume is not None and not active.arguments.job.finishes:
             resume = resumed(resume, JobMeta.model_validate(active.rq_job.meta).step)
-            logger.info("Job %s continues from step %d of %d.", job_id, resume.step, parameters.steps)
-        return Request(
-            job_id=job_id,
-            parameters=parameters,
-            job=active.taken(prepared.job, prepared.first_frame).model_dump(mode="json"),
-            photo=photo,
-            last_photo=last_photo,
+            logger.info("Job %s continues from step %d of %d.", active.id, resume.step, request.parameters.steps)
+        return replace(
+            request,
+            job={**request.job, "execution": active.entry, "owner": active.rq_job.owner},
             resume=resume,
             num_waiting=self._num_queued + len(self._taken) - 1,
             priority=keys.PRIORITIES.index(priority_of(active.rq_job.origin)),
-            encoders=self._options.memory.able("encode", parameters),
-            decoders=self._options.memory.able("decode", parameters),
-            chunk_chosen=active.job.decode_chunk_size is None,
         )
 
 

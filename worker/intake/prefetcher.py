@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from PIL.Image import Image
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, first_error
+from svdq.pipeline.loop.protocols import Request
 from svdq.pipeline.loop.sample import Sample
 from svdq.pipeline.models.lora_folder import NO_LORAS, LoraFolder
 from svdq.pipeline.models.video_model import ModelInfo
@@ -21,7 +20,7 @@ from svdq.pipeline.video_parameters import VideoParameters
 from svdq.producer.chains import why_no_video_before
 from svdq.producer.decoder import Decoder, StoppedError
 from svdq.producer.job import Job, last_frame_key, parse_job
-from svdq.producer.records import Sidecar, sidecar_digest
+from svdq.producer.records import JobArguments, JobResult, Sidecar, sidecar_digest
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
@@ -60,17 +59,6 @@ class IntakeOptions:
     mark_prepare: Callable[[str], AbstractContextManager[object]] = nullcontext
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """One of photos, sample and result, and the job."""
-
-    photos: tuple[Image, ...] = ()  # at its video's size: of the first frame and, if there is one, of the last
-    resume: Sample | None = None  # its furthest checkpoint, or what there is of the finished video that it upscales
-    result: dict[str, Any] | None = None  # its result, when it is finished
-    job: Job  # with all parameters: those that it leaves open are filled in
-    first_frame: str = ""  # as in `TakenJob`
-
-
 class Prefetcher:
     """Loads photos and checkpoints for the jobs of one group."""
 
@@ -88,15 +76,15 @@ class Prefetcher:
         self._decoder = Decoder(is_stopped=lambda: self._is_stopped or self._unwanted == self._job_id != "")
         self._away_since: float | None = None  # when the storage was asked that has not answered since, monotonic
 
-    def prepare(self, job_id: str, job: Job, replaced: str = "", *, once: bool = False) -> Prepared:
-        """Look for finished files, checkpoint and photo, in this order.
+    def prepare(self, job_id: str, asked: JobArguments, *, once: bool = False) -> Request | JobResult:
+        """Look for finished files, checkpoint and photo, in this order; return a result, or what to make.
 
-        Waits while the storage cannot be used, unless it is to try `once`, for a job that may never be taken. The files
-        of the sidecar with the digest `replaced` do not count. Only a job that starts anew is checked against the
-        memory plan. Raises SvdqError for videos that cannot be made, UnavailableError in the only attempt, and
-        NoLongerWantedError or RetryStoppedError after `abandon` or `stop`.
+        Waits while the storage cannot be used, unless it is to try `once`, for a job that may never be taken. Only a
+        job that starts anew is checked against the memory plan. The job of the request has no execution yet. Raises
+        SvdqError for videos that cannot be made, UnavailableError in the only attempt, and NoLongerWantedError or
+        RetryStoppedError after `abandon` or `stop`.
         """
-        find = partial(self._find, job_id, job, FileRefusals(), replaced)
+        find = partial(self._find, job_id, asked, FileRefusals())
         self._away_since = time.monotonic()
         self._job_id, self._unwanted = job_id, ""
         try:
@@ -110,20 +98,20 @@ class Prefetcher:
                     raise SvdqError(str(error)) from error  # a retry cannot fix it
         finally:
             self._away_since = None
-        if not photos:
+        if isinstance(found, JobResult) or not photos:
             return found
         with self._options.mark_prepare(job_id):
             note = partial(logger.warning, "Job %s: %s", job_id)
-            size = found.job.width, found.job.height
+            size = found.parameters.width, found.parameters.height
             try:
-                prepared = tuple(
-                    self._decoder.prepare(each, size, job.fit, self._options.max_pixels, note) for each in photos
-                )
+                decoded = [
+                    self._decoder.prepare(each, size, asked.job.fit, self._options.max_pixels, note) for each in photos
+                ]
             except StoppedError as error:
                 raise (RetryStoppedError if self._is_stopped else NoLongerWantedError)(str(error)) from error
             with contextlib.suppress(Exception):  # raised again when the video is admitted
-                self._options.embed(found.job.parameters)
-            return replace(found, photos=prepared)
+                self._options.embed(found.parameters)
+            return replace(found, photo=decoded[0], last_photo=next(iter(decoded[1:]), None))
 
     @property
     def condition(self) -> Condition | None:
@@ -151,8 +139,11 @@ class Prefetcher:
         self._is_stopped = True
         self._retry.stop()
 
-    def _find(self, job_id: str, job: Job, refusals: FileRefusals, replaced: str) -> tuple[Prepared, list[bytes]]:
+    def _find(
+        self, job_id: str, asked: JobArguments, refusals: FileRefusals
+    ) -> tuple[Request | JobResult, list[bytes]]:
         """Make one attempt to find files or checkpoint; return the bytes of the photos if there are none."""
+        job, request = asked.job, partial(self._request, job_id, asked)
         with self._options.mark_prepare(job_id):
             if job.predecessor and not self._storage.exists(job.sidecar_key(job_id)):
                 self._check_before(job)  # first: links that are refused as the first one is would pause the intake
@@ -166,14 +157,14 @@ class Prefetcher:
                     f"The job does not fit the defaults of the model {self._model.name}: {reason}; choose others."
                 ) from error
             try:
-                result = find_result(self._storage, self._model, job, job_id, replaced)
+                result = find_result(self._storage, self._model, job, job_id, asked.replaced)
             except UnavailableError as error:
                 if self._storage.exists("inputs"):
                     self._away_since = time.monotonic()
                     refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
                 raise
             if result is not None:
-                return Prepared(result=result, job=job), []
+                return result, []
             if job.upscale and not self._options.upscales:
                 raise SvdqError(
                     f"The job asks for upscale {job.upscale}, and this worker has no upscaler: start it with "
@@ -181,16 +172,31 @@ class Prefetcher:
                 )
             if job.finishes:
                 finished = sample_of(self._storage, self._options.codec, self._model, job_id, job)
-                return Prepared(resume=finished, job=job), []
+                return request(job, resume=finished), []
             if self._checkpoints is not None:
                 resume = self._checkpoints.furthest(job_id, job.parameters)
                 if resume is not None and self._has_first_frame(job, resume):
                     chunk, first_frame = resume.parameters.decode_chunk_size, resume.job.get("first_frame", "")
                     job = job.model_copy(update={"decode_chunk_size": chunk})
-                    return Prepared(resume=resume, job=job, first_frame=first_frame), []
+                    return request(job, resume=resume, first_frame=first_frame), []
             job = self._options.memory.admit(job)
             photos = [self._read(job, key, refusals) for key in job.photos]
-            return Prepared(job=job, first_frame=_digest(photos[0]) if job.predecessor else ""), photos
+            return request(job, first_frame=_digest(photos[0]) if job.predecessor else ""), photos
+
+    def _request(
+        self, job_id: str, asked: JobArguments, job: Job, *, resume: Sample | None = None, first_frame: str = ""
+    ) -> Request:
+        """Return the request for a job with all parameters, without photos; `first_frame` is as in `SampleJob`."""
+        parameters, carried = job.parameters, JobArguments(job=job, notes=asked.notes).model_dump(mode="json")
+        return Request(
+            job_id=job_id,
+            parameters=parameters,
+            job=carried | {"first_frame": first_frame},
+            resume=resume,
+            encoders=self._options.memory.able("encode", parameters),
+            decoders=self._options.memory.able("decode", parameters),
+            chunk_chosen=asked.job.decode_chunk_size is None,
+        )
 
     def _has_first_frame(self, job: Job, resume: Sample) -> bool:
         """Whether a checkpoint was made of the first frame that is in the storage now, or that is not known."""
@@ -234,7 +240,7 @@ def _digest(data: bytes) -> str:
 UNTRAINED = ("preview", "tiny", "simulated")  # how the notices of such models begin
 
 
-def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, replaced: str = "") -> dict[str, Any] | None:
+def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, replaced: str = "") -> JobResult | None:
     """Return the result of a job that has a finished video: the record of it in Redis was lost, or never written.
 
     Its id says what it shows; only a seed that was drawn by an earlier version may be another, and counts then. None if
@@ -258,4 +264,4 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, repla
         return None
     if sidecar.job_id != job_id or not all(map(storage.exists, files)):
         return None
-    return sidecar.result.model_dump(mode="json")
+    return sidecar.result

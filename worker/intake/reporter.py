@@ -15,11 +15,11 @@ from rq.job import JobStatus
 
 from svdq.pipeline.loop.protocols import Report
 from svdq.producer.queue import ENDED, statuses
+from svdq.worker.active_job import ActiveJob
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.health.rank_status import Pace
 from svdq.worker.queue import scripts
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.rq_worker import ActiveJob
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Reporter:
 
     def take(self, active: ActiveJob) -> None:
         """Own a job from now on."""
-        self.active[active.rq_job.id] = active
+        self.active[active.id] = active
 
     def add(self, report: Report) -> None:
         """Queue the report of a job that has ended; from any thread."""
@@ -92,10 +92,10 @@ class Reporter:
         """Renew the leases of the active jobs, except those that this group has lost; in the thread of `connection`."""
         ours = [active for active in list(self.active.values()) if active.execution.id not in self._lost]
         for active in self._worker.renew_leases(ours, connection):
-            if self.active.get(active.rq_job.id) is not active or active.execution.id in self._ending:
+            if self.active.get(active.id) is not active or active.execution.id in self._ending:
                 continue  # its end was written meanwhile
             self._lost.add(active.execution.id)
-            logger.warning("Job %s was canceled or taken over; this group drops it.", active.rq_job.id)
+            logger.warning("Job %s was canceled or taken over; this group drops it.", active.id)
             self._worker.forget(active, connection)
 
     def cancel(self, job_id: str) -> None:
@@ -117,7 +117,7 @@ class Reporter:
         try:
             successes = [(active, dict(report.result)) for active, report in ends if _is_success(report)]
             answers = self._worker.finish(successes) if successes else []
-            outcomes = {active.rq_job.id: answer for (active, _), answer in zip(successes, answers, strict=True)}
+            outcomes = {active.id: answer for (active, _), answer in zip(successes, answers, strict=True)}
             while ends:
                 active, report = ends[0]
                 self._end(active, report, outcomes.get(report.job_id))

@@ -23,9 +23,9 @@ from svdq.producer.clock import CLOCK
 from svdq.producer.job import Job, last_frame_key, latents_key, sound_key
 from svdq.producer.records import LOCATION_NOTE, TAKEN_NOTE, Sidecar, SidecarModel
 from svdq.producer.storage.storage import Storage
+from svdq.worker.active_job import SampleJob
 from svdq.worker.checkpoint.store import Codec
 from svdq.worker.outages import NoLongerWantedError
-from svdq.worker.queue.rq_worker import TakenJob
 
 VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")  # they can change a video's bits
 
@@ -49,7 +49,7 @@ class VideoFiles:
         be written, and OSError or UnavailableError if the storage cannot be used at present.
         """
         started = time.perf_counter()
-        taken = TakenJob.model_validate(sample.job)
+        taken = SampleJob.model_validate(sample.job)
         # The decode may have needed smaller chunks than were planned.
         job = taken.job.model_copy(update={"decode_chunk_size": sample.parameters.decode_chunk_size})
         fps = job.interpolate or job.fps
@@ -98,7 +98,7 @@ class VideoFiles:
             sound = sound.after(before, chain.num_frames, fps)
         return sound.lasting(num_frames, fps)
 
-    def _sidecar_of(self, sample: Sample, job: Job, taken: TakenJob, shown: dict[str, int]) -> Sidecar:
+    def _sidecar_of(self, sample: Sample, job: Job, taken: SampleJob, shown: dict[str, int]) -> Sidecar:
         model = self._model
         # Fields that are not given are not in the JSON.
         given: dict[str, Any] = {"shown": shown, "upscaled": dict(sample.upscaled)}

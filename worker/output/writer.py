@@ -24,10 +24,10 @@ from svdq.producer.chains import why_no_video_before
 from svdq.producer.clock import CLOCK
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
+from svdq.worker.active_job import SampleJob
 from svdq.worker.checkpoint.store import Codec
 from svdq.worker.outages import RETRY_S, FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
 from svdq.worker.output.video_files import VideoFiles
-from svdq.worker.queue.rq_worker import TakenJob
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ BEHIND_S = 5.0  # seconds that the loop waits for the writers before a warning s
 
 def is_held(connection: redis.Redis, stopping: threading.Event, sample: Sample) -> bool:
     """Return whether the group still holds the job of a sample; wait while Redis is unavailable, until `stopping`."""
-    execution = TakenJob.model_validate(sample.job).execution
+    execution = SampleJob.model_validate(sample.job).execution
     has_warned = False
     while not stopping.is_set():
         try:
@@ -180,7 +180,7 @@ class ResultWriter(Sink):
             return result
         except (OSError, UnavailableError) as error:
             self._storage.check_writable()
-            if reason := why_no_video_before(self._storage, TakenJob.model_validate(sample.job).job):
+            if reason := why_no_video_before(self._storage, SampleJob.model_validate(sample.job).job):
                 raise SvdqError(reason) from error
-            refusals.check(error, f"Its output {TakenJob.model_validate(sample.job).job.output_stem(sample.job_id)!r}")
+            refusals.check(error, f"Its output {SampleJob.model_validate(sample.job).job.output_stem(sample.job_id)!r}")
             raise

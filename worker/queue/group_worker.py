@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import redis
@@ -25,9 +25,10 @@ from svdq.producer.job_control import cancel_rest
 from svdq.producer.queue import RENDER, SvdqQueue, priority_of, queue_of, queues, read_arguments
 from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of, restored
+from svdq.worker.active_job import ActiveJob
 from svdq.worker.queue import scripts
 from svdq.worker.queue.crashes import MAX_ID_LENGTH
-from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, ActiveJob, RqWorker
+from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, RqWorker
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +39,6 @@ UNREADABLE = (
     "Its parameters are not those of a job of this version of svdq; if a newer one submitted it, `svdq retry` it when "
     "the workers are upgraded."
 )
-
-
-class Taken(NamedTuple):
-    """What `GroupWorker.take` has started and seen."""
-
-    jobs: list[ActiveJob]
-    next: scripts.QueuedJob | None  # behind them
-    num_queued: int  # behind them: this group's part of the queues
 
 
 class GroupWorker(RqWorker):
@@ -159,10 +152,11 @@ class GroupWorker(RqWorker):
         places = sorted((due_at, age, job_id) for (job_id, due_at), age in zip(due, ages, strict=True))
         return [job_id for _, _, job_id in places]
 
-    def take(self, number: int = 1, known: str = "") -> Taken:
+    def take(self, number: int = 1, known: str = "") -> tuple[list[ActiveJob], scripts.Pop]:
         """Start up to `number` of the next jobs, in two round trips; jobs that are not valid are failed or dropped.
 
-        `known` is the id of a job whose arguments the caller has already, if it is still the next one.
+        `known` is the id of a job whose arguments the caller has already, if it is still the next one. Returns the
+        started jobs, and the last pop, which has seen what is behind them.
         """
         jobs: list[ActiveJob] = []
         for _ in range(LOOKED_AT_ONCE):
@@ -180,7 +174,7 @@ class GroupWorker(RqWorker):
                 jobs += self._begin(valid, popped.now_s)
             if is_last or len(jobs) == number:
                 break
-        return Taken(jobs=jobs, next=popped.next, num_queued=popped.num_queued)
+        return jobs, popped
 
     def _check(self, found: scripts.QueuedJob) -> ActiveJob | None:
         """Return a popped job that may begin, with the execution that is to be written; take others off the queue."""
@@ -198,7 +192,7 @@ class GroupWorker(RqWorker):
         logger.warning("Dropped %r from %s: its record cannot be read.", job_id, queue.name)
         scripts.drop_popped(self.connection, queue, job_id)
 
-    def _admit(self, rq_job: rq.job.Job, found: scripts.QueuedJob) -> ActiveJob | None:
+    def _admit(self, rq_job: UntrustedJob, found: scripts.QueuedJob) -> ActiveJob | None:
         status, queue = rq_job.get_status(refresh=False), found.queue
         if status not in (JobStatus.QUEUED, None):
             # Canceled meanwhile; or in the queue twice, since a client that gets no answer enqueues again.
@@ -263,11 +257,11 @@ class GroupWorker(RqWorker):
             raise error
         for active, answer in zip(jobs, answers, strict=True):
             if isinstance(answer, Exception):
-                self._drop_unreadable(active.queue, active.rq_job.id)
+                self._drop_unreadable(active.queue, active.id)
             elif answer != 1:
-                logger.info("Job %s was canceled, deleted or taken back before it was begun.", active.rq_job.id)
+                logger.info("Job %s was canceled, deleted or taken back before it was begun.", active.id)
                 if answer == -1:
-                    scripts.drop_popped(self.connection, active.queue, active.rq_job.id)
+                    scripts.drop_popped(self.connection, active.queue, active.id)
         return [active for active, answer in zip(jobs, answers, strict=True) if answer == 1]
 
     def was_canceled(self, job_id: str) -> bool:

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -19,11 +18,10 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY, clean_worker_registry
 
 from svdq.producer import keys, processes
 from svdq.producer.clock import CLOCK
-from svdq.producer.job import Job
 from svdq.producer.job_control import cancel_rest
 from svdq.producer.queue import SvdqQueue, queue_of, queues
-from svdq.producer.records import JobArguments
 from svdq.producer.untrusted_job import UntrustedJob, key_of
+from svdq.worker.active_job import ActiveJob
 from svdq.worker.queue import scripts
 
 logger = logging.getLogger(__name__)
@@ -36,37 +34,6 @@ LOOK_S = 5.0  # seconds between two looks of that thread at its connection
 CLOCKS_S = 60  # by which the clocks of hosts may be behind the clock of Redis
 STOPPED = "Stopped by the user."
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActiveJob:
-    """A job that this worker holds, with its execution."""
-
-    rq_job: rq.job.Job
-    queue: rq.Queue
-    execution: Execution
-    arguments: JobArguments
-    is_suspect: bool = False  # of a crash: it must run alone
-
-    @property
-    def job(self) -> Job:
-        """The video to make."""
-        return self.arguments.job
-
-    def taken(self, job: Job, first_frame: str = "") -> "TakenJob":
-        """Describe it for the ranks; `job` has all parameters, and `first_frame` is as in `TakenJob`."""
-        execution = (self.queue.started_job_registry.key, self.execution.composite_key)
-        owner = self.rq_job.owner if isinstance(self.rq_job, UntrustedJob) else ""
-        return TakenJob(job=job, notes=self.arguments.notes, execution=execution, first_frame=first_frame, owner=owner)
-
-
-class TakenJob(JobArguments):
-    """The JSON that a sample carries of its job, with all parameters."""
-
-    execution: tuple[str, str]  # key and entry in RQ's registry, while the group holds the job
-    #: SHA-256 of the first frame of a link of a chain: the link before may be rendered again with another one.
-    first_frame: str = ""
-    owner: str = ""  # whose job it is; "" for none
 
 
 class RqWorker(BaseWorker):
@@ -204,7 +171,7 @@ class RqWorker(BaseWorker):
 
     def stop(self, active: ActiveJob) -> bool:
         """End a job as stopped by the user, and cancel the rest of its chain, which RQ would keep waiting."""
-        cancel_rest(self.connection, [active.rq_job.id])
+        cancel_rest(self.connection, [active.id])
         return self._end_one(active, JobStatus.STOPPED, STOPPED)
 
     def _end_one(self, active: ActiveJob, status: JobStatus, reason: str) -> bool:
@@ -300,7 +267,7 @@ class RqWorker(BaseWorker):
 
     def confirm_end(self, active: ActiveJob) -> JobStatus | None:
         """Complete an end that Redis did not confirm; return the job's state, None if it goes on."""
-        rq_job = UntrustedJob.find(active.rq_job.id, self.connection)
+        rq_job = UntrustedJob.find(active.id, self.connection)
         result = rq_job.latest_result() if rq_job is not None else None
         if rq_job is None or result is None or result.execution_id != active.execution.id:
             return None
