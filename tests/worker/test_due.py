@@ -9,6 +9,7 @@ import rq
 
 from svdq.producer import job_control
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
+from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.worker.queue import group_worker, scripts
 from svdq.worker.queue.group_worker import GroupWorker
 from tests.worker.jobs import JOB, pop, waiting
@@ -47,6 +48,16 @@ def test_due_jobs_are_queued_by_priority_and_age(connection: redis.Redis, worker
     assert fetch(connection, "later").get_status().value == "scheduled"
     # To a group they are jobs as any others.
     assert [pop(worker).rq_job.id for _ in range(3)] == ["urgent", "earlier", "z"]
+
+
+def test_due_jobs_of_several_owners_take_turns(connection: redis.Redis, worker: GroupWorker) -> None:
+    def submit(job_ids: str, at: datetime | None = None) -> None:
+        enqueue_many(connection, [Entry(job=JOB, job_id=each, owner=each[0], at=at) for each in job_ids.split()])
+
+    submit("a0 b0 a1")
+    submit("a2 a3 a4 b1 b2 b3 c0", datetime.now(UTC) - timedelta(seconds=10))
+    worker.promote_due()
+    assert waiting(connection) == ["a0", "b0", "c0", "a1", "b1", "a2", "b2", "a3", "b3", "a4"]
 
 
 def test_a_job_for_the_front_goes_there(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -111,7 +122,7 @@ def test_a_job_that_was_put_off_meanwhile_is_not_queued(connection: redis.Redis,
     schedule(connection, "a", in_s=3600)
     queue = SvdqQueue("svdq-default", connection=connection)
     with connection.pipeline() as pipeline:
-        scripts.promote(pipeline, queue, b"a", time.time())
+        scripts.promote(pipeline, queue, [b"a"], time.time())
         assert pipeline.execute() == [0]
     assert scheduled(connection) == [b"a"]
 

@@ -5,6 +5,8 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from uuid import uuid4
 
@@ -33,7 +35,7 @@ from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, RqWorker
 logger = logging.getLogger(__name__)
 
 #: Due jobs that are queued, and jobs that are refused, at most, between two renewals of leases.
-PROMOTED_AT_ONCE, LOOKED_AT_ONCE = 1000, 100
+PROMOTED_AT_ONCE, LOOKED_AT_ONCE = 500, 100
 LISTING_S = 1.0  # seconds that leases may wait for a folder of LoRAs
 UNREADABLE = (
     "Its parameters are not those of a job of this version of svdq; if a newer one submitted it, `svdq retry` it when "
@@ -125,10 +127,10 @@ class GroupWorker(RqWorker):
         some = [self._due.popleft() for _ in range(min(len(self._due), PROMOTED_AT_ONCE))]
         if some:
             with self.connection.pipeline(transaction=False) as pipeline:
-                for queue, job_id in some:
-                    scripts.promote(pipeline, queue, job_id, now_s)
-                num_queued = pipeline.execute(raise_on_error=False).count(1)
-            if num_queued:
+                for queue, due in groupby(some, itemgetter(0)):
+                    scripts.promote(pipeline, queue, [job_id for _, job_id in due], now_s)
+                answers = pipeline.execute(raise_on_error=False)
+            if num_queued := sum(answer for answer in answers if isinstance(answer, int)):
                 logger.info("Queued what was due: %s.", count(num_queued, "job"))
         return bool(self._due)
 

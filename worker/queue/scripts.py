@@ -155,10 +155,10 @@ def return_popped_to_queue(connection: redis.Redis, queue: rq.Queue, job_id: byt
     return bool(lua.run(connection, "return_popped_to_queue", names, job_id, owner) == 1)
 
 
-def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float) -> None:
-    """Queue a job that is due, unless it was canceled or another group did; the answer is 1 if it is queued."""
-    names = (queue.scheduled_job_registry.key, queue.key, key_of(job_id))
-    lua.run(pipeline, "promote", names, job_id, utcformat(datetime.fromtimestamp(now_s, UTC)), now_s, MISSING_S)
+def promote(pipeline: redis.Redis, queue: rq.Queue, job_ids: Sequence[bytes], now_s: float) -> None:
+    """Queue the jobs that are due, unless they were canceled or another group did; the answer is their number."""
+    names = (queue.scheduled_job_registry.key, queue.key, *map(key_of, job_ids))
+    lua.run(pipeline, "promote", names, utcformat(datetime.fromtimestamp(now_s, UTC)), now_s, MISSING_S, *job_ids)
 
 
 def set_field(pipeline: redis.Redis, job_id: str, field: str, value: str) -> None:
