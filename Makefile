@@ -2,9 +2,10 @@
 #
 #   make demo         turn a photo into a video, without a GPU and without weights
 #   make check        lint, type-check and run the unit tests
-#   make test         lint, type-check and run all tests but those marked long
-#   make test-long    run the tests marked long, but those that need the memory of the machine for themselves
-#   make test-all     run `make test`, `make test-long` and what that leaves out
+#   make test         lint, type-check and run all tests but those marked long or nightly
+#   make test-long    run the tests marked long
+#   make test-nightly run the tests marked nightly: campaigns of faults, deployments, what needs the machine for itself
+#   make test-all     run all three
 #   make dist         build the archives for an index into dist, and render a preview from each in a new environment
 #   make docs         build the documentation into build/docs; broken links are errors
 #   make gpu-check    measure what needs a GPU, into the folder gpu-check, which needs 64 GB
@@ -32,10 +33,10 @@ DEVELOPMENT := '.[worker,serve,metrics,notify,plot]' --group dev
 # Without byte code seven ranks would compile torch's Python sources at every start.
 unexport PYTHONDONTWRITEBYTECODE
 # Processes of tests keep the memory that they free: see worker/launcher/torchrun.py.
-unit-tests tests test-long test-exclusive: export MALLOC_MMAP_THRESHOLD_ ?= 4000000000
-unit-tests tests test-long test-exclusive: export MALLOC_TRIM_THRESHOLD_ ?= 4000000000
+unit-tests tests test-long test-nightly: export MALLOC_MMAP_THRESHOLD_ ?= 4000000000
+unit-tests tests test-long test-nightly: export MALLOC_TRIM_THRESHOLD_ ?= 4000000000
 
-.PHONY: demo check unit-tests test tests test-long test-exclusive test-all dist docs gpu-check lint format constraints clean
+.PHONY: demo check unit-tests test tests test-long test-nightly test-all dist docs gpu-check lint format constraints clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-worker
@@ -46,7 +47,7 @@ check:
 	@$(MAKE) --no-print-directory -j2 lint unit-tests
 
 unit-tests: $(VENV)/installed-dev
-	$(PYTEST) -n 3 -m 'not slow and not long' $(UNIT_TESTS)
+	$(PYTEST) -n 3 -m 'not slow and not long and not nightly' $(UNIT_TESTS)
 
 test:
 	@$(MAKE) --no-print-directory -j2 lint tests
@@ -55,14 +56,14 @@ tests: $(VENV)/installed-dev
 	$(PYTEST) -n 4
 
 test-long: $(VENV)/installed-dev
-	$(PYTEST) -n 3 -m 'long and not exclusive'
+	$(PYTEST) -n 3 -m 'long and not nightly'
 
-test-exclusive: $(VENV)/installed-dev
-	$(PYTEST) -n 0 -m exclusive
+test-nightly: $(VENV)/installed-dev
+	$(PYTEST) -n 0 -m nightly
 
 test-all: test
 	@$(MAKE) --no-print-directory test-long
-	@$(MAKE) --no-print-directory test-exclusive
+	@$(MAKE) --no-print-directory test-nightly
 
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 ARGUMENTS = ("--campaign", "short", "--jobs", "6", "--ranks", "2", "--seed", "7")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_in_the_short_campaigns(tmp_path: Path) -> None:
     report = tmp_path / "report.json"

@@ -1,6 +1,6 @@
 """deploy/docker, as far as it can be looked at without an engine: no image is built here and no container is started.
 
-The long test runs the producer image's steps in a virtual environment instead.
+One test runs the producer image's steps in a virtual environment instead.
 """
 
 import os
@@ -18,6 +18,8 @@ import yaml
 from svdq.producer.embedded_redis import stop_server
 from svdq.worker.launcher.launcher import STOP_S
 from svdq.worker.launcher.torchrun import KILL_S
+
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy/docker"
@@ -101,7 +103,6 @@ def test_the_images_get_all_that_is_installed_and_nothing_else() -> None:
     assert allowed == {*packages, "LICENSE", "README.md", "constraints.txt", "pyproject.toml"}
 
 
-@pytest.mark.long
 def test_the_steps_of_the_producer_image(tmp_path: Path, photo: Path) -> None:
     """The commands of the Dockerfile, with other paths; then svdq as in the image: without torch."""
     source, target, home = tmp_path / "src", tmp_path / "svdq", tmp_path / "home"

@@ -10,6 +10,8 @@ from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
 
+pytestmark = pytest.mark.nightly
+
 
 def test_components_have_the_published_numbers_of_parameters() -> None:
     from diffusers import AutoencoderKLTemporalDecoder, UNetSpatioTemporalConditionModel

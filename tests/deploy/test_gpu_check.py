@@ -72,7 +72,7 @@ def test_the_same_command_again_does_what_is_missing(
     assert figures == [{name: {"measured": "1", "wanted": "1", "good": True}} for name in ("second", "first")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_command_is_ended_with_the_time_and_begun_again(
     check: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_command_is_ended_with_the_time_and_begun_again(
     assert json.loads((tmp_path / "scratch" / "results.json").read_text()) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_that_the_time_ended_goes_on_with_its_queue(check: Callable[..., int], tmp_path: Path) -> None:
     from gpu_checks.check import PHOTO
 
@@ -107,7 +107,7 @@ def test_a_worker_that_the_time_ended_goes_on_with_its_queue(check: Callable[...
     assert "svdq.cli worker" in (tmp_path / "scratch" / "log.txt").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_the_script_runs_on_a_processor(gpu_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Compiling takes minutes, and other tests cover it.

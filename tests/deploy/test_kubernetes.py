@@ -21,6 +21,8 @@ from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.worker.launcher.launcher import STOP_S
 from svdq.worker.launcher.torchrun import KILL_S
 
+pytestmark = pytest.mark.nightly
+
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 #: The oldest Kubernetes that the objects are for, and the newest of which there is a schema.
 VERSIONS = ["1.31.0", "1.37.0"]

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.nightly
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CheckCommand = Callable[[list[str]], None]
 

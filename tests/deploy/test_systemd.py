@@ -74,6 +74,7 @@ def printed(text: str) -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
+@pytest.mark.nightly
 @needs_systemd
 @pytest.mark.parametrize("scope", ["system", "user"])
 def test_systemd_accepts_the_units(
@@ -103,6 +104,7 @@ def test_systemd_accepts_the_units(
     assert "NoSuchSetting" in verify()
 
 
+@pytest.mark.nightly
 @needs_systemd
 @pytest.mark.parametrize("name", HARDENED)
 def test_units_of_the_machine_are_hardened(unpack: Callable[..., Path], name: str) -> None:
@@ -112,6 +114,7 @@ def test_units_of_the_machine_are_hardened(unpack: Callable[..., Path], name: st
     assert done.returncode == 0, done.stdout[-200:]
 
 
+@pytest.mark.nightly
 def test_programs_and_options_in_the_units_are_there(
     install: Callable[..., Path],
     supervise: Callable[[Path], Any],
@@ -223,6 +226,7 @@ def test_the_name_of_no_user_is_refused(deploy: Deploy, name: str) -> None:
     assert "--run-as" in error
 
 
+@pytest.mark.nightly
 def test_the_queue_and_the_watched_folder_run(
     svdq: Cli,
     install: Callable[..., Path],
@@ -255,7 +259,7 @@ def test_the_queue_and_the_watched_folder_run(
     server.stop()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_web_page_runs(install: Callable[..., Path], supervise: Callable[[Path], Any], tmp_path: Path) -> None:
     folder = install("--serve")
     (tmp_path / "config/svdq/environment").write_text('SERVE_OPTIONS="--port 0"\n')
@@ -268,7 +272,7 @@ def test_the_web_page_runs(install: Callable[..., Path], supervise: Callable[[Pa
     redis_unit.stop()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_worker_runs(
     svdq: Cli,
     install: Callable[..., Path],

@@ -86,7 +86,7 @@ class DiscardingSink(Sink):
         report(Report.of(sample))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
     pairs = [socket.socketpair() for _ in range(RANKS)]
     source, lost = MeasuringSource(), []
@@ -122,7 +122,7 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
     assert resident_at_end - resident < 40 * MIB
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("host_bytes", [0, 10**9])
 def test_two_hundred_videos_in_rounds_take_no_more_memory_than_forty(
     tiny_wan: Path, host_bytes: int, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ VIDEO_S = 2.0  # seconds of a video; 20 of them take longer than a window
 WINDOW_S = 35  # seconds that a window is open; it opens every minute
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("own_server"),  # cron's jobs know a home only
     pytest.mark.skipif(CRON is None, reason="no cron daemon is installed (Debian: apt-get install cron)"),

@@ -18,7 +18,7 @@ NUM_UPLOADS, NUM_PAGES = 200, 50
 MAX_RSS = 300 * 2**20
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_uploads_and_pages(server: Server, connection: redis.Redis, capsys: pytest.CaptureFixture[str]) -> None:
     process, peak, load = psutil.Process(server.process.pid), 0, os.getloadavg()[0]
     command = [sys.executable, "-m", "tests.cli.serve.load", str(server.port), server.token]

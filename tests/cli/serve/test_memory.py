@@ -55,12 +55,12 @@ def at_once(ask: Callable[[int], Answer], among: int = NUM_PHOTOS) -> list[Answe
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param("PNG", {"compress_level": 1}, marks=pytest.mark.long),
-        pytest.param("PNG", {"compress_level": 1, "mode": "RGBA"}, marks=pytest.mark.long),
+        pytest.param("PNG", {"compress_level": 1}, marks=pytest.mark.nightly),
+        pytest.param("PNG", {"compress_level": 1, "mode": "RGBA"}, marks=pytest.mark.nightly),
         pytest.param("JPEG", {}, marks=pytest.mark.long),
-        pytest.param("JPEG", {"progressive": True, "subsampling": 0}, marks=pytest.mark.long),
-        pytest.param("HEIF", {}, marks=pytest.mark.long),
-        pytest.param("WEBP", {"method": 0, "size": (5500, 5500)}, marks=pytest.mark.long),
+        pytest.param("JPEG", {"progressive": True, "subsampling": 0}, marks=pytest.mark.nightly),
+        pytest.param("HEIF", {}, marks=pytest.mark.nightly),
+        pytest.param("WEBP", {"method": 0, "size": (5500, 5500)}, marks=pytest.mark.nightly),
     ],
 )
 def test_large_photos_at_once(server: Server, kind: str, options: dict, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +86,7 @@ def whole_peak(server: Server) -> int:
     return sum(int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024 for pid in pids)
 
 
-@pytest.mark.parametrize("kind", ["markers", "values", pytest.param("slow", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["markers", "values", pytest.param("slow", marks=pytest.mark.nightly)])
 def test_one_token_leaves_room_for_others(
     server: Server, svdq: Cli, kind: str, photo_bytes: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:

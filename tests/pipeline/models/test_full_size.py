@@ -80,8 +80,7 @@ def full_size_model(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.long
-@pytest.mark.exclusive
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_two_ranks_give_the_bits_of_one(full_size_model, tmp_path) -> None:
     Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 90).convert("RGB").save(tmp_path / "photo.png")
