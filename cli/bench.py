@@ -79,7 +79,7 @@ MAX_STEPS = 1000
     type=click.IntRange(0),
     help="Videos left out at the start and at the end, or of the first burst [default: 2 K].",
 )
-@click.option("--frames", type=click.IntRange(1, 1024), help="Frames per video [default: 14, of Wan 13, of LTX-2 9].")
+@click.option("--frames", type=click.IntRange(1, 1024), help="Frames per video [default: 14 or fewer].")
 @click.option("--size", default="576x320", show_default=True, help="WIDTHxHEIGHT.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
@@ -122,7 +122,7 @@ def bench(*, json_path: Path | None, plot_path: Path | None, trace_path: Path | 
       svdq bench --through daemon                 with real Redis and real files
       svdq bench --burst 1,2,7,8,10,14,20,50      a few videos at a time
       svdq bench --steps 40 --segments 15+25      ranks that hold one of two experts each
-      svdq bench --step-ms 40*8,200*3 --encode-ms 90 --decode-ms 160     two stages, as of LTX-2
+      svdq bench --step-ms 40*8,200*3 --encode-ms 90 --decode-ms 160     two kinds of steps
       svdq bench --ranks 1 --segments 15+25 --experts rounds --load-ms 500 --burst 60
     """
     # Like Ctrl-C, so that ranks, workers and their Redis server end and temporary folders are removed.

@@ -94,7 +94,7 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
 
     \b
     Examples:
-      svdq doctor --model /models/svd-xt
+      svdq doctor --model /models/mine
       svdq doctor --quick || systemctl restart redis
       svdq doctor --json | jq 'select(.level != "ok")'
     """
@@ -126,7 +126,7 @@ def config(as_json: bool, **flags: str | None) -> None:
     \b
     Examples:
       svdq config --json
-      SVDQ_MODEL=/models/svd-xt svdq config
+      SVDQ_MODEL=/models/mine svdq config
     """
     settings = load_settings(**flags)
     # In the order of the settings; those that may hold secrets are in no dump.

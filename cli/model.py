@@ -137,19 +137,18 @@ def check_command(name: str, as_json: bool) -> None:
     type=click.Choice(tuple(PARAMETERS)),
     default=DEFAULT_FAMILY,
     show_default=True,
-    help="Family of models.",
+    help=f"Family: {'; '.join(f'{each.name} is {each.tiny_title}' for each in FAMILIES)}.",
 )
 @json_option()
 def tiny(folder: Path, family: str, as_json: bool) -> None:
     """Write a small untrained model into DIR.
 
-    It has the real classes and the same bits every time. svd is Stable Video Diffusion, less than 15 MB; wan is Wan 2.2
-    I2V-A14B with both of its experts, less than 1 MB; ltx is LTX-2.3 distilled, less than 15 MB. Its videos show noise.
-    It serves for tests and for comparisons with diffusers.
+    It has the real classes and the same bits every time, in less than 15 MB. Its videos show noise. It serves for tests
+    and for comparisons with diffusers.
 
     \b
     Examples:
-      svdq model tiny --family wan /tmp/tiny-wan
+      svdq model tiny /tmp/tiny
     """
     require_torch("the untrained model")
     imported(family_named(family).tiny)(folder)
@@ -183,7 +182,7 @@ def calibrate_command(
     plot_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure which steps of a model of Wan can be skipped.
+    """Measure which steps of a model can be skipped.
 
     One video is denoised, every step of it, and each component is loaded once. The curve, by which --step-cache skips
     steps, is written into a model file: at the end of MODEL, or into a new one whose base is MODEL.
@@ -195,15 +194,15 @@ def calibrate_command(
     require_torch("calibration")
     from svdq.worker.calibration import calibrate
 
-    made = calibrate(
+    path, curve = calibrate(
         with_presets(source), photo, prompt, steps=steps, shape=shape, output=output, plot_path=plot_path,
         announce=partial(echo, err=True),
     )  # fmt: skip
     if as_json:
-        echo_json({"file": str(made.path), "step_cache": made.table, "computed": made.computed})
+        echo_json({"file": str(path), "step_cache": curve.table, "computed": curve.computed})
         return
-    echo(*table([["step cache", "computed"], *([f"{each:g}", number] for each, number in made.computed.items())]))
-    echo("", f"{made.path} has the curve. Use it with {variable('SVDQ_MODEL', made.path)}")
+    echo(*table([["step cache", "computed"], *([f"{each:g}", number] for each, number in curve.computed.items())]))
+    echo("", f"{path} has the curve. Use it with {variable('SVDQ_MODEL', path)}")
 
 
 @model.command("convert")

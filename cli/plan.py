@@ -57,7 +57,7 @@ def _skipping(video: VideoParameters, step_cache: str, known: SizedModel) -> Vid
 )
 @click.option("--shape", metavar="WxHxF", help="Shape of the videos [default: the model's own].")
 @click.option("--steps", type=click.IntRange(1, 1000), help="Denoising steps [default: the model's own].")
-@click.option("--step-cache", metavar="THRESHOLD|1.5x", help="Skip steps of Wan, as `svdq submit` [default: none].")
+@click.option("--step-cache", metavar="THRESHOLD|1.5x", help="Skip steps, as `svdq submit` [default: none].")
 @click.option("--step-ms", type=STEP_MS, help="Milliseconds of a step [default: as published for such a GPU].")
 @json_option()
 def plan(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from svdq.cli.option_types import Command, GivenPath, SectionedCommand, amount_options, json_option, with_options
-from svdq.pipeline.models.families import PARAMETERS
+from svdq.pipeline.models.families import DEFAULT_FAMILY, PARAMETERS
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.keys import PRIORITIES
 from svdq.producer.submitting.draft import Draft, read_draft, sweep
@@ -93,7 +93,7 @@ def parameter_options(command: Command) -> Command:
         "--family",
         type=click.Choice(tuple(JOBS)),
         help="Family of models [default: by the other parameters, the configured model, the workers, or a prompt "
-        "beside a photo; else svd].",
+        f"beside a photo; else {DEFAULT_FAMILY}].",
     )
     size = click.option(
         "--size",

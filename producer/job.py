@@ -62,7 +62,7 @@ class Job(VideoParameters):
     #: The finished video that it upscales, without denoising: its path below outputs/, without an extension.
     finishes: str = Field(default="", max_length=MAX_FOLDER_LENGTH + MAX_NAME_BYTES, exclude_if=not_)
 
-    @field_validator("image", "last_image", check_fields=False)  # the latter only in Wan's
+    @field_validator("image", "last_image", check_fields=False)  # not all families have the latter
     @classmethod
     def _photos_are_inputs(cls, key: str | None) -> str | None:
         return key if key is None else check_input_key(key)
@@ -180,7 +180,7 @@ JOBS: Mapping[str, type[Job]] = {
 
 
 def parse_job(document: object) -> Job:
-    """Make a job from its JSON, which anyone may have written; SVD's without a family. Raises ValueError."""
+    """Make a job from its JSON, which anyone may have written; as `class_for`, raises ValueError."""
     return class_for(document, JOBS).model_validate(document)
 
 

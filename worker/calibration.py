@@ -1,37 +1,22 @@
-"""`svdq model calibrate`: measures the curve of a model of Wan, and writes it into a model file."""
+"""`svdq model calibrate`: measures by which curve steps of a model can be skipped, and writes it into a model file."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.families import family_named, titles_of
+from svdq.pipeline.models.family import MeasuredCurve, imported
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.model_file import is_model_file, read_model_file
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
-from svdq.pipeline.models.wan.family import FAMILY, WanParameters
-from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
-from svdq.pipeline.models.wan.model import WanModel
-from svdq.pipeline.models.wan.model import calibrate as measure
-from svdq.pipeline.models.wan.step_cache import Curve
 from svdq.producer.files import write_file
 from svdq.producer.job import model_stem
 from svdq.worker.bench.measure import headless_pyplot
 from svdq.worker.device import choose_device
-
-THRESHOLDS = (0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """A curve that was measured, and the model file that has it."""
-
-    path: Path
-    table: dict[str, list[float]]  # as in a model file
-    computed: dict[float, int]  # number of computed steps by threshold
 
 
 def calibrate(
@@ -44,44 +29,38 @@ def calibrate(
     output: Path | None,
     plot_path: Path | None,
     announce: Callable[[str], object],
-) -> Calibration:
-    """Measure the curve of a model and write it; raises InputError if a model, a photo or a file cannot be used."""
+) -> tuple[Path, MeasuredCurve]:
+    """Measure the curve of a model and write it; return the model file and the curve.
+
+    Raises InputError if a model, a photo or a file cannot be used.
+    """
     path = output or (Path(name) if is_model_file(name) else Path(f"{model_stem(name)}.toml"))
     before = _text_before(name, path)
     if plot_path is not None:
         headless_pyplot()
     device = choose_device("auto", 0)
     resolved = resolve(name, on_gpus=device.type == "cuda")
-    if resolved.family != FAMILY.name:
-        raise InputError(f"The model {name} is not one of Wan, whose steps alone are skipped; name one that is.")
+    family = family_named(resolved.family) if resolved.family else None
+    if family is None or not family.calibrate:
+        titles = titles_of(lambda each: each.calibrate)
+        raise InputError(f"The model {name} is not one of {titles}, whose steps alone are skipped; name one that is.")
     if isinstance(resolved.facts.get("sigmas"), list):
         raise InputError(f"The model {name} has a distilled schedule, all of whose steps are needed; none is skipped.")
-    video = FAMILY.parameters.of_shape(shape) if shape else WanParameters(seed=0)
-    completed = FAMILY.complete(video.model_copy(update={"prompt": prompt, "steps": steps}), resolved.facts)
-    assert isinstance(completed, WanParameters)
-    assert completed.width is not None
-    assert completed.height is not None
+    video = family.parameters.of_shape(shape) if shape else family.parameters.model_validate({"seed": 0})
+    completed = family.complete(video.model_copy(update={"prompt": prompt, "steps": steps}), resolved.facts)
     try:
         picture = prepare_photo(photo.read_bytes(), completed.width, completed.height)
     except OSError as error:
         raise InputError(f"The photo {str(photo)!r} cannot be read ({error.strerror}); give another.") from error
     role = Role(embed=True, encode=True, decode=True, in_rounds=True)
     model = open_model(resolved, role, device, dtype_for(resolved, device))
-    assert isinstance(model, WanModel)
+    measure: Callable[..., MeasuredCurve] = imported(family.calibrate)
     found = measure(model, picture, completed, lambda step: announce(f"Step {step} of {completed.steps}."))
-    names = {HIGH_NOISE: "high", LOW_NOISE: "low"} if resolved.facts["boundary_ratio"] else {HIGH_NOISE: "ratios"}
-    table = {names[each]: [round(ratio, 5) for ratio in ratios] for each, ratios in found.items()}
-    if missing := sorted({*names.values()} - table.keys()):
-        raise InputError(f"The expert {missing[0]} has none of these {completed.steps} steps; give more.")
-    experts = [each.component for each in model.segments(completed) for _ in range(each.start, each.stop)]
-    curve = Curve(ratios={each: tuple(ratios) for each, ratios in found.items()})
-    computed = {each: curve.skipped(experts, each).count(False) for each in THRESHOLDS}
-    about = f"{completed.steps} steps, flow shift {completed.flow_shift:g}, {completed.width}x{completed.height}"
-    rows = "".join(f"{key} = {json.dumps(ratios)}\n" for key, ratios in table.items())
-    write_file(path, [before, f"\n# Measured by svdq model calibrate: {about}.\n[step_cache]\n{rows}"])
+    rows = "".join(f"{key} = {json.dumps(ratios)}\n" for key, ratios in found.table.items())
+    write_file(path, [before, f"\n# Measured by svdq model calibrate: {found.about}.\n[step_cache]\n{rows}"])
     if plot_path is not None:
-        _plot(plot_path, table, computed, completed.steps)
-    return Calibration(path=path, table=table, computed=computed)
+        _plot(plot_path, found.table, found.computed, completed.steps)
+    return path, found
 
 
 def _text_before(name: str, path: Path) -> str:
@@ -98,7 +77,7 @@ def _text_before(name: str, path: Path) -> str:
     return f"base = {json.dumps(base, ensure_ascii=False)}\n"
 
 
-def _plot(path: Path, table: dict[str, list[float]], computed: dict[float, int], num_steps: int | None) -> None:
+def _plot(path: Path, table: Mapping[str, Sequence[float]], computed: Mapping[float, int], num_steps: int) -> None:
     pyplot: Any = headless_pyplot()
     figure, (ratios, thresholds) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     start = 0

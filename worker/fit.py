@@ -29,8 +29,8 @@ BITS = {
     "fp8": 8, "q8_0": 8.5, "q6_k": 6.57, "q5_k": 5.6, "q5_1": 6, "q5_0": 5.5,
     "q4_k": 4.8, "q4_1": 5, "q4_0": 4.5, "q3_k": 3.9, "q2_k": 3,
 }  # fmt: skip
-#: Host memory that pinned weights take, in sizes of their own: torch rounds each tensor up to a power of two. Of Wan
-#: 2.2 A14B: 44 GB for 28.6 GB (docs/models.md).
+#: Host memory that pinned weights take, in sizes of their own: torch rounds each tensor up to a power of two.
+#: 44 GB for the 28.6 GB of an expert of 14 billion weights (docs/models.md).
 PINNED = 1.54
 
 
@@ -42,7 +42,7 @@ class Way:
     need_bytes: int  # of the rank that needs most
     host_bytes: int  # of host memory, pinned, from which blocks are streamed
     fits: bool
-    in_parts: bool  # whether it fits only if frames are decoded one at a time, of Wan in tiles
+    in_parts: bool  # whether it fits only if frames are decoded one at a time, or in tiles
     time_s: float | None  # of all videos; None: no time of a step is known
 
 

@@ -12,7 +12,7 @@ import redis
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.loop.protocols import Checkpointer, Surroundings
 from svdq.pipeline.loop.stage import Stage
-from svdq.pipeline.models.families import parameters_of
+from svdq.pipeline.models.families import FAMILIES, parameters_of
 from svdq.pipeline.planning.rounds import MOST_VIDEOS
 from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.pipeline.transport.topology import Links
@@ -170,7 +170,8 @@ class Rank:
         notice = f": {info.notice}" if info.notice else ""
         logger.info("Ready with %s on %s, model %s%s.", count(num_ranks, "rank"), loaded.device.type, info.name, notice)
         if info.name == "preview":
-            logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: SVD, Wan or LTX-2.")
+            families = ", ".join(family.parameters.title for family in FAMILIES)
+            logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model of %s.", families)
         logger.info("Videos go to %s.", self._storage.location("outputs"))
         try:
             if info.known is not None:

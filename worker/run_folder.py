@@ -17,7 +17,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, Valida
 from svdq.pipeline import errors
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.pipeline.models.compute.options import ComputeOptions
-from svdq.pipeline.models.families import family_named
+from svdq.pipeline.models.families import family_named, titles_of
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.producer.files import make_home, sweep, temporary_name, unusable
 from svdq.producer.processes import is_running, start_of
@@ -48,7 +48,9 @@ class RankConfig(BaseModel):
         default="text", description="Format of the log on stderr; json prints an object a line."
     )
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
-        default="auto", description="Type to compute in; auto: fp16 on GPUs (Wan and LTX-2: bf16), fp32 on processors."
+        default="auto",
+        description="Type to compute in; auto: fp16 on GPUs "
+        f"({titles_of(lambda family: family.half == 'bf16')}: bf16), fp32 on processors.",
     )
     compile: Literal["off", "blocks", "whole"] = Field(
         default="off", description="What of the denoising is compiled, for each shape of video when it is first made."
@@ -60,7 +62,7 @@ class RankConfig(BaseModel):
     attention: str = Field(
         default="native",
         title="NAME",
-        description="Backend of diffusers for the attention of Wan and LTX-2, such as _native_cudnn, flash or sage; "
+        description="Backend of diffusers for the attention of transformers, such as _native_cudnn, flash or sage; "
         "sage is approximate.",
     )
     experts: Literal["auto", "resident", "bound", "rounds"] = Field(
@@ -126,7 +128,8 @@ def check_ranks(config: RankConfig, model: ResolvedModel, num_ranks: int, *, on_
             "it computes; leave one of them out."
         )
     if not can_stream(model):
-        raise InputError("--offload blocks is for Wan and LTX-2, whose transformers have equal blocks; leave it out.")
+        titles = titles_of(lambda family: family.num_blocks(family.published))
+        raise InputError(f"--offload blocks is for {titles}, whose transformers have equal blocks; leave it out.")
     if not on_gpus:
         raise InputError(
             "--offload blocks needs a GPU: on a processor, all weights are in host memory already; leave it out."

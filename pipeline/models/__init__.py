@@ -1,1 +1,1 @@
-"""The models of the pipeline: a common interface, implemented by SVD, preview and simulated."""
+"""The models of the pipeline: a common interface, implemented by each family, preview and simulated."""

@@ -227,7 +227,10 @@ class DiffusersModel(VideoModel):
 
     def _weight_bytes(self, *, streamed: bool) -> int:
         modules = self._modules().items()
-        return sum(weight_bytes(module, streamed=streamed and name in self._denoisers) for name, module in modules)
+        blocks = self._found.layout.blocks
+        return sum(
+            weight_bytes(module, blocks if streamed and name in self._denoisers else ()) for name, module in modules
+        )
 
     def broken_weights(self) -> str:
         """Return the name of the first weight that is not finite, such as `unet (conv_in.weight)`, or ""."""

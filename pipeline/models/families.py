@@ -1,6 +1,6 @@
 """The families of models, by name, by parameters and by model folder. Does not import torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -27,6 +27,11 @@ PARAMETERS: Mapping[str, type[VideoParameters]] = {family.name: family.parameter
 def family_named(name: str) -> Family:
     """Return the family of a name."""
     return next(family for family in FAMILIES if family.name == name)
+
+
+def titles_of(having: Callable[[Family], object]) -> str:
+    """Return the names of the families that have something, for a sentence."""
+    return " and ".join(family.parameters.title for family in FAMILIES if having(family))
 
 
 @cache
@@ -60,12 +65,12 @@ def layout_of(model: ResolvedModel) -> FolderLayout:
 
 
 def parameters_of(model: ResolvedModel) -> type[VideoParameters]:
-    """Return the parameters of a model's videos; SVD's for a model that renders all families."""
+    """Return the parameters of a model's videos; the default family's for a model that renders all families."""
     return PARAMETERS[model.family or DEFAULT_FAMILY]
 
 
 def class_for(document: object, classes: Mapping[str, type[_Class]]) -> type[_Class]:
-    """Choose from classes by family the one of a document's `family`, else SVD's; ValueError if there is none."""
+    """Choose from classes by family the one of a document's `family`, or the default; ValueError if there is none."""
     family = document.get("family", DEFAULT_FAMILY) if isinstance(document, Mapping) else None
     if not isinstance(family, str) or family not in classes:
         raise ValueError(f"there is no family of models {family!r}; the families are {', '.join(classes)}")

@@ -6,7 +6,7 @@ model class of a family, which imports torch, implements `video_model.VideoModel
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,12 @@ class FileNames:
     """The names of a component's weights in files that programs other than diffusers have written."""
 
     among_others: str = ""  # pattern of the beginning of its names in a file that has other components, too
-    #: Patterns in original names, or in what diffusers' conversion leaves of them, and what replaces them, in order.
+    #: Patterns in names and what replaces them, in order, before and after diffusers' own conversion.
+    originals: Mapping[str, str] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
+    raised_norms: tuple[
+        str, ...
+    ] = ()  # architectures in whose GGUF files llama.cpp has added 1 to the weights of norms
     is_split: bool = False  # whether some of its weights may be in the files of other components
     unused: tuple[str, ...] = ()  # its modules that no video needs, and files may lack
 
@@ -53,8 +57,11 @@ class FolderLayout:
     as_named: frozenset[str] = frozenset()  # components that are loaded as the class that the index names
     modules: tuple[str, ...] = ("diffusers", "transformers")  # the modules that have the classes
     denoisers: frozenset[str]
+    blocks: frozenset[str] = frozenset()  # classes of the repeated blocks of denoisers and text encoders
     phases: Mapping[Phase, frozenset[str]]  # the components that each phase needs, besides the denoisers for steps
     float32: frozenset[str] = frozenset()  # components that are loaded in float32 whatever the dtype
+    #: Components that `svdq model convert` leaves as they are, besides `float32`: half precision would change much.
+    unconverted: frozenset[str] = frozenset()
     kept_float32: tuple[str, ...] = ()  # parts of the names of weights that diffusers keeps in float32
     settings: tuple[str, ...] = ()  # entries of the index that are arguments of the pipeline
     #: Text encoders whose layers come from host memory one by one where components take turns, because they would never
@@ -103,6 +110,15 @@ class PublishedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredCurve:
+    """By which steps of a model can be skipped, as a video that computes all of them shows."""
+
+    table: Mapping[str, Sequence[float]]  # the ratios as in a model file's `StepCacheEntry`
+    computed: Mapping[float, int]  # number of computed steps by threshold
+    about: str  # how it was measured, for a comment
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """A model family, without torch. The targets `module:attribute` are imported on demand."""
 
@@ -111,6 +127,7 @@ class Family:
     layouts: Mapping[str, FolderLayout]  # its kinds of folders, by the pipeline class in model_index.json
     model: str  # target: its `VideoModel`, a class that is called as in `loader.open_model`
     tiny: str  # target: the function that writes its untrained model into a folder
+    tiny_title: str  # what that model is, for help
     encoded: tuple[str, ...]  # tensors that encoders compute, to compare dtypes by
     #: The component of each of two experts, where a model may have two.
     experts: Mapping[str, str] = field(default_factory=dict)
@@ -131,6 +148,9 @@ class Family:
     #: Returns the smallest `step_cache` with which a model makes a video so many times as fast, of parameters that may
     #: be open; raises InputError if none does. None: this family skips no steps.
     threshold_for: Callable[[VideoParameters, Facts, float], float] | None = None
+    #: Target: measures a `MeasuredCurve` of a `VideoModel` in rounds, a photo of the size of complete parameters, these
+    #: parameters, and what is called with each step that is done. "": this family skips no steps.
+    calibrate: str = ""
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.
     complete: Callable[[VideoParameters, Facts], VideoParameters]
     #: Returns the facts that another scheduler changes; None: this family's cannot be changed.

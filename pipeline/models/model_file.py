@@ -80,7 +80,7 @@ _Ratios = Annotated[tuple[_Ratio, ...], Field(min_length=1, max_length=1000)]
 
 
 class StepCacheEntry(_Section):
-    """The curve by which steps are skipped, in place of the base's; see `wan/step_cache.py`."""
+    """The curve by which steps are skipped, in place of the base's."""
 
     ratios: _Ratios | None = None
     #: The same of each of two experts.

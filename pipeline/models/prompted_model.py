@@ -12,8 +12,7 @@ from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.planning.rounds import TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
-#: Number of groups of texts whose embeddings are kept, in host memory: each has at most 4 MB of Wan in half precision,
-#: and 25 MB of LTX-2.
+#: Number of groups of texts whose embeddings are kept, in host memory: each has at most 25 MB in half precision.
 CACHED_TEXTS = 64
 
 Texts = tuple[str, ...]  # texts that are encoded together

@@ -16,8 +16,8 @@ Leaves = Literal["nothing", "text", "experts"]
 RESERVE_BYTES = 500_000_000  # of a GPU for fragments and CUDA's context; a guess, never measured
 CONTEXT_BYTES = 800_000_000  # of CUDA itself on a GPU. A guess.
 WORKSPACE_BYTES = 1_000_000_000  # workspace of cuDNN and cuBLAS in bytes, added to estimates on GPUs. A guess.
-#: Factor on what the operations of a VAE hold, for the copies that cuDNN makes to convolve with channels last: they are
-#: some 1.6 GB of Wan at 832x480, for whose decode ComfyUI plans 1.37 times as much. Until a card says otherwise.
+#: Factor on what the operations of a VAE hold, for the copies that cuDNN makes to convolve with channels last: ComfyUI
+#: plans 1.37 times as much for a decode at 832x480. Until a card says otherwise.
 VAE_COPIES = 1.4
 
 MemoryShape = tuple[int, ...]

@@ -3,7 +3,7 @@
 Launchers read the options, so torch is imported in the functions that use it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +14,6 @@ if TYPE_CHECKING:
 
 COMPILED, APPROXIMATE, OFFLOADED = ("off", "blocks", "whole"), ("int8",), ("off", "blocks")
 KEPT = ("auto", "stored", "made")
-#: The repeated blocks of a UNet or transformer, compiled one by one: much faster to compile than the whole, for nearly
-#: the same gain.
-BLOCKS = (
-    "BasicTransformerBlock",
-    "TemporalBasicTransformerBlock",
-    "SpatioTemporalResBlock",
-    "WanTransformerBlock",
-    "LTX2VideoTransformerBlock",
-)
-#: The same of text encoders: their layers may keep what weights files store, too.
-TEXT_BLOCKS = ("UMT5Block", "Gemma3DecoderLayer", "Gemma4UnifiedTextDecoderLayer")
 #: Blocks that a GPU holds at a time if they are streamed: the present one, the next one, and one for what the allocator
 #: cannot use at once.
 STREAMED_BLOCKS = 3
@@ -82,16 +71,19 @@ def quantization(options: ComputeOptions) -> Any:
     return TorchAoConfig(Int8WeightOnlyConfig())
 
 
-def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = None) -> Any:
-    """Configure a UNet or transformer, on its device in its dtype, for the options, and return it."""
-    # As in SVD, where pixels are the batch of attention over frames; Wan attends to all tokens at once.
+def apply(unet: Any, options: ComputeOptions, blocks: Collection[str], device: "torch.device | None" = None) -> Any:
+    """Configure a UNet or transformer, on its device in its dtype, for the options, and return it.
+
+    `blocks` are the classes of its repeated blocks.
+    """
+    # Pixels are the batch of a UNet's attention over frames; transformers attend to all tokens at once.
     over_frames = any(type(processor).__name__ == "AttnProcessor2_0" for processor in unet.attn_processors.values())
     if device is not None and device.type == "cuda" and over_frames:
         split_attention(unet)
     if options.attention != "native":
         _use_attention(unet, options.attention)
     if options.compiled != "off":
-        _compile(unet, options.compiled)
+        _compile(unet, options.compiled, blocks)
     if options.offload == "blocks":
         assert device is not None
         _stream_blocks(unet, device)
@@ -103,7 +95,9 @@ def _use_attention(transformer: Any, name: str) -> None:
     from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend
 
     if not any(hasattr(each, "_attention_backend") for each in transformer.attn_processors.values()):
-        raise InputError("--attention is for Wan and LTX-2, whose attention diffusers dispatches; leave it out.")
+        raise InputError(
+            "--attention is for transformers, whose attention diffusers dispatches; this model has none: leave it out."
+        )
     known = [backend.value for backend in AttentionBackendName]
     if name not in known:
         raise InputError(f"--attention {name} is not known; the backends of this diffusers are {', '.join(known)}.")
@@ -170,7 +164,7 @@ def split_attention(unet: Any, max_batch: int = MAX_ATTENTION_BATCH) -> None:
 class _SplitAttention:
     """Splits the batch, whose elements do not attend to each other, into equal parts of at most `max_batch`.
 
-    Cross-attention of SVD is to one token, the photo's, and needs neither queries nor keys.
+    Cross-attention to one token, the photo's, needs neither queries nor keys.
     """
 
     def __init__(self, processor: Any, max_batch: int) -> None:
@@ -202,11 +196,11 @@ class _SplitAttention:
         return torch.cat([self._processor(attn, *pair) for pair in zip(queries, keys, strict=True)])
 
 
-def weight_bytes(module: Any, *, streamed: bool = False) -> int:
-    """Return the bytes of all weights as stored, including quantized ones; of streamed blocks, those on the GPU."""
+def weight_bytes(module: Any, streamed: Collection[str] = ()) -> int:
+    """Return the bytes of all weights as stored, including quantized ones; of `streamed` blocks, those on the GPU."""
     kept = [each for name, each in module.named_buffers() if KEPT_BUFFER in name]
     total = sum(part.nbytes for weight in (*module.parameters(), *kept) for part in stored_parts(weight))
-    blocks = [weight_bytes(block) for block in module.modules() if type(block).__name__ in BLOCKS] if streamed else []
+    blocks = [weight_bytes(block) for block in module.modules() if type(block).__name__ in streamed]
     return total - sum(blocks) + sum(sorted(blocks)[-STREAMED_BLOCKS:])
 
 
@@ -219,7 +213,7 @@ def stored_parts(weight: Any) -> "Iterator[torch.Tensor]":
         yield from stored_parts(getattr(weight, name))
 
 
-def _compile(unet: Any, what: str) -> None:
+def _compile(unet: Any, what: str, blocks: Collection[str]) -> None:
     import torch
     import torch._dynamo.config as dynamo_config
     import torch._inductor.config as inductor_config
@@ -234,6 +228,7 @@ def _compile(unet: Any, what: str) -> None:
     if what == "whole":
         unet.forward = torch.compile(unet.forward, **how)
         return
+    # One by one: much faster to compile than the whole, for nearly the same gain.
     for module in unet.modules():
-        if type(module).__name__ in BLOCKS:
+        if type(module).__name__ in blocks:
             module.compile(**how)

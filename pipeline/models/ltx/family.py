@@ -297,6 +297,7 @@ FAMILY = Family(
     layouts={LAYOUT.pipeline: LAYOUT},
     model="svdq.pipeline.models.ltx.model:LtxModel",
     tiny="svdq.pipeline.models.ltx.tiny:write_tiny_ltx",
+    tiny_title="LTX-2.3 distilled",
     encoded=("video_text", "audio_text", "photo_latents_0"),
     half="bf16",
     published_as="ltx-2",

@@ -71,6 +71,7 @@ FILE_NAMES: Mapping[str, FileNames] = {
             r"^language_model\.model\.": "model.language_model.",
             r"^model\.(embed_tokens|layers|norm)\.": r"model.language_model.\1.",
         },
+        raised_norms=("gemma3",),  # transformers adds it in the norm
         unused=("vision_tower", "multi_modal_projector", "embed_vision", "embed_audio"),
     ),
 }
@@ -126,6 +127,8 @@ LAYOUT = FolderLayout(
     as_named=frozenset({"text_encoder"}),
     modules=("diffusers", "transformers", "diffusers.pipelines.ltx2"),
     denoisers=frozenset({TRANSFORMER}),
+    blocks=frozenset({"LTX2VideoTransformerBlock", "Gemma3DecoderLayer", "Gemma4UnifiedTextDecoderLayer"}),
+    unconverted=frozenset({"vae"}),
     float32=frozenset({"vocoder"}),  # in bfloat16 it is audibly wrong
     phases={
         "embed": frozenset({"text_encoder", "connectors"}),

@@ -29,7 +29,6 @@ from svdq.pipeline.models.weights.model_folder import is_rounded, loaded_files, 
 
 SHARD_BYTES = 2 * 1024**3  # bytes of weights in a file of the copy, and so about the memory that writing it takes
 _UNREAD = (".bin", ".pt", ".msgpack", ".h5")  # endings of weights files that svdq does not read
-_UNCHANGED = ("vae", "image_encoder")  # small, and half precision changes much
 #: Where training programs put the weights in a .pth file, the better ones first.
 _WEIGHTS_KEYS = ("params_ema", "params", "model_state_dict", "state_dict", "model", "net")
 
@@ -73,7 +72,7 @@ def convert(
     kinds = {
         component: class_of(layout, component, classes[component][1])
         for component in layout.weighted
-        if component not in {*_UNCHANGED, *layout.float32} and component in classes and classes[component][0]
+        if component not in layout.unconverted | layout.float32 and component in classes and classes[component][0]
     }
     for component in kinds:
         if is_rounded(loaded_files(source, component, (False, True))):

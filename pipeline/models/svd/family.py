@@ -79,7 +79,9 @@ LAYOUT = FolderLayout(
         "scheduler": ("EulerDiscreteScheduler",),
     },
     denoisers=frozenset({"unet"}),
+    blocks=frozenset({"BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock"}),
     phases={"encode": frozenset({"vae", "image_encoder"}), "decode": frozenset({"vae"})},
+    unconverted=frozenset({"vae", "image_encoder"}),
     weighted=("unet", "vae", "image_encoder"),
 )
 
@@ -157,6 +159,7 @@ FAMILY = Family(
     layouts={LAYOUT.pipeline: LAYOUT},
     model="svdq.pipeline.models.svd.model:SvdModel",
     tiny="svdq.pipeline.models.svd.tiny:write_tiny_model",
+    tiny_title="Stable Video Diffusion",
     encoded=("image_latents",),
     half="fp16",
     published_as="stable-video-diffusion",

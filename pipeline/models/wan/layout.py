@@ -46,6 +46,46 @@ _UNSUPPORTED = (
     "shift_terminal",
 )
 
+#: From names of T5 encoders in GGUF (llama.cpp) and in Wan's original code to transformers'.
+_T5 = {
+    r"^(token_embd|token_embedding)\.": "shared.",
+    r"^(enc\.output_norm|norm)\.": "encoder.final_layer_norm.",
+    r"^(enc\.blk|blocks)\.": "encoder.block.",
+    r"\.attn[._]([qkvo])\.": r".layer.0.SelfAttention.\1.",
+    r"\.(attn_rel_b|pos_embedding\.embedding)\.": ".layer.0.SelfAttention.relative_attention_bias.",
+    r"\.(attn_norm|norm1)\.": ".layer.0.layer_norm.",
+    r"\.(ffn_gate|ffn\.gate\.0)\.": ".layer.1.DenseReluDense.wi_0.",
+    r"\.(ffn_up|ffn\.fc1)\.": ".layer.1.DenseReluDense.wi_1.",
+    r"\.(ffn_down|ffn\.fc2)\.": ".layer.1.DenseReluDense.wo.",
+    r"\.(ffn_norm|norm2)\.": ".layer.1.layer_norm.",
+}
+#: Original names in the levels of Wan 2.2's VAE, which diffusers does not convert, such as
+#: encoder.downsamples.0.downsamples.2.resample.1.weight.
+_VAE_LEVELS = {
+    r"^(\w+)\.(down|up)samples\.(\d+)\.\2samples\.\d+\.(resample|time_conv)\.": r"\1.\2_blocks.\3.\2sampler.\4.",
+    r"^(\w+)\.(down|up)samples\.(\d+)\.\2samples\.(\d+)\.": r"\1.\2_blocks.\3.resnets.\4.",
+    **{
+        rf"(\.resnets\.\d+)\.{theirs}\.": rf"\1.{ours}."
+        for theirs, ours in {
+            r"residual\.0": "norm1",
+            r"residual\.2": "conv1",
+            r"residual\.3": "norm2",
+            r"residual\.6": "conv2",
+            "shortcut": "conv_shortcut",
+        }.items()
+    },
+}
+#: Original names of layers as musubi-tuner flattens them in LoRAs: `blocks_3_self_attn_q`.
+_FLATTENED = {
+    r"^blocks_(\d+)_(self_attn|cross_attn)_(q|k|v|o|k_img|v_img)\.": r"blocks.\1.\2.\3.",
+    r"^blocks_(\d+)_ffn_(\d)\.": r"blocks.\1.ffn.\2.",
+}
+_OF_TRANSFORMER = FileNames(
+    originals=_FLATTENED,
+    # Of FLF2V-14B; diffusers' loader of single files lacks it, its scripts/convert_wan_to_diffusers.py has it.
+    renames={r"^img_emb\.emb_pos$": "condition_embedder.image_embedder.pos_embed"},
+)
+
 _LAYOUT = FolderLayout(
     pipeline="WanImageToVideoPipeline",
     example="Wan-AI/Wan2.2-I2V-A14B-Diffusers",
@@ -61,6 +101,7 @@ _LAYOUT = FolderLayout(
     },
     optional=frozenset({LOW_NOISE, "image_encoder", "image_processor"}),
     denoisers=frozenset({HIGH_NOISE, LOW_NOISE}),
+    blocks=frozenset({"WanTransformerBlock", "UMT5Block"}),
     phases={
         "embed": frozenset({"text_encoder"}),
         "encode": frozenset({"vae", "image_encoder"}),
@@ -70,8 +111,12 @@ _LAYOUT = FolderLayout(
     kept_float32=("time_embedder", "time_embedding"),  # diffusers' name and the original one; norms are small
     settings=("boundary_ratio", "expand_timesteps"),
     weighted=(HIGH_NOISE, LOW_NOISE, "vae", "text_encoder", "image_encoder"),
-    # Of FLF2V-14B; diffusers' loader of single files lacks it, its scripts/convert_wan_to_diffusers.py has it.
-    file_names={HIGH_NOISE: FileNames(renames={r"^img_emb\.emb_pos$": "condition_embedder.image_embedder.pos_embed"})},
+    file_names={
+        HIGH_NOISE: _OF_TRANSFORMER,
+        LOW_NOISE: _OF_TRANSFORMER,
+        "vae": FileNames(originals=_VAE_LEVELS),
+        "text_encoder": FileNames(originals=_T5),
+    },
 )
 #: The folder of TI2V-5B names the class that makes videos from text.
 _TEXT_AND_IMAGE_LAYOUT = replace(

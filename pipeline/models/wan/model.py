@@ -6,15 +6,12 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import PIL.Image
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError, SampleError, how_to_install
@@ -23,16 +20,13 @@ from svdq.pipeline.models.prompted_model import PromptedModel, Texts
 from svdq.pipeline.models.resolved_model import ResolvedModel
 from svdq.pipeline.models.video_model import Denoiser, Role, State
 from svdq.pipeline.models.wan.denoiser import (
-    Keep,
     Schedule,
     WanDenoiser,
     first_frame_mask,
     history_names,
-    instead_of_blocks,
 )
 from svdq.pipeline.models.wan.family import FAMILY, FLF2V_14B, WanParameters, needs_last_photo
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
-from svdq.pipeline.planning.rounds import ENCODERS, TEXT_ENCODER
 from svdq.pipeline.video_parameters import VideoParameters
 
 CACHED_SCHEDULES = 256  # number of schedules that are kept
@@ -181,47 +175,3 @@ def _one_call(vae: Any, *, tiled: bool) -> Iterator[None]:
 def _padded(embedding: Tensor) -> Tensor:
     """Append zeros to (1, N, E) up to 512 tokens, as diffusers does."""
     return torch.nn.functional.pad(embedding, (0, 0, 0, MAX_TOKENS - embedding.shape[1]))
-
-
-@torch.inference_mode()
-def calibrate(
-    model: WanModel, photo: Image, completed: WanParameters, on_step: Callable[[int], object]
-) -> dict[str, list[float]]:
-    """Denoise one video with a model in rounds; return the ratio of each step by component, the first of each 1."""
-    model.hold(TEXT_ENCODER)
-    state = model.embed(completed) or {}
-    model.hold(ENCODERS)
-    state |= model.encode(photo, completed)
-    found = {}
-    for segment in model.segments(completed):
-        model.hold(segment.component)
-        denoiser = _Calibrating(**vars(model.denoiser(state, completed)))
-        for index in range(segment.start, segment.stop):
-            state |= denoiser.step(state, index)
-            on_step(index + 1)
-        found[segment.component] = denoiser.ratios
-    return found
-
-
-@dataclass(kw_only=True)
-class _Calibrating(WanDenoiser):
-    """Computes every step, and compares the residuals of the prediction with the prompt."""
-
-    ratios: list[float] = field(default_factory=list)
-
-    @contextmanager
-    def cached(self, transformer: Any, index: int, which: str) -> Iterator[None]:
-        first, last = Keep(), Keep()
-        with instead_of_blocks(transformer, [first, *transformer.blocks, last]):
-            yield
-        if which == "cond":
-            residual = last.kept - first.kept
-            before = self.residuals.get(which)
-            self.ratios.append(1.0 if before is None else _ratio(residual, before))
-            self.residuals[which] = residual
-
-
-def _ratio(residual: Tensor, before: Tensor) -> float:
-    """Return the mean over all tokens of the ratio of norms."""
-    norms = (torch.linalg.norm(each.float(), dim=-1) for each in (residual, before))
-    return float((next(norms) / (next(norms) + 1e-8)).mean())

@@ -141,15 +141,14 @@ class ComponentLoader:
     def load_for(self, component: str, device: torch.device, options: ComputeOptions) -> Any:
         """Load one component as the options say, a denoising one configured; raises InputError for whatever reason."""
         with in_a_sentence(f"The {component} of the model {self.name}", device, self._needed_bytes):
+            is_kept = options.weights == "stored"
             if self.is_streamed(component):
-                return stream_layers(
-                    self.load(component, torch.device("cpu"), is_kept=options.weights == "stored"), device
-                )
+                return stream_layers(self.load(component, torch.device("cpu"), is_kept=is_kept), device)
             if component not in self.layout.denoisers:
-                return self.load(component, device, is_kept=options.weights == "stored")
+                return self.load(component, device, is_kept=is_kept)
             where = torch.device("cpu") if options.offload == "blocks" else device
-            found = self.load(component, where, quantization(options), is_kept=options.weights == "stored")
-            return apply(found, options, device)
+            found = self.load(component, where, quantization(options), is_kept=is_kept)
+            return apply(found, options, self.layout.blocks, device)
 
     def is_streamed(self, component: str) -> bool:
         """Return whether the layers of a text encoder come from host memory one by one."""
@@ -228,8 +227,8 @@ class ComponentLoader:
         model, stored, loras = self.open_changed(kind, component)
         for warning in (warning for lora in loras for warning in warnings_of(lora)):
             logger.warning("%s", warning)
-        how = {"dtype": self.dtype_of(component), "device": device, "quantization": quantized, "is_kept": is_kept}
-        load_weights(model, stored, loras, **how)
+        how = {"dtype": self.dtype_of(component), "device": device, "quantization": quantized}
+        load_weights(model, stored, loras, **how, kept_in=self.layout.blocks if is_kept else None)
         return model
 
     def open_changed(self, kind: Any, component: str) -> tuple[Any, dict[str, Stored], list[Lora]]:
@@ -238,11 +237,11 @@ class ComponentLoader:
         names = self.layout.file_names.get(component, FileNames())
         if component in self.model.weights:
             without(model, names.unused)
-        shapes, rename = shapes_of(model), renaming(kind, names.renames)
+        shapes, rename = shapes_of(model), renaming(kind, names)
         if component in self.model.weights:
             stored: dict[str, Stored] = {}
             for file in reversed(self.files(component)):
-                stored |= open_file(file, shapes, rename)
+                stored |= open_file(file, shapes, rename, names.raised_norms)
         else:
             stored = open_folder(self._files(component))
         self._check_complete(component, shapes.keys() - stored.keys())
@@ -267,13 +266,13 @@ class ComponentLoader:
         if lora.component not in self._shapes:
             config = read_json(self.path, f"{lora.component}/config.json", self.name)
             self._shapes[lora.component] = shapes_of(empty_component(kind, config))
-        return open_lora(lora, self._shapes[lora.component], renaming(kind, names.renames))
+        return open_lora(lora, self._shapes[lora.component], renaming(kind, names))
 
     def _of(self, component: str) -> str:
         return f" in {self.model.weights[component]}" if component in self.model.weights else ""
 
     def _check_known(self, component: str, others: Collection[str], parts: Collection[str]) -> None:
-        """Refuse weights in `parts` of a component that its config lacks, as of Wan 2.1's transformer in 2.2's."""
+        """Refuse weights in `parts` of a component that its config lacks: it is of another model."""
         if unknown := [name for name in others if name.partition(".")[0] in parts]:
             raise InputError(
                 f"The file {self.model.weights[component]} is of another model: the {component} of {self.model.base} "

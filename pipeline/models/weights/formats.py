@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.family import FileNames
 from svdq.pipeline.models.weights.loras import open_safetensors
 from svdq.pipeline.models.weights.model_folder import NO_WEIGHTS, NOTE, SCALES, gguf_fields, gguf_tensors
 
@@ -46,22 +47,21 @@ def open_folder(files: Sequence[Path]) -> dict[str, Stored]:
     return found
 
 
-def open_file(file: Path, names: Collection[str], rename: Callable[[str], str]) -> dict[str, Stored]:
+def open_file(
+    file: Path, names: Collection[str], rename: Callable[[str], str], raised_norms: Collection[str] = ()
+) -> dict[str, Stored]:
     """Return the weights in a file of safetensors or GGUF, by the `names` of diffusers.
 
-    `rename` converts the original name of a weight to diffusers'. Raises InputError for other files, and for weights
-    that would be read wrongly.
+    `rename` converts the original name of a weight to diffusers'; `raised_norms` is as in `FileNames`. Raises
+    InputError for other files, and for weights that would be read wrongly.
     """
     renamed = {}
-    for name, stored in _opened(file).items():
+    is_gguf = file.suffix == ".gguf"
+    for name, stored in (_open_gguf(file, raised_norms) if is_gguf else _open_safetensors(file)).items():
         for prefix in _PREFIXES:
             name = name.removeprefix(prefix)
         renamed[name if name in names else rename(name)] = stored
     return renamed
-
-
-def _opened(file: Path) -> dict[str, Stored]:
-    return _open_gguf(file) if file.suffix == ".gguf" else _open_safetensors(file)
 
 
 def _open_safetensors(file: Path) -> dict[str, Stored]:
@@ -146,12 +146,12 @@ def scaled(tensors: Mapping[str, Tensor]) -> Tensor:
     return weight * factor
 
 
-def _open_gguf(file: Path) -> dict[str, Stored]:
+def _open_gguf(file: Path, raised_norms: Collection[str]) -> dict[str, Stored]:
     from diffusers.quantizers.gguf.utils import dequantize_functions
 
     found = {}
     architecture = gguf_fields(file).get("general.architecture")
-    has_one_added = architecture is not None and architecture.contents() == "gemma3"
+    is_raised = architecture is not None and architecture.contents() in raised_norms
     for tensor in gguf_tensors(file):
         if not (tensor.tensor_type in dequantize_functions or tensor.data.dtype.kind == "f"):
             raise InputError(
@@ -160,14 +160,14 @@ def _open_gguf(file: Path) -> dict[str, Stored]:
             )
         read = partial(_mapped, tensor.data)
         how: Callable[[Mapping[str, Tensor]], Tensor] = partial(_of_blocks, int(tensor.tensor_type))
-        if has_one_added and tensor.name.endswith("norm.weight"):
+        if is_raised and tensor.name.endswith("norm.weight"):
             how = partial(_without_one, how)
         found[tensor.name] = Stored(num_elements=int(tensor.n_elements), read=read, dequantize=how)
     return found
 
 
 def _without_one(how: Callable[[Mapping[str, Tensor]], Tensor], tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the weight of a norm of Gemma 3; llama.cpp's conversion adds 1, which transformers adds in the norm."""
+    """Return the weight of a norm to which llama.cpp's conversion has added 1."""
     return how(tensors).to(torch.float32) - 1
 
 
@@ -215,89 +215,28 @@ def shapes_of(model: Any) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
 
 
-#: From names of T5 encoders in GGUF (llama.cpp) and in Wan's original code to transformers'.
-_T5 = {
-    "token_embd": "shared",
-    "enc.output_norm": "encoder.final_layer_norm",
-    "enc.blk.": "encoder.block.",
-    **{f".attn_{each}": f".layer.0.SelfAttention.{each}" for each in "qkvo"},
-    ".attn_rel_b": ".layer.0.SelfAttention.relative_attention_bias",
-    ".attn_norm": ".layer.0.layer_norm",
-    ".ffn_gate": ".layer.1.DenseReluDense.wi_0",
-    ".ffn_up": ".layer.1.DenseReluDense.wi_1",
-    ".ffn_down": ".layer.1.DenseReluDense.wo",
-    ".ffn_norm": ".layer.1.layer_norm",
-}
-_T5_OF_WAN = {
-    "token_embedding": "shared",
-    ".norm1": ".layer.0.layer_norm",
-    **{f".attn.{each}": f".layer.0.SelfAttention.{each}" for each in "qkvo"},
-    ".pos_embedding.embedding": ".layer.0.SelfAttention.relative_attention_bias",
-    ".norm2": ".layer.1.layer_norm",
-    ".ffn.gate.0": ".layer.1.DenseReluDense.wi_0",
-    ".ffn.fc1": ".layer.1.DenseReluDense.wi_1",
-    ".ffn.fc2": ".layer.1.DenseReluDense.wo",
-}
-
-
-def _name_in_t5(name: str) -> str:
-    if name.startswith(("blocks.", "token_embedding.", "norm.")):
-        for theirs, ours in _T5_OF_WAN.items():
-            name = name.replace(f"{theirs}.", f"{ours}.")
-        return re.sub(r"^blocks\.", "encoder.block.", re.sub(r"^norm\.", "encoder.final_layer_norm.", name))
-    for theirs, ours in _T5.items():
-        name = name.replace(f"{theirs}.", f"{ours}.") if not theirs.endswith(".") else name.replace(theirs, ours)
-    return name
-
-
-#: A layer of a level of Wan 2.2's VAE in the original names: encoder.downsamples.0.downsamples.2.resample.1.weight.
-_LEVEL = re.compile(r"(encoder|decoder)\.(?:down|up)samples\.(\d+)\.(?:down|up)samples\.(\d+)\.(.+)")
-_RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2"}
-
-
-def _name_in_residual_vae(name: str) -> str | None:
-    """Return diffusers' name of a layer of Wan 2.2's VAE, whose levels diffusers' own conversion does not know."""
-    if (found := _LEVEL.fullmatch(name)) is None:
-        return None
-    half, level, place, rest = found.groups()
-    way = "down" if half == "encoder" else "up"
-    if rest.startswith(("resample.", "time_conv.")):
-        return f"{half}.{way}_blocks.{level}.{way}sampler.{rest}"
-    for theirs, ours in {**_RESIDUAL, "shortcut": "conv_shortcut"}.items():
-        rest = re.sub(rf"^{re.escape(theirs)}\.", f"{ours}.", rest)
-    return f"{half}.{way}_blocks.{level}.resnets.{place}.{rest}"
-
-
-def renaming(kind: Any, renames: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """Return the conversion of names in files to the names in a class of diffusers or transformers; most have none.
-
-    `renames` are patterns and what replaces them, after the conversion.
-    """
+def renaming(kind: Any, names: FileNames) -> Callable[[str], str]:
+    """Return the conversion of names in files to the names in a class of diffusers or transformers."""
     convert = _conversion(kind)
 
     def rename(name: str) -> str:
-        name = convert(name)
-        for pattern, ours in (renames or {}).items():
-            name = re.sub(pattern, ours, name)
-        return name
+        return _replaced(convert(_replaced(name, names.originals)), names.renames)
 
     return rename
+
+
+def _replaced(name: str, patterns: Mapping[str, str]) -> str:
+    for pattern, ours in patterns.items():
+        name = re.sub(pattern, ours, name)
+    return name
 
 
 def _conversion(kind: Any) -> Callable[[str], str]:
     if hasattr(kind, "config_class"):
         # Versions of transformers differ in whether CLIP's names have the prefix.
-        return _name_in_t5 if "T5" in kind.__name__ else lambda name: name.removeprefix("vision_model.")
+        return lambda name: name.removeprefix("vision_model.")
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 
     convert = SINGLE_FILE_LOADABLE_CLASSES.get(kind.__name__, {}).get("checkpoint_mapping_fn")
-    if not convert:
-        return str
-
-    def rename(name: str) -> str:
-        if (found := _name_in_residual_vae(name)) is not None:
-            return found
-        # It renames the keys of a dict, leaves the values alone, and drops the keys of other components.
-        return str(next(iter(convert({name: name})), name))
-
-    return rename
+    # It renames the keys of a dict, leaves the values alone, and drops the keys of other components.
+    return (lambda name: str(next(iter(convert({name: name})), name))) if convert else str

@@ -115,7 +115,7 @@ class JobLoras:
             for name, tensors in self._on_device((choice.digest, component), lora).items():
                 added.setdefault(name, []).append((strong, tensors))
         self._drop_old(len(mine))
-        layers = layers_of_blocks(module)
+        layers = layers_of_blocks(module, self._found.layout.blocks)
         self.on[component] = mine
         try:
             for name, each in added.items():

@@ -2,12 +2,11 @@
 
 W + strength * (alpha / rank) * B @ A (Hu et al. 2021, arXiv:2106.09685), computed in float32 and rounded once. Keys are
 matched to weights by their names alone, so that a rank reads only the tensors of its components: diffusers' converters
-would load all of them, refuse some files of trainers, and cover neither SVD nor keys that LTX-2's trainers flatten.
+would load all of them, refuse some files of trainers, and cover neither UNets of videos nor all flattened keys.
 """
 
 import json
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +40,6 @@ _PREFIXES = (
     "base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "lora_unet_model_",
     "lora_unet_",
 )  # fmt: skip
-#: The original names of Wan's layers as musubi-tuner flattens them: `blocks_3_self_attn_q`.
-_FLAT = re.compile(r"blocks_(\d+)_(?:(self_attn|cross_attn)_(q|k|v|o|k_img|v_img)|ffn_(\d))")
 
 
 @dataclass(kw_only=True)
@@ -157,9 +154,6 @@ def _weight_of(
     module = key.removesuffix(f".{end}")
     for prefix in _PREFIXES:
         module = module.removeprefix(prefix)
-    if flat := _FLAT.fullmatch(module):
-        block, attention, projection, layer = flat.groups()
-        module = f"blocks.{block}.{attention}.{projection}" if attention else f"blocks.{block}.ffn.{layer}"
     candidates = (f"{module}.{parameter}", rename(f"{module}.{parameter}"), flattened.get(module))
     return next((name for name in candidates if name in names), None), kind
 

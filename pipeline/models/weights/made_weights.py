@@ -4,7 +4,7 @@ W = dequantize(stored) + sum of strength * (alpha / rank) * B @ A, in float32 an
 Weights that are made once, when they are loaded, are made by the same functions on the same device: same bits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from svdq.pipeline.models.compute.options import BLOCKS, KEPT_BUFFER, TEXT_BLOCKS
+from svdq.pipeline.models.compute.options import KEPT_BUFFER
 from svdq.pipeline.models.weights.formats import Stored, shapes_of
 from svdq.pipeline.models.weights.loras import Lora
 
@@ -120,18 +120,24 @@ def make_at_use(layer: nn.Module, name: str) -> MadeWeight:
     return layer
 
 
-def layers_of_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers of a component's repeated blocks by the names of their weights: nearly all that it weighs."""
+def layers_of_blocks(model: nn.Module, blocks: Collection[str]) -> dict[str, nn.Module]:
+    """Return the layers of a component's repeated `blocks` by the names of their weights: nearly all that it weighs."""
     return {
         f"{place}.{name}.weight": layer
         for place, block in model.named_modules()
-        if type(block).__name__ in (*BLOCKS, *TEXT_BLOCKS)
+        if type(block).__name__ in blocks
         for name, layer in block.named_modules()
         if isinstance(layer, nn.Linear | _ConvNd)
     }
 
 
-def keep_stored(model: nn.Module, recipes: Mapping[str, Recipe], dtype: torch.dtype, device: torch.device) -> set[str]:
+def keep_stored(
+    model: nn.Module,
+    recipes: Mapping[str, Recipe],
+    blocks: Collection[str],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> set[str]:
     """Let layers of a component's blocks keep what the file stores; return the names of their weights.
 
     Those are weights that the file stores in fewer bytes, and weights that LoRAs of a model file change, since LoRAs of
@@ -139,7 +145,7 @@ def keep_stored(model: nn.Module, recipes: Mapping[str, Recipe], dtype: torch.dt
     `model` has no memory for its weights; those that stay in float32 are made once.
     """
     stored = set()
-    for name, layer in layers_of_blocks(model).items():
+    for name, layer in layers_of_blocks(model, blocks).items():
         recipe = recipes[name]
         if recipe.dtype != dtype or not (recipe.is_smaller or recipe.loras):
             continue
@@ -163,11 +169,12 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Any = None,
-    is_kept: bool = False,
+    kept_in: Collection[str] | None = None,
 ) -> None:
     """Load the weights of an `empty_component`, as its `from_pretrained` does; `stored` has all of them.
 
-    With `is_kept`, layers keep what the file stores where that is smaller; not with a `quantization` of diffusers.
+    Layers in blocks of the classes `kept_in` keep what the file stores where that is smaller, and LoRAs of jobs may
+    change them; not with a `quantization` of diffusers.
     """
     import transformers
     from diffusers.models.model_loading_utils import load_model_dict_into_meta
@@ -192,8 +199,8 @@ def load_weights(
         )
         for name, shape in shapes_of(model).items()
     }
-    if is_kept:
-        for name in keep_stored(model, recipes, dtype, device):
+    if kept_in is not None:
+        for name in keep_stored(model, recipes, kept_in, dtype, device):
             del recipes[name]
     load_model_dict_into_meta(
         model,
@@ -208,6 +215,6 @@ def load_weights(
         model.hf_quantizer = quantizer
     if is_text:
         model.tie_weights()
-    if is_kept:  # for LoRAs of jobs
+    if kept_in is not None:
         model.recipes = {name: recipe for name, recipe in recipes.items() if recipe.loras or recipe.is_smaller}
     model.eval()

@@ -13,7 +13,7 @@ from svdq.pipeline.models.compute import options
 from svdq.pipeline.models.compute.options import ComputeOptions
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names.model_names import resolve
-from svdq.pipeline.models.svd.family import SvdParameters
+from svdq.pipeline.models.svd.family import LAYOUT, SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.weights.model_folder import DTYPES
@@ -88,7 +88,8 @@ def test_split_attention_gives_the_same_bits(tiny_model, tensors, eager) -> None
 
 def test_on_cuda_no_attention_has_a_larger_batch_than_its_kernels_take(tiny_model) -> None:
     """At twice 2048x1152, since the tiny model attends at half the resolution; without contents, for want of a GPU."""
-    unet = options.apply(open_with(tiny_model).pipeline.unet, options.DEFAULTS, torch.device("cuda")).to("meta")
+    unet = open_with(tiny_model).pipeline.unet
+    unet = options.apply(unet, options.DEFAULTS, LAYOUT.blocks, torch.device("cuda")).to("meta")
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device="meta")
@@ -101,7 +102,8 @@ def test_on_cuda_no_attention_has_a_larger_batch_than_its_kernels_take(tiny_mode
 @pytest.mark.slow
 def test_split_attention_compiles_in_one_piece(tiny_model, compiled_graphs) -> None:
     model = open_with(tiny_model)
-    block = next(each for each in model.pipeline.unet.modules() if type(each).__name__ == options.BLOCKS[1])
+    modules = model.pipeline.unet.modules()
+    block = next(each for each in modules if type(each).__name__ == "TemporalBasicTransformerBlock")
     frames = torch.randn(4, 16, block.norm_in.normalized_shape[0])
     context = torch.randn(32, 1, block.attn2.to_k.in_features)
     with torch.inference_mode():

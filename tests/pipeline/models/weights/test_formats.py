@@ -10,7 +10,9 @@ from torch import Tensor
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.families import layout_of
+from svdq.pipeline.models.family import FileNames
 from svdq.pipeline.models.names.model_names import resolve
+from svdq.pipeline.models.wan.layout import LAYOUTS
 from svdq.pipeline.models.wan.tiny import VARIANTS, Variant, write_tiny_wan
 from svdq.pipeline.models.weights.components import check_model_file
 from svdq.pipeline.models.weights.formats import empty_component, open_file, renaming
@@ -24,6 +26,8 @@ from tests.pipeline.models.wan_files import (
     save_fp8_scaled,
     save_gguf,
 )
+
+NAMES = LAYOUTS["WanImageToVideoPipeline"].file_names
 
 
 def save_bf16(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -61,7 +65,7 @@ def test_a_file_of_comfyui_loads_to_its_dequantized_weights(
     weights = load_file(next(folder.glob("*.safetensors")))
     kept = save(tmp_path / name, weights)
     kind = diffusers.WanTransformer3DModel
-    read = open_file(tmp_path / name, weights, renaming(kind))
+    read = open_file(tmp_path / name, weights, renaming(kind, NAMES["transformer"]))
     ours = empty_component(kind, json.loads((folder / "config.json").read_text()))
     load_weights(ours, read, [], dtype=torch.float32, device=torch.device("cpu"))
     for weight, tensor in ours.state_dict().items():
@@ -181,7 +185,7 @@ def test_a_vae_of_comfyui_loads_to_the_weights_of_diffusers(tmp_path: Path, resi
     assert len(renamed) == len(weights)
     save_file(renamed, tmp_path / "vae.safetensors")
     kind = diffusers.AutoencoderKLWan
-    read = open_file(tmp_path / "vae.safetensors", weights, renaming(kind))
+    read = open_file(tmp_path / "vae.safetensors", weights, renaming(kind, NAMES["vae"]))
     ours = empty_component(kind, made.config)
     load_weights(ours, read, [], dtype=torch.float32, device=torch.device("cpu"))
     for name, tensor in ours.state_dict().items():
@@ -201,7 +205,8 @@ def test_encoders_have_the_names_of_wan_and_of_older_transformers(tmp_path: Path
         weights = load_file(next(folder.glob("*.safetensors")))
         save_file({rename(name): weight for name, weight in weights.items()}, tmp_path / "file.safetensors")
         ours = empty_component(kind, json.loads((folder / "config.json").read_text()))
-        read = open_file(tmp_path / "file.safetensors", weights, renaming(kind))
+        renamed = renaming(kind, NAMES.get(component, FileNames()))
+        read = open_file(tmp_path / "file.safetensors", weights, renamed)
         load_weights(ours, read, [], dtype=torch.float32, device=torch.device("cpu"))
         assert weights.keys() <= ours.state_dict().keys()
         for name, weight in weights.items():

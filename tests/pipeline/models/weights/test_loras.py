@@ -12,9 +12,12 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.resolved_model import LoraFile
 from svdq.pipeline.models.video_model import Role
+from svdq.pipeline.models.wan.layout import LAYOUTS
 from svdq.pipeline.models.weights.formats import renaming
 from svdq.pipeline.models.weights.loras import Lora, open_lora, warnings_of
 from tests.pipeline.models.wan_files import save_lora
+
+NAMES = LAYOUTS["WanImageToVideoPipeline"].file_names
 
 
 def opened(file: Path, weights: dict[str, Tensor], component: str = "transformer", strength: float = 1.0) -> Lora:
@@ -22,7 +25,7 @@ def opened(file: Path, weights: dict[str, Tensor], component: str = "transformer
 
     lora = LoraFile(file=file, component=component, strength=strength)
     shapes = {name: weight.shape for name, weight in weights.items()}
-    return open_lora(lora, shapes, renaming(diffusers.WanTransformer3DModel))
+    return open_lora(lora, shapes, renaming(diffusers.WanTransformer3DModel, NAMES[component]))
 
 
 @pytest.fixture
