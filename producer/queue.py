@@ -128,6 +128,10 @@ def connect(settings: Settings) -> redis.Redis:
                     # No other command is retried: it might be done twice.
                     _RESTART.call_with_retry(connection.ping, _unless_refused)
                     break
+                except redis.ResponseError as error:
+                    if "MISCONF" not in str(error):  # it answers what only reads
+                        raise
+                    break
                 except redis.BusyLoadingError:
                     if not is_loading:
                         logger.warning("Redis loads its data; waiting for it.")
@@ -193,6 +197,8 @@ def answer_of(error: RedisError) -> str:
 def _complaint(error: RedisError, where: str) -> str:
     """Describe an error of a server, by its shown URL, and its fix; servers never repeat passwords in their answers."""
     reason = answer_of(error)
+    if "MISCONF" in reason:
+        return "cannot save its data, so it refuses writes; make room on its disk, or see in its log what is wrong."
     if "command not allowed when used memory" in reason:
         return "is full: it has reached its maxmemory. Raise that, or make room as docs/redis.md says."
     if "HELLO must be called" in reason or "Authentication required" in reason:

@@ -269,10 +269,10 @@ class JobsLostError(InputError):
     def __init__(self, job_ids: Sequence[str], others: list[JobView]) -> None:
         self.others = others  # the other jobs
         (first, *more) = job_ids
-        which = f"job {first!r}" if not more else f"{len(job_ids):,} of these jobs, such as {first!r}"
+        gone = f"{len(job_ids):,} of these jobs are gone, such as" if more else "There is no job"
         super().__init__(
-            f"There is no {which}: removed, or lost with the last changes of a Redis server that was replaced; submit "
-            "the photo again."
+            f"{gone} {first!r}: removed, or lost with the last changes of a Redis server that was replaced; "
+            "submit the photo again."
         )
 
 

@@ -1,6 +1,8 @@
 import contextlib
 import os
 import re
+import shutil
+import signal
 import socket
 import stat
 import threading
@@ -19,6 +21,7 @@ from svdq.producer.queue import (
     SvdqQueue,
     connect,
     fetch,
+    plain_errors,
     read_job,
     render,
     server_url,
@@ -35,6 +38,8 @@ from svdq.producer.together import ask_one
 from tests.conftest import Cli
 from tests.loading_redis import loading_redis
 from tests.queued import JOB, enqueue
+from tests.waiting import wait_until
+from tests.worker.own_redis import OwnRedis
 
 ID = "0" * 20
 
@@ -224,3 +229,25 @@ def test_a_server_that_becomes_a_replica_is_left_for_what_its_name_is_then(setti
         assert connection.client_id() != before
         connection.replicaof("NO", "ONE")
         assert ask_one(connection, read_workers())[1] == "none"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"), [("full", "has reached its maxmemory"), ("disk", "cannot save its data, so it refuses writes")]
+)
+def test_a_server_that_refuses_writes_is_read_and_named(home: Path, tmp_path: Path, trouble: str, said: str) -> None:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = OwnRedis(folder, "--save", "3600 1")
+    settings = load_settings(redis_url=server.url())
+    with server.client(server.url()) as connection:
+        if trouble == "full":
+            connection.config_set("maxmemory", 1)
+        else:
+            shutil.rmtree(folder)
+            connection.bgsave()
+            wait_until(lambda: connection.info("persistence")["rdb_last_bgsave_status"] == "err")
+    with connect(settings) as connection:
+        assert ask_one(connection, read_workers())[1] == "unknown", "workers cannot renew their records"
+        with pytest.raises(UnavailableError, match=said), plain_errors(settings):
+            connection.set("a", 1)
+    server.stop(signal.SIGKILL)

@@ -180,6 +180,7 @@ class Reporter:
                 logger.warning(
                     "Job %s was canceled or taken over by another group; its result here is dropped.", report.job_id
                 )
+                self._lost.add(active.execution.id)  # said once, also while Redis refuses to forget it
             [found] = statuses(self._worker.connection, [report.job_id])
             if found in (None, *ENDED):
                 self._stopped(report)
