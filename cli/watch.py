@@ -24,6 +24,7 @@ from svdq.producer.settings_loader import load_for_watching
 from svdq.producer.submitting.draft import Draft
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.text import parse_duration
+from svdq.producer.threads import within
 from svdq.producer.watching.folder_config import PHOTO_GLOBS, FileFilter, WatchOptions
 from svdq.producer.watching.state import Event
 from svdq.producer.watching.watcher import watch as watch_folder
@@ -116,7 +117,8 @@ def watch(
 
     with StopSignals() as stop:
         how = WatchOptions(selection=selection, once=once, **watching)
-        counts = watch_folder(settings, folder, spec, how, report, stop.is_set)
+        # In a thread: a photo on a mount that does not answer would hold back the second Ctrl-C.
+        counts = within(None, lambda: watch_folder(settings, folder, spec, how, report, stop.is_set))
     if stop.number == signal.SIGINT:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if once and (counts["rejected"] or counts["waiting"]) else 0

@@ -83,8 +83,8 @@ DECODED = Budget(1 << 27)  # bytes of memory that decodings of photos take at a 
 MAX_DECODED_BYTES = 480 << 20  # the same for one photo that somebody else has sent or dropped
 
 
-def within(seconds: float, call: Callable[[], Result]) -> Result:
-    """Return what a call returns, or raise a TimeoutError: then it continues in a daemon thread."""
+def within(seconds: float | None, call: Callable[[], Result]) -> Result:
+    """Return what a call returns, or raise a TimeoutError; then, or after Ctrl-C, it continues in a daemon thread."""
     done: Future[Result] = Future()
 
     def run() -> None:

@@ -25,7 +25,7 @@ from svdq.producer.watching.state import Event, OnEvent, State
 SCAN_S, MAX_SHARE = 2.0, 0.02  # longest pause between scans, and their largest share of time
 TICK_S = 0.2  # seconds between two checks for a stop request
 BATCH = 100  # files that are processed between two scans at most
-HANGS_S = 30.0  # seconds of one photo after which it is reported
+HANGS_S = 30.0  # seconds of one photo, or of one scan, after which it is reported
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0  # until another try of Redis or the storage, doubling
 
 
@@ -148,16 +148,16 @@ class _Watcher:
                 for file in due:
                     if self.is_stopped():
                         return
-                    with self._said_if_it_hangs():
+                    with self._said_if_it_hangs("A photo"):
                         self.processor.process(file, connection)
             # Files that could not be processed before were the first of these.
             self.delay_s = FIRST_DELAY_S
             self._set("unavailable", None, "Redis and the storage can be used again.")
 
     @contextlib.contextmanager
-    def _said_if_it_hangs(self) -> Iterator[None]:
-        """Report once that a photo takes long, as on a mount that does not answer, and once that it goes on."""
-        problem = f"A photo has taken {HANGS_S:.0f} s: its folder or the storage does not answer. Photos wait for it."
+    def _said_if_it_hangs(self, work: str) -> Iterator[None]:
+        """Report once that work takes long, as on a mount that does not answer, and once that it goes on."""
+        problem = f"{work} has taken {HANGS_S:.0f} s: the folder or the storage does not answer. Photos wait for it."
         timer = threading.Timer(HANGS_S, self._set, ("hangs", problem, ""))
         timer.daemon = True
         timer.start()
@@ -171,7 +171,8 @@ class _Watcher:
         started_s = time.monotonic()
         problem = None
         try:
-            self.scanner.scan(self.waiting)
+            with self._said_if_it_hangs("A look at the folder"):
+                self.scanner.scan(self.waiting)
         except OSError as error:
             problem = f"The folder {str(self.scanner.root)!r} cannot be read ({error.strerror})."
         self._set("folder", problem, f"The folder {str(self.scanner.root)!r} can be read again.")

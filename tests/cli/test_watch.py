@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,16 @@ import pytest
 import redis
 from PIL import Image
 
+from svdq.cli import watch as watch_command
 from svdq.cli.main import run
 from svdq.producer.embedded_redis import find_server
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.storage import storage as storage_module
 from svdq.producer.storage.storage import Storage
+from svdq.producer.watching import watcher
+from svdq.producer.watching.processor import Processor
+from svdq.producer.watching.scanner import Scanner
 from tests.finished import add_video
 from tests.forks import Fork
 from tests.queued import write_files
@@ -370,4 +376,41 @@ def test_a_storage_that_hangs_ends_the_watcher_with_a_sentence(
     monkeypatch.setattr(Storage, "exists", lambda *_: never.wait(60))
     assert run(["watch", str(tmp_path), "--once"]) == 3
     assert "has not answered for" in capsys.readouterr().err
+    never.set()
+
+
+@pytest.mark.parametrize(
+    ("place", "said"), [((Scanner, "scan"), "A look at the folder has"), ((Processor, "process"), "A photo has")]
+)
+def test_a_folder_that_hangs_is_said(
+    drop: Drop,
+    inbox: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: tuple[type, str],
+    said: str,
+) -> None:
+    does = getattr(*place)
+    monkeypatch.setattr(watcher, "HANGS_S", 0.1)
+    monkeypatch.setattr(*place, lambda *arguments: (time.sleep(0.5), does(*arguments))[1])
+    drop("a.jpg")
+    assert run(["watch", str(inbox), "--once", "--stable-for", "1ms"]) == 0
+    assert f"{said} taken 0 s: the folder or the storage does not answer." in capsys.readouterr().err
+
+
+def test_a_second_signal_ends_a_watcher_whose_system_call_hangs(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+
+    def hang(*_: object) -> Counter[str]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as in the kernel
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        never.wait(20)
+        return Counter()
+
+    monkeypatch.setattr(watch_command, "watch_folder", hang)
+    began_s = time.monotonic()
+    assert run(["watch", str(inbox)]) == 130
+    assert time.monotonic() - began_s < 10
     never.set()
