@@ -286,7 +286,9 @@ def import_command(workflow: Path, folder: Path | None, output: Path | None, for
         )
     if target.exists() and not force:
         raise InputError(f"{str(target)!r} exists; give another file as --output, or --force to replace it.")
-    made = to_model_file(read_recipe(read_workflow(workflow)), find_folders(folder, workflow), workflow)
+    made = to_model_file(
+        read_recipe(read_workflow(workflow), FAMILIES), find_folders(folder, workflow), workflow, FAMILIES
+    )
     try:
         target.write_bytes(made.toml.encode("utf-8", "replace"))
     except OSError as error:

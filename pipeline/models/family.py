@@ -128,6 +128,7 @@ class Family:
     model: str  # target: its `VideoModel`, a class that is called as in `loader.open_model`
     tiny: str  # target: the function that writes its untrained model into a folder
     tiny_title: str  # what that model is, for help
+    workflow_reader: str = ""  # target: what it knows of ComfyUI's nodes, a `comfyui.recipe.WorkflowReader`
     encoded: tuple[str, ...]  # tensors that encoders compute, to compare dtypes by
     #: The component of each of two experts, where a model may have two.
     experts: Mapping[str, str] = field(default_factory=dict)

@@ -106,8 +106,12 @@ class _Scope:
                 self.links[-number] = (int(each["upstream"]), each["upstream_slot"])
 
 
-def flatten(workflow: Mapping[str, Any], limits: Limits) -> dict[str, Node]:
-    """Return the nodes of a workflow that run, by id; raises InputError for more than the limits."""
+def flatten(workflow: Mapping[str, Any], widgets: Mapping[str, str], limits: Limits) -> dict[str, Node]:
+    """Return the nodes of a workflow that run, by id; `widgets` are those of more types of nodes.
+
+    Raises InputError for more than the limits.
+    """
+    widgets = {**WIDGETS, **widgets}
     subgraphs = {each["id"]: each for each in (workflow.get("definitions") or {}).get("subgraphs") or ()}
     top = _Scope(graph=workflow, limits=limits)
     scopes = [top]
@@ -134,7 +138,7 @@ def flatten(workflow: Mapping[str, Any], limits: Limits) -> dict[str, Node]:
     for scope in scopes:
         for key, node in scope.nodes.items():
             if not _is_off(node) and node["type"] not in _VIRTUAL and key not in scope.inner:
-                made = _node(scope, node, setters)
+                made = _node(scope, node, widgets, setters)
                 found[made.id] = made
     return found
 
@@ -148,8 +152,8 @@ def _first(node: Mapping[str, Any]) -> Any:
     return next(iter(values.values() if isinstance(values, dict) else values or ()), None)
 
 
-def _node(scope: _Scope, node: Mapping[str, Any], setters: Mapping[Any, Any]) -> Node:
-    inputs = _widgets(node) | dict(_promoted(scope, node["id"]))
+def _node(scope: _Scope, node: Mapping[str, Any], widgets: Mapping[str, str], setters: Mapping[Any, Any]) -> Node:
+    inputs = _widgets(node, widgets) | dict(_promoted(scope, node["id"]))
     for each in node.get("inputs") or ():
         if each.get("link") is not None:
             found = _follow(scope, each["link"], setters)
@@ -159,7 +163,8 @@ def _node(scope: _Scope, node: Mapping[str, Any], setters: Mapping[Any, Any]) ->
                 inputs[each["name"]] = found.value
     models = (node.get("properties") or {}).get("models") or ()
     named = tuple(each for each in models if isinstance(each, dict))
-    return Node(id=f"{scope.prefix}{node['id']}", type=node["type"], inputs=inputs, models=named)
+    named_inputs = {str(name): each for name, each in inputs.items()}
+    return Node(id=f"{scope.prefix}{node['id']}", type=str(node["type"]), inputs=named_inputs, models=named)
 
 
 def _named(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +174,7 @@ def _named(node: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given if name not in (CONTROL, *_CONTROLS)}
 
 
-def _widgets(node: Mapping[str, Any]) -> dict[str, Any]:
+def _widgets(node: Mapping[str, Any], widgets: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of a node's widgets by name, as far as the names are known."""
     if named := _named(node):
         return named
@@ -183,14 +188,14 @@ def _widgets(node: Mapping[str, Any]) -> dict[str, Any]:
         isinstance(value, list) and value and isinstance(value[0], dict) and "active" in value[0] for value in values
     ):
         return {"loras": next(value for value in values if isinstance(value, list))}  # Lora Loader (LoraManager)
-    names = WIDGETS.get(node["type"]) or (("value",) if node["type"] in TEXTS else None)
-    if names is None:
+    names = widgets.get(node["type"], "value" if node["type"] in TEXTS else "").split()
+    if not names:
         of_inputs = [each["name"] for each in node.get("inputs") or () if each.get("widget")]
-        names = tuple(of_inputs) if len(of_inputs) == len(values) else ()
+        names = of_inputs if len(of_inputs) == len(values) else []
     if CONTROL in names and (place := names.index(CONTROL)) < len(values) and values[place] not in _CONTROLS:
-        names = tuple(name for name in names if name != CONTROL)  # widgets that other nodes feed have none
+        names.remove(CONTROL)  # widgets that other nodes feed have none
     if not names and values and len(values) <= 2:  # a constant, whatever its node is called
-        names = ("value", CONTROL)
+        names = ["value", CONTROL]
     return dict(zip(names, values, strict=False))
 
 
@@ -237,7 +242,7 @@ def _origin(scope: _Scope, link: int, setters: Mapping[Any, Any], depth: int) ->
         return None if given is None or _is_off(setter) else _follow(there, given, setters, depth + 1)
     if node["type"] == "PrimitiveNode":
         return _Value(value=_first(node))
-    return Link(node=f"{scope.prefix}{origin}", slot=slot)
+    return Link(node=f"{scope.prefix}{origin}", slot=int(slot))
 
 
 def _passed(node: Mapping[str, Any], slot: int) -> int | None:

@@ -1,8 +1,8 @@
 """The nodes of a workflow that run, with their inputs by name, and notes on what an import leaves out."""
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from svdq.pipeline.errors import InputError
@@ -61,14 +61,83 @@ class Node:
         return next((each for name in names if isinstance(each := self.inputs.get(name), str)), None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The noise levels of a sampler: a schedule of ComfyUI by its name or a list, and the part of it that counts."""
+
+    node: Node  # which makes it
+    name: str = ""
+    steps: int = 20
+    levels: tuple[float, ...] | None = None  # in place of a name; without the 0 at the end
+    start: int = 0
+    end: int | None = None  # None: to the last step
+    shift: float | None = None  # where the node has it itself
+    boundary: float | None = None  # the noise level at which a sampler with two models changes to the second
+    denoise: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A sampler: the steps of a schedule that one model does."""
+
+    node: Node
+    model: Any  # the input, as those below
+    positive: Any
+    negative: Any
+    latents: Any
+    path: tuple[Node, ...]  # the nodes that the latents come from, the nearest first, up to the sampler before
+    cfg: float
+    sampler: str
+    schedule: Schedule
+    seed: int | None = None
+    adds_noise: bool = True
+    keeps_noise: bool = False  # whether noise is left after the last of its steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """A type of nodes that encode the photo, or begin the latents of a video: the names of their inputs."""
+
+    width: str = "width"
+    height: str = "height"
+    frames: str = "length"
+    photo: str = "start_image"
+    last_photo: str = ""
+    #: Inputs of which svdq has none, with the values that change nothing.
+    neutral: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTypes:
+    """What is known of types of nodes besides ComfyUI's own."""
+
+    #: The names of their widgets, in order, where the editor saves values alone.
+    widgets: Mapping[str, str] = field(default_factory=dict)
+    #: Outputs that are inputs of the same names, by a pattern of the type; the first output is the bundle itself.
+    bundles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: Compute the first outputs; raise UnknownValueError if they are no constants.
+    outputs: Mapping[str, "Callable[[Graph, Node], Sequence[Any]]"] = field(default_factory=dict)
+    samplers: Mapping[str, "Callable[[Graph, Node, Notes], Sequence[Stage]]"] = field(default_factory=dict)
+    #: Read the noise levels of an output, by its number.
+    schedules: Mapping[str, "Callable[[Graph, Node, int, Notes], Schedule]"] = field(default_factory=dict)
+    guiders: frozenset[str] = frozenset()  # nodes with a `cfg` that SamplerCustomAdvanced guides by
+    encoders: Mapping[str, Encoder] = field(default_factory=dict)
+
+    def __or__(self, other: "NodeTypes") -> "NodeTypes":
+        both = {each.name: getattr(self, each.name) | getattr(other, each.name) for each in fields(self)}
+        return NodeTypes(**both)
+
+
 @dataclass(frozen=True)
 class Graph:
     """The nodes of a workflow by id."""
 
     nodes: Mapping[str, Node]
+    types: NodeTypes = field(default=NodeTypes(), compare=False)
     limits: Limits = field(default_factory=Limits, compare=False)
     #: Outputs that `value_of` has computed, and the error where it could not: each is computed once.
     computed: dict[Link, Any] = field(default_factory=dict, compare=False)
+    computing: list[Link] = field(default_factory=list, compare=False)  # outputs that wait for each other
 
     def origin(self, value: object) -> Node | None:
         """Return the node that an input comes from; None for a value, or for nothing."""
@@ -85,15 +154,19 @@ class Graph:
             links = (each for name in names if isinstance(each := node.inputs.get(name), Link))
             node = self.origin(next(links, None))
 
+    def nearest(self, values: Iterable[object]) -> Iterator[Node]:
+        """Yield all nodes that some inputs depend on, breadth first."""
+        seen: set[str] = set()
+        left = [*values]
+        for value in left:  # which grows
+            if (node := self.origin(value)) is not None and node.id not in seen:
+                seen.add(node.id)
+                yield node
+                left += node.inputs.values()
+
     def before(self, node: Node) -> set[str]:
         """Return the ids of a node and of all that it depends on."""
-        found: set[str] = set()
-        left = [node]
-        while left:
-            if (each := left.pop()).id not in found:
-                found.add(each.id)
-                left += [origin for value in each.inputs.values() if (origin := self.origin(value)) is not None]
-        return found
+        return {node.id, *(each.id for each in self.nearest(node.inputs.values()))}
 
     def of_types(self, *types: str) -> Iterator[Node]:
         """Yield the nodes of some types, in the order of the file."""

@@ -1,5 +1,6 @@
 """The nodes from a loader to a sampler: which file a model is of, its LoRAs, its shift, and what else changes it."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -7,13 +8,13 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.graph import MAX_NAME, Graph, Link, Node, Notes
-from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, value_of
+from svdq.pipeline.models.comfyui.values import number_of, quietly
 from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
 
 GUIDANCE = "VideoLinearCFGGuidance"  # changes the guidance from the first frame to the last, as svdq does
 _FILES = ("unet_name", "ckpt_name", "gguf_name", "model_name", "model")  # inputs of loaders
 _MODELS = ("model", "MODEL", "model1", "input")  # inputs that are models
-#: Inputs that name a LoRA: alone, or one of several (rgthree, WanVideoWrapper, Comfyroll and Efficiency nodes).
+#: Inputs that name a LoRA: alone, or one of several (rgthree, Kijai's wrapper, Comfyroll and Efficiency nodes).
 _LORA_INPUT = re.compile(r"lora(?:_name)?(_\d+)?")
 _STRENGTHS = ("strength_model", "strength", "model_weight", "lora_wt", "model_str")
 #: Nodes that change how fast or with how much memory a model runs, by a part of their names.
@@ -117,10 +118,7 @@ def _file_of(graph: Graph, node: Node) -> str | None:
 
 def value_of_file(graph: Graph, value: Any) -> str | None:
     """Return the file that an input names, also by a list of names as a node; None for anything else."""
-    try:
-        found = value_of(graph, value)
-    except UnknownValueError:  # a model, not the name of one
-        return None
+    found = quietly(graph, value)  # None: a model, not the name of one
     if not isinstance(found, str) or len(found) > MAX_NAME:
         return None
     return found if found.lower().endswith((*WEIGHTS_SUFFIXES, ".pt", ".pth", ".ckpt")) else None
@@ -144,7 +142,7 @@ def _note_change(node: Node, notes: Notes) -> None:
 
 
 def _stack_of(graph: Graph, value: Any, notes: Notes) -> Iterator[LoraUse]:
-    """Yield the LoRAs of a chain of WanVideoLoraSelect and the like, the first before."""
+    """Yield the LoRAs of a chain of nodes, the first before."""
     for node in reversed([*graph.chain(value, "prev_lora", "lora_stack")]):
         notes.read(node)
         yield from lora_entries(graph, node, notes)
@@ -152,10 +150,9 @@ def _stack_of(graph: Graph, value: Any, notes: Notes) -> Iterator[LoraUse]:
 
 def lora_entries(graph: Graph, node: Node, notes: Notes) -> Iterator[LoraUse]:
     """Yield the LoRAs that a node names itself: one, numbered ones, or rgthree's entries; none that is off."""
-    strength: float | None
     for name, value in node.inputs.items():
         if isinstance(value, dict) and "lora" in value:  # Power Lora Loader (rgthree)
-            file, strength = value["lora"], value.get("strength", 1.0) if value.get("on", True) else 0.0
+            file, strength = value["lora"], _strength(value) if value.get("on", True) else 0.0
         elif isinstance(value, dict | list) and name == "loras":  # Lora Loader (LoraManager)
             yield from _of_manager(node, value)
             continue
@@ -164,8 +161,7 @@ def lora_entries(graph: Graph, node: Node, notes: Notes) -> Iterator[LoraUse]:
             if number and str(node.inputs.get(f"switch{number}", "on")).lower() == "off":
                 continue
             file = value_of_file(graph, value)
-            names = [f"{each}{number}" for each in _STRENGTHS]
-            given = (number_of(graph, node, each) for each in names)
+            given = (number_of(graph, node, f"{each}{number}") for each in _STRENGTHS)
             strength = next((each for each in given if each is not None), 1.0)
         else:
             continue
@@ -175,10 +171,17 @@ def lora_entries(graph: Graph, node: Node, notes: Notes) -> Iterator[LoraUse]:
             yield LoraUse(node=node, file=file, strength=float(strength))
 
 
+def _strength(entry: Mapping[str, Any]) -> float:
+    """Return the strength of an entry of a stack, 1 if it has none; NaN, which no model file takes, if it is none."""
+    found = entry.get("strength")
+    try:
+        return 1.0 if found is None else float(found)
+    except (OverflowError, TypeError, ValueError):
+        return math.nan
+
+
 def _of_manager(node: Node, value: Any) -> Iterator[LoraUse]:
     entries = value.get("__value__", ()) if isinstance(value, Mapping) else value
     for each in entries if isinstance(entries, list) else ():
-        if isinstance(each, dict) and each.get("active", True) and each.get("name"):
-            strength = float(1.0 if each.get("strength") is None else each["strength"])
-            if strength:
-                yield LoraUse(node=node, file=f"{each['name']}.safetensors", strength=strength)
+        if isinstance(each, dict) and each.get("active", True) and each.get("name") and (strength := _strength(each)):
+            yield LoraUse(node=node, file=f"{each['name']}.safetensors", strength=strength)

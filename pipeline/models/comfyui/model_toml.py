@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from svdq.pipeline.command_line import arguments_of, joined, variable
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.folders import Folders, split_photo
 from svdq.pipeline.models.comfyui.model_chain import UNREAD
-from svdq.pipeline.models.comfyui.source import Recipe
+from svdq.pipeline.models.comfyui.recipe import Recipe
 from svdq.pipeline.models.compute.memory import size_text
-from svdq.pipeline.models.families import FAMILIES
+from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.model_file import LORA_SUFFIXES, WEIGHTS_SUFFIXES, ModelFile
 
 #: Bits of a weight by a part of a file's name, in its order; of GGUF with the factors of its blocks.
@@ -55,11 +55,12 @@ class Imported:
     submit: tuple[str, ...]  # the arguments of svdq that make the same video
 
 
-def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
+def to_model_file(recipe: Recipe, folders: Folders, workflow: Path, families: Iterable[Family]) -> Imported:
     """Return the model file of a recipe, with the files that are in ComfyUI's folders."""
     missing: dict[Path, Missing] = {}
     notes = [*recipe.notes]
-    sizes = next((family.models[recipe.base].num_weights for family in FAMILIES if recipe.base in family.models), {})
+    family = next(family for family in families if recipe.base in family.models)
+    base = family.models[recipe.base]
 
     def place(kind: str, name: str) -> str:
         found = folders.candidates(kind, name)
@@ -77,7 +78,7 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
         # Of a checkpoint, and of connectors alone, it is not known what else is in the file.
         used_as = [component for component, file in recipe.weights.items() if file == name]
         is_known = "transformer" in used_as if kind == "checkpoint" else used_as != ["connectors"]
-        number = sum(sizes.get(each, 0) for each in used_as) if is_known else 0
+        number = sum(base.num_weights.get(each, 0) for each in used_as) if is_known else 0
         about = size_text(about_bytes(name, number)) if number else ""
         url = recipe.urls.get(name.replace("\\", "/").rpartition("/")[2], "")
         missing.setdefault(path, Missing(path=path, about=about, url=url))
@@ -108,7 +109,8 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
     for header, content in tables:
         if content:
             lines += ["", header, *(f"{key} = {_toml(value)}" for key, value in content.items())]
-    _check("\n".join(lines), recipe.base, workflow)
+    given = _parsed("\n".join(lines), workflow)
+    family.with_model_file(dict(base.facts), given, str(workflow))
     return Imported(
         toml="\n".join(lines) + "\n",
         missing=tuple(missing.values()),
@@ -117,10 +119,10 @@ def to_model_file(recipe: Recipe, folders: Folders, workflow: Path) -> Imported:
     )
 
 
-def _check(text: str, base: str, workflow: Path) -> None:
-    """Raise InputError if a model file has values that svdq does not take, such as a strength above 10."""
+def _parsed(text: str, workflow: Path) -> ModelFile:
+    """Parse a model file; raises InputError if it has values that svdq does not take, such as a strength above 10."""
     try:
-        given = ModelFile.model_validate(tomllib.loads(text))
+        return ModelFile.model_validate(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, UnicodeError) as error:
         raise InputError(f"The workflow {str(workflow)!r} has a value that svdq does not take ({error}).") from error
     except ValidationError as error:
@@ -128,8 +130,6 @@ def _check(text: str, base: str, workflow: Path) -> None:
         place = ".".join(map(str, first["loc"]))
         what = f"{place}: {first['msg']}, not {str(first['input'])[:40]}"
         raise InputError(f"The workflow {str(workflow)!r} has a value that svdq does not take ({what}).") from error
-    family = next(family for family in FAMILIES if base in family.models)
-    family.with_model_file(dict(family.models[base].facts), given, str(workflow))
 
 
 def _toml(value: Any) -> str:

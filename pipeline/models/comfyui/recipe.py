@@ -1,36 +1,26 @@
 """Reads a workflow into what a model file and a submission say, with notes on what is left out."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
+from typing import Any, NoReturn
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, Notes
-from svdq.pipeline.models.comfyui.ltx import is_ltx, read_ltx
-from svdq.pipeline.models.comfyui.model_chain import ModelChain, model_chain, uses_of
-from svdq.pipeline.models.comfyui.schedule import schedule_of
-from svdq.pipeline.models.comfyui.source import (
-    CONDITIONING,
-    Recipe,
-    Source,
-    find_encoder,
-    quietly,
-    read_svd,
-    refuse,
-    source_of,
-)
-from svdq.pipeline.models.comfyui.stages import SAMPLERS, Stage, last_samplers, stages_of
-from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, without_switches
+from svdq.pipeline.models.comfyui.graph import Graph, Link, Node, NodeTypes, Notes, Stage
+from svdq.pipeline.models.comfyui.model_chain import LoraUse
+from svdq.pipeline.models.comfyui.source import Source
+from svdq.pipeline.models.comfyui.stages import last_samplers, samplers_of, stages_of
+from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, quietly, without_switches
 from svdq.pipeline.models.comfyui.workflow import read_graph
+from svdq.pipeline.models.family import Family, imported
 
-HIGH, LOW = "transformer", "transformer_2"
 _SAVERS = {"CreateVideo": "fps", "VHS_VideoCombine": "frame_rate", "SaveAnimatedWEBP": "fps", "SaveWEBM": "fps"}
 #: Nodes that need no word: svdq does what they do, or nobody sees what they do.
 _QUIET = re.compile(
     r"VAEDecode|CLIPVision|VAELoader|CLIPLoader|Save|VHS_VideoCombine|CreateVideo|Preview|Primitive|.*Constant|Show"
-    r"|.*Clean|Unload|LoadImage|.*Math|WanVideoDecode|WanVideoBlockSwap|WanVideoTorchCompile|WanVideoVRAM|.*Note"
-    r"|ComfySwitchNode|GetImageSize|Display|PlaySound",
+    r"|.*Clean|Unload|LoadImage|.*Math|.*Note|ComfySwitchNode|GetImageSize|Display|PlaySound",
     re.IGNORECASE,
 )
 #: Nodes that interpolate frames, and what svdq does in place of nodes after the decode, by a part of their names.
@@ -39,112 +29,154 @@ _AFTERWARDS = dict.fromkeys(
     _INTERPOLATIONS, "interpolates frames; `svdq submit --interpolate` does so by motion estimation"
 ) | {
     "upscale": "enlarges the frames; `svdq submit --upscale` does",
-    "audio": "concerns sound; svdq writes the sound that LTX-2 makes, and none for Wan",
+    "audio": "concerns sound; svdq writes the sound that the model itself makes, if it makes any",
     "colormatch": "corrects colors; svdq does not",
 }
+_TEXT_ALONE = {"EmptyHunyuan": "makes a video from text alone"}
 
 
-def read_recipe(workflow: Mapping[str, Any]) -> Recipe:
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A workflow in the terms of svdq; files are as ComfyUI names them."""
+
+    base: str
+    weights: Mapping[str, str] = field(default_factory=dict)  # by component
+    loras: tuple[tuple[str, LoraUse], ...] = ()  # with their components
+    defaults: dict[str, Any]
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    source: Source
+    seed: int | None
+    notes: tuple[str, ...] = ()
+    urls: Mapping[str, str] = field(default_factory=dict)  # where files can be had, by name
+    checkpoints: frozenset[str] = frozenset()  # files in ComfyUI's folder of checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkflowReader:
+    """What a family knows of workflows."""
+
+    nodes: str  # pattern of the beginning of its nodes' types
+    types: NodeTypes
+    #: Reads the video that samplers make; raises InputError, with the node, where svdq cannot make it.
+    read: Callable[[Graph, Sequence[Stage], Notes], Recipe]
+    quiet: str = "$"  # pattern of the beginning of types that need no word
+
+    def owns(self, node: Node) -> bool:
+        """Return whether a node is one of the family's."""
+        return re.match(self.nodes, node.type) is not None
+
+
+def read_recipe(workflow: dict[str, Any], families: Iterable[Family]) -> Recipe:
     """Read a workflow; raises InputError, with the node, where svdq cannot make such a video."""
+    known = [family for family in families if family.workflow_reader]
+    readers: list[WorkflowReader] = [imported(family.workflow_reader) for family in known]
+    graph = read_graph(workflow, reduce(or_, (reader.types for reader in readers), NodeTypes()))
     try:
-        return _read(workflow)
+        return _read(without_switches(graph), readers, [family.parameters.title for family in known])
     except UnknownValueError as error:
         raise InputError(
             f"{error.args[0]} computes a value that svdq needs and cannot compute; set it to a constant in ComfyUI."
         ) from error
-    except RecursionError as error:
-        raise InputError(
-            "Nodes of the workflow depend on each other in a circle, or on too many in a row; correct its links."
-        ) from error
-    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__}: {error}"[:100]
-        raise InputError(f"The workflow is not as ComfyUI writes it ({what}); save it again.") from error
 
 
-def _read(workflow: Mapping[str, Any]) -> Recipe:
-    graph, notes = without_switches(read_graph(workflow)), Notes()
-    if not graph.nodes:
+def _read(graph: Graph, readers: Sequence[WorkflowReader], titles: Sequence[str]) -> Recipe:
+    nodes, notes = [*graph.nodes.values()], Notes()
+    if not nodes:
         raise InputError("The workflow has no node that runs: all are muted, bypassed or notes.")
     ends = last_samplers(graph)
     if not ends:
         _refuse_without_sampler(graph)
-    if not any(node.type.startswith(("Wan", "LTX", "EmptyLTX")) for node in graph.nodes.values()):
-        refuse([*graph.nodes.values()])
-    end, recipe = _first_video(graph, ends, notes)
+    if not any(reader.owns(node) for node in nodes for reader in readers):
+        if other := next((node for node in nodes if node.type.startswith("Hunyuan")), None):
+            listed = f"{', '.join(titles[:-1])} and {titles[-1]}"
+            raise InputError(f"{other} belongs to HunyuanVideo, and svdq imports workflows of {listed}.")
+        refuse_kinds(nodes, _TEXT_ALONE)
+    end, reader, recipe = _first_video(graph, ends, readers, notes)
     rate = _rate(graph, end, notes)
     fps = recipe.defaults.get("fps", rate)
     if rate not in (None, fps):
         what = f"makes a video of {fps} frames a second, to be played at {rate}"
         notes.add(recipe.source.encoder, f"{what}; svdq plays it as it is made")
-    _note_the_rest(graph, end, notes)
-    nodes = graph.nodes.values()
+    _note_the_rest(graph, end, reader, notes)
     models = [each for node in nodes for each in node.models]
-    given = [node.inputs.get(name) for node in nodes for name in ("ckpt_name", "ltxv_path")]
+    checkpoints = (quietly(graph, node.inputs.get("ckpt_name")) for node in nodes)
     return replace(
         recipe,
         defaults=recipe.defaults | ({} if fps is None else {"fps": fps}),
         notes=tuple(notes.sentences),
         urls={str(each["name"]): str(each["url"]) for each in models if each.get("name") and each.get("url")},
-        checkpoints=frozenset(str(quietly(graph, each)) for each in given),
+        checkpoints=recipe.checkpoints | {each for each in checkpoints if isinstance(each, str)},
     )
 
 
-def _first_video(graph: Graph, ends: list[Node], notes: Notes) -> tuple[Node, Recipe]:
-    """Return the last sampler of the first video of a photo, and what was read of it.
+def _first_video(
+    graph: Graph, ends: list[Node], readers: Sequence[WorkflowReader], notes: Notes
+) -> tuple[Node, WorkflowReader, Recipe]:
+    """Return the last sampler of the first video of a photo, the family that it is of, and what was read of it.
 
     Other samplers may make the photo before, or the next part after. Raises InputError if none makes such a video.
     """
-    read = read_ltx if is_ltx(graph) else _read_video
     refused: list[InputError] = []
     for end in sorted(ends, key=lambda each: len(graph.before(each))):
         own = Notes()
         try:
-            recipe = read(graph, end, own)
+            stages = stages_of(graph, end, own)
+            before = graph.nearest((stages[0].positive, stages[0].latents))
+            reader = next((each for node in before for each in readers if each.owns(node)), None)
+            if reader is None:
+                _refuse_without_encoder(graph, stages[0], _TEXT_ALONE)
+            recipe = reader.read(graph, stages, own)
         except InputError as error:
             refused.append(error)
         else:
             _note_other_videos(graph, [other for other in ends if other is not end], end, notes)
             notes.sentences += own.sentences
             notes.read_ids |= own.read_ids
-            return end, recipe
+            return end, reader, recipe
     raise refused[0]
 
 
-def _read_video(graph: Graph, end: Node, notes: Notes) -> Recipe:
-    """Read the video of Wan or Stable Video Diffusion that a sampler makes."""
-    stages = stages_of(graph, end, notes)
-    starts = [stages[0].positive, stages[0].latents, stages[0].node.inputs.get("image_embeds")]
-    encoder = find_encoder(graph, starts, end)
-    stages, models = _experts(stages, [model_chain(graph, each.model, each.node, notes) for each in stages])
-    for stage in stages[1:]:
-        if (stage.positive, stage.negative) != (stages[0].positive, stages[0].negative):
-            notes.add(stage.node, "has other prompts or photos than the first sampler; svdq takes the first's for both")
-    source = source_of(graph, encoder, stages[0].positive, stages[0].negative, notes)
-    if encoder.type == CONDITIONING:
-        return read_svd(graph, stages[0], models[0], source, notes)
-    base, components = _base(models, source, notes)
-    if source.has_last_photo and base.startswith("Wan-AI/Wan2.1-I2V"):
-        notes.add(encoder, "has a last photo, which Wan 2.1 I2V does not take in svdq; svdq renders without")
-        source = replace(source, has_last_photo=False, last_photo=None)
-    steps, scheduler = schedule_of(stages, [each.shift for each in models], notes)
-    guidance = tuple(stage.cfg for stage in stages)
-    if len(guidance) == 2 and guidance[0] <= 1 < guidance[1]:
-        notes.add(
-            stages[1].node, f"guides by {guidance[1]:g}; svdq guides no step where the first expert has 1, as diffusers"
-        )
-    files = {"text_encoder": source.text_encoder, "vae": source.vae}
-    if "2.1" in base:
-        files["image_encoder"] = source.image_encoder
-    weights = dict(zip(components, (each.file for each in models), strict=True))
-    return Recipe(
-        base=base,
-        weights=weights | {component: file for component, file in files.items() if file},
-        loras=tuple((name, lora) for name, each in zip(components, models, strict=True) for lora in each.loras),
-        defaults=_defaults(steps, guidance, source),
-        scheduler=scheduler,
-        source=source,
-        seed=stages[0].seed,
+def find_encoder(graph: Graph, stage: Stage, types: Iterable[str], refused: Mapping[str, str]) -> Node:
+    """Return the node of some types that encodes the photo; raises InputError if there is none before a sampler.
+
+    `refused` has what svdq cannot make, by patterns of types.
+    """
+    before = graph.nearest((stage.positive, stage.latents))
+    encoder = next((node for node in before if node.type in types), None)
+    if encoder is None:
+        _refuse_without_encoder(graph, stage, refused)
+    return encoder
+
+
+def refuse_kinds(nodes: Iterable[Node], refused: Mapping[str, str]) -> None:
+    """Raise InputError for the first node of a kind of video that svdq cannot make, by patterns of types."""
+    for node in nodes:
+        if what := next((what for part, what in refused.items() if re.search(part, node.type, re.IGNORECASE)), None):
+            raise InputError(f"{node} {what}, which svdq cannot; it makes videos of one photo, or of two.")
+
+
+def _refuse_without_encoder(graph: Graph, stage: Stage, refused: Mapping[str, str]) -> NoReturn:
+    before = [*graph.nearest((stage.positive, stage.latents))]
+    refuse_kinds(before, refused)
+    raise InputError(
+        f"The workflow has no node that svdq can make a video of a photo with ({_listed(before or [stage.node], 4)}); "
+        f"use one of {', '.join(graph.types.encoders)}."
     )
+
+
+def _refuse_without_sampler(graph: Graph) -> NoReturn:
+    nodes = [*graph.nodes.values()]
+    named = [node for node in nodes if "sampler" in node.type.lower() and "select" not in node.type.lower()]
+    named += [node for node in nodes if node.type.startswith(("workflow/", "workflow>"))]  # group nodes, as of old
+    named = named or [node for node in nodes if "Api" in node.type] or nodes
+    raise InputError(
+        f"The workflow has no sampler that svdq reads ({_listed(named, 3)}); use one of "
+        f"{', '.join(samplers_of(graph))}."
+    )
+
+
+def _listed(nodes: Sequence[Node], most: int) -> str:
+    return ", ".join(map(str, nodes[:most]))
 
 
 def _note_other_videos(graph: Graph, others: Sequence[Node], end: Node, notes: Notes) -> None:
@@ -154,74 +186,6 @@ def _note_other_videos(graph: Graph, others: Sequence[Node], end: Node, notes: N
         else:
             notes.add(other, "makes another video, or the next part; svdq imports the first, see `svdq submit --then`")
         notes.read(*(graph.nodes[each] for each in graph.before(other)))
-
-
-def _defaults(steps: int, guidance: tuple[float, ...], source: Source) -> dict[str, Any]:
-    found: dict[str, Any] = {"steps": steps}
-    for name, scale in zip(("guidance_scale", "guidance_scale_2"), guidance, strict=False):
-        found[name] = round(float(scale), 6)
-    if source.size is not None:
-        found["width"], found["height"] = source.size
-    others = {"frames": source.frames, "negative_prompt": source.negative_prompt}
-    return found | {name: value for name, value in others.items() if value is not None}
-
-
-def _refuse_without_sampler(graph: Graph) -> None:
-    nodes = [*graph.nodes.values()]
-    named = [node for node in nodes if "sampler" in node.type.lower() and "select" not in node.type.lower()]
-    named += [node for node in nodes if node.type.startswith(("workflow/", "workflow>"))]  # group nodes, as of old
-    named = named or [node for node in nodes if node.type.endswith("Api") or "Api" in node.type]
-    if not named:
-        refuse(nodes)
-    where = f" ({', '.join(map(str, (named or nodes)[:3]))})"
-    raise InputError(f"The workflow has no sampler that svdq reads{where}; use one of {', '.join(SAMPLERS)}.")
-
-
-def _experts(stages: list[Stage], models: list[ModelChain]) -> tuple[list[Stage], list[ModelChain]]:
-    """Join samplers that go on with the same model; raises InputError for more than two."""
-    joined: list[tuple[Stage, ModelChain]] = []
-    for stage, model in zip(stages, models, strict=True):
-        if joined and joined[-1][1].file == model.file:
-            before, theirs = joined[-1]
-            if (before.cfg, uses_of(theirs)) != (stage.cfg, uses_of(model)):
-                raise InputError(
-                    f"{stage.node} goes on with the model of {before.node}, with another guidance or other LoRAs, and "
-                    "svdq has one of each for an expert."
-                )
-            joined[-1] = (replace(before, end=stage.end, keeps_noise=stage.keeps_noise), theirs)
-        else:
-            joined.append((stage, model))
-    if len(joined) > 2:
-        raise InputError(f"{joined[2][0].node} is the third sampler with a model, and svdq has two experts.")
-    return [stage for stage, _ in joined], [model for _, model in joined]
-
-
-def _base(models: list[ModelChain], source: Source, notes: Notes) -> tuple[str, tuple[str, ...]]:
-    """Return the hub id of the model that files are of, by nodes and names, and the components that they are."""
-    file = models[0].file.lower().replace("\\", "/").rpartition("/")[2]
-    loader = models[0].loader
-    for part, what in (
-        ("t2v", "makes videos from text"),
-        ("vace", "is VACE"),
-        ("s2v", "makes videos from sound"),
-        ("fun", "is Wan Fun"),
-    ):
-        if re.search(rf"(^|[-_. ]){part}([-_. ]|$)", file) and "ti2v" not in file:
-            raise InputError(f"{loader} loads {models[0].file}, which {what}; svdq makes videos of photos.")
-    if "animate" in file or "ltx" in file or "hunyuan" in file:
-        raise InputError(f"{loader} loads {models[0].file}, which is no image-to-video model of Wan.")
-    if len(models) == 2:
-        return "Wan-AI/Wan2.2-I2V-A14B-Diffusers", (HIGH, LOW)
-    if source.encoder.type == "Wan22ImageToVideoLatent" or "ti2v" in file:
-        return "Wan-AI/Wan2.2-TI2V-5B-Diffusers", (HIGH,)
-    if re.search(r"2[._]2|high.?noise|low.?noise", file) and "5b" not in file:
-        raise InputError(f"{loader} loads {models[0].file} alone; svdq needs the files of both experts of Wan 2.2.")
-    if "flf2v" in file or "fl2v" in file:
-        return "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers", (HIGH,)
-    size = next((each for each in ("480", "720") if each in file), None)
-    if size is None:
-        notes.add(loader, f"loads {models[0].file}, which is taken for Wan 2.1 I2V-14B-480P by its nodes; see `base`")
-    return f"Wan-AI/Wan2.1-I2V-14B-{size or 480}P-Diffusers", (HIGH,)
 
 
 def _rate(graph: Graph, end: Node, notes: Notes) -> int | None:
@@ -238,7 +202,7 @@ def _rate(graph: Graph, end: Node, notes: Notes) -> int | None:
                     rate = number_of(graph, node, "source_fps")
                 elif _is_interpolation(node):
                     times = (number_of(graph, node, name) for name in ("multiplier", "interpolation_factor"))
-                    rate = None if rate is None else rate / (next(filter(None, times), None) or 1)
+                    rate = None if rate is None else rate / max(1, next(filter(None, times), 1))
         except UnknownValueError as error:
             notes.add(error.args[0], "computes the frames a second, which svdq cannot; give --fps")
             return None
@@ -250,7 +214,7 @@ def _is_interpolation(node: Node) -> bool:
     return any(part in node.type.lower() for part in _INTERPOLATIONS)
 
 
-def _note_the_rest(graph: Graph, end: Node, notes: Notes) -> None:
+def _note_the_rest(graph: Graph, end: Node, reader: WorkflowReader, notes: Notes) -> None:
     """Note all nodes that have a part in what is saved, and were not read."""
     consumers = {
         origin.id for node in graph.nodes.values() for v in node.inputs.values() if (origin := graph.origin(v))
@@ -260,7 +224,8 @@ def _note_the_rest(graph: Graph, end: Node, notes: Notes) -> None:
     for node in graph.nodes.values():
         is_constant = not any(map(graph.origin, node.inputs.values())) and "load" not in node.type.lower()
         is_constant = is_constant or quietly(graph, Link(node=node.id, slot=0)) is not None
-        if node.id in needed and node.id not in notes.read_ids and not is_constant and not _QUIET.match(node.type):
+        is_quiet = is_constant or _QUIET.match(node.type) or re.match(reader.quiet, node.type)
+        if node.id in needed and node.id not in notes.read_ids and not is_quiet:
             kind = node.type.lower()
             what = next((what for part, what in _AFTERWARDS.items() if part in kind), "is left out")
             notes.add(node, what)

@@ -4,30 +4,18 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from svdq.pipeline.models.comfyui.graph import Graph, Link, Node
 from svdq.pipeline.models.comfyui.widgets import CONTROL
-from svdq.pipeline.models.model_file import ScheduleName
-from svdq.pipeline.models.sigmas import sigmas_of
 
 _MAX_DEPTH = 50
 _MAX_TEXT, _MAX_NUMBER = 100_000, 2**64  # letters of a text, and the size of a number
 _MAX_EXPRESSION = 1000  # letters
-#: The outputs of WanVideoScheduler, which passes its settings on.
-_OF_SCHEDULER = ("sigmas", "steps", "shift", "scheduler", "start_step", "end_step")
 #: Nodes that pass a value on.
-_PASSING = (
-    "PreviewAny",
-    "ShowText|pysssss",
-    "Display Any",
-    "Primitive",
-    "easy convertAnything",
-    "CM_FloatTo",
-    "LTXFloatTo",
-)
+_PASSING = re.compile(r"PreviewAny|ShowText\|pysssss|Display Any|Primitive|easy convertAnything|\w+FloatTo")
 _FIXED = "scale dimensions"  # a way of ResizeImageMaskNode to resize
 
 
@@ -35,7 +23,7 @@ class UnknownValueError(Exception):
     """A value that only ComfyUI can compute, such as the size of a photo; its argument is the node."""
 
 
-def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
+def value_of(graph: Graph, value: Any) -> Any:
     """Return the constant that an input is; raises UnknownValueError if it is none."""
     origin = graph.origin(value)
     if origin is None:
@@ -43,10 +31,12 @@ def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
     assert isinstance(value, Link)
     if value not in graph.computed:
         graph.computed[value] = UnknownValueError(origin)  # while it is computed: what depends on itself has no value
+        graph.computing.append(value)
         try:
-            graph.computed[value] = _within_bounds(origin, _compute(graph, origin, value.slot, depth))
+            graph.computed[value] = _within_bounds(origin, _compute(graph, origin, value.slot))
         except UnknownValueError as error:
             graph.computed[value] = error
+        graph.computing.pop()
     found = graph.computed[value]
     if isinstance(found, UnknownValueError):
         raise UnknownValueError(*found.args)
@@ -55,19 +45,20 @@ def value_of(graph: Graph, value: Any, depth: int = 0) -> Any:
 
 def _within_bounds(node: Node, found: Any) -> Any:
     """Return a value unless it is longer or larger than any that a video needs: nodes can double it again and again."""
-    if (isinstance(found, str) and len(found) > _MAX_TEXT) or (isinstance(found, int) and abs(found) > _MAX_NUMBER):
+    is_long = isinstance(found, str) and len(found) > _MAX_TEXT
+    if is_long or (isinstance(found, int | float) and not abs(found) <= _MAX_NUMBER):  # also NaN
         raise UnknownValueError(node)
     return found
 
 
-def _compute(graph: Graph, origin: Node, slot: int, depth: int) -> Any:
+def _compute(graph: Graph, origin: Node, slot: int) -> Any:
     """Compute an output of a node; raises UnknownValueError if it is no constant."""
-    if depth > _MAX_DEPTH:
+    if len(graph.computing) > _MAX_DEPTH:
         raise UnknownValueError(origin)
     inputs = {name: each for name, each in origin.inputs.items() if name not in (CONTROL, "output_type")}
 
     def of(name: str) -> Any:
-        return value_of(graph, inputs.get(name), depth + 1)
+        return value_of(graph, inputs.get(name))
 
     if origin.type == "StringConcatenate":
         return str(of("delimiter") or "").join(str(of(name) or "") for name in ("string_a", "string_b"))
@@ -76,57 +67,43 @@ def _compute(graph: Graph, origin: Node, slot: int, depth: int) -> Any:
         return int(found) if origin.type.endswith("Int") else found
     if isinstance(text := inputs.get("expression", inputs.get("value") if "a" in inputs else None), str):
         return _computed(origin, text, {name.rpartition(".")[2]: of(name) for name in inputs if inputs[name] != text})
-    if origin.type in ("GetImageSize", "ResolutionSelector"):
-        return _size_of(graph, origin, depth)[slot]
-    if origin.type.startswith("WanVideoScheduler"):
-        if (name := _OF_SCHEDULER[slot : slot + 1]) and name[0] in inputs:
-            return of(name[0])
-        raise UnknownValueError(origin)
-    if origin.type == "WanMoEScheduler" and slot < 4:  # the others are noise levels
-        return moe_schedule(graph, origin)[slot]
+    outputs = _SIZES.get(origin.type) or graph.types.outputs.get(origin.type)
+    if outputs is not None and 0 <= slot < len(found := outputs(graph, origin)):
+        return found[slot]
     if "isfloatX" in inputs:  # mxSlider
         return of("Xf" if inputs["isfloatX"] else "Xi")
     if "seed" in inputs and "seed" in origin.type.lower():  # such as Seed (rgthree), which has buttons, too
         return of("seed")
     has_links = any(isinstance(each, Link) for each in inputs.values())
-    if len(inputs) == 1 and "Loader" not in origin.type and (not has_links or origin.type.startswith(_PASSING)):
+    if len(inputs) == 1 and "Loader" not in origin.type and (not has_links or _PASSING.match(origin.type)):
         return of(next(iter(inputs)))  # a constant, or a node that passes one on
     raise UnknownValueError(origin)
 
 
-def moe_schedule(graph: Graph, node: Node) -> tuple[float, int, int, int]:
-    """Return the first outputs of a WanMoEScheduler: shift, steps, and of them the first expert's and the second's.
-
-    The shift is the smallest multiple of `interval` with which the second expert begins at the `boundary` or above.
-    """
-    boundary, interval, denoise = (number_of(graph, node, name) for name in ("boundary", "interval", "denoise"))
-    high, low = (int(number_of(graph, node, name) or 0) for name in ("steps_high", "steps_low"))
-    scheduler = value_of(graph, node.inputs.get("scheduler"))
-    is_known = scheduler in get_args(ScheduleName) and 0 < min(high, low) <= max(high, low) < 100
-    if not (is_known and denoise in (None, 1) and boundary and interval and interval >= 0.01):
-        raise UnknownValueError(node)
-    for number in range(1, int(100 / interval) + 1):
-        if sigmas_of(scheduler, high + low, number * interval)[high] >= boundary:
-            return round(number * interval, 2), high + low, high, low
-    raise UnknownValueError(node)
+def _selected_size(graph: Graph, node: Node) -> Sequence[int]:
+    """Return width and height by ResolutionSelector: sides of a ratio, with so many megapixels."""
+    try:
+        shape = str(value_of(graph, node.inputs.get("aspect_ratio"))).partition(" ")[0].split(":")
+        width, height = (float(each) for each in shape)
+        scale = math.sqrt(number_or(graph, node, "megapixels", 1.0) * 1024 * 1024 / (width * height))
+        step = whole_of(graph, node, "multiple") or 8
+        return round(width * scale / step) * step, round(height * scale / step) * step
+    except (ArithmeticError, ValueError) as error:
+        raise UnknownValueError(node) from error
 
 
-def _size_of(graph: Graph, node: Node, depth: int) -> tuple[Any, ...]:
-    """Return width and height of a picture that has a fixed size, whatever the photo; may raise UnknownValueError."""
-    if node.type == "ResolutionSelector":
-        shape = str(value_of(graph, node.inputs.get("aspect_ratio"), depth + 1)).partition(" ")[0].split(":")
-        pixels = float(value_of(graph, node.inputs.get("megapixels"), depth + 1)) * 1024 * 1024
-        step = int(value_of(graph, node.inputs.get("multiple"), depth + 1) or 8)
-        sides = [float(each) for each in shape]
-        scale = math.sqrt(pixels / math.prod(sides))
-        return tuple(round(side * scale / step) * step for side in sides)
+def _size_of_picture(graph: Graph, node: Node) -> Sequence[Any]:
+    """Return width and height by GetImageSize, of a picture that has a fixed size whatever the photo."""
     resized = graph.origin(node.inputs.get("image"))
     is_fixed = resized is not None and resized.type in ("ResizeImageMaskNode", "EmptyImage")
     if resized is not None and is_fixed and resized.inputs.get("resize_type", _FIXED) == _FIXED:
         names = [name for side in ("width", "height") for name in resized.inputs if name.endswith(side)]
         if len(names) == 2:
-            return tuple(value_of(graph, resized.inputs[name], depth + 1) for name in names)
+            return [value_of(graph, resized.inputs[name]) for name in names]
     raise UnknownValueError(node)
+
+
+_SIZES = {"ResolutionSelector": _selected_size, "GetImageSize": _size_of_picture}
 
 
 #: Outputs of nodes that bundle inputs of the same names, as far as they are read; the first is the bundle.
@@ -156,19 +133,17 @@ def _from_bundle(graph: Graph, node: Node, name: str) -> Any:
 
 def without_switches(graph: Graph) -> Graph:
     """Return a graph in which inputs come from what its switches choose, and from what contexts and pipes bundle."""
+    bundles = _BUNDLES | dict(graph.types.bundles)
 
     def chosen(value: Any) -> Any:
         seen = set()
         while (node := graph.origin(value)) is not None and value not in seen:
             seen.add(value)
-            names = next((names for kind, names in _BUNDLES.items() if re.fullmatch(kind, node.type)), ())
+            names = next((names for kind, names in bundles.items() if re.fullmatch(kind, node.type)), ())
             if 0 < value.slot < len(names):
                 value = _from_bundle(graph, node, names[value.slot])
             elif node.type == "ComfySwitchNode":
-                try:
-                    branch = "on_true" if value_of(graph, node.inputs.get("switch")) else "on_false"
-                except UnknownValueError:
-                    branch = "on_false"
+                branch = "on_true" if quietly(graph, node.inputs.get("switch")) else "on_false"
                 value = node.inputs.get(branch)
             else:
                 break
@@ -178,18 +153,52 @@ def without_switches(graph: Graph) -> Graph:
         key: replace(node, inputs={name: chosen(each) for name, each in node.inputs.items()})
         for key, node in graph.nodes.items()
     }
-    return Graph(nodes, limits=graph.limits)
+    return replace(graph, nodes=nodes, computed={})
 
 
-def number_of(graph: Graph, node: Node, name: str, default: float | None = None) -> float | None:
-    """Return an input of a node that is a number; the default if it has none, or a text."""
+def quietly(graph: Graph, value: Any) -> Any:
+    """Return the constant that an input is; None if it is none."""
+    try:
+        return value_of(graph, value)
+    except UnknownValueError:
+        return None
+
+
+def number_of(graph: Graph, node: Node, name: str) -> float | None:
+    """Return an input of a node that is a number; None if it has none, or a text."""
     found = value_of(graph, node.inputs.get(name))
     if isinstance(found, str):
         try:
             found = float(found)
         except ValueError:
-            return default
-    return found if isinstance(found, int | float) and math.isfinite(found) else default
+            return None
+    if not isinstance(found, int | float) or found != found or abs(found) == math.inf:
+        return None
+    return max(-_MAX_NUMBER, min(found, _MAX_NUMBER))
+
+
+def number_or(graph: Graph, node: Node, name: str, default: float) -> float:
+    """Return an input of a node that is a number; the default if it has none."""
+    found = number_of(graph, node, name)
+    return default if found is None else found
+
+
+def whole_of(graph: Graph, node: Node, name: str, default: int = 0) -> int:
+    """Return an input of a node that is a whole number."""
+    return int(number_or(graph, node, name, default))
+
+
+def quiet_number(graph: Graph, node: Node, name: str) -> float | None:
+    """Return an input of a node that is a number; None if it is none, or cannot be computed."""
+    try:
+        return number_of(graph, node, name)
+    except UnknownValueError:
+        return None
+
+
+def text_of(graph: Graph, node: Node, name: str) -> str:
+    """Return an input of a node as text."""
+    return str(value_of(graph, node.inputs.get(name)) or "")
 
 
 _OPERATORS: Mapping[type, Callable[..., Any]] = {

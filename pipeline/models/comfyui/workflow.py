@@ -9,7 +9,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.editor import flatten
-from svdq.pipeline.models.comfyui.graph import Graph, Limits, Link, Node
+from svdq.pipeline.models.comfyui.graph import Graph, Limits, Link, Node, NodeTypes
 
 #: Words of which a workflow in a picture or video has one, with or without escaped quotes: the API's and the editor's.
 _MARKS = (b"class_type", b"last_node_id", b"nodes")
@@ -130,13 +130,20 @@ def _text_before(content: mmap.mmap, mark: int, first: int) -> int:
     return first
 
 
-def read_graph(workflow: Mapping[str, Any]) -> Graph:
-    """Return the nodes of a workflow that run: without those that are muted, bypassed, notes or wires only."""
+def read_graph(workflow: dict[str, Any], types: NodeTypes = NodeTypes()) -> Graph:  # noqa: B008 - it is frozen
+    """Return the nodes of a workflow that run: without those that are muted, bypassed, notes or wires only.
+
+    Raises InputError if the workflow is not as ComfyUI writes it.
+    """
     limits = Limits()
-    if is_editor(dict(workflow)):
-        return Graph(flatten(workflow, limits), limits=limits)
-    limits.count(len(workflow))
-    return Graph(_of_api(workflow), limits=limits)
+    if not is_editor(workflow):
+        limits.count(len(workflow))
+        return Graph(_of_api(workflow), types, limits)
+    try:
+        return Graph(flatten(workflow, types.widgets, limits), types, limits)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"[:100]
+        raise InputError(f"The workflow is not as ComfyUI writes it ({what}); save it again.") from error
 
 
 def _of_api(workflow: Mapping[str, Any]) -> dict[str, Node]:

@@ -298,6 +298,7 @@ FAMILY = Family(
     model="svdq.pipeline.models.ltx.model:LtxModel",
     tiny="svdq.pipeline.models.ltx.tiny:write_tiny_ltx",
     tiny_title="LTX-2.3 distilled",
+    workflow_reader="svdq.pipeline.models.ltx.workflow:READER",
     encoded=("video_text", "audio_text", "photo_latents_0"),
     half="bf16",
     published_as="ltx-2",

@@ -160,6 +160,7 @@ FAMILY = Family(
     model="svdq.pipeline.models.svd.model:SvdModel",
     tiny="svdq.pipeline.models.svd.tiny:write_tiny_model",
     tiny_title="Stable Video Diffusion",
+    workflow_reader="svdq.pipeline.models.svd.workflow:READER",
     encoded=("image_latents",),
     half="fp16",
     published_as="stable-video-diffusion",

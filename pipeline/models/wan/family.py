@@ -458,6 +458,7 @@ FAMILY = Family(
     model="svdq.pipeline.models.wan.model:WanModel",
     tiny="svdq.pipeline.models.wan.tiny:write_tiny_wan",
     tiny_title="Wan 2.2 I2V-A14B with both of its experts",
+    workflow_reader="svdq.pipeline.models.wan.workflow:READER",
     encoded=("prompt_embeds", "condition"),
     experts={"high": HIGH_NOISE, "low": LOW_NOISE},
     half="bf16",

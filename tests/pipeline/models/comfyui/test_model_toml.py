@@ -7,9 +7,8 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.comfyui.folders import find_folders
-from svdq.pipeline.models.comfyui.model_toml import about_bytes, to_model_file
-from svdq.pipeline.models.comfyui.recipe import read_recipe
-from tests.pipeline.models.comfyui.workflows import two_experts
+from svdq.pipeline.models.comfyui.model_toml import about_bytes
+from tests.pipeline.models.comfyui.workflows import read, two_experts, written
 
 
 def touch(path: Path) -> Path:
@@ -40,14 +39,14 @@ def test_of_files_of_one_name_the_longest_tail_counts(tmp_path: Path) -> None:
         api[f"unet_{name}"]["inputs"]["unet_name"] = f"Wan2.2\\{name}\\x.safetensors"
     models = tmp_path / "models"
     high, low = (touch(models / "unet" / "wan" / name / "x.safetensors") for name in ("High", "Low"))
-    made = to_model_file(read_recipe(api), find_folders(models, tmp_path / "w.json"), tmp_path / "w.json")
+    made = written(read(api), find_folders(models, tmp_path / "w.json"))
     weights = tomllib.loads(made.toml)["weights"]
     assert (weights["transformer"], weights["transformer_2"]) == (str(high), str(low))
     # Without a folder that says which, none is chosen, none is to be fetched, and both are named.
     for name in ("high", "low"):
         api[f"unet_{name}"]["inputs"]["unet_name"] = "x.safetensors"
     api["unet_low"]["inputs"]["unet_name"] = "y.safetensors"
-    made = to_model_file(read_recipe(api), find_folders(models, tmp_path / "w.json"), tmp_path / "w.json")
+    made = written(read(api), find_folders(models, tmp_path / "w.json"))
     assert not Path(tomllib.loads(made.toml)["weights"]["transformer"]).exists()
     assert any(str(high) in note and str(low) in note for note in made.notes)
     assert "x.safetensors" not in [each.path.name for each in made.missing]
@@ -59,7 +58,7 @@ def test_what_is_not_read_is_said_and_not_to_be_fetched(tmp_path: Path) -> None:
     api["unet_high"]["inputs"]["unet_name"] = "wan2.2_high_nvfp4.safetensors"
     api["lora_low"]["inputs"]["lora_name"] = "style.pt"
     api["photo"]["inputs"]["image"] = "cat.png [input]"
-    made = to_model_file(read_recipe(api), find_folders(tmp_path, tmp_path / "w.json"), tmp_path / "w.json")
+    made = written(read(api), find_folders(tmp_path, tmp_path / "w.json"))
     missing = [each.path.name for each in made.missing]
     assert missing == ["wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors", "wan_2.1_vae.safetensors", "high.safetensors"]
     for name in ("umt5_nvfp4", "wan2.2_high_nvfp4", "style.pt"):
@@ -105,7 +104,7 @@ def test_missing_files_are_named_with_their_place_and_size(tmp_path: Path) -> No
     models = tmp_path / "models"
     vae = touch(models / "vae" / "wan_2.1_vae.safetensors")
     photo = touch(tmp_path / "input" / "cat.png")
-    made = to_model_file(read_recipe(two_experts()), find_folders(models, tmp_path / "w.json"), tmp_path / "w.json")
+    made = written(read(two_experts()), find_folders(models, tmp_path / "w.json"))
     document = tomllib.loads(made.toml)
     assert document["weights"]["vae"] == str(vae)
     place = models / "diffusion_models" / "wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors"

@@ -1,21 +1,20 @@
 """What is read of workflows: of ComfyUI's own templates, and of nodes that people use."""
 
-import importlib.resources
+import contextlib
+import itertools
 import json
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.folders import Folders
-from svdq.pipeline.models.comfyui.model_toml import to_model_file
-from svdq.pipeline.models.comfyui.recipe import read_recipe
-from svdq.pipeline.models.comfyui.source import Recipe
+from svdq.pipeline.models.comfyui.recipe import Recipe, read_recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow
-from tests.pipeline.models.comfyui.workflows import node, two_experts, wrapper
+from svdq.pipeline.models.wan.family import FAMILY as WAN
+from svdq.pipeline.models.wan.workflow import READER
+from tests.pipeline.models.comfyui.workflows import TEMPLATES, ltx, node, read, template, two_experts, wrapper, written
 
-TEMPLATES = Path(str(importlib.resources.files("comfyui_workflow_templates_json"))) / "templates"
 EULER = "FlowMatchEulerDiscreteScheduler"
 A14B, TI2V = "Wan-AI/Wan2.2-I2V-A14B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
 LTX_2_3, LTX_2_5 = "diffusers/LTX-2.3-Distilled-Diffusers", "Lightricks/LTX-2.5-Diffusers"
@@ -41,10 +40,6 @@ LOCAL = sorted(
 )
 
 
-def read(workflow: dict[str, Any]) -> Recipe:
-    return read_recipe(json.loads(json.dumps(workflow)))
-
-
 def guidance(recipe: Recipe) -> tuple[float, ...]:
     names = ("guidance_scale", "guidance_scale_2")
     return tuple(recipe.defaults[name] for name in names if name in recipe.defaults)
@@ -57,20 +52,19 @@ def test_the_templates_are_all_there() -> None:
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_template_is_imported_or_its_node_named(name: str) -> None:
-    workflow = read_workflow(TEMPLATES / f"{name}.json")
     if name in IMPORTED:
-        found = read_recipe(workflow)
+        found = template(name)
         assert (found.base, "fps" in found.defaults) == (IMPORTED[name], True)
         parts = {"transformer"} if "LTX" in found.base else {"transformer", "text_encoder", "vae"}
         assert parts <= found.weights.keys()
-        to_model_file(found, Folders(models=None), TEMPLATES / f"{name}.json")  # which checks all values
+        written(found)  # which checks all values
     else:
         with pytest.raises(InputError, match=r"\w+ \([\d:]+\) |nodes? .*\([\d:]+\)"):
-            read_recipe(workflow)
+            template(name)
 
 
 def test_the_template_of_wan_2_2_is_read_whole() -> None:
-    found = read_recipe(read_workflow(TEMPLATES / "video_wan2_2_14B_i2v.json"))
+    found = template("video_wan2_2_14B_i2v")
     assert found.weights == {
         "transformer": "wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors",
         "transformer_2": "wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors",
@@ -94,7 +88,7 @@ def test_the_switch_of_a_subgraph_turns_its_loras_on() -> None:
     workflow = read_workflow(TEMPLATES / "video_wan2_2_14B_i2v.json")
     instance = next(each for each in workflow["nodes"] if each["id"] == 129)
     instance["widgets_values"][-1] = True
-    found = read_recipe(workflow)
+    found = read(workflow)
     assert [(component, lora.file, round(lora.strength, 6)) for component, lora in found.loras] == [
         ("transformer", "wan2.2_i2v_lightx2v_4steps_lora_v1_high_noise.safetensors", 1.0),
         ("transformer_2", "wan2.2_i2v_lightx2v_4steps_lora_v1_low_noise.safetensors", 1.0),
@@ -234,7 +228,7 @@ def test_what_is_not_carried_over_is_named_by_node() -> None:
 
 
 def test_stable_video_diffusion_and_a_photo_that_another_model_makes() -> None:
-    found = read_recipe(read_workflow(TEMPLATES / "txt_to_image_to_video.json"))
+    found = template("txt_to_image_to_video")
     assert (found.base, found.weights, found.loras, found.scheduler) == (
         "stabilityai/stable-video-diffusion-img2vid-xt", {}, (), {}
     )  # fmt: skip
@@ -541,7 +535,30 @@ def test_nodes_that_depend_on_each_other_are_a_sentence() -> None:
         node("KSamplerSelect", sampler_name="euler"),
         node("SplitSigmas", sigmas=["sigmas", 0]),
     )
-    with pytest.raises(InputError, match="in a circle"):
+    with pytest.raises(InputError, match=r"The noise levels of SplitSigmas \(sigmas\) depend on themselves"):
         read(api)
     with pytest.raises(InputError, match="more than 10,000 nodes"):
         read(two_experts() | {f"x{number}": node("X") for number in range(10_000)})
+
+
+@pytest.mark.parametrize("workflow", [two_experts(), wrapper(), with_sigmas_by_hand(), ltx(stages=2)])
+def test_values_of_the_wrong_kind_are_left_out_or_a_sentence(workflow: dict[str, Any]) -> None:
+    inputs = [(place, name) for place, each in workflow.items() for name in each["inputs"]]
+    wrong = itertools.cycle((None, "abc", -7, 1e300, 10**400, [1], {"lora": 5, "strength": []}, ["photo", -9]))
+    for (place, name), value in zip(inputs, wrong, strict=False):
+        changed = json.loads(json.dumps(workflow))
+        changed[place]["inputs"][name] = value
+        with contextlib.suppress(InputError):
+            written(read(changed))
+
+
+def broken(*_: object) -> Recipe:
+    raise KeyError("ours")
+
+
+BROKEN = replace(READER, read=broken)
+
+
+def test_a_mistake_of_svdqs_own_is_no_advice_about_the_workflow() -> None:
+    with pytest.raises(KeyError, match="ours"):
+        read_recipe(two_experts(), [replace(WAN, workflow_reader=f"{__name__}:BROKEN")])

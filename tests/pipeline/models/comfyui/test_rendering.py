@@ -10,8 +10,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from svdq.pipeline.models.comfyui.folders import find_folders
-from svdq.pipeline.models.comfyui.model_toml import to_model_file
-from svdq.pipeline.models.comfyui.recipe import read_recipe
 from svdq.pipeline.models.comfyui.workflow import read_workflow
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.ltx.family import LtxParameters
@@ -19,8 +17,7 @@ from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.models.wan.family import FAMILY
 from tests.pipeline import ranks
-from tests.pipeline.models.comfyui.test_ltx import ltx
-from tests.pipeline.models.comfyui.test_recipe import TEMPLATES
+from tests.pipeline.models.comfyui.workflows import TEMPLATES, ltx, read, written
 from tests.pipeline.models.ltx.test_files import stored, without_weights
 from tests.pipeline.models.test_model_file import VIDEO, with_diffusers
 from tests.pipeline.models.wan_files import original_name, save_lora
@@ -51,7 +48,7 @@ def test_the_template_renders_as_a_model_file_by_hand_and_as_diffusers(
         weights = load_file(next((tiny_wan / component).glob("*.safetensors")))
         save_file(weights, models / f"{name}.safetensors")
     path = tmp_path / "template.json"
-    made = to_model_file(read_recipe(read_workflow(path)), find_folders(models, path), path)
+    made = written(read(read_workflow(path)), find_folders(models, path), path)
     assert (made.missing, made.notes) == ((), ())
     target = tmp_path / "imported.toml"
     target.write_text(made.toml.replace("Wan-AI/Wan2.2-I2V-A14B-Diffusers", str(tiny_wan)))
@@ -99,7 +96,7 @@ def test_a_workflow_of_ltx_2_renders_as_a_model_file_by_hand(
     save_file(stored(tiny_ltx, "text_encoder"), models / "text_encoders" / "gemma.safetensors")
     upsampler = models / "latent_upscale_models" / "ltx-2.3-spatial-upscaler-x2-1.1.safetensors"
     save_file(stored(tiny_ltx, "latent_upsampler"), upsampler)
-    made = to_model_file(read_recipe(read_workflow(path)), find_folders(models, path), path)
+    made = written(read(read_workflow(path)), find_folders(models, path), path)
     assert (made.missing, made.notes) == ((), ())
     base = without_weights(tiny_ltx, tmp_path / "base", (*parts, "text_encoder", "latent_upsampler"))
     imported, by_hand = tmp_path / "imported.toml", tmp_path / "by-hand.toml"

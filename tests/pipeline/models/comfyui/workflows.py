@@ -1,13 +1,39 @@
 """Workflows in the API format, as small as they can be, for tests to change."""
 
+import importlib.resources
+import json
+from pathlib import Path
 from typing import Any
 
+from svdq.pipeline.models.comfyui.folders import Folders
+from svdq.pipeline.models.comfyui.model_toml import Imported, to_model_file
+from svdq.pipeline.models.comfyui.recipe import Recipe, read_recipe
+from svdq.pipeline.models.comfyui.workflow import read_workflow
+from svdq.pipeline.models.families import FAMILIES
+
+TEMPLATES = Path(str(importlib.resources.files("comfyui_workflow_templates_json"))) / "templates"
+CHECKPOINT = "ltx-2.3-22b-distilled.safetensors"
 Api = dict[str, dict[str, Any]]
 
 
 def node(kind: str, **inputs: Any) -> dict[str, Any]:
     """A node of the API format."""
     return {"class_type": kind, "inputs": inputs}
+
+
+def read(workflow: dict[str, Any]) -> Recipe:
+    """Read a workflow as JSON has it."""
+    return read_recipe(json.loads(json.dumps(workflow)), FAMILIES)
+
+
+def template(name: str) -> Recipe:
+    """Read a workflow that comes with ComfyUI."""
+    return read(read_workflow(TEMPLATES / f"{name}.json"))
+
+
+def written(recipe: Recipe, folders: Folders = Folders(models=None), path: Path = Path("w.json")) -> Imported:  # noqa: B008
+    """Return what was read as a model file."""
+    return to_model_file(recipe, folders, path, FAMILIES)
 
 
 def two_experts() -> Api:
@@ -63,4 +89,51 @@ def wrapper() -> Api:
             end_step=-1 if place else 4, model=[f"model_{name}", 0], image_embeds=["i2v", 0], text_embeds=["texts", 0],
             **({"samples": ["high", 0]} if place else {}),
         )  # fmt: skip
+    return api
+
+
+def ltx(*, stages: int = 1) -> Api:
+    """A photo and a prompt, with the schedules of distilled models."""
+    api: Api = {
+        "model": node("CheckpointLoaderSimple", ckpt_name=CHECKPOINT),
+        "clip": node("LTXAVTextEncoderLoader", text_encoder="gemma.safetensors", ckpt_name=CHECKPOINT),
+        "sound": node("LTXVAudioVAELoader", ckpt_name=CHECKPOINT),
+        "image": node("LoadImage", image="cat.png"),
+        "photo": node("LTXVPreprocess", image=["image", 0], img_compression=33),
+        "yes": node("CLIPTextEncode", text="The cat meows.", clip=["clip", 0]),
+        "no": node("CLIPTextEncode", text="blurry", clip=["clip", 0]),
+        "texts": node("LTXVConditioning", positive=["yes", 0], negative=["no", 0], frame_rate=24.0),
+        "empty": node("EmptyLTXVLatentVideo", width=768 // stages, height=512 // stages, length=97, batch_size=1),
+        "empty_sound": node("LTXVEmptyLatentAudio", audio_vae=["sound", 0], frames_number=97, frame_rate=24),
+        "sampler": node("KSamplerSelect", sampler_name="euler"),
+        "noise": node("RandomNoise", noise_seed=7),
+        "save": node("CreateVideo", images=["frames", 0], audio=["decoded", 0], fps=24.0),
+    }
+    levels = ("1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0", "0.909375, 0.725, 0.421875, 0.0")
+    before = ["empty", 0], ["empty_sound", 0]
+    for place in range(stages):
+        if place:
+            api["upscaler"] = node("LatentUpscaleModelLoader", model_name="ltx-2.3-spatial-upscaler-x2-1.1.safetensors")
+            upscaler = {"upscale_model": ["upscaler", 0], "vae": ["model", 2]}
+            api["upsampled"] = node("LTXVLatentUpsampler", samples=["apart_0", 0], **upscaler)
+            before = ["upsampled", 0], ["apart_0", 1]
+        api[f"i2v_{place}"] = node(
+            "LTXVImgToVideoInplace",
+            vae=["model", 2],
+            image=["photo", 0],
+            latent=before[0],
+            strength=1.0,
+            bypass=False,
+        )
+        api[f"both_{place}"] = node("LTXVConcatAVLatent", video_latent=[f"i2v_{place}", 0], audio_latent=before[1])
+        guided = {"positive": ["texts", 0], "negative": ["texts", 1]}
+        api[f"guider_{place}"] = node("CFGGuider", model=["model", 0], cfg=1.0, **guided)
+        api[f"sigmas_{place}"] = node("ManualSigmas", sigmas=levels[place])
+        api[f"stage_{place}"] = node(
+            "SamplerCustomAdvanced", noise=["noise", 0], guider=[f"guider_{place}", 0], sampler=["sampler", 0],
+            sigmas=[f"sigmas_{place}", 0], latent_image=[f"both_{place}", 0],
+        )  # fmt: skip
+        api[f"apart_{place}"] = node("LTXVSeparateAVLatent", av_latent=[f"stage_{place}", 0])
+    api["frames"] = node("VAEDecodeTiled", samples=[f"apart_{stages - 1}", 0], vae=["model", 2])
+    api["decoded"] = node("LTXVAudioVAEDecode", samples=[f"apart_{stages - 1}", 1], audio_vae=["sound", 0])
     return api

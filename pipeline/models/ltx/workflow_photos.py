@@ -1,13 +1,14 @@
 """The photos of a workflow of LTX-2, and the size of its video."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.comfyui.graph import Graph, Node, Notes
-from svdq.pipeline.models.comfyui.source import photo_of, quietly, size_of
+from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, Notes
+from svdq.pipeline.models.comfyui.source import photo_of, size_of
+from svdq.pipeline.models.comfyui.values import quiet_number, quietly
 from svdq.pipeline.models.ltx.family import LATENT_SIDE, SIZE_MULTIPLE
 
 #: Nodes that put photos into latents.
@@ -33,7 +34,7 @@ class Photo:
     is_off: bool
 
 
-def photos_in(graph: Graph, paths: list[list[Node]], crf: int, notes: Notes) -> tuple[Photo, Photo | None]:
+def photos_in(graph: Graph, paths: Sequence[Sequence[Node]], crf: int, notes: Notes) -> tuple[Photo, Photo | None]:
     """Return the photos of the first and last frame; raises InputError if there is none of the first."""
     found = [photo for path in paths for node in path for photo in _photos_of(graph, node)]
     for node in graph.of_types("LTXVPreprocess"):
@@ -66,28 +67,27 @@ def _photos_of(graph: Graph, node: Node) -> Iterator[Photo]:
     for name, image in node.inputs.items():
         if graph.origin(image) is None or (matched := _IMAGE.fullmatch(name)) is None:
             continue
-        own = {
-            key: quietly(graph, node.inputs.get(f"{matched[1] or ''}{key}{matched[2] or ''}"))
+        at, index, strength = (
+            quiet_number(graph, node, f"{matched[1] or ''}{key}{matched[2] or ''}")
             for key in ("frame_idx", "index", "strength")
-        }
-        index, strength = own["frame_idx"] or own["index"] or 0, own["strength"]
+        )
         is_off = quietly(graph, node.inputs.get("bypass")) is True
         yield Photo(
             node=node,
             image=image,
-            index=int(index),
-            strength=1.0 if strength is None else float(strength),
+            index=int(at or index or 0),
+            strength=1.0 if strength is None else strength,
             is_off=is_off or strength == 0,
         )
 
 
-def upsampled_size(graph: Graph, empty: Node, factor: float, notes: Notes) -> tuple[int, int] | None:
+def upsampled_size(graph: Graph, start: Node, names: Encoder, factor: float, notes: Notes) -> tuple[int, int] | None:
     """Return width and height of the video, `factor` times its first latents; None: as the photo's."""
-    latents = size_of(graph, empty, ("width", "height"), LATENT_SIDE, notes)
+    latents = size_of(graph, start, names, LATENT_SIDE, notes)
     if latents is None:
         return None
     theirs = [int(side * factor) for side in latents]
     width, height = (max(SIZE_MULTIPLE, side // SIZE_MULTIPLE * SIZE_MULTIPLE) for side in theirs)
     if [width, height] != theirs:
-        notes.add(empty, f"leads to {theirs[0]}x{theirs[1]}; sizes here are multiples of {SIZE_MULTIPLE}")
+        notes.add(start, f"leads to {theirs[0]}x{theirs[1]}; sizes here are multiples of {SIZE_MULTIPLE}")
     return width, height

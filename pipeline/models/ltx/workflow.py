@@ -1,0 +1,361 @@
+"""What svdq knows of ComfyUI's nodes for LTX-2: videos of one stage, or of two with a latent upsampler between."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Notes, Schedule, Stage
+from svdq.pipeline.models.comfyui.model_chain import UNREAD, ModelChain, model_chain, uses_of, value_of_file
+from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, refuse_kinds
+from svdq.pipeline.models.comfyui.source import Source, files_named, frames_of, photo_of, prompt_of
+from svdq.pipeline.models.comfyui.stages import note_euler, note_start
+from svdq.pipeline.models.comfyui.values import quiet_number, quietly, whole_of
+from svdq.pipeline.models.comfyui.widgets import SIZE
+from svdq.pipeline.models.ltx.family import FRAME_STEP, LATENT_SIDE, NO_GUIDANCE
+from svdq.pipeline.models.ltx.layout import (
+    DISTILLED_SIGMA_VALUES,
+    IMAGE_CRF,
+    STAGE_2_DISTILLED_SIGMA_VALUES,
+    TRANSFORMER,
+    UPSAMPLER,
+)
+from svdq.pipeline.models.ltx.workflow_photos import PHOTO_NODES, photos_in, upsampled_size
+from svdq.pipeline.models.model_file import WEIGHTS_SUFFIXES
+
+_WIDGETS = {
+    "EmptyLTXVLatentVideo": SIZE,
+    "GuiderParameters": "modality cfg stg perturb_attn rescale modality_scale skip_step cross_attn",
+    "LTXAVTextEncoderLoader": "text_encoder ckpt_name device",
+    "LTXVAddGuide": "frame_idx strength",
+    "LTXVAudioVAELoader": "ckpt_name",
+    "LTXVConditioning": "frame_rate",
+    "LTXVDualCFGGuider": "video_cfg audio_cfg",
+    "LTXVEmptyLatentAudio": "frames_number frame_rate batch_size",
+    "LTXVGemmaCLIPModelLoader": "gemma_path ltxv_path max_length",
+    "LTXVImgToVideo": f"{SIZE} strength",
+    "LTXVImgToVideoConditionOnly": "strength bypass",
+    "LTXVImgToVideoInplace": "strength bypass",
+    "LTXVPreprocess": "img_compression",
+    "LTXVScheduler": "steps max_shift base_shift stretch terminal",
+    "MultimodalGuider": "skip_blocks",
+    "STGGuider": "cfg stg rescale",
+}
+#: Nodes that begin a video, with its size.
+_STARTS = {"EmptyLTXVLatentVideo": Encoder(photo=""), "LTXVImgToVideo": Encoder(photo="image")}
+_UPSAMPLERS = ("LTXVLatentUpsampler", "LTXVLatentUpsamplerTiled")
+_PASSING = ("LTXVConcatAVLatent", "LTXVSeparateAVLatent", "LTXVCropGuides")
+#: Settings of LTXVScheduler, with ComfyUI's defaults.
+_OF_SCHEDULER: Mapping[str, float] = {"max_shift": 2.05, "base_shift": 0.95, "stretch": True, "terminal": 0.1}
+#: What svdq cannot, by a part of the name of a node before the last sampler.
+_REFUSED = {
+    "iclora": "makes a video with an in-context LoRA",
+    "audiovaeencode|vaeencodeaudio|referenceaudio": "makes a video from sound",
+    "director": "makes a video along a timeline",
+    "looping|extend|loadvideo": "makes a video from another one",
+    "vaeencode": "makes a video from latents of pictures",
+}
+_WHOLE = ("connectors", "vae", "audio_vae", "vocoder")  # in a checkpoint, besides the transformer
+#: Upsamplers of other stages than svdq's second one, and one file of several.
+_OTHER_UPSAMPLER, _SHARD = re.compile(r"temporal|x1\.5"), re.compile(r"-of-\d+\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Version:
+    name: str  # pattern of a part of a file's name
+    base: str
+    image_crf: int  # how strongly photos are compressed
+
+
+_VERSIONS = (
+    _Version(
+        name=r"2[._]?3",
+        base="diffusers/LTX-2.3-Distilled-Diffusers",
+        image_crf=IMAGE_CRF["Gemma3ForConditionalGeneration"],
+    ),
+    _Version(
+        name=r"2[._]?5",
+        base="Lightricks/LTX-2.5-Diffusers",
+        image_crf=IMAGE_CRF["Gemma4UnifiedForConditionalGeneration"],
+    ),
+)
+
+
+def read(graph: Graph, stages: Sequence[Stage], notes: Notes) -> Recipe:
+    """Read a video of LTX-2."""
+    first = stages[0]
+    models = [model_chain(graph, stage.model, stage.node, notes) for stage in stages]
+    version = _version(graph, models[0], notes)
+    _refuse(graph, stages[-1].node, models[0])
+    start = _start_of(first)
+    _note_paths(stages, notes)
+    used = stages[: 1 + _has_second(graph, stages, models, notes)]
+    photo, last_photo = photos_in(graph, [stage.path for stage in stages], version.image_crf, notes)
+    size = upsampled_size(graph, start, _STARTS[start.type], _factor(graph, stages), notes)
+    frames = frames_of(graph, start, _STARTS[start.type], FRAME_STEP, notes)
+    levels = _levels(graph, first, _num_tokens(size, frames, len(used)), notes)
+    for stage in used:
+        _note_sampler(graph, stage, notes)
+    prompt, text_encoder = prompt_of(graph, first.positive, "positive", notes, "LTXV")
+    negative_prompt, _ = prompt_of(graph, first.negative, "negative", notes, "LTXV")
+    defaults: dict[str, Any] = {"stages": len(used), **_guidance(graph, first, notes)}
+    if size is not None:
+        defaults["width"], defaults["height"] = size
+    others = {"frames": frames, "negative_prompt": negative_prompt}
+    return Recipe(
+        base=version.base,
+        weights=_weights(graph, stages, models[0], text_encoder, version.base, notes),
+        loras=tuple((TRANSFORMER, lora) for lora in models[0].loras),
+        defaults=defaults | {name: value for name, value in others.items() if value is not None},
+        scheduler={} if levels == DISTILLED_SIGMA_VALUES else {"sigmas": list(levels)},
+        source=Source(
+            encoder=start,
+            photo=photo_of(graph, photo.image, notes),
+            last_photo=None if last_photo is None else photo_of(graph, last_photo.image, notes),
+            has_last_photo=last_photo is not None,
+            prompt=prompt,
+            negative_prompt=negative_prompt,
+            size=size,
+            frames=frames,
+        ),
+        seed=first.seed,
+        checkpoints=frozenset(
+            file for node in graph.nodes.values() if (file := value_of_file(graph, node.inputs.get("ltxv_path")))
+        ),
+    )
+
+
+def _version(graph: Graph, model: ModelChain, notes: Notes) -> _Version:
+    """Return the version that a model is of, by its file's name, else by nodes."""
+    name = model.file.lower().replace("\\", "/").rpartition("/")[2]
+    for version in _VERSIONS:
+        if re.search(rf"ltx[a-z]*[-_. ]?v?{version.name}", name):
+            return version
+    if re.search(r"ltx[-_. ]?2|19b", name):
+        raise InputError(
+            f"{model.loader} loads {model.file}, which is LTX-2.0; svdq makes videos with LTX-2.3 and 2.5."
+        )
+    if not any(node.type.startswith("LTXVConcatAV") for node in graph.nodes.values()):
+        raise InputError(
+            f"{model.loader} loads {model.file}, which is LTX-Video by its nodes; svdq makes videos with LTX-2.3 and "
+            "2.5."
+        )
+    notes.add(model.loader, f"loads {model.file}, which is taken for LTX-2.3 by its nodes; see `base`")
+    return _VERSIONS[0]
+
+
+def _refuse(graph: Graph, last: Node, model: ModelChain) -> None:
+    """Raise InputError for nodes before the last sampler, and LoRAs, of videos that svdq cannot make."""
+    needed = graph.before(last)
+    refuse_kinds((node for node in graph.nodes.values() if node.id in needed), _REFUSED)
+    if lora := next((each for each in model.loras if re.search(r"ic[-_]?lora", each.file.lower())), None):
+        raise InputError(f"{lora.node} adds {lora.file}, an in-context LoRA, which svdq cannot; leave it out.")
+
+
+def _start_of(stage: Stage) -> Node:
+    start = stage.path[-1] if stage.path else stage.node
+    if start.type not in _STARTS:
+        raise InputError(f"{start} has no latents that svdq can start from; it reads {' and '.join(_STARTS)}.")
+    return start
+
+
+def _note_paths(stages: Sequence[Stage], notes: Notes) -> None:
+    for node in (node for stage in stages for node in stage.path):
+        if node.type in (*_STARTS, *PHOTO_NODES, *_UPSAMPLERS):
+            notes.read(node)
+        elif node.type not in _PASSING:
+            notes.add(node, "changes the latents; svdq passes them on unchanged")
+
+
+def _has_second(graph: Graph, stages: Sequence[Stage], models: Sequence[ModelChain], notes: Notes) -> bool:
+    """Return whether svdq makes a video in two stages; raises InputError for samplers that go on in another way."""
+    if len(stages) == 1:
+        return False
+    first, second = stages[:2]
+    if len(stages) > 2:
+        raise InputError(f"{stages[2].node} is the third sampler of a video, and svdq has two stages for LTX-2.")
+    if (name := _upsampler_file(graph, second)) is None:
+        raise InputError(f"{second.node} goes on with the latents of {first.node} without {_UPSAMPLERS[0]}.")
+    if (models[0].file, max(first.cfg, 1)) != (models[1].file, max(second.cfg, 1)) or "temporal" in name:
+        what = "goes on with another model or guidance, or more frames"
+        notes.add(second.node, f"{what}; svdq makes the video of the first sampler, in one stage")
+        return False
+    if uses_of(models[0]) != uses_of(models[1]):
+        notes.add(second.node, "has other LoRAs, or other strengths, than the first sampler; svdq takes the first's")
+    levels = _levels(graph, second, _num_tokens(None, None, 2), notes)
+    if levels != STAGE_2_DISTILLED_SIGMA_VALUES:
+        ours, theirs = (", ".join(f"{each:g}" for each in these) for these in (STAGE_2_DISTILLED_SIGMA_VALUES, levels))
+        notes.add(second.node, f"has the noise levels {theirs}; svdq's second stage has {ours}")
+    if second.seed != first.seed:
+        notes.add(second.node, f"has the seed {second.seed}; svdq draws the noise of both stages from the first seed")
+    return True
+
+
+def _upsampler_file(graph: Graph, stage: Stage) -> str | None:
+    """Return the name of the file by which the latents of a stage are enlarged before; None if they are not."""
+    node = next((node for node in stage.path if node.type in _UPSAMPLERS), None)
+    loader = None if node is None else graph.origin(node.inputs.get("upscale_model"))
+    named = "" if loader is None else str(quietly(graph, loader.inputs.get("model_name"))).lower()
+    return None if node is None else named
+
+
+def _factor(graph: Graph, stages: Sequence[Stage]) -> float:
+    """Return by how much latents are enlarged before the second stage, by the name of the upsampler's file."""
+    name = _upsampler_file(graph, stages[1]) if len(stages) > 1 else None
+    return 1 if name is None or "temporal" in name else 1.5 if "x1.5" in name else 2
+
+
+def _num_tokens(size: tuple[int, int] | None, frames: int | None, num_stages: int) -> int:
+    """Return the number of tokens in the first of some stages; a size or frames that are not known count as usual."""
+    width, height = size or (768, 512)
+    return width * height // (LATENT_SIDE * num_stages) ** 2 * (((frames or 121) - 1) // FRAME_STEP + 1)
+
+
+def _levels(graph: Graph, stage: Stage, num_tokens: int, notes: Notes) -> tuple[float, ...]:
+    """Return the noise level before each step of a stage."""
+    schedule = stage.schedule
+    part = slice(schedule.start, schedule.end)
+    if schedule.levels is not None:
+        return schedule.levels[part]
+    node = schedule.node
+    if node.type != "LTXVScheduler":
+        what = f"has the schedule {schedule.name}, which svdq lacks for LTX-2"
+        notes.add(stage.node, f"{what}; svdq uses LTXVScheduler's noise levels")
+        return ltx_levels(schedule.steps, num_tokens, **_OF_SCHEDULER)[part]
+    given = {name: quiet_number(graph, node, name) for name in _OF_SCHEDULER}
+    settings = {**_OF_SCHEDULER, **{name: value for name, value in given.items() if value is not None}}
+    try:
+        return ltx_levels(schedule.steps, num_tokens if "latent" in node.inputs else 4096, **settings)[part]
+    except ArithmeticError as error:
+        raise InputError(f"{node} has settings that give no noise levels; correct them in ComfyUI.") from error
+
+
+def ltx_levels(
+    steps: int, num_tokens: int, *, max_shift: float, base_shift: float, stretch: float, terminal: float
+) -> tuple[float, ...]:
+    """Return the noise levels of LTXVScheduler for a number of tokens: comfy_extras/nodes_lt.py."""
+    shift = base_shift + (max_shift - base_shift) * (num_tokens - 1024) / (4096 - 1024)
+    even = [1 - step / steps for step in range(steps)]
+    levels = [math.exp(shift) / (math.exp(shift) + 1 / level - 1) for level in even]
+    scale = (1 - levels[-1]) / (1 - terminal) if stretch else 1.0
+    return tuple(round(1 - (1 - level) / scale, 6) for level in levels) if scale else tuple(levels)
+
+
+def _note_sampler(graph: Graph, stage: Stage, notes: Notes) -> None:
+    """Note a sampler that is another one than Euler's method, as an ancestral one with an eta of 0 is not."""
+    chosen = graph.origin(stage.node.inputs.get("sampler"))
+    is_plain = chosen is not None and "eta" in chosen.inputs and quietly(graph, chosen.inputs["eta"]) == 0
+    if stage.sampler != "euler" and not (is_plain and stage.sampler == "SamplerEulerAncestral"):
+        note_euler(stage, notes)
+    note_start(stage, notes)
+
+
+def _guidance(graph: Graph, stage: Stage, notes: Notes) -> dict[str, float]:
+    """Return the guidance of a stage as defaults; none where it is off, as it is by default."""
+    found = dict(NO_GUIDANCE) | {"guidance_scale": stage.cfg, "audio_guidance_scale": stage.cfg}
+    names = {"stg": "stg_scale", "rescale": "guidance_rescale", "video_cfg": "guidance_scale"}
+    names["audio_cfg"] = "audio_guidance_scale"
+    if (guider := graph.origin(stage.node.inputs.get("guider"))) is not None:
+        own = {ours: quiet_number(graph, guider, theirs) for theirs, ours in names.items()}
+        found |= {name: value for name, value in own.items() if value is not None}
+        found |= _of_parameters(graph, guider, notes)
+    return {} if found == NO_GUIDANCE else {name: round(float(value), 6) for name, value in found.items()}
+
+
+def _of_parameters(graph: Graph, guider: Node, notes: Notes) -> dict[str, float]:
+    """Return the guidance of a MultimodalGuider, whose parameters of video and sound are a chain of nodes."""
+    names = {"cfg": "guidance_scale", "stg": "stg_scale", "rescale": "guidance_rescale"}
+    names["modality_scale"] = "modality_scale"
+    found: dict[str, float] = {}
+    for node in graph.chain(guider.inputs.get("parameters"), "parameters"):
+        notes.read(node)
+        if str(node.inputs.get("modality")).upper() == "AUDIO":
+            found.setdefault("audio_guidance_scale", quiet_number(graph, node, "cfg") or 1.0)
+            notes.add(node, "guides the sound; svdq takes its cfg, and all else of the video's guidance for both")
+        else:
+            found |= {ours: quiet_number(graph, node, theirs) or 0.0 for theirs, ours in names.items()}
+        if quietly(graph, node.inputs.get("skip_step")):
+            notes.add(node, "skips steps of the guidance; svdq guides all")
+    return found
+
+
+def _weights(
+    graph: Graph, stages: Sequence[Stage], model: ModelChain, text_encoder: Any, base: str, notes: Notes
+) -> dict[str, str]:
+    """Return the files by component; those that svdq does not read are noted, and left to the base."""
+    path = [node for stage in stages for node in stage.path]
+    needed = graph.before(stages[-1].node)
+    before = [node for node in graph.nodes.values() if node.id in needed]
+    upsampler = next((node for node in path if node.type in _UPSAMPLERS), None)
+    starts = {
+        "vae": next((node.inputs["vae"] for node in path if "vae" in node.inputs), None),
+        "audio_vae": next((node.inputs["audio_vae"] for node in before if "audio_vae" in node.inputs), None),
+        "text_encoder": text_encoder,
+        UPSAMPLER: None if upsampler is None else upsampler.inputs.get("upscale_model"),
+    }
+    found: dict[str, str] = {TRANSFORMER: model.file}
+    if "ckpt_name" in model.loader.inputs:
+        _take(found, model.loader, _WHOLE, model.file, base, notes)
+    for kind, value in starts.items():
+        loader = next((node for node in graph.chain(value, "vae", "clip") if _files_of(graph, node)), None)
+        if loader is not None and loader is not model.loader:
+            notes.read(loader)
+            for name, file in _files_of(graph, loader).items():
+                components = _components_of(kind, name, file)
+                _take(found, loader, components or (kind,), file if components else "", base, notes)
+    return found
+
+
+def _files_of(graph: Graph, loader: Node) -> dict[str, str]:
+    return files_named(graph, loader, "gemma_path", "ltxv_path")
+
+
+def _components_of(kind: str, name: str, file: str) -> tuple[str, ...]:
+    """Return the components in a file that a loader of a kind names; none if svdq reads nothing of it."""
+    if kind == "audio_vae":
+        return ("audio_vae", "vocoder")
+    if kind != "text_encoder":
+        return (kind,)
+    has_connectors = name in ("ckpt_name", "ltxv_path") or re.search(r"proj|connector", file.lower())
+    return ("text_encoder",) * ("gemma" in file.lower()) + ("connectors",) * bool(has_connectors)
+
+
+def _take(found: dict[str, str], loader: Node, components: tuple[str, ...], file: str, base: str, notes: Notes) -> None:
+    lowered = file.lower()
+    is_unread = not lowered.endswith(WEIGHTS_SUFFIXES) or bool(UNREAD.search(lowered) or _SHARD.search(lowered))
+    is_unread |= bool(components == (UPSAMPLER,) and _OTHER_UPSAMPLER.search(lowered))
+    # The other VAE of LTX-2.5 decodes by diffusion.
+    if is_unread or (components == ("vae",) and "2.5" in base and "conv" not in lowered and "vae" in lowered):
+        notes.add(loader, f"loads {file or 'another file'}; svdq takes the {', '.join(components)} of the base")
+        for each in components:
+            found.pop(each, None)
+    else:
+        found |= dict.fromkeys(components, file)
+
+
+def _schedule(graph: Graph, node: Node, slot: int, notes: Notes) -> Schedule:
+    return Schedule(node=node, name=node.type, steps=whole_of(graph, node, "steps") or 20)
+
+
+READER = WorkflowReader(
+    nodes="LTX|EmptyLTX",
+    types=NodeTypes(
+        widgets=_WIDGETS,
+        schedules={"LTXVScheduler": _schedule},
+        guiders=frozenset({"LTXVDualCFGGuider", "MultimodalGuider", "STGGuider"}),
+        encoders=_STARTS,
+    ),
+    quiet="|".join(
+        (
+            *_PASSING,
+            "LTXVConditioning",
+            "LTXVEmptyLatentAudio",
+            "LTXVAudioVAEDecode",
+            "LTXVTiledVAEDecode",
+            "LTXFloatToInt",
+        )
+    ),
+    read=read,
+)

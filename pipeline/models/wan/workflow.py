@@ -1,0 +1,300 @@
+"""What svdq knows of ComfyUI's nodes for Wan: its own, and those of ComfyUI-WanVideoWrapper."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.graph import Encoder, Graph, Node, NodeTypes, Notes, Schedule, Stage
+from svdq.pipeline.models.comfyui.model_chain import ModelChain, model_chain, uses_of
+from svdq.pipeline.models.comfyui.recipe import Recipe, WorkflowReader, find_encoder
+from svdq.pipeline.models.comfyui.source import Source, source_of
+from svdq.pipeline.models.comfyui.stages import plain_stage, schedule_from, steps_until
+from svdq.pipeline.models.comfyui.values import UnknownValueError, number_of, number_or, text_of, value_of, whole_of
+from svdq.pipeline.models.comfyui.widgets import CONTROL, SIZE
+from svdq.pipeline.models.model_file import ScheduleName
+from svdq.pipeline.models.sigmas import sigmas_of
+from svdq.pipeline.models.wan.family import FRAME_STEP, SIZE_MULTIPLE
+from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
+from svdq.pipeline.models.wan.workflow_schedule import OWN_LEVELS, scheduler_of
+
+_WIDGETS = {
+    "LoadWanVideoClipTextEncoder": "model_name precision load_device",
+    "LoadWanVideoT5TextEncoder": "model_name precision load_device quantization",
+    "PainterI2V": f"{SIZE} motion_amplitude",
+    "Wan22ImageToVideoLatent": SIZE,
+    "WanFirstLastFrameToVideo": SIZE,
+    "WanImageToVideo": SIZE,
+    "WanMoeKSampler": f"boundary seed {CONTROL} steps cfg_high_noise cfg_low_noise sampler_name scheduler sigma_shift "
+    "denoise",
+    "WanMoeKSamplerAdvanced": f"boundary add_noise noise_seed {CONTROL} steps cfg_high_noise cfg_low_noise "
+    "sampler_name scheduler sigma_shift start_at_step end_at_step return_with_leftover_noise",
+    "WanMoEScheduler": "scheduler steps_high steps_low boundary interval denoise",
+    "WanVideoImageClipEncode": "generation_width generation_height num_frames force_offload noise_aug_strength "
+    "latent_strength clip_embed_strength adjust_resolution",
+    "WanVideoImageToVideoEncode": "width height num_frames noise_aug_strength start_latent_strength "
+    "end_latent_strength force_offload fun_or_fl2v_model tiled_vae",
+    "WanVideoLoraSelect": "lora strength low_mem_load merge_loras",
+    "WanVideoLoraSelectMulti": " ".join(f"lora_{n} strength_{n}" for n in range(5)) + " low_mem_load merge_loras",
+    "WanVideoModelLoader": "model base_precision quantization load_device attention_mode rms_norm_function",
+    "WanVideoSampler": f"steps cfg shift seed {CONTROL} force_offload scheduler riflex_freq_index denoise_strength "
+    "batched_cfg rope_function start_step end_step add_noise_to_samples",
+    "WanVideoScheduler": "scheduler steps shift start_step end_step",
+    "WanVideoTextEncode": "positive_prompt negative_prompt force_offload use_disk_cache device",
+    "WanVideoVAELoader": "model_name precision",
+}
+_ENCODERS = {
+    "WanImageToVideo": Encoder(),
+    "PainterI2V": Encoder(neutral={"motion_amplitude": 1}),
+    "WanFirstLastFrameToVideo": Encoder(last_photo="end_image"),
+    "Wan22ImageToVideoLatent": Encoder(),
+    "WanVideoImageToVideoEncode": Encoder(
+        frames="num_frames",
+        last_photo="end_image",
+        neutral={"noise_aug_strength": 0, "start_latent_strength": 1, "end_latent_strength": 1},
+    ),
+    "WanVideoImageClipEncode": Encoder(
+        width="generation_width",
+        height="generation_height",
+        frames="num_frames",
+        photo="image",
+        neutral={"noise_aug_strength": 0},
+    ),
+}
+#: What other nodes would have made, by a part of their names.
+_REFUSED = {
+    rf"^(Wan|Empty|ARVideo).*{part}": what
+    for part, what in {
+        "vace": "makes a video with VACE",
+        "fun": "makes a video with Wan Fun (control or inpainting)",
+        "camera": "makes a video along a camera's path",
+        "sound|s2v|talk|humo": "makes a video from sound",
+        "animate": "makes a video from the motion of another one",
+        "hunyuan|embeds": "makes a video from text alone",
+        "track": "makes a video along drawn paths",
+        "phantom": "makes a video of subjects",
+    }.items()
+}
+#: Inputs of WanVideoSampler that are read elsewhere, or that change nothing.
+_READ = {"model", "text_embeds", "image_embeds", "samples", "scheduler", "sigmas", "cfg", "steps", "shift", "seed"}
+
+
+def read(graph: Graph, stages: Sequence[Stage], notes: Notes) -> Recipe:
+    """Read a video of Wan."""
+    first = stages[0]
+    encoder = find_encoder(graph, first, _ENCODERS, _REFUSED)
+    for stage in stages[1:]:
+        for node in stage.path:
+            notes.add(node, "changes the latents between two samplers; svdq passes them on unchanged")
+    stages, models = _experts(stages, [model_chain(graph, each.model, each.node, notes) for each in stages])
+    for stage in stages[1:]:
+        if (stage.positive, stage.negative) != (first.positive, first.negative):
+            notes.add(stage.node, "has other prompts or photos than the first sampler; svdq takes the first's for both")
+    source = source_of(
+        graph, encoder, first.positive, first.negative, notes, multiple=SIZE_MULTIPLE, frame_step=FRAME_STEP
+    )
+    base, components = _base(models, source, notes)
+    if source.has_last_photo and base.startswith("Wan-AI/Wan2.1-I2V"):
+        notes.add(encoder, "has a last photo, which Wan 2.1 I2V does not take in svdq; svdq renders without")
+        source = replace(source, has_last_photo=False, last_photo=None)
+    steps, scheduler = scheduler_of(stages, [each.shift for each in models], notes)
+    guidance = tuple(stage.cfg for stage in stages)
+    if len(guidance) == 2 and guidance[0] <= 1 < guidance[1]:
+        notes.add(
+            stages[1].node, f"guides by {guidance[1]:g}; svdq guides no step where the first expert has 1, as diffusers"
+        )
+    files = {"text_encoder": source.text_encoder, "vae": source.vae}
+    if "2.1" in base:
+        files["image_encoder"] = source.image_encoder
+    weights = dict(zip(components, (each.file for each in models), strict=True))
+    return Recipe(
+        base=base,
+        weights=weights | {component: file for component, file in files.items() if file},
+        loras=tuple((name, lora) for name, each in zip(components, models, strict=True) for lora in each.loras),
+        defaults=_defaults(steps, guidance, source),
+        scheduler=scheduler,
+        source=source,
+        seed=first.seed,
+    )
+
+
+def _defaults(steps: int, guidance: tuple[float, ...], source: Source) -> dict[str, Any]:
+    found: dict[str, Any] = {"steps": steps}
+    for name, scale in zip(("guidance_scale", "guidance_scale_2"), guidance, strict=False):
+        found[name] = round(float(scale), 6)
+    if source.size is not None:
+        found["width"], found["height"] = source.size
+    others = {"frames": source.frames, "negative_prompt": source.negative_prompt}
+    return found | {name: value for name, value in others.items() if value is not None}
+
+
+def _experts(stages: Sequence[Stage], models: Sequence[ModelChain]) -> tuple[list[Stage], list[ModelChain]]:
+    """Join samplers that go on with the same model; raises InputError for more than two."""
+    joined: list[tuple[Stage, ModelChain]] = []
+    for stage, model in zip(stages, models, strict=True):
+        if joined and joined[-1][1].file == model.file:
+            before, theirs = joined[-1]
+            if (before.cfg, uses_of(theirs)) != (stage.cfg, uses_of(model)):
+                raise InputError(
+                    f"{stage.node} goes on with the model of {before.node}, with another guidance or other LoRAs, and "
+                    "svdq has one of each for an expert."
+                )
+            schedule = replace(before.schedule, end=stage.schedule.end)
+            joined[-1] = (replace(before, schedule=schedule, keeps_noise=stage.keeps_noise), theirs)
+        else:
+            joined.append((stage, model))
+    if len(joined) > 2:
+        raise InputError(f"{joined[2][0].node} is the third sampler with a model, and svdq has two experts.")
+    return [stage for stage, _ in joined], [model for _, model in joined]
+
+
+def _base(models: Sequence[ModelChain], source: Source, notes: Notes) -> tuple[str, tuple[str, ...]]:
+    """Return the hub id of the model that files are of, by nodes and names, and the components that they are."""
+    file = models[0].file.lower().replace("\\", "/").rpartition("/")[2]
+    loader = models[0].loader
+    for part, what in (
+        ("t2v", "makes videos from text"),
+        ("vace", "is VACE"),
+        ("s2v", "makes videos from sound"),
+        ("fun", "is Wan Fun"),
+    ):
+        if re.search(rf"(^|[-_. ]){part}([-_. ]|$)", file) and "ti2v" not in file:
+            raise InputError(f"{loader} loads {models[0].file}, which {what}; svdq makes videos of photos.")
+    if "animate" in file or "ltx" in file or "hunyuan" in file:
+        raise InputError(f"{loader} loads {models[0].file}, which is no image-to-video model of Wan.")
+    if len(models) == 2:
+        return "Wan-AI/Wan2.2-I2V-A14B-Diffusers", (HIGH_NOISE, LOW_NOISE)
+    if source.encoder.type == "Wan22ImageToVideoLatent" or "ti2v" in file:
+        return "Wan-AI/Wan2.2-TI2V-5B-Diffusers", (HIGH_NOISE,)
+    if re.search(r"2[._]2|high.?noise|low.?noise", file) and "5b" not in file:
+        raise InputError(f"{loader} loads {models[0].file} alone; svdq needs the files of both experts of Wan 2.2.")
+    if "flf2v" in file or "fl2v" in file:
+        return "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers", (HIGH_NOISE,)
+    size = next((each for each in ("480", "720") if each in file), None)
+    if size is None:
+        notes.add(loader, f"loads {models[0].file}, which is taken for Wan 2.1 I2V-14B-480P by its nodes; see `base`")
+    return f"Wan-AI/Wan2.1-I2V-14B-{size or 480}P-Diffusers", (HIGH_NOISE,)
+
+
+def _two_models(graph: Graph, node: Node, notes: Notes) -> list[Stage]:
+    """Read WanMoeKSampler, which changes from one model to the other."""
+    stage = plain_stage(graph, node, notes)
+    shift, boundary = number_or(graph, node, "sigma_shift", 8.0), number_or(graph, node, "boundary", 0.9)
+    schedule = replace(stage.schedule, shift=shift, boundary=boundary)
+    high = replace(
+        stage,
+        model=node.inputs.get("model_high_noise"),
+        cfg=number_or(graph, node, "cfg_high_noise", 1.0),
+        schedule=replace(schedule, start=max(0, whole_of(graph, node, "start_at_step"))),
+        keeps_noise=True,
+    )
+    low = replace(
+        stage,
+        model=node.inputs.get("model_low_noise"),
+        path=(),
+        cfg=number_or(graph, node, "cfg_low_noise", 1.0),
+        schedule=schedule,
+        adds_noise=False,
+    )
+    return [high, low]
+
+
+def _wrapper(graph: Graph, node: Node, notes: Notes) -> list[Stage]:
+    """Read WanVideoSampler, whose `unipc` and `euler` are diffusers' schedulers."""
+    stage, inputs = plain_stage(graph, node, notes), node.inputs
+    for name, value in inputs.items():
+        if (origin := graph.origin(value)) is not None and name not in _READ and not name.endswith(("step", "steps")):
+            notes.add(origin, f"is the {name} of {node}, which svdq has not; svdq renders without")
+    notes.read(graph.origin(inputs.get("text_embeds")), graph.origin(inputs.get("scheduler")))
+    if number_of(graph, node, "riflex_freq_index"):
+        notes.add(node, "changes the positions of frames (RIFLEx), which svdq does not")
+    return [
+        replace(
+            stage,
+            positive=inputs.get("text_embeds"),
+            negative=inputs.get("text_embeds"),
+            latents=inputs.get("image_embeds"),
+            sampler=f"wrapper:{value_of(graph, inputs.get('scheduler'))}",
+            schedule=_wrapped_schedule(graph, node, stage.schedule.steps, notes),
+            adds_noise=graph.origin(inputs.get("samples")) is None,
+            keeps_noise=True,
+        )
+    ]
+
+
+def _wrapped_schedule(graph: Graph, node: Node, steps: int, notes: Notes) -> Schedule:
+    start, end = number_or(graph, node, "start_step", 0), number_or(graph, node, "end_step", -1)
+    boundary = next((each for each in (start, end) if 0 < each < 1), None)  # of WanVideoSigmaToStep
+    own = Schedule(
+        node=node,
+        name=OWN_LEVELS,
+        steps=steps,
+        start=0 if boundary else max(0, int(start)),
+        end=None if boundary or end < 0 else steps_until(int(end), steps),
+        shift=number_or(graph, node, "shift", 5.0),
+        boundary=boundary,
+        denoise=number_or(graph, node, "denoise_strength", 1.0),
+    )
+    sigmas = graph.origin(node.inputs.get("sigmas"))
+    notes.read(sigmas)
+    if sigmas is None or sigmas.type.startswith("WanVideoScheduler"):
+        return own
+    given = schedule_from(graph, node.inputs["sigmas"], notes)
+    return replace(
+        given,
+        start=given.start or own.start,
+        end=own.end if given.end is None else given.end,
+        shift=given.shift or own.shift,
+        boundary=given.boundary or own.boundary,
+        denoise=min(given.denoise, own.denoise),
+    )
+
+
+def _moe_schedule(graph: Graph, node: Node) -> tuple[float, int, int, int]:
+    """Return the first outputs of a WanMoEScheduler: shift, steps, and of them the first expert's and the second's.
+
+    The shift is the smallest multiple of `interval` with which the second expert begins at the `boundary` or above.
+    """
+    boundary, interval, denoise = (number_of(graph, node, name) for name in ("boundary", "interval", "denoise"))
+    high, low = (whole_of(graph, node, name) for name in ("steps_high", "steps_low"))
+    scheduler = text_of(graph, node, "scheduler")
+    is_known = scheduler in get_args(ScheduleName) and 0 < min(high, low) <= max(high, low) < 100
+    if not (is_known and denoise in (None, 1) and boundary and interval and interval >= 0.01):
+        raise UnknownValueError(node)
+    for number in range(1, int(100 / interval) + 1):
+        if sigmas_of(scheduler, high + low, number * interval)[high] >= boundary:
+            return round(number * interval, 2), high + low, high, low
+    raise UnknownValueError(node)
+
+
+def _moe_levels(graph: Graph, node: Node, slot: int, notes: Notes) -> Schedule:
+    """Read the noise levels of a WanMoEScheduler: all, the first expert's (5), or the second's (6)."""
+    shift, steps, high, _ = _moe_schedule(graph, node)
+    return Schedule(
+        node=node,
+        name=text_of(graph, node, "scheduler"),
+        steps=steps,
+        start=high if slot == 6 else 0,
+        end=high if slot == 5 else None,
+        shift=shift,
+    )
+
+
+READER = WorkflowReader(
+    nodes="Wan|PainterI2V",
+    types=NodeTypes(
+        widgets=_WIDGETS,
+        bundles={"WanVideoScheduler.*": ("sigmas", "steps", "shift", "scheduler", "start_step", "end_step")},
+        outputs={"WanMoEScheduler": _moe_schedule},
+        samplers={
+            "WanVideoSampler": _wrapper,
+            "WanMoeKSampler": _two_models,
+            "WanMoeKSamplerAdvanced": _two_models,
+        },
+        schedules={"WanMoEScheduler": _moe_levels},
+        encoders=_ENCODERS,
+    ),
+    quiet="WanVideo(Decode|BlockSwap|TorchCompile|VRAM)",
+    read=read,
+)

@@ -1,0 +1,121 @@
+"""From the samplers of a workflow to the `[scheduler]` of a model file."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, get_args
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.comfyui.graph import Notes, Schedule, Stage
+from svdq.pipeline.models.comfyui.stages import note_euler, note_start
+from svdq.pipeline.models.model_file import ScheduleName
+from svdq.pipeline.models.sigmas import sigmas_of
+
+OWN_LEVELS = ""  # in place of the name of a schedule: diffusers' noise levels, by WanVideoSampler
+_DEFAULT_SHIFT = 8.0  # where no ModelSamplingSD3 sets it: comfy/supported_models.py
+EULER, UNIPC = "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler"
+#: Schedulers of WanVideoSampler that are diffusers' own, with its noise levels.
+_WRAPPED = {"wrapper:unipc": UNIPC, "wrapper:euler": EULER}
+_MAX_SHIFT = 100  # of a model file
+_HANDOVER = 0.002  # difference of noise levels that counts
+_STAND_IN = "simple"  # in place of a schedule that svdq lacks
+
+
+def scheduler_of(stages: Sequence[Stage], shifts: Sequence[float | None], notes: Notes) -> tuple[int, dict[str, Any]]:
+    """Return the number of steps and the scheduler of a model file; `shifts` has one for the model of each stage."""
+    first = stages[0]
+    kind = _class_of(stages, notes)
+    parts = [_named(stage, shift, notes) for stage, shift in zip(stages, shifts, strict=True)]
+    for before, after in pairwise(stages):
+        _check_handover(before, after, notes)
+    if not first.adds_noise:
+        notes.add(first.node, "adds no noise to the photo's latents; svdq starts from noise")
+    note_start(first, notes, denoise=min(part.denoise for part in parts))
+    start, last = parts[0], parts[-1]
+    boundary = next((part.boundary for part in parts if part.boundary), None)
+    switch: dict[str, Any] = {}
+    if boundary and len(stages) > 1:
+        switch = {"boundary": boundary}
+    elif len(stages) > 1:
+        switch = {"switch_at": start.steps if start.end is None else start.end}
+    common = {"class": kind, "shift": round(float(start.shift or 0), 6)}  # an editor's slider leaves 5.000000000000001
+    if first.sampler in _WRAPPED and first.schedule.name == OWN_LEVELS:
+        return start.steps, common | switch
+    same = {(part.name, part.levels, part.steps, round(part.shift or 0, 6)) for part in parts}
+    if len(same) == 1 and start.levels is None:
+        if last.end is not None:
+            notes.add(last.node, f"ends after step {last.end}; svdq does all {start.steps} steps")
+        return start.steps, common | {"sigmas": start.name, **switch}
+    levels = _levels(stages, parts, notes)
+    if "switch_at" in switch:
+        switch = {"switch_at": len(_levels(stages[:1], parts[:1], notes))}
+    return len(levels), {"class": kind, "shift": 1.0, "sigmas": levels, **switch}
+
+
+def _named(stage: Stage, shift: float | None, notes: Notes) -> Schedule:
+    """Return the schedule of a stage with a name that svdq has, and the shift of its model where it has none."""
+    schedule = stage.schedule
+    shift = schedule.shift or shift or _DEFAULT_SHIFT
+    if not 0 < shift <= _MAX_SHIFT:
+        raise InputError(f"{stage.node} has the shift {shift:g}; set it above 0 and up to {_MAX_SHIFT} in ComfyUI.")
+    name = schedule.name
+    if schedule.levels is None and name not in get_args(ScheduleName):
+        name = _STAND_IN
+        if schedule.name != OWN_LEVELS:
+            notes.add(stage.node, f"has the schedule {schedule.name}, which svdq lacks; svdq uses {_STAND_IN}")
+        elif stage.sampler not in _WRAPPED:
+            notes.add(stage.node, f"has its own noise levels; svdq uses the schedule {_STAND_IN}")
+    return replace(schedule, name=name, shift=shift)
+
+
+def _class_of(stages: Sequence[Stage], notes: Notes) -> str:
+    kind = EULER
+    for stage in stages:
+        name = stage.sampler
+        if name in ("euler", "wrapper:euler"):
+            continue
+        if name == "wrapper:unipc":
+            kind = UNIPC
+        elif name.startswith(("uni_pc", "wrapper:unipc")):
+            kind = UNIPC
+            notes.add(
+                stage.node,
+                f"has the sampler {name.removeprefix('wrapper:')}; svdq uses diffusers' {UNIPC}, another solver of "
+                "that name: near, not equal",
+            )
+        else:
+            note_euler(stage, notes)
+    return kind
+
+
+def _check_handover(before: Stage, after: Stage, notes: Notes) -> None:
+    ends, starts = before.schedule, after.schedule
+    if ends.boundary is None and ends.end is None:
+        notes.add(after.node, "denoises a finished video once more; svdq passes on what the first sampler leaves")
+    if not before.keeps_noise and ends.boundary is None and ends.end is not None:
+        notes.add(
+            before.node, "removes all noise at its end (return_with_leftover_noise); svdq leaves the rest to the next"
+        )
+    if after.adds_noise:
+        notes.add(after.node, "adds noise again; svdq does not")
+    if ends.end is not None and starts.start != ends.end and starts.steps == ends.steps:
+        notes.add(after.node, f"starts at step {starts.start}, where the one before ends at {ends.end}; svdq goes on")
+
+
+def _levels(stages: Sequence[Stage], parts: Sequence[Schedule], notes: Notes) -> list[float]:
+    """Return the noise level before each step of all stages."""
+    levels: list[float] = []
+    reached: float | None = None  # the noise level at which the stage before ends
+    for stage, part in zip(stages, parts, strict=True):
+        own = part.levels if part.levels is not None else tuple(sigmas_of(part.name, part.steps, part.shift or 0))
+        if reached is not None and own[part.start :] and abs(reached - own[part.start]) > _HANDOVER:
+            what = f"goes on from a noise level of {own[part.start]:.3g}, where the one before ends at {reached:.3g}"
+            notes.add(stage.node, f"{what}; svdq steps from one schedule to the other")
+        levels += [round(level, 6) for level in own[part.start : part.end]]
+        reached = own[part.end] if part.end is not None and part.end < len(own) else 0.0
+    falling = [
+        level for place, level in enumerate(levels) if level > max(levels[place + 1 :], default=0) and level <= 1
+    ]
+    if not falling:
+        raise InputError(f"The sampler {stages[0].node} has no noise levels from 1 down to 0; correct its sigmas.")
+    return falling
