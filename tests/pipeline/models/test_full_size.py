@@ -15,15 +15,15 @@ import torch
 from gpu_checks.full_size import write_full_size_model
 from PIL import Image
 
-from svdq.pipeline.loop.protocols import Report, Request, Sink
+from svdq.pipeline.loop.protocols import Report, Request, Sink, Surroundings
+from svdq.pipeline.loop.stage import Stage
 from svdq.pipeline.models.names.model_names import resolve
 from svdq.pipeline.models.svd.family import SvdParameters
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.video_model import Role
 from svdq.pipeline.transport.topology import Links, Topology
-from svdq.worker.bench.loop_runs import spawn_ranks
-from tests.pipeline.fakes import ListPlanner
-from tests.pipeline.ranks import run_stage
+from svdq.worker.bench.loop_runs import exit_when_lost, spawn_ranks
+from tests.pipeline.fakes import ListPlanner, ListSource
 
 #: Free memory for the weights, which are in it twice while they are written, and for three processes.
 NEEDED_BYTES = 10 * 2**30
@@ -65,7 +65,12 @@ def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: s
     boundaries = (0, *(1 + rank * SMALL.steps // num_ranks for rank in range(1, num_ranks)), SMALL.steps + 2)
     planner = ListPlanner(num_ranks, [boundaries])
     requests = [Request(job_id="video", parameters=SMALL, photo=image)]
-    run_stage(topology, links, model, requests, StagesSink(Path(folder)), planner=planner)
+    surroundings = Surroundings(
+        on_lost=exit_when_lost,
+        source=ListSource(requests) if topology.first else None,
+        sink=StagesSink(Path(folder)) if topology.last else None,
+    )
+    Stage(topology, links, model, surroundings, planner=planner).run()
 
 
 @pytest.fixture(scope="module")

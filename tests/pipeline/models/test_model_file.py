@@ -81,7 +81,7 @@ def with_diffusers(
     return np.asarray((frames * 255).round(), dtype=np.uint8)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_frames_are_those_of_diffusers_and_the_same_on_all_ranks(
     tiny_wan: Path, image: Image.Image, tmp_path: Path
 ) -> None:
@@ -99,7 +99,7 @@ def test_frames_are_those_of_diffusers_and_the_same_on_all_ranks(
         theirs = with_diffusers(tiny_wan, tmp_path, image, video)
         assert np.abs(frames.astype(int) - theirs).max() <= 1
         assert np.abs(frames.astype(int) - unchanged).max() > 10
-    for components in ((None,) * 2, (None,) * 3, (None,) * 7, (HIGH, LOW), (HIGH, HIGH, LOW)):
+    for components in ((None,) * 3, (HIGH, HIGH, LOW)):
         again = ranks.render(str(path), image, videos, num_ranks=len(components), components=components)
         for frames, expected in zip(again, first, strict=True):
             np.testing.assert_array_equal(frames, expected)

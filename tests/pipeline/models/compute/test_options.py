@@ -114,7 +114,7 @@ def test_split_attention_compiles_in_one_piece(tiny_model, compiled_graphs) -> N
     assert len(compiled_graphs) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_frames_do_not_depend_on_the_ranks_with_int8_weights(tiny_model, photo) -> None:
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
     options = ComputeOptions(approximate=("int8",))

@@ -1,4 +1,4 @@
-"""Real processes in a chain with tiny Wan: the same bits for any number of ranks, equal to diffusers'."""
+"""Tiny Wan on several ranks: the same bits for any number of them, equal to diffusers'."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,6 @@ def reference(tiny_wan, image, videos):
     return [diffusers_frames(tiny_wan, image, video) for video in videos]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [2, 7])
 def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_wan, image, videos, reference, num_ranks):
     ours = ranks.render(str(tiny_wan), image, videos, num_ranks=num_ranks)
@@ -37,7 +36,6 @@ def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_wan, image, 
         np.testing.assert_array_equal(frames, expected)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("variant", "num_ranks"), [("i2v-a14b", 7), ("flf2v-14b", 3)])
 def test_a_last_image_has_the_bits_of_diffusers_on_several_ranks(folder_of, image, variant, num_ranks):
     folder = folder_of(variant)
@@ -54,7 +52,6 @@ def test_a_last_image_has_the_bits_of_diffusers_on_several_ranks(folder_of, imag
 HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("components", [(HIGH, None, LOW), (HIGH, HIGH, LOW, LOW, LOW)], ids=len)
 def test_frames_are_those_of_diffusers_on_ranks_bound_to_experts(tiny_wan, image, videos, reference, components):
     ours = ranks.render(str(tiny_wan), image, videos, num_ranks=len(components), components=components)
